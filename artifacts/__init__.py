@@ -1,0 +1,1 @@
+"""What leaves the pipeline: registry entries and reports."""

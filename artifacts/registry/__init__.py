@@ -1,0 +1,1 @@
+"""Model registries that a promotion is written to; one file a backend."""

@@ -1,0 +1,1 @@
+"""The gates: suites that ask, statistics that weigh, and verdicts with reasons."""

@@ -1,0 +1,1 @@
+"""What differences between a candidate's and its baseline's answers allow one to say."""

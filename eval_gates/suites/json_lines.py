@@ -1,0 +1,103 @@
+"""Reading the evaluation data that a user lays in a folder: JSON Lines, plain or gzipped."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import EvaluationDataError
+
+
+def find_files(folder: Path, stem: str, *, but_not: str | None = None) -> list[Path]:
+    """Files of `folder` called `<stem>*.jsonl` or `<stem>*.jsonl.gz`, by name.
+
+    Args:
+        folder: where to look, not into its folders.
+        stem: how the names begin.
+        but_not: names that begin so are left out.
+
+    Raises:
+        EvaluationDataError: the folder does not exist, or holds one file both plain and gzipped.
+    """
+    if not folder.is_dir():
+        raise EvaluationDataError(
+            "the folder of evaluation data does not exist",
+            where=str(folder),
+            cure="give a folder that exists to --eval-data",
+        )
+    files = sorted(
+        path
+        for path in folder.iterdir()
+        if path.name.startswith(stem)
+        and path.name.endswith((".jsonl", ".jsonl.gz"))
+        and not (but_not and path.name.startswith(but_not))
+    )
+    names = {path.name for path in files}
+    for name in sorted(names):
+        if f"{name}.gz" in names:
+            raise EvaluationDataError(
+                f"{name} and {name}.gz are both there, and would count every question twice",
+                where=str(folder),
+                cure="remove one of the two",
+            )
+    return files
+
+
+def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each line's place (`file, line 3`) and its object; empty lines are passed over.
+
+    Raises:
+        EvaluationDataError: the file cannot be read, or a line is not a JSON object.
+    """
+    opened = gzip.open if path.name.endswith(".gz") else open
+    try:
+        with opened(path, "rt", encoding="utf-8") as lines:
+            for number, line in enumerate(lines, start=1):
+                if line.strip():
+                    place = f"{path}, line {number}"
+                    yield place, _object(line, place)
+    except (OSError, EOFError, UnicodeDecodeError) as error:  # a damaged gzip is an OSError or EOF
+        raise EvaluationDataError(
+            f"cannot read the evaluation data: {error}",
+            where=str(path),
+            cure="check that the file is whole, readable, and UTF-8 text (gzipped if it ends .gz)",
+        ) from error
+
+
+def text_of(row: dict[str, Any], key: str, place: str, cure: str) -> str:
+    """The text under `key`, which must be there and not be empty.
+
+    Raises:
+        EvaluationDataError: it is missing, no text, or nothing but spaces.
+    """
+    value = row.get(key)
+    if not isinstance(value, str) or not value.strip():
+        problem = "is missing" if key not in row else "is not a text with something in it"
+        raise EvaluationDataError(f"'{key}' {problem}", where=place, cure=cure)
+    return value
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Write rows as JSON Lines, for a task configuration to point at."""
+    with path.open("w", encoding="utf-8") as lines:
+        for row in rows:
+            lines.write(json.dumps(row, ensure_ascii=False) + "\n")
+
+
+def _object(line: str, place: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise EvaluationDataError(
+            f"this line is not JSON: {error}", where=place, cure="mend or remove the line"
+        ) from error
+    if not isinstance(row, dict):
+        raise EvaluationDataError(
+            f"this line is a JSON {type(row).__name__}, not an object",
+            where=place,
+            cure="write one object a line",
+        )
+    return row

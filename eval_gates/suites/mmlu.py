@@ -1,0 +1,245 @@
+"""MMLU (Hendrycks et al. 2021): 57 subjects, four choices a question, through lm-eval.
+
+Where the questions come from (a folder, or the development questions that lm-eval carries), and
+the lm-eval task that asks them: in the letter form, with the very prompt of lm-eval's own `mmlu`
+tasks, or in the cloze form of its `mmlu_continuation`, in which small models are above chance.
+
+lm-eval makes one task a subject; ours is one task for all. So what differs by subject travels
+with the question: the description is a template, and the worked examples are a field of the row.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from eval_gates.suites.json_lines import find_files, read_rows, text_of
+from pipeline.errors import EvaluationDataError
+
+Form = Literal["letter", "cloze"]
+Question = dict[str, Any]
+
+GUESSING = 0.25  # the score of a model that knows nothing
+LETTERS = "ABCD"
+
+_FIELDS = (
+    "each line needs subject, question, choices (four texts), answer (0 to 3, or a letter A to D)"
+)
+_LETTER_PROMPT = (
+    "{{question.strip()}}\nA. {{choices[0]}}\nB. {{choices[1]}}\nC. {{choices[2]}}\n"
+    "D. {{choices[3]}}\nAnswer:"
+)
+_CLOZE_PROMPT = "Question: {{question.strip()}}\nAnswer:"
+_DESCRIPTIONS: dict[Form, str] = {
+    "letter": "The following are multiple choice questions (with answers) about ",
+    "cloze": "The following are questions (with answers) about ",
+}
+
+
+class CarriedQuestions(NamedTuple):
+    """What could be read surely, and where and why the rest could not."""
+
+    questions: list[Question]
+    skipped: list[str]
+
+
+def read_folder(folder: Path) -> list[Question]:
+    """The questions of `mmlu*.jsonl[.gz]` (without `mmlu_dev*`), in the files' own order.
+
+    Each has `subject`, `question`, `choices` (four texts) and `answer` (0 to 3).
+
+    Raises:
+        EvaluationDataError: there is no such file, or a line is malformed.
+    """
+    files = find_files(folder, "mmlu", but_not="mmlu_dev")
+    questions = [_question(row, place) for path in files for place, row in read_rows(path)]
+    if not questions:
+        raise EvaluationDataError(
+            "there are no MMLU questions",
+            where=str(folder),
+            cure=f"put them in mmlu_test.jsonl or mmlu_test.jsonl.gz there; {_FIELDS}",
+        )
+    return questions
+
+
+def read_examples(folder: Path) -> list[Question]:
+    """The development questions of `mmlu_dev*.jsonl[.gz]`, for worked examples; may be none.
+
+    Raises:
+        EvaluationDataError: a line is malformed.
+    """
+    files = find_files(folder, "mmlu_dev")
+    return [_question(row, place) for path in files for place, row in read_rows(path)]
+
+
+def read_carried() -> CarriedQuestions:
+    """MMLU's development questions as the installed lm-eval carries them.
+
+    Raises:
+        EvaluationDataError: lm-eval is not installed in this environment, or has no such file.
+    """
+    found = find_spec("lm_eval")  # finds the package without importing it
+    folders = list(found.submodule_search_locations or []) if found else []
+    for folder in folders:
+        path = Path(folder) / "tasks" / "mmlu" / "flan_cot_fewshot" / "_cot_prompts.json"
+        if path.is_file():
+            return parse_cot_prompts(json.loads(path.read_text(encoding="utf-8")))
+    raise EvaluationDataError(
+        "MMLU's development questions are not installed here",
+        where="lm_eval/tasks/mmlu/flan_cot_fewshot/_cot_prompts.json",
+        cure="run in the evaluate environment (prepare env build evaluate), or give --eval-data",
+    )
+
+
+def parse_cot_prompts(prompts: dict[str, str]) -> CarriedQuestions:
+    """MMLU's development questions out of lm-eval's chain-of-thought prompts.
+
+    Nothing is guessed: an item is skipped unless it has each of (A) to (D) exactly once, in
+    order, no (E), and one sentence 'The answer is (X).' after it.
+
+    Args:
+        prompts: by subject, a description and then items `Q: question, choices, A: reasoning`.
+    """
+    questions: list[Question] = []
+    skipped: list[str] = []
+    for subject, text in prompts.items():
+        for number, item in enumerate(re.split(r"\n+Q: ", text)[1:], start=1):
+            question, problem = _parse_item(subject, item)
+            if question is None:
+                skipped.append(f"{subject}, item {number}: {problem}")
+            else:
+                questions.append(question)
+    return CarriedQuestions(questions, skipped)
+
+
+def with_examples(
+    questions: list[Question], pool: list[Question], form: Form, shots: int
+) -> list[Question]:
+    """The questions, each with a field `examples`: the worked examples its prompt begins with.
+
+    As lm-eval does, these are the first `shots` of the pool in the question's own subject. A
+    question never is its own example, so the pool may be the questions themselves.
+
+    Raises:
+        EvaluationDataError: a subject has too few examples.
+    """
+    if shots == 0:
+        return [{**question, "examples": ""} for question in questions]
+    by_subject: dict[str, list[Question]] = {}
+    for example in pool:
+        by_subject.setdefault(example["subject"], []).append(example)
+    return [
+        {**question, "examples": _examples_for(question, by_subject, form, shots)}
+        for question in questions
+    ]
+
+
+def task_config(questions_file: Path, form: Form, name: str = "mmlu") -> dict[str, Any]:
+    """The configuration of an lm-eval `ConfigurableTask` that asks the questions of a file.
+
+    Args:
+        questions_file: JSON Lines of what :func:`with_examples` returns, for the same form.
+        form: `letter` scores the letters A to D, metric `acc`; `cloze` scores the texts of the
+            choices, metrics `acc` and `acc_norm` (likelihood per character).
+        name: of the task.
+    """
+    metrics = ["acc"] if form == "letter" else ["acc", "acc_norm"]
+    prompt = _LETTER_PROMPT if form == "letter" else _CLOZE_PROMPT
+    return {
+        "task": name,
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(questions_file)}},
+        "test_split": "test",
+        "output_type": "multiple_choice",
+        "description": _DESCRIPTIONS[form] + "{{subject.replace('_', ' ')}}.\n\n",
+        "doc_to_text": "{{examples}}" + prompt,
+        "doc_to_choice": list(LETTERS) if form == "letter" else "choices",
+        "doc_to_target": "answer",
+        "num_fewshot": 0,  # the examples are in the question's own row
+        "metric_list": [
+            {"metric": metric, "aggregation": "mean", "higher_is_better": True}
+            for metric in metrics
+        ],
+        "metadata": {"version": 1.0},
+    }
+
+
+def _question(row: dict[str, Any], place: str) -> Question:
+    choices = row.get("choices")
+    if (
+        not isinstance(choices, list)
+        or len(choices) != len(LETTERS)
+        or not all(isinstance(choice, str) and choice for choice in choices)
+    ):
+        raise EvaluationDataError("'choices' is not four texts", where=place, cure=_FIELDS)
+    return {
+        "subject": text_of(row, "subject", place, _FIELDS),
+        "question": text_of(row, "question", place, _FIELDS),
+        "choices": choices,
+        "answer": _answer(row.get("answer"), place),
+    }
+
+
+def _answer(answer: Any, place: str) -> int:
+    if isinstance(answer, str) and len(answer) == 1 and answer in LETTERS:
+        return LETTERS.index(answer)
+    if isinstance(answer, int) and not isinstance(answer, bool) and 0 <= answer < len(LETTERS):
+        return answer
+    raise EvaluationDataError(
+        f"'answer' is {answer!r}, which names none of the four choices", where=place, cure=_FIELDS
+    )
+
+
+def _examples_for(
+    question: Question, by_subject: dict[str, list[Question]], form: Form, shots: int
+) -> str:
+    subject = question["subject"]
+    others = [
+        example
+        for example in by_subject.get(subject, [])
+        if (example["question"], example["choices"]) != (question["question"], question["choices"])
+    ]
+    if len(others) < shots:
+        raise EvaluationDataError(
+            f"{shots} worked examples were asked, but {subject} has {len(others)}",
+            where=f"question {question['question'][:60]!r}",
+            cure=f"set shots to {len(others)} in the policy, or give a folder with mmlu_dev.jsonl",
+        )
+    return "".join(_example(example, form) for example in others[:shots])
+
+
+def _example(example: Question, form: Form) -> str:
+    """One worked example, as lm-eval renders a few-shot question with its target."""
+    question, choices = example["question"].strip(), example["choices"]
+    if form == "cloze":
+        return f"Question: {question}\nAnswer: {choices[example['answer']]}\n\n"
+    lines = [f"{letter}. {choice}" for letter, choice in zip(LETTERS, choices, strict=True)]
+    return "\n".join([question, *lines, f"Answer: {LETTERS[example['answer']]}\n\n"])
+
+
+def _parse_item(subject: str, item: str) -> tuple[Question | None, str]:
+    """A question, or None and why it cannot be read surely."""
+    asked, separator, reasoning = item.partition("\nA: ")
+    if not separator or "\nA: " in reasoning:
+        return None, "not one question with one answer"
+    # In abstract_algebra the reasoning of item 1 was cut at a form feed and runs into item 2.
+    if "\nactorial{" in asked:
+        return None, "the end of another item's reasoning is in it"
+    if "(E)" in asked or any(asked.count(f"({letter})") != 1 for letter in LETTERS):
+        return None, "not exactly the choices (A), (B), (C) and (D)"
+    parts = re.fullmatch(r"(.+)\n\(A\)(.+)\(B\)(.+)\(C\)(.+)\(D\)(.+)", asked, re.DOTALL)
+    if parts is None or not all(part.strip() for part in parts.groups()):
+        return None, "the choices are not in order on a line of their own"
+    answers = re.findall(r"[Tt]he answer is \(([A-D])\)", reasoning)
+    if len(answers) != 1:
+        return None, f"{len(answers)} sentences name the answer"
+    question, *choices = (part.strip() for part in parts.groups())
+    return {
+        "subject": subject,
+        "question": question,
+        "choices": choices,
+        "answer": LETTERS.index(answers[0]),
+    }, ""

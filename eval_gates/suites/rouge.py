@@ -1,0 +1,147 @@
+"""Summaries against references by ROUGE (Lin 2004), generated through lm-eval.
+
+Where the documents come from (a folder, or the project's own short texts), the lm-eval task that
+asks for a summary of each, and its score.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+from eval_gates.suites.json_lines import find_files, read_rows, text_of
+from pipeline.errors import EvaluationDataError
+
+Form = Literal["base", "chat"]
+Document = dict[str, Any]
+
+METRICS = ("rouge1", "rouge2", "rougeL")
+CARRIED_FILE = Path(__file__).parents[1] / "data" / "summaries.jsonl"
+
+PROMPTS: dict[Form, str] = {
+    "chat": "Summarize the following text in one sentence.\n\n{{document}}",
+    "base": (
+        "Summarize the following text in one sentence.\n\nText: {{document}}\n\n"
+        "Summary in one sentence:"
+    ),
+}
+# A base model goes on writing after its sentence; a chat model may begin with a short heading.
+STOPS: dict[Form, list[str]] = {"base": ["\n"], "chat": ["\n\n"]}
+
+_FIELDS = "each line needs document, and summary (a text) or references (a list of texts)"
+
+
+def read_folder(folder: Path) -> list[Document]:
+    """The documents of `summarization*.jsonl[.gz]`, in the files' own order.
+
+    Each has `document` and `references` (one text or more), and `id` and `title`, which may be
+    empty.
+
+    Raises:
+        EvaluationDataError: there is no such file, or a line is malformed.
+    """
+    files = find_files(folder, "summarization")
+    documents = [_document(row, place) for path in files for place, row in read_rows(path)]
+    if not documents:
+        raise EvaluationDataError(
+            "there are no documents to summarize",
+            where=str(folder),
+            cure=f"put them in summarization_test.jsonl[.gz] there; {_FIELDS}",
+        )
+    return documents
+
+
+def read_carried() -> list[Document]:
+    """The short documents that were written for this project, with their summaries.
+
+    Raises:
+        EvaluationDataError: the installation lacks the file, or a line is malformed.
+    """
+    return [_document(row, place) for place, row in read_rows(CARRIED_FILE)]
+
+
+def score(candidate: str, references: list[str]) -> dict[str, float]:
+    """ROUGE-1, ROUGE-2 and ROUGE-L F-measures of a summary, each in [0, 1].
+
+    With several references each metric takes its best reference, as SciTLDR's protocol does
+    (Cachola et al. 2020); by rouge-score with Porter stemming. Needs the evaluate environment.
+
+    Raises:
+        ValueError: there is no reference.
+    """
+    if not references:
+        raise ValueError("a summary without a reference cannot be scored")
+    best = _scorer().score_multi(references, candidate)
+    return {metric: float(best[metric].fmeasure) for metric in METRICS}
+
+
+def task_config(
+    documents_file: Path, form: Form, max_tokens: int, name: str = "rouge"
+) -> dict[str, Any]:
+    """The configuration of an lm-eval `ConfigurableTask` that asks for a summary of each document.
+
+    Args:
+        documents_file: JSON Lines of what the readers here return.
+        form: `chat` for a user's message, `base` for a text to go on from.
+        max_tokens: longest summary.
+        name: of the task.
+    """
+    return {
+        "task": name,
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(documents_file)}},
+        "test_split": "test",
+        "output_type": "generate_until",
+        "doc_to_text": PROMPTS[form],
+        "doc_to_target": "{{references[0]}}",
+        "generation_kwargs": {
+            "until": list(STOPS[form]),
+            "max_gen_toks": max_tokens,
+            "do_sample": False,
+            "temperature": 0.0,
+        },
+        "num_fewshot": 0,
+        "process_results": score_answer,
+        "metric_list": [
+            {"metric": metric, "aggregation": "mean", "higher_is_better": True}
+            for metric in METRICS
+        ],
+        "metadata": {"version": 1.0},
+    }
+
+
+def score_answer(document: Document, answers: list[str]) -> dict[str, float]:
+    """lm-eval's hook: the scores of the one answer to a document."""
+    return score(answers[0], list(document["references"]))
+
+
+@lru_cache(maxsize=1)
+def _scorer() -> Any:
+    from rouge_score.rouge_scorer import RougeScorer
+
+    return RougeScorer(list(METRICS), use_stemmer=True)
+
+
+def _document(row: dict[str, Any], place: str) -> Document:
+    return {
+        "id": str(row.get("id", "")),
+        "title": str(row.get("title", "")),
+        "document": text_of(row, "document", place, _FIELDS),
+        "references": _references(row, place),
+    }
+
+
+def _references(row: dict[str, Any], place: str) -> list[str]:
+    if "references" not in row:
+        return [text_of(row, "summary", place, _FIELDS)]
+    references = row["references"]
+    if (
+        not isinstance(references, list)
+        or not references
+        or not all(isinstance(text, str) and text.strip() for text in references)
+    ):
+        raise EvaluationDataError(
+            "'references' is not a list of one text or more", where=place, cure=_FIELDS
+        )
+    return references

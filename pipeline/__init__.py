@@ -1,0 +1,3 @@
+"""The pipeline that takes a checkpoint to a promoted variant; see docs/design.md."""
+
+__version__ = "0.1.0"

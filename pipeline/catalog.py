@@ -1,0 +1,111 @@
+"""Finds recipes, profiles and policies: by name in the package, or as a YAML file of the user's."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import ValidationError
+
+import recipes
+from pipeline.errors import UsageError
+from recipes.schema import Described, Policy, Recipe, ServingProfile
+
+RECIPES = Path(recipes.__file__).parent
+DESCRIBED = TypeVar("DESCRIBED", bound=Described)
+
+BASELINE = "baseline"
+
+
+def load_recipe(name: str) -> Recipe:
+    """The recipe of that name, or in that YAML file.
+
+    Raises:
+        UsageError: no such recipe (the known ones are named) or a malformed file.
+    """
+    return _load(name, RECIPES, "recipe", Recipe)
+
+
+def load_policy(name: str) -> Policy:
+    """The policy of that name, or in that YAML file; raises UsageError as load_recipe does."""
+    return _load(name, RECIPES / "policies", "policy", Policy)
+
+
+def load_profile(name: str) -> ServingProfile:
+    """The profile of that name, or in that YAML file; raises UsageError as load_recipe does."""
+    return _load(name, RECIPES / "profiles", "profile", ServingProfile)
+
+
+def recipe_names() -> list[str]:
+    """Names of the recipes that the package carries, the baseline left out."""
+    return [name for name in _names(RECIPES) if name != BASELINE]
+
+
+def profile_names() -> list[str]:
+    """Names of the profiles that the package carries."""
+    return _names(RECIPES / "profiles")
+
+
+def policy_names() -> list[str]:
+    """Names of the policies that the package carries."""
+    return _names(RECIPES / "policies")
+
+
+def profile_for_gpu(gpu_name: str) -> ServingProfile | None:
+    """The carried profile whose word is in the GPU's name as the driver gives it."""
+    for name in profile_names():
+        profile = load_profile(name)
+        if any(word in gpu_name for word in profile.gpu_name_contains):
+            return profile
+    return None
+
+
+def _names(folder: Path) -> list[str]:
+    return sorted(path.stem for path in folder.glob("*.yaml"))
+
+
+def _load(name: str, folder: Path, noun: str, kind: type[DESCRIBED]) -> DESCRIBED:
+    is_path = name.endswith((".yaml", ".yml")) or "/" in name
+    path = Path(name).expanduser() if is_path else folder / f"{name}.yaml"
+    if not path.is_file():
+        known = _names(folder)
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean '{close[0]}'? " if close else ""
+        raise UsageError(
+            f"there is no {noun} '{name}'",
+            where=str(path) if is_path else f"--{noun} {name}",
+            cure=f"{hint}known: {', '.join(known)}; or give the path of a YAML file",
+        )
+    return parse(path, noun, kind)
+
+
+def parse(path: Path, noun: str, kind: type[DESCRIBED]) -> DESCRIBED:
+    """Read one YAML file as `kind`.
+
+    Raises:
+        UsageError: not YAML, or a key that is unknown, missing or of the wrong kind.
+    """
+    try:
+        data: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+        raise UsageError(
+            f"the {noun} cannot be read: {error}", where=str(path), cure="mend the file"
+        ) from error
+    if not isinstance(data, dict):
+        raise UsageError(f"the {noun} is not a mapping of keys", where=str(path), cure=_known(kind))
+    try:
+        return kind.model_validate(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"]) or "(the whole file)"
+        raise UsageError(
+            f"the {noun} is wrong at '{key}': {first['msg']}",
+            where=f"{path}, key {key}",
+            cure=_known(kind),
+        ) from error
+
+
+def _known(kind: type[Described]) -> str:
+    return f"keys known at the top: {', '.join(kind.model_fields)}"

@@ -1,0 +1,126 @@
+"""Draws progress: bars with ETA on a terminal, plain lines in CI, JSON lines with --json.
+
+Everything goes to standard error; results are for standard output.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from pipeline.events import Progress
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bars
+    from rich.progress import TaskID
+
+SECONDS_BETWEEN_PLAIN_LINES = 15.0
+
+
+@contextmanager
+def open_display(*, as_json: bool = False) -> Iterator[Progress]:
+    """A Progress that draws for whoever is watching."""
+    if as_json:
+        yield JsonLines()
+    elif sys.stderr.isatty():
+        from rich.console import Console
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            SpinnerColumn,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
+        from rich.progress import Progress as Bars
+
+        with Bars(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[unit]}"),
+            TimeElapsedColumn(),
+            TextColumn("eta"),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+            transient=True,
+        ) as bars:
+            yield TerminalBars(bars)
+    else:
+        yield PlainLines()
+
+
+class TerminalBars:
+    """Rich bars; a finished task's bar goes, notes stay."""
+
+    def __init__(self, bars: Bars) -> None:
+        self._bars = bars
+        self._tasks: dict[str, TaskID] = {}
+
+    def advance(self, task: str, done: int, total: int | None, unit: str = "") -> None:
+        """Draw or move the task's bar."""
+        if task not in self._tasks:
+            self._tasks[task] = self._bars.add_task(task, total=total, unit=unit)
+        self._bars.update(self._tasks[task], completed=done, total=total)
+        if total is not None and done >= total:
+            self._bars.remove_task(self._tasks.pop(task))
+
+    def note(self, text: str) -> None:
+        """Print the text above the bars."""
+        self._bars.console.print(text, markup=False, highlight=False)
+
+
+class PlainLines:
+    """A line now and then, for logs."""
+
+    def __init__(self) -> None:
+        self._started: dict[str, float] = {}
+        self._printed: dict[str, float] = {}
+
+    def advance(self, task: str, done: int, total: int | None, unit: str = "") -> None:
+        """Print at most every few seconds, and at the end."""
+        now = time.monotonic()
+        started = self._started.setdefault(task, now)
+        finished = total is not None and done >= total
+        last = self._printed.get(task, started)
+        if not finished and now - last < SECONDS_BETWEEN_PLAIN_LINES:
+            return
+        if finished and now - started < 1:
+            self._forget(task)
+            return
+        self._printed[task] = now
+        of = f"/{total}" if total is not None else ""
+        eta = ""
+        if total and 0 < done < total:
+            eta = f", eta {(now - started) / done * (total - done):.0f} s"
+        print(f"  {task}: {done}{of} {unit}, {now - started:.0f} s{eta}", file=sys.stderr)
+        if finished:
+            self._forget(task)
+
+    def note(self, text: str) -> None:
+        """Print the text."""
+        print(text, file=sys.stderr, flush=True)
+
+    def _forget(self, task: str) -> None:
+        self._started.pop(task, None)
+        self._printed.pop(task, None)
+
+
+class JsonLines:
+    """Events as JSON lines, for programs."""
+
+    def advance(self, task: str, done: int, total: int | None, unit: str = "") -> None:
+        """Print the event."""
+        self._print({"event": "progress", "task": task, "done": done, "total": total, "unit": unit})
+
+    def note(self, text: str) -> None:
+        """Print the event."""
+        self._print({"event": "note", "text": text})
+
+    def _print(self, event: dict[str, object]) -> None:
+        print(json.dumps(event), file=sys.stderr, flush=True)

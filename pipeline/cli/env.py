@@ -1,0 +1,165 @@
+"""`prepare env`: see, build, check and collect the managed Python environments."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pipeline.environments.definition import Accelerator, EnvironmentName
+from pipeline.errors import ExitCode
+
+if TYPE_CHECKING:
+    from pipeline.environments.status import EnvironmentStatus
+    from pipeline.settings import Settings
+
+_PIPE_WIDTH = 200
+
+app = typer.Typer(
+    name="env",
+    help="Managed Python environments: each kind of work has its own, built on first use.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+)
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Names = Annotated[
+    list[EnvironmentName] | None,
+    typer.Argument(metavar="NAME", help="quantize, serve, evaluate; all of them by default."),
+]
+ForAccelerator = Annotated[
+    Accelerator | None,
+    typer.Option(help="What it is to run on; this machine's own by default."),
+]
+
+
+@app.command("list", epilog="Example: [bold]prepare env list --json[/]")
+def list_environments(as_json: AsJson = False) -> None:
+    """Show every environment: whether it is built, where it is, how large it is."""
+    from pipeline.settings import load_settings
+
+    found = _statuses(load_settings())
+    if as_json:
+        _print_json(map(dataclasses.asdict, found))
+        return
+    _print_table(
+        ("environment", "state", "size", "where", "what is wrong"),
+        [
+            (item.key, str(item.state), _size(item.size_bytes), str(item.path), item.reason)
+            for item in found
+        ],
+    )
+
+
+@app.command(
+    epilog="Examples: [bold]prepare env build[/]  builds all for this machine;  "
+    "[bold]prepare env build serve --accelerator cuda[/]  builds one."
+)
+def build(names: Names = None, accelerator: ForAccelerator = None, as_json: AsJson = False) -> None:
+    """Build environments now rather than on first use; mends damaged ones."""
+    from pipeline.cli.display import open_display
+    from pipeline.environments.environment import detect_accelerator, ensure
+    from pipeline.settings import load_settings
+
+    settings = load_settings()
+    chosen = accelerator or detect_accelerator()
+    with open_display(as_json=as_json) as progress:
+        built = [
+            ensure(name, chosen, settings, progress) for name in names or list(EnvironmentName)
+        ]
+    if as_json:
+        _print_json(map(dataclasses.asdict, built))
+        return
+    _print_table(
+        ("environment", "packages", "python"),
+        [(str(item.name), str(len(item.versions)), str(item.python)) for item in built],
+    )
+
+
+@app.command(epilog="Example: [bold]prepare env doctor[/]  exits with 1 when it finds a problem.")
+def doctor(as_json: AsJson = False) -> None:
+    """Look for what would keep environments from being built or used, and say how to mend it."""
+    from pipeline.environments.doctor import Severity, diagnose
+    from pipeline.settings import load_settings
+
+    findings = diagnose(load_settings())
+    if as_json:
+        _print_json(map(dataclasses.asdict, findings))
+    else:
+        _print_table(
+            ("", "what", "found", "cure"),
+            [(str(item.severity), item.subject, item.message, item.cure) for item in findings],
+        )
+    if any(item.severity is Severity.PROBLEM for item in findings):
+        raise typer.Exit(ExitCode.EXPECTED_ERROR)
+
+
+@app.command(
+    epilog="Examples: [bold]prepare env gc --dry-run[/]  only says what it would remove;  "
+    "[bold]prepare env gc --keep-days 0[/]  also removes what was used today."
+)
+def gc(
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would go; remove nothing.")
+    ] = False,
+    keep_days: Annotated[
+        float,
+        typer.Option(min=0, help="Keep outdated environments used in the last so many days."),
+    ] = 7,
+    as_json: AsJson = False,
+) -> None:
+    """Remove half-built environments, and those that today's locks no longer name."""
+    from pipeline.environments.collect import collect
+    from pipeline.settings import load_settings
+
+    removed = collect(load_settings(), dry_run=dry_run, keep_days=keep_days)
+    if as_json:
+        _print_json(map(dataclasses.asdict, removed))
+        return
+    if not removed:
+        typer.echo("nothing to remove")
+        return
+    _print_table(
+        ("would be removed" if dry_run else "removed", "size", "why"),
+        [(str(item.path), _size(item.size_bytes), item.reason) for item in removed],
+    )
+
+
+def _statuses(settings: Settings) -> list[EnvironmentStatus]:
+    """Those of this machine's accelerator, and whatever else is there."""
+    from pipeline.environments.environment import EnvironmentState, detect_accelerator, status
+
+    own = detect_accelerator()
+    found: dict[str, EnvironmentStatus] = {}
+    for accelerator in (own, *(other for other in Accelerator if other is not own)):
+        for name in EnvironmentName:
+            item = status(name, accelerator, settings)
+            if accelerator is own or item.state is not EnvironmentState.MISSING:
+                found.setdefault(item.key, item)
+    return list(found.values())
+
+
+def _print_json(items: Iterable[dict[str, Any]]) -> None:
+    typer.echo(json.dumps(list(items), indent=2, default=str))
+
+
+def _print_table(columns: Iterable[str], rows: Iterable[tuple[str, ...]]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(*columns, box=box.SIMPLE_HEAD)
+    for row in rows:
+        # Text, so that brackets in a path are not taken for markup; folded, so that it stays whole.
+        table.add_row(*(Text(cell, overflow="fold") for cell in row))
+    # Into a pipe no line is broken for a terminal's sake.
+    Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH).print(table)
+
+
+def _size(size_bytes: int) -> str:
+    return f"{size_bytes / 1e9:.1f} GB" if size_bytes else "-"

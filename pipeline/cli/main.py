@@ -1,0 +1,89 @@
+"""The `prepare` command: puts the subcommands together and turns errors into exit codes."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from typing import Annotated, NoReturn
+
+import typer
+
+from pipeline import __version__
+from pipeline.cli import env, model, plan, recipes, registry, runs, stage
+from pipeline.errors import ExitCode, PrepareError
+
+app = typer.Typer(
+    name="prepare",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    help="Quantize a checkpoint, serve every variant, gate it against its baseline, "
+    "and promote it only if it passes.",
+    epilog="Start with: [bold]prepare model demo:smollm2-135m[/bold]",
+)
+app.command("model")(model.model)
+app.command("plan")(plan.plan)
+app.add_typer(env.app, name="env")
+app.add_typer(recipes.app, name="recipes")
+app.add_typer(runs.app, name="runs")
+app.add_typer(registry.app, name="registry")
+app.add_typer(stage.app, name="stage")
+
+
+def show_version(wanted: bool) -> None:
+    """Print the version and end."""
+    if wanted:
+        print(f"prepare {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Show version.")
+    ] = False,
+) -> None:
+    """Options of the command as a whole."""
+
+
+def main() -> NoReturn:
+    """Run the command line; every way out has its exit code (see pipeline.errors)."""
+    # A terminated run ends like an interrupted one: servers are stopped, the record is closed.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        app(standalone_mode=False)
+        sys.exit(ExitCode.PROMOTED)
+    except PrepareError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except (KeyboardInterrupt, typer.Abort):
+        print("interrupted; the same command continues where this one stopped", file=sys.stderr)
+        sys.exit(ExitCode.INTERRUPTED)
+    except Exception as error:
+        sys.exit(unexpected(error))
+
+
+def unexpected(error: Exception) -> int:
+    """Usage errors of the parser print themselves; anything else leaves a traceback in a file."""
+    if hasattr(error, "show") and hasattr(error, "exit_code"):  # click's own errors
+        error.show()
+        return int(error.exit_code)
+    import tempfile
+    import traceback
+
+    with tempfile.NamedTemporaryFile(
+        "w", prefix="prepare-crash-", suffix=".log", delete=False
+    ) as log:
+        traceback.print_exc(file=log)
+    print(
+        f"error: unexpected {type(error).__name__}: {error}\n"
+        f"  where: {log.name} has the traceback\n"
+        "  cure:  this is a defect of prepare; please report it with that file",
+        file=sys.stderr,
+    )
+    return ExitCode.UNEXPECTED
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""`prepare model`: the whole way from a checkpoint to a promoted variant."""
+
+from __future__ import annotations
+
+import typer
+
+from pipeline.cli.options import (
+    CheckpointArgument,
+    EvalDataOption,
+    JsonOption,
+    NameOption,
+    PolicyOption,
+    ProfileOption,
+    RecipeOption,
+    RegistryOption,
+    StoreOption,
+    TrustOption,
+)
+
+
+def model(
+    checkpoint: CheckpointArgument,
+    recipe: RecipeOption = None,
+    profile: ProfileOption = "auto",
+    policy: PolicyOption = None,
+    name: NameOption = None,
+    registry: RegistryOption = None,
+    eval_data: EvalDataOption = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+    yes_trust_remote_code: TrustOption = False,
+) -> None:
+    """Quantize, serve, gate and promote a checkpoint; run it again to continue.
+
+    Finished stages are kept in the store and reused, so a run that was killed
+    continues where it stopped, and a changed recipe runs only its own branch.
+
+    [bold]Examples[/bold]
+
+      prepare model demo:smollm2-135m
+
+      prepare model ./my-checkpoint --recipe fp8-dynamic --profile h100
+
+      prepare model meta-llama/Llama-3.1-8B-Instruct@main --policy strict.yaml --json
+
+    [bold]Exit codes[/bold]: 0 promoted, 1 error, 2 usage, 3 unexpected error,
+    4 the gates said no, 5 undecided, 130 interrupted.
+    """
+    from pipeline.cli.display import open_display
+    from pipeline.cli.tables import print_run
+    from pipeline.preparation import Request
+    from pipeline.settings import load_settings
+    from pipeline.whole_run import run_model
+
+    request = Request(
+        checkpoint=checkpoint,
+        recipes=tuple(recipe or ()),
+        profile=profile,
+        policy=policy,
+        name=name,
+        registry=registry,
+        eval_data=eval_data,
+        trust_remote_code=yes_trust_remote_code,
+    )
+    with open_display(as_json=as_json) as progress:
+        report = run_model(request, load_settings(store), progress)
+    if as_json:
+        print(report.model_dump_json(indent=1))
+    else:
+        print_run(report)
+    raise typer.Exit(report.exit_code or 0)

@@ -1,0 +1,90 @@
+"""Options that several commands share; each has an environment variable PREPARE_*."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+CheckpointArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="CHECKPOINT",
+        help="A folder, a Hub id ([bold]org/name[/bold], optionally @revision), "
+        "or [bold]demo:smollm2-135m[/bold].",
+        show_default=False,
+    ),
+]
+RecipeOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--recipe",
+        "-r",
+        envvar="PREPARE_RECIPE",
+        help="Recipe name or YAML file; repeatable. Default: fp8-dynamic and awq-w4a16.",
+        show_default=False,
+    ),
+]
+ProfileOption = Annotated[
+    str,
+    typer.Option(
+        "--profile", envvar="PREPARE_PROFILE", help="auto, cpu, h100, h200 or a YAML file."
+    ),
+]
+PolicyOption = Annotated[
+    str | None,
+    typer.Option(
+        "--policy",
+        envvar="PREPARE_POLICY",
+        help="Policy name or YAML file. Default: 'default', and 'demo' for demo checkpoints.",
+        show_default=False,
+    ),
+]
+NameOption = Annotated[
+    str | None,
+    typer.Option(
+        "--name",
+        envvar="PREPARE_NAME",
+        help="Name in the registry. Default: the checkpoint's own.",
+        show_default=False,
+    ),
+]
+RegistryOption = Annotated[
+    str | None,
+    typer.Option(
+        "--registry",
+        envvar="PREPARE_REGISTRY",
+        help="MLflow tracking URI. Default: an embedded SQLite registry in the store.",
+        show_default=False,
+    ),
+]
+EvalDataOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--eval-data",
+        envvar="PREPARE_EVAL_DATA",
+        help="Folder with evaluation data of your own (mmlu*.jsonl, summarization*.jsonl).",
+        show_default=False,
+    ),
+]
+StoreOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--store",
+        envvar="PREPARE_STORE",
+        help="Folder of finished stages and runs. Default: $PREPARE_HOME/store.",
+        show_default=False,
+    ),
+]
+JsonOption = Annotated[
+    bool, typer.Option("--json", envvar="PREPARE_JSON", help="Print one JSON object on stdout.")
+]
+TrustOption = Annotated[
+    bool,
+    typer.Option(
+        "--yes-trust-remote-code",
+        envvar="PREPARE_YES_TRUST_REMOTE_CODE",
+        help="Run Python code that comes with the checkpoint.",
+    ),
+]

@@ -1,0 +1,66 @@
+"""`prepare plan`: what would run, what is cached, sizes and expected time; no work is done."""
+
+from __future__ import annotations
+
+from pipeline.cli.options import (
+    CheckpointArgument,
+    EvalDataOption,
+    JsonOption,
+    NameOption,
+    PolicyOption,
+    ProfileOption,
+    RecipeOption,
+    RegistryOption,
+    StoreOption,
+    TrustOption,
+)
+
+
+def plan(
+    checkpoint: CheckpointArgument,
+    recipe: RecipeOption = None,
+    profile: ProfileOption = "auto",
+    policy: PolicyOption = None,
+    name: NameOption = None,
+    registry: RegistryOption = None,
+    eval_data: EvalDataOption = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+    yes_trust_remote_code: TrustOption = False,
+) -> None:
+    """Say what `prepare model` with the same options would do; nothing is done.
+
+    Expected times are medians of what the store has seen of such stages; a stage
+    that was never run here has none.
+
+    [bold]Examples[/bold]
+
+      prepare plan demo:smollm2-135m
+
+      prepare plan ./my-checkpoint --recipe fp8-dynamic --json
+    """
+    from pipeline.cli.display import open_display
+    from pipeline.cli.tables import print_json, print_table
+    from pipeline.forecast import forecast
+    from pipeline.preparation import Request
+    from pipeline.settings import load_settings
+
+    request = Request(
+        checkpoint=checkpoint,
+        recipes=tuple(recipe or ()),
+        profile=profile,
+        policy=policy,
+        name=name,
+        registry=registry,
+        eval_data=eval_data,
+        trust_remote_code=yes_trust_remote_code,
+    )
+    with open_display(as_json=as_json) as progress:
+        found = forecast(request, load_settings(store), progress)
+    if as_json:
+        print_json(found.to_dict())
+        return
+    print(found.headline())
+    print_table(["stage", "variant", "state", "expected"], found.stage_rows())
+    print_table(["environment", "state", "size"], found.environment_rows())
+    print(found.total())

@@ -1,0 +1,54 @@
+"""`prepare recipes`: what can be done to a checkpoint."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from pipeline.cli.options import JsonOption
+
+app = typer.Typer(no_args_is_help=True, help="Recipes: how variants are made.")
+
+
+@app.command("list")
+def list_recipes(as_json: JsonOption = False) -> None:
+    """List the recipes that the package carries.
+
+    [bold]Example[/bold]
+
+      prepare recipes list --json
+    """
+    from pipeline import catalog
+    from pipeline.cli.tables import print_json, print_table
+
+    found = [catalog.load_recipe(name) for name in catalog.recipe_names()]
+    if as_json:
+        print_json([recipe.model_dump() for recipe in found])
+        return
+    print_table(
+        ["recipe", "family", "what it does"], [[r.name, r.family, r.summary] for r in found]
+    )
+
+
+@app.command("show")
+def show(
+    name: Annotated[str, typer.Argument(help="Recipe name or YAML file.", show_default=False)],
+    as_json: JsonOption = False,
+) -> None:
+    """Show one recipe with all its defaults filled in.
+
+    [bold]Example[/bold]
+
+      prepare recipes show awq-w4a16 > my-recipe.yaml
+    """
+    import yaml
+
+    from pipeline import catalog
+    from pipeline.cli.tables import print_json
+
+    recipe = catalog.load_recipe(name).model_dump()
+    if as_json:
+        print_json(recipe)
+    else:
+        print(yaml.safe_dump(recipe, sort_keys=False), end="")

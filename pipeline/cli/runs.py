@@ -1,0 +1,69 @@
+"""`prepare runs`: what has been run, and how it went."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from pipeline.cli.options import JsonOption, StoreOption
+
+app = typer.Typer(no_args_is_help=True, help="Runs: what was done, and its evidence.")
+
+
+@app.command("list")
+def list_runs(store: StoreOption = None, as_json: JsonOption = False) -> None:
+    """List runs, newest last.
+
+    [bold]Example[/bold]
+
+      prepare runs list
+    """
+    from pipeline.cli.tables import print_json, print_table
+    from pipeline.run_log import read_run
+    from pipeline.settings import load_settings
+    from pipeline.store import Store
+
+    found = [read_run(folder) for folder in Store(load_settings(store).store).run_folders()]
+    if as_json:
+        print_json([r.model_dump(include={"run", "status", "exit_code", "seconds"}) for r in found])
+        return
+    rows = [
+        [
+            report.run,
+            report.status,
+            report.command["checkpoint"],
+            ", ".join(f"{v.recipe}: {v.verdict}" for v in report.variants),
+            f"{report.seconds:.0f} s",
+        ]
+        for report in found
+    ]
+    print_table(["run", "status", "checkpoint", "verdicts", "time"], rows)
+
+
+@app.command("show")
+def show(
+    run: Annotated[str, typer.Argument(help="Run id, its beginning, or 'latest'.")] = "latest",
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show one run: its table, stages and where the evidence lies.
+
+    [bold]Examples[/bold]
+
+      prepare runs show
+
+      prepare runs show latest --json
+    """
+    from pipeline.cli.tables import print_run, print_stages
+    from pipeline.run_log import find_run
+    from pipeline.settings import load_settings
+    from pipeline.store import Store
+
+    found = Store(load_settings(store).store)
+    report = find_run(found, run)
+    if as_json:
+        print(report.model_dump_json(indent=1))
+        return
+    print_run(report)
+    print_stages(report, found)

@@ -1,0 +1,52 @@
+"""`prepare stage run`: one stage from its spec; what every executor runs, on any machine."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Run a single stage; what `prepare model` runs for each step.",
+)
+
+
+@app.callback()
+def stage() -> None:
+    """Keep `run` a subcommand."""
+
+
+@app.command("run")
+def run(
+    spec: Annotated[Path, typer.Argument(metavar="SPEC.json", show_default=False)],
+) -> None:
+    """Run the stage that SPEC.json describes; events go to stdout as JSON lines.
+
+    [bold]Example[/bold]
+
+      prepare stage run ~/.cache/prepare/store/runs/RUN/stages/baseline.coherence.json
+    """
+    from pydantic import ValidationError
+
+    from pipeline.errors import PrepareError, UsageError
+    from pipeline.events import EventWriter
+    from pipeline.records import StageSpec
+    from pipeline.stages.context import execute
+
+    events = EventWriter(sys.stdout.fileno())
+    try:
+        try:
+            described = StageSpec.model_validate_json(spec.read_text(encoding="utf-8"))
+        except (OSError, ValidationError) as error:
+            raise UsageError(
+                f"the stage's spec cannot be read: {error}",
+                where=str(spec),
+                cure="give a file that `prepare model` wrote into its run's stages folder",
+            ) from error
+        execute(described, events)
+    except PrepareError as error:
+        events.write({"event": "error", **error.to_dict()})
+        raise typer.Exit(error.exit_code) from error

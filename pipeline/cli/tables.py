@@ -1,0 +1,140 @@
+"""Prints results on standard output, as tables for people or JSON for programs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from eval_gates.records import GateReport, ThroughputReport
+    from pipeline.records import RunReport, VariantReport
+    from pipeline.store import Store
+
+COLOURS = {"pass": "green", "fail": "red", "undecided": "yellow", "error": "red"}
+WIDTH_WITHOUT_TERMINAL = 132
+
+
+def console() -> Console:
+    """Standard output; wide enough for our tables when it is not a terminal."""
+    import sys
+
+    from rich.console import Console
+
+    width = None if sys.stdout.isatty() else WIDTH_WITHOUT_TERMINAL
+    return Console(width=width, highlight=False)
+
+
+def print_json(value: Any) -> None:
+    """One JSON value on standard output."""
+    print(json.dumps(value, indent=1))
+
+
+def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A plain table; long cells are folded."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD)
+    for heading in headings:
+        table.add_column(heading, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    console().print(table)
+
+
+def print_run(report: RunReport) -> None:
+    """The verdict table of a run, why each variant got it, and what to look at next."""
+    from rich import box
+    from rich.markup import escape
+    from rich.table import Table
+
+    out = console()
+    digest = report.checkpoint.digest[:12] if report.checkpoint else "not inspected"
+    table = Table(
+        title=f"{report.command['checkpoint']} ({digest}), policy {report.command['policy']}, "
+        f"profile {report.command['profile']}",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+    )
+    for heading in ("variant", "weights", "gate", "baseline", "candidate", "difference", "verdict"):
+        right = heading in ("weights", "baseline", "candidate", "difference")
+        table.add_column(heading, justify="right" if right else "left", no_wrap=True)
+    for variant in report.variants:
+        add_variant(table, variant)
+    out.print(table)
+    for variant in report.variants:
+        colour = COLOURS[variant.verdict]
+        word = "promoted" if variant.promoted else variant.verdict
+        out.print(f"[{colour}]{variant.recipe}: {word}[/{colour}]: {escape(variant.reason)}")
+        for gate in variant.gates:
+            if gate.verdict != "pass" or gate.suspicious:
+                out.print(f"  {gate.suite}: {escape(gate.reason)}")
+    notes = {v.throughput.note for v in report.variants if v.throughput and v.throughput.note}
+    for note in sorted(notes):
+        out.print(f"throughput: {note}")
+    out.print(next_step(report))
+
+
+def add_variant(table: Any, variant: VariantReport) -> None:
+    """One row a gate; variant and size stand in the first."""
+    size = f"{variant.weights_bytes / 1e6:,.1f} MB" if variant.weights_bytes else "not made"
+    rows = [gate_row(gate) for gate in variant.gates]
+    if variant.throughput:
+        rows.append(throughput_row(variant.throughput))
+    if not rows:
+        rows = [["-", "", "", "", coloured(variant.verdict)]]
+    for number, row in enumerate(rows):
+        table.add_row(*((variant.recipe, size) if number == 0 else ("", "")), *row)
+    table.add_section()
+
+
+def gate_row(gate: GateReport) -> list[str]:
+    """Scores in per cent, the difference with its bound and margin in points."""
+    return [
+        f"{gate.suite} {gate.metric} (n={gate.n})",
+        f"{100 * gate.baseline:.1f} %",
+        f"{100 * gate.candidate:.1f} %",
+        f"{100 * gate.difference:+.1f} (> {100 * gate.bound:+.1f}, "
+        f"margin {100 * -gate.margin:+.0f})",
+        coloured(gate.verdict),
+    ]
+
+
+def throughput_row(throughput: ThroughputReport) -> list[str]:
+    """Output tokens a second, and their ratio."""
+    return [
+        "throughput, output tokens/s",
+        f"{throughput.baseline_output_tokens_per_s:,.0f}",
+        f"{throughput.output_tokens_per_s:,.0f}",
+        f"x {throughput.ratio:.2f} (at least {throughput.minimum_ratio})",
+        coloured(throughput.verdict),
+    ]
+
+
+def coloured(verdict: str) -> str:
+    """The verdict in its colour, as rich markup."""
+    return f"[{COLOURS[verdict]}]{verdict}[/{COLOURS[verdict]}]"
+
+
+def next_step(report: RunReport) -> str:
+    """What to look at next."""
+    reused = sum(stage.status == "reused" for stage in report.stages)
+    done = f"{len(report.stages)} stages, {reused} reused, {report.seconds:.0f} s. "
+    if any(variant.promoted for variant in report.variants):
+        return f"{done}Next: prepare registry show {report.registered_name}"
+    return f"{done}Nothing was promoted. Next: prepare runs show {report.run}"
+
+
+def print_stages(report: RunReport, store: Store) -> None:
+    """Every stage of a run with its time and the folder of its evidence."""
+    rows = []
+    for stage in report.stages:
+        name = stage.name.split()[0]
+        folder = store.stage_folder(name, stage.key)
+        place = str(folder) if folder.is_dir() else "-"
+        rows.append([stage.name, stage.variant, stage.status, f"{stage.seconds:.1f} s", place])
+    print_table(["stage", "variant", "status", "time", "evidence"], rows)

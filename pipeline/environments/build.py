@@ -1,0 +1,176 @@
+"""Builds one managed environment: uv venv, the lock, our plugins, a check, then its record."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+import tempfile
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+from pipeline.environments.definition import Definition
+from pipeline.environments.installer import installer_variables, run_uv
+from pipeline.environments.interpreter import describe, import_modules
+from pipeline.environments.package_sources import has_cpu_torch
+from pipeline.environments.record import (
+    EnvironmentRecord,
+    folder_bytes,
+    installed_versions,
+    python_of,
+    write_record,
+)
+from pipeline.errors import EnvironmentBuildError
+from pipeline.events import Progress
+
+_SIZE_UNITS = {"KiB": 1 / 1024, "MiB": 1.0, "GiB": 1024.0}
+
+
+def build(definition: Definition, folder: Path, progress: Progress) -> EnvironmentRecord:
+    """Build the environment in `folder`, clearing what lies there; the caller holds its lock.
+
+    Raises:
+        EnvironmentBuildError: too little disk, uv failed, or what it installed does not work. The
+            half-built folder is gone then.
+    """
+    started = time.monotonic()
+    shutil.rmtree(folder, ignore_errors=True)
+    require_disk(definition, folder.parent)
+    try:
+        _install(definition, folder, progress)
+        versions = _checked_versions(definition, folder)
+        progress.advance(f"check {definition.key}", 0, 1, "imports")
+        _check_imports(definition, folder)
+        progress.advance(f"check {definition.key}", 1, 1, "imports")
+    except EnvironmentBuildError:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    record = EnvironmentRecord(
+        key=definition.key,
+        identity=definition.identity,
+        python=describe(python_of(folder))[0],
+        versions=versions,
+        size_bytes=folder_bytes(folder),
+        seconds=round(time.monotonic() - started, 1),
+        built=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+    write_record(folder, record)
+    return record
+
+
+def require_disk(definition: Definition, folder: Path) -> None:
+    """Fail early where the disk cannot hold the environment.
+
+    Raises:
+        EnvironmentBuildError: too little is free.
+    """
+    free = shutil.disk_usage(folder).free
+    if free < definition.disk_bytes:
+        raise EnvironmentBuildError(
+            f"the {definition.key} environment needs {definition.disk_bytes / 1e9:.1f} GB of disk "
+            f"and {free / 1e9:.1f} GB are free",
+            where=str(folder),
+            cure="free some (`prepare env gc` may help), or set PREPARE_HOME to a larger disk",
+        )
+
+
+def _install(definition: Definition, folder: Path, progress: Progress) -> None:
+    variables = installer_variables()
+    base = folder.parent
+    # From the interpreter that runs us: the identity names its version.
+    run_uv(
+        ["venv", "--no-project", "--python", sys.executable, str(folder)],
+        folder=base,
+        variables=variables,
+    )
+    into = ["pip", "install", "--python", str(python_of(folder))]
+    overrides = ["--overrides", str(definition.overrides)] if definition.overrides else []
+    watcher = InstallWatcher(definition, folder, progress)
+    run_uv(
+        [*into, "-r", str(definition.lock), *overrides, *_torch_options(definition, variables)],
+        folder=base,
+        variables=variables,
+        watch=watcher.hear,
+        look=watcher.look,
+    )
+    watcher.look()
+    for plugin in definition.plugins:
+        # Built from a copy: the sources may lie in a read-only folder, and stay clean anyway.
+        with tempfile.TemporaryDirectory(prefix="prepare-plugin-") as scratch:
+            copy = Path(scratch) / plugin.name
+            shutil.copytree(plugin, copy, ignore=shutil.ignore_patterns("__pycache__"))
+            run_uv([*into, "--no-deps", str(copy)], folder=base, variables=variables)
+
+
+def _torch_options(definition: Definition, variables: dict[str, str]) -> list[str]:
+    """Sends uv to PyTorch's own index for the CPU build, where no other source has it."""
+    wanted = definition.accelerator == "cpu" and "torch" in definition.pins
+    told = variables.get("UV_TORCH_BACKEND") or has_cpu_torch(variables.get("UV_FIND_LINKS", ""))
+    return ["--torch-backend", "cpu"] if wanted and not told else []
+
+
+class InstallWatcher:
+    """Turns uv's lines and the growing site-packages into progress."""
+
+    def __init__(self, definition: Definition, folder: Path, progress: Progress) -> None:
+        self._key = definition.key
+        self._total = len(definition.pins)
+        self._folder = folder
+        self._progress = progress
+        self._sizes: dict[str, float] = {}
+        self._downloaded: set[str] = set()
+        self._installed = 0
+
+    def hear(self, line: str) -> None:
+        """Note a line of uv's about a download ("Downloading numpy (16.1MiB)")."""
+        begun = re.match(r"Downloading (\S+) \(([\d.]+)([KMG]iB)\)", line)
+        ended = re.match(r"Downloaded (\S+)", line)
+        if begun:
+            self._sizes[begun[1]] = float(begun[2]) * _SIZE_UNITS[begun[3]]
+        elif ended:
+            self._downloaded.add(ended[1])
+
+    def look(self) -> None:
+        """Say how far it is: MiB while packages arrive, packages once they are put in place."""
+        sizes, downloaded = dict(self._sizes), set(self._downloaded)
+        if downloaded < sizes.keys():
+            arrived = sum(size for name, size in sizes.items() if name in downloaded)
+            total = round(sum(sizes.values()))
+            self._progress.advance(f"download {self._key}", round(arrived), total, "MiB")
+        installed = min(len(installed_versions(self._folder)), self._total)
+        if installed != self._installed:
+            self._installed = installed
+            self._progress.advance(f"install {self._key}", installed, self._total, "packages")
+
+
+def _checked_versions(definition: Definition, folder: Path) -> dict[str, str]:
+    """What is installed, once it is seen to be what the lock says.
+
+    A local version label ("+cpu") tells builds of one version apart, and the lock leaves it open.
+    """
+    versions = installed_versions(folder)
+    wrong = [
+        f"{name} {version} (installed: {versions.get(name, 'none')})"
+        for name, version in definition.pins.items()
+        if versions.get(name) != version and versions.get(name, "").split("+")[0] != version
+    ]
+    if wrong:
+        raise EnvironmentBuildError(
+            f"what was installed is not what the lock says: {'; '.join(wrong[:5])}",
+            where=str(definition.lock),
+            cure="unset variables and uv settings that constrain versions, then try again",
+        )
+    return versions
+
+
+def _check_imports(definition: Definition, folder: Path) -> None:
+    try:
+        import_modules(python_of(folder), definition.modules)
+    except EnvironmentBuildError as error:
+        raise EnvironmentBuildError(
+            f"the {definition.key} environment was installed but does not work: {error.what}",
+            where=error.where,
+            cure="run `prepare env doctor`: a system library may be missing, or the processor too "
+            "old; or name an interpreter in the settings file",
+        ) from error

@@ -1,0 +1,99 @@
+"""Removes managed environments that no one needs any more."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from filelock import FileLock, Timeout
+
+from pipeline.environments.definition import Accelerator, EnvironmentName, define
+from pipeline.environments.folders import environment_folder, environments_folder, lock_file
+from pipeline.environments.processes import processes_using
+from pipeline.environments.record import RECORD_NAME, folder_bytes, read_record
+from pipeline.errors import EnvironmentBuildError
+
+if TYPE_CHECKING:
+    from pipeline.settings import Settings
+
+_FOLDER_NAME = re.compile(
+    rf"({'|'.join(EnvironmentName)})(-({'|'.join(Accelerator)}))?-[0-9a-f]{{16}}"
+)
+_SECONDS_A_DAY = 86_400
+
+
+@dataclass(frozen=True)
+class Removed:
+    """An environment that was removed, or would be.
+
+    Attributes:
+        path: its folder.
+        reason: why no one needs it.
+        size_bytes: disk that it took.
+    """
+
+    path: Path
+    reason: str
+    size_bytes: int
+
+
+def collect(settings: Settings, *, dry_run: bool, keep_days: float) -> list[Removed]:
+    """Remove half-built environments, and those that today's locks do not name.
+
+    One that is being built, or that a running process uses, stays. An outdated one stays while it
+    was used in the last `keep_days` days: another checkout of this program may still want it.
+
+    Raises:
+        EnvironmentBuildError: a folder cannot be removed.
+    """
+    current = set(_current_folders(settings.home))
+    removed = []
+    for folder in sorted(environments_folder(settings.home).glob("*")):
+        if folder.is_dir() and _FOLDER_NAME.fullmatch(folder.name):
+            found = _collect_one(folder, folder in current, dry_run, keep_days)
+            if found is not None:
+                removed.append(found)
+    return removed
+
+
+def _current_folders(home: Path) -> Iterator[Path]:
+    for name in EnvironmentName:
+        for accelerator in Accelerator:
+            yield environment_folder(home, define(name, accelerator))
+
+
+def _collect_one(folder: Path, is_current: bool, dry_run: bool, keep_days: float) -> Removed | None:
+    try:
+        lock_file(folder).parent.mkdir(exist_ok=True)
+        with FileLock(lock_file(folder), timeout=0):
+            reason = _reason_to_remove(folder, is_current, keep_days)
+            if reason is None or processes_using(folder):
+                return None
+            found = Removed(folder, reason, folder_bytes(folder))
+            if not dry_run:
+                # The record first: what a stopped removal leaves is seen to be half-built.
+                (folder / RECORD_NAME).unlink(missing_ok=True)
+                shutil.rmtree(folder)
+            return found
+    except Timeout:  # it is being built or checked now
+        return None
+    except OSError as error:
+        raise EnvironmentBuildError(
+            f"an environment cannot be removed: {error.strerror}",
+            where=str(error.filename or folder),
+            cure="remove it by hand, as the user who built it",
+        ) from error
+
+
+def _reason_to_remove(folder: Path, is_current: bool, keep_days: float) -> str | None:
+    if read_record(folder) is None:
+        return "half-built"
+    if is_current:
+        return None
+    days = (time.time() - (folder / RECORD_NAME).stat().st_mtime) / _SECONDS_A_DAY
+    return f"outdated, not used for {days:.0f} days" if days >= keep_days else None

@@ -1,0 +1,149 @@
+"""Managed Python environments: tell, ensure and use one.
+
+Built on first use with uv from a lock of this repository, kept under the settings' home, named
+by what went into them, checked on every use and built anew when damaged. A site's own
+interpreter (``environments: {serve: {python: ...}}``) stands in for any of them.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipeline.environments.accelerator import detect_accelerator
+from pipeline.environments.build import build
+from pipeline.environments.definition import (
+    Accelerator,
+    Definition,
+    EnvironmentName,
+    define,
+    environment_name,
+)
+from pipeline.environments.external import external_identity, require_modules
+from pipeline.environments.folders import environment_folder, hold
+from pipeline.environments.health import find_fault
+from pipeline.environments.processes import processes_using
+from pipeline.environments.record import RECORD_NAME, EnvironmentRecord, python_of, read_record
+from pipeline.environments.status import EnvironmentState, EnvironmentStatus, status
+from pipeline.errors import EnvironmentBuildError
+from pipeline.events import Progress
+
+if TYPE_CHECKING:
+    from pipeline.settings import Settings
+
+__all__ = [
+    "Accelerator",
+    "Environment",
+    "EnvironmentName",
+    "EnvironmentState",
+    "EnvironmentStatus",
+    "detect_accelerator",
+    "ensure",
+    "identity",
+    "status",
+]
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A Python environment that is ready for use.
+
+    Attributes:
+        name: which environment it is.
+        accelerator: what it was asked for.
+        identity: digest of all that decides what is in it; part of the keys of stages.
+        python: its interpreter.
+        versions: version by normalized name of every installed package.
+        managed: False for an interpreter of the site's own.
+    """
+
+    name: EnvironmentName
+    accelerator: Accelerator
+    identity: str
+    python: Path
+    versions: dict[str, str]
+    managed: bool
+
+
+def identity(name: str, accelerator: Accelerator, settings: Settings) -> str:
+    """Digest of all that decides what is in an environment; builds nothing.
+
+    Raises:
+        UsageError: there is no environment of that name.
+        EnvironmentBuildError: an interpreter named in the settings does not answer.
+    """
+    override = settings.environments.get(environment_name(name))
+    return external_identity(override)[0] if override else define(name, accelerator).identity
+
+
+def ensure(
+    name: str, accelerator: Accelerator, settings: Settings, progress: Progress
+) -> Environment:
+    """The environment, ready for use: built on first use, built anew when damaged.
+
+    Safe to call from several processes at once: one builds, the others wait.
+
+    Raises:
+        UsageError: there is no environment of that name.
+        EnvironmentBuildError: it cannot be built or used.
+    """
+    definition = define(name, accelerator)
+    override = settings.environments.get(definition.name)
+    if override is None:
+        return ensure_defined(definition, settings.home, progress)
+    digest, versions = external_identity(override)
+    require_modules(definition, override)
+    return Environment(
+        definition.name, accelerator, digest, override.python, versions, managed=False
+    )
+
+
+def ensure_defined(definition: Definition, home: Path, progress: Progress) -> Environment:
+    """The environment of a definition, as :func:`ensure` has it.
+
+    Raises:
+        EnvironmentBuildError: it cannot be built or used.
+    """
+    folder = environment_folder(home, definition)
+    with hold(folder, definition.key, progress):
+        record = _usable_record(definition, folder, progress)
+        if record is None:
+            record = build(definition, folder, progress)
+        # When it was last used, for `prepare env gc`.
+        os.utime(folder / RECORD_NAME)
+    return Environment(
+        name=definition.name,
+        accelerator=definition.accelerator,
+        identity=record.identity,
+        python=python_of(folder),
+        versions=record.versions,
+        managed=True,
+    )
+
+
+def _usable_record(
+    definition: Definition, folder: Path, progress: Progress
+) -> EnvironmentRecord | None:
+    """The record of an environment that can be used as it is; None where one is to be built.
+
+    Raises:
+        EnvironmentBuildError: it is damaged and a running process uses it.
+    """
+    if not folder.exists():
+        progress.note(f"building the {definition.key} environment (once)")
+        return None
+    record = read_record(folder)
+    fault = find_fault(definition, folder, record)
+    if fault is None:
+        return record
+    users = processes_using(folder)
+    if users:
+        raise EnvironmentBuildError(
+            f"the {definition.key} environment is damaged ({fault}) and in use",
+            where=str(folder),
+            cure=f"end the processes that use it, then try again: {', '.join(map(str, users))}",
+        )
+    progress.note(f"building the {definition.key} environment anew: {fault}")
+    return None

@@ -1,0 +1,45 @@
+"""A site's own interpreter that stands in for a managed environment."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import TYPE_CHECKING
+
+from pipeline.environments.definition import Definition, normalize
+from pipeline.environments.interpreter import describe, missing_modules
+from pipeline.errors import EnvironmentBuildError
+
+if TYPE_CHECKING:
+    from pipeline.settings import EnvironmentOverride
+
+
+def external_identity(override: EnvironmentOverride) -> tuple[str, dict[str, str]]:
+    """Digest of the interpreter (path, version, packages), and its packages' versions by name.
+
+    Raises:
+        EnvironmentBuildError: it does not answer.
+    """
+    try:
+        version, found = describe(override.python)
+    except EnvironmentBuildError as error:
+        error.cure = "correct `environments` in the settings file"
+        raise
+    versions = {normalize(name): version for name, version in found.items()}
+    described = [str(override.python), version, sorted(versions.items())]
+    return hashlib.sha256(json.dumps(described).encode()).hexdigest(), versions
+
+
+def require_modules(definition: Definition, override: EnvironmentOverride) -> None:
+    """See that the interpreter has what the environment's work imports.
+
+    Raises:
+        EnvironmentBuildError: something is missing.
+    """
+    missing = missing_modules(override.python, definition.modules)
+    if missing:
+        raise EnvironmentBuildError(
+            f"the interpreter named for '{definition.name}' lacks: {', '.join(missing)}",
+            where=str(override.python),
+            cure="install them there, or take it out of `environments` in the settings file",
+        )

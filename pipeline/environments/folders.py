@@ -1,0 +1,72 @@
+"""Where managed environments lie, and having one's folder to oneself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from pipeline.environments.definition import Definition
+from pipeline.errors import EnvironmentBuildError
+from pipeline.events import Progress
+
+_IDENTITY_CHARACTERS = 16
+
+
+def environments_folder(home: Path) -> Path:
+    """Where managed environments lie."""
+    return home / "environments"
+
+
+def environment_folder(home: Path, definition: Definition) -> Path:
+    """Where the environment of a definition lies."""
+    return (
+        environments_folder(home) / f"{definition.key}-{definition.identity[:_IDENTITY_CHARACTERS]}"
+    )
+
+
+@contextmanager
+def hold(folder: Path, key: str, progress: Progress) -> Iterator[None]:
+    """Have an environment's folder to oneself; says so when another process has it.
+
+    Raises:
+        EnvironmentBuildError: the home cannot be written to.
+    """
+    try:
+        lock_file(folder).parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(lock_file(folder))
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            progress.note(f"waiting for another process, which is building {key}")
+            lock.acquire()
+    except OSError as error:
+        raise EnvironmentBuildError(
+            f"the folder of managed environments cannot be written to: {error.strerror}",
+            where=str(folder.parent),
+            cure="set PREPARE_HOME to a folder that you may write to",
+        ) from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def is_held(folder: Path) -> bool:
+    """Whether some process has the environment's folder to itself now."""
+    if not lock_file(folder).exists():
+        return False
+    lock = FileLock(lock_file(folder))
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        return True
+    lock.release()
+    return False
+
+
+def lock_file(folder: Path) -> Path:
+    """Beside the environments and never removed: removing a lock file is a race of its own."""
+    return folder.parent / ".locks" / f"{folder.name}.lock"

@@ -1,0 +1,185 @@
+"""Runs uv: finds it, gives it a clean process environment, follows it, explains its failures."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import signal
+import subprocess
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from pipeline.environments.package_sources import package_source_variables
+from pipeline.errors import EnvironmentBuildError
+
+_LINES_QUOTED = 12
+_SECONDS_BETWEEN_LOOKS = 0.2
+_PR_SET_PDEATHSIG = 1
+
+# What would make uv or Python install into or read from another place than the one we name, or
+# install something else than the lock says.
+_FOREIGN_VARIABLES = (
+    "PYTHONHOME",
+    "PYTHONPATH",
+    "VIRTUAL_ENV",
+    "UV_CONSTRAINT",
+    "UV_EXCLUDE_NEWER",
+    "UV_OVERRIDE",
+    "UV_PYTHON",
+    "UV_REQUIRE_HASHES",
+    "UV_SYSTEM_PYTHON",
+)
+
+_CURES: tuple[tuple[str, str], ...] = (
+    (
+        r"No space left on device|Disk quota exceeded|os error (28|122)",
+        "free some disk, or set PREPARE_HOME (and UV_CACHE_DIR) to a larger one",
+    ),
+    (
+        r"invalid peer certificate|UnknownIssuer|certificate verify failed",
+        "let uv trust your site's certificate: set SSL_CERT_FILE, or UV_SYSTEM_CERTS=1",
+    ),
+    (
+        r"dns error|Connection refused|error sending request|timed out|timeout|network was disabled"
+        r"|Failed to fetch",
+        "check the network; behind a mirror set UV_DEFAULT_INDEX, and UV_FIND_LINKS to where "
+        "torch's CPU wheel is; or name an interpreter in the settings file",
+    ),
+    (
+        r"no usable wheels|no wheels with a matching|not compatible with|requires Python|Python ABI"
+        r"|Python version",
+        "run prepare with Python 3.11 on x86-64 Linux, which the locks were resolved for, or name "
+        "an interpreter in the settings file",
+    ),
+    (
+        r"Permission denied|Read-only file system|os error (13|30)",
+        "set PREPARE_HOME (and UV_CACHE_DIR) to a folder that you may write to",
+    ),
+    (
+        r"No solution found|not found in the package registry|there is no version",
+        "the package index lacks a locked version: point UV_DEFAULT_INDEX and UV_FIND_LINKS at one "
+        "that has it, or name an interpreter in the settings file",
+    ),
+)
+
+
+def find_uv() -> Path:
+    """The uv that came with this program.
+
+    Raises:
+        EnvironmentBuildError: it is gone.
+    """
+    from uv import find_uv_bin
+
+    try:
+        return Path(find_uv_bin())
+    except FileNotFoundError as error:
+        raise EnvironmentBuildError(
+            "the uv program is missing", cure="reinstall this package: its dependency uv is damaged"
+        ) from error
+
+
+def installer_variables() -> dict[str, str]:
+    """The process environment for uv: ours, with pip's package sources, without strays."""
+    environment = {key: value for key, value in os.environ.items() if key not in _FOREIGN_VARIABLES}
+    return environment | package_source_variables(environment)
+
+
+def run_uv(
+    arguments: Sequence[str],
+    *,
+    folder: Path,
+    variables: dict[str, str],
+    watch: Callable[[str], None] | None = None,
+    look: Callable[[], None] | None = None,
+) -> None:
+    """Run uv to its end; it dies with this process.
+
+    Args:
+        arguments: uv's, without its own name.
+        folder: where to run it; no project of the user's may lie there, uv would read it.
+        variables: the process environment.
+        watch: called with each line that uv prints, from another thread.
+        look: called a few times a second while uv runs.
+
+    Raises:
+        EnvironmentBuildError: uv failed; its last lines are quoted and a cure is named.
+    """
+    command = [str(find_uv()), *arguments]
+    lines: deque[str] = deque(maxlen=200)
+    process = subprocess.Popen(
+        command,
+        cwd=folder,
+        env=variables,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        # Otherwise the uv of a killed build goes on writing into what the next build clears.
+        preexec_fn=die_with_parent,
+    )
+    reader = threading.Thread(target=_read, args=(process, lines, watch), daemon=True)
+    reader.start()
+    try:
+        while not _ended(process):
+            if look is not None:
+                look()
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+        reader.join()
+        if process.stdout is not None:
+            process.stdout.close()
+    if process.returncode != 0:
+        raise _failure(command, process.returncode, list(lines))
+
+
+def cure_for(output: str) -> str:
+    """What the user can do about a failed installation, told by uv's output."""
+    for pattern, cure in _CURES:
+        if re.search(pattern, output, re.IGNORECASE):
+            return cure
+    return "run `prepare env doctor`; uv's own words are above"
+
+
+def die_with_parent() -> None:
+    """In a child before its program starts: be killed when the parent ends, however it ends."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+# Loaded beforehand: between fork and exec nothing may take a lock.
+_LIBC = ctypes.CDLL(None)
+
+
+def _read(
+    process: subprocess.Popen[str], lines: deque[str], watch: Callable[[str], None] | None
+) -> None:
+    if process.stdout is None:
+        return
+    for line in process.stdout:
+        lines.append(line.rstrip())
+        if watch is not None:
+            watch(line.strip())
+
+
+def _ended(process: subprocess.Popen[str]) -> bool:
+    try:
+        process.wait(timeout=_SECONDS_BETWEEN_LOOKS)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def _failure(command: list[str], code: int, lines: list[str]) -> EnvironmentBuildError:
+    said = [line for line in lines if line and not line.startswith((" + ", " - "))]
+    quoted = "\n".join(f"    {line}" for line in said[-_LINES_QUOTED:])
+    return EnvironmentBuildError(
+        f"uv could not install (exit code {code}). Its last lines:\n{quoted}",
+        where=" ".join(command),
+        cure=cure_for("\n".join(said)),
+    )

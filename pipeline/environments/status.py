@@ -1,0 +1,112 @@
+"""How environments stand; builds and mends nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipeline.environments.definition import (
+    Accelerator,
+    Definition,
+    EnvironmentName,
+    define,
+)
+from pipeline.environments.external import external_identity, require_modules
+from pipeline.environments.folders import environment_folder, is_held
+from pipeline.environments.health import find_fault
+from pipeline.environments.record import folder_bytes, read_record
+from pipeline.errors import EnvironmentBuildError
+
+if TYPE_CHECKING:
+    from pipeline.settings import EnvironmentOverride, Settings
+
+
+class EnvironmentState(StrEnum):
+    """How an environment stands."""
+
+    MISSING = "missing"
+    READY = "ready"
+    BROKEN = "broken"
+    BUILDING = "building"
+    EXTERNAL = "external"
+
+
+@dataclass(frozen=True)
+class EnvironmentStatus:
+    """How an environment stands.
+
+    Attributes:
+        key: its name in folders and messages, such as ``serve-cpu``.
+        path: its folder; an external one's interpreter.
+        size_bytes: disk that it takes; 0 where it is missing or external.
+        reason: what is wrong with a broken one, else empty.
+    """
+
+    key: str
+    name: EnvironmentName
+    accelerator: Accelerator
+    state: EnvironmentState
+    path: Path
+    size_bytes: int
+    identity: str
+    reason: str = ""
+
+
+def status(name: str, accelerator: Accelerator, settings: Settings) -> EnvironmentStatus:
+    """How an environment stands; builds and mends nothing.
+
+    Raises:
+        UsageError: there is no environment of that name.
+    """
+    definition = define(name, accelerator)
+    override = settings.environments.get(definition.name)
+    if override is None:
+        return defined_status(definition, settings.home)
+    return _external_status(definition, override)
+
+
+def defined_status(definition: Definition, home: Path) -> EnvironmentStatus:
+    """How the environment of a definition stands."""
+    folder = environment_folder(home, definition)
+    reason = ""
+    size = 0
+    if is_held(folder):
+        state = EnvironmentState.BUILDING
+    elif not folder.is_dir():
+        state = EnvironmentState.MISSING
+    else:
+        record = read_record(folder)
+        reason = find_fault(definition, folder, record) or ""
+        size = record.size_bytes if record else folder_bytes(folder)
+        state = EnvironmentState.BROKEN if reason else EnvironmentState.READY
+    return EnvironmentStatus(
+        key=definition.key,
+        name=definition.name,
+        accelerator=definition.accelerator,
+        state=state,
+        path=folder,
+        size_bytes=size,
+        identity=definition.identity,
+        reason=reason,
+    )
+
+
+def _external_status(definition: Definition, override: EnvironmentOverride) -> EnvironmentStatus:
+    digest, reason = "", ""
+    try:
+        digest = external_identity(override)[0]
+        require_modules(definition, override)
+    except EnvironmentBuildError as error:
+        reason = error.what
+    return EnvironmentStatus(
+        key=str(definition.name),
+        name=definition.name,
+        accelerator=definition.accelerator,
+        state=EnvironmentState.BROKEN if reason else EnvironmentState.EXTERNAL,
+        path=override.python,
+        size_bytes=0,
+        identity=digest,
+        reason=reason,
+    )

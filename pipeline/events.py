@@ -1,0 +1,67 @@
+"""Progress events: JSON lines that a worker or a stage writes and the command line draws.
+
+One event is one line: ``{"event": "progress", "task": str, "done": int, "total": int | null,
+"unit": str}`` or ``{"event": "note", "text": str}`` (something a user should read, such as a
+group size that was lowered) or ``{"event": "error", ...}`` as :meth:`PrepareError.to_dict` gives.
+
+Workers import this module inside their own environments: it uses the standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import threading
+from typing import Any, Protocol
+
+EVENTS_FD_VARIABLE = "PREPARE_EVENTS_FD"
+
+
+class Progress(Protocol):
+    """Whoever wants to hear how far a piece of work is."""
+
+    def advance(self, task: str, done: int, total: int | None, unit: str = "") -> None:
+        """`task` has finished `done` of `total` `unit`s (total None: not known)."""
+
+    def note(self, text: str) -> None:
+        """Say something aloud that the user should read."""
+
+
+class Silent:
+    """Drops every event; for library use and tests."""
+
+    def advance(self, task: str, done: int, total: int | None, unit: str = "") -> None:
+        """Drop the event."""
+
+    def note(self, text: str) -> None:
+        """Drop the event."""
+
+
+class EventWriter:
+    """Writes events as JSON lines to a file descriptor; safe from several threads."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._lock = threading.Lock()
+
+    def advance(self, task: str, done: int, total: int | None, unit: str = "") -> None:
+        """Write a progress event."""
+        self.write({"event": "progress", "task": task, "done": done, "total": total, "unit": unit})
+
+    def note(self, text: str) -> None:
+        """Write a note event."""
+        self.write({"event": "note", "text": text})
+
+    def write(self, event: dict[str, Any]) -> None:
+        """Write one event; a reader that went away is no error of the worker's."""
+        line = (json.dumps(event) + "\n").encode()
+        with self._lock, contextlib.suppress(OSError):
+            os.write(self._descriptor, line)
+
+
+def worker_progress() -> Progress:
+    """The progress sink of a worker: the inherited descriptor, else standard error."""
+    descriptor = os.environ.get(EVENTS_FD_VARIABLE)
+    return EventWriter(int(descriptor) if descriptor else sys.stderr.fileno())

@@ -1,0 +1,179 @@
+"""What `prepare model` would do, without doing it: what is cached, sizes, and expected times."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.checkpoint import Checkpoint
+from pipeline.digest import FileDigests
+from pipeline.environments.environment import Accelerator, EnvironmentStatus, status
+from pipeline.events import Progress
+from pipeline.preparation import (
+    ENVIRONMENTS,
+    Choices,
+    Request,
+    choose,
+    demo_stage,
+    locate,
+    make_plan,
+)
+from pipeline.records import StageSpec
+from pipeline.settings import Settings
+from pipeline.store import RECORD, Store
+
+
+class NotMadeYetError(Exception):
+    """The demo checkpoint is not in the store, so nothing later has a key yet."""
+
+
+@dataclass(frozen=True)
+class PlannedStage:
+    """One stage: is it done, and how long did such stages take here so far."""
+
+    name: str
+    variant: str
+    cached: bool
+    expected_seconds: float | None
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """All that `prepare plan` tells."""
+
+    choices: Choices
+    checkpoint: Checkpoint | None
+    stages: tuple[PlannedStage, ...]
+    environments: tuple[EnvironmentStatus, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for `--json`."""
+        checkpoint = self.checkpoint
+        return {
+            "schema_version": 1,
+            "options": self.choices.to_dict(),
+            "checkpoint": checkpoint.model_dump(mode="json", exclude={"files"})
+            if checkpoint
+            else None,
+            "stages": [vars(stage) for stage in self.stages],
+            "environments": [
+                {"environment": env.key, "state": str(env.state), "size_bytes": env.size_bytes}
+                for env in self.environments
+            ],
+            "expected_seconds": self.expected_seconds(),
+        }
+
+    def headline(self) -> str:
+        """The checkpoint in a line."""
+        if self.checkpoint is None:
+            return f"{self.choices.reference.text}: not made yet; its stages get keys once it is"
+        c = self.checkpoint
+        return (
+            f"{c.ref}: {c.architecture}, {c.parameters / 1e6:,.0f} M parameters, {c.dtype}, "
+            f"{c.weights_bytes / 1e6:,.1f} MB, digest {c.digest[:12]}"
+        )
+
+    def stage_rows(self) -> list[list[str]]:
+        """Rows of the stages' table."""
+        return [
+            [s.name, s.variant, "cached" if s.cached else "to run", expected_words(s)]
+            for s in self.stages
+        ]
+
+    def environment_rows(self) -> list[list[str]]:
+        """Rows of the environments' table."""
+        return [
+            [env.key, str(env.state), f"{env.size_bytes / 1e9:.1f} GB" if env.size_bytes else "-"]
+            for env in self.environments
+        ]
+
+    def expected_seconds(self) -> float | None:
+        """Sum over stages to run; None while one of them was never measured here."""
+        times = [stage.expected_seconds for stage in self.stages if not stage.cached]
+        known = [time for time in times if time is not None]
+        return sum(known) if len(known) == len(times) else None
+
+    def total(self) -> str:
+        """The bottom line."""
+        to_run = sum(not stage.cached for stage in self.stages)
+        seconds = self.expected_seconds()
+        words = f"about {seconds / 60:.1f} minutes" if seconds is not None else "time not known yet"
+        return f"{to_run} stages to run, {len(self.stages) - to_run} cached; {words}"
+
+
+def expected_words(stage: PlannedStage) -> str:
+    """The expected time in words."""
+    if stage.cached:
+        return "-"
+    if stage.expected_seconds is None:
+        return "not measured here yet"
+    return f"{stage.expected_seconds:.0f} s"
+
+
+def forecast(request: Request, settings: Settings, progress: Progress) -> Forecast:
+    """Lay out the request's plan and look up what is cached; no stage is run.
+
+    Raises:
+        PrepareError: as `prepare model` would, for bad options or a bad checkpoint.
+    """
+    choices = choose(request, settings)
+    store = Store(settings.store.resolve())
+    accelerator = Accelerator(choices.profile.accelerator)
+    digests = FileDigests(settings.home / "digests.db")
+
+    def made_demo(spec: StageSpec) -> Path:
+        if store.find(spec.stage, spec.key) is None:
+            raise NotMadeYetError
+        return store.stage_folder(spec.stage, spec.key) / "output"
+
+    specs: list[StageSpec]
+    checkpoint: Checkpoint | None = None
+    try:
+        checkpoint = locate(choices, settings, made_demo, digests, progress)
+        specs = make_plan(choices, checkpoint, settings, digests, progress).stages()
+    except NotMadeYetError:
+        specs = [demo_stage(choices, settings)]
+    seen = seen_seconds(store)
+    return Forecast(
+        choices=choices,
+        checkpoint=checkpoint,
+        stages=tuple(planned(spec, store, seen) for spec in specs),
+        environments=tuple(status(name, accelerator, settings) for name in ENVIRONMENTS),
+    )
+
+
+def planned(
+    spec: StageSpec, store: Store, seen: dict[tuple[str, str], list[float]]
+) -> PlannedStage:
+    """One stage with what the store knows of such stages."""
+    name, kind = kind_of(spec.stage, spec.parameters)
+    times = seen.get((spec.stage, kind))
+    return PlannedStage(
+        name=name,
+        variant=spec.variant,
+        cached=store.find(spec.stage, spec.key) is not None,
+        expected_seconds=statistics.median(times) if times else None,
+    )
+
+
+def kind_of(stage: str, parameters: dict[str, Any]) -> tuple[str, str]:
+    """A stage's name for people, and what its duration depends on most."""
+    if stage in ("evaluate", "questions"):
+        kind = str(parameters["suite"]["kind"])
+        return f"{stage} {kind}", kind
+    if stage == "quantize":
+        return stage, str(parameters["quantization"]["kind"])
+    return stage, ""
+
+
+def seen_seconds(store: Store) -> dict[tuple[str, str], list[float]]:
+    """Durations of the finished stages in the store, by stage and kind."""
+    seen: dict[tuple[str, str], list[float]] = {}
+    for path in (store.root / "stages").glob(f"*/*/{RECORD}"):
+        record = json.loads(path.read_text(encoding="utf-8"))
+        _, kind = kind_of(record["stage"], record["parameters"])
+        seen.setdefault((record["stage"], kind), []).append(float(record["seconds"]))
+    return seen

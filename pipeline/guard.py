@@ -1,0 +1,92 @@
+"""A small parent for every process we start, so that nothing outlives us.
+
+Run as ``python guard.py LIFELINE_FD GRACE_SECONDS COMMAND...`` in a session of its own. It starts
+the command in its own process group and ends the whole group (SIGTERM, then SIGKILL after the
+grace) as soon as the command ends, or the lifeline closes: the other end of that pipe is held by
+whoever started us, and the kernel closes it however that process dies, SIGKILL included.
+
+Standard library only: it is run by path with any interpreter.
+"""
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+PR_SET_PDEATHSIG = 1
+POLL_SECONDS = 0.05
+
+
+def die_with_parent() -> None:
+    """Linux: have the kernel kill the child should this guard itself be killed."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def others_in_group() -> list[int]:
+    """Process ids of our process group that still run, ourselves left out."""
+    group, own, found = os.getpgrp(), os.getpid(), []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == own:
+            continue
+        with contextlib.suppress(OSError, IndexError, ValueError):
+            # The command's name is in parentheses and may hold blanks; fields follow the last one.
+            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            if int(fields[2]) == group and fields[0] != "Z":
+                found.append(int(entry.name))
+    return found
+
+
+def end_group(grace_seconds: float) -> None:
+    """SIGTERM, then after the grace SIGKILL, to every other process of our group."""
+    deadline = time.monotonic() + grace_seconds
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        while members := others_in_group():
+            for pid in members:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+            with contextlib.suppress(ChildProcessError):
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+            if number == signal.SIGTERM and time.monotonic() > deadline:
+                break
+            time.sleep(POLL_SECONDS * 4)
+
+
+def guard(lifeline: int, grace_seconds: float, command: list[str]) -> int:
+    """Run `command` to its end or the lifeline's; its exit code as a shell would give it."""
+    asked_to_stop = False
+
+    def stop(number: int, frame: object) -> None:
+        nonlocal asked_to_stop
+        asked_to_stop = True
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, stop)
+    # The command inherits whatever descriptors it was meant to get, but never the lifeline.
+    os.set_inheritable(lifeline, False)
+    try:
+        child = subprocess.Popen(command, preexec_fn=die_with_parent, close_fds=False)
+    except OSError as error:
+        print(f"cannot start {command[0]}: {error.strerror}", file=sys.stderr)
+        return 127
+    while child.poll() is None and not asked_to_stop:
+        ready, _, _ = select.select([lifeline], [], [], POLL_SECONDS)
+        if ready and not os.read(lifeline, 1):
+            break
+    code = child.poll()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    end_group(grace_seconds)
+    if code is None:
+        code = child.wait()
+    return 128 - code if code < 0 else code
+
+
+if __name__ == "__main__":
+    sys.exit(guard(int(sys.argv[1]), float(sys.argv[2]), sys.argv[3:]))

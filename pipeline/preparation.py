@@ -1,0 +1,237 @@
+"""From what a user asked for to a plan: finds the checkpoint, recipes, profile and identities."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline import catalog
+from pipeline.checkpoint import Checkpoint, Reference, inspect_folder, parse_reference
+from pipeline.data_sources import SourceResolver
+from pipeline.demo_model import DEMO_LOCK
+from pipeline.digest import FileDigests, digest_bytes
+from pipeline.environments.environment import Accelerator, identity
+from pipeline.errors import CheckpointError, UsageError
+from pipeline.events import Progress
+from pipeline.hardware import gpu_name, hardware
+from pipeline.hub import download
+from pipeline.plan import Plan, Planner, stage_spec
+from pipeline.records import StageSpec
+from pipeline.settings import Settings
+from recipes.schema import Policy, Recipe, ServingProfile
+
+ENVIRONMENTS = ("quantize", "serve", "evaluate")
+DEFAULT_RECIPES = ("fp8-dynamic", "awq-w4a16")
+
+
+@dataclass(frozen=True)
+class Request:
+    """The options of `prepare model`, as given; None where a default depends on the rest."""
+
+    checkpoint: str
+    recipes: tuple[str, ...]
+    profile: str
+    policy: str | None
+    name: str | None
+    registry: str | None
+    eval_data: Path | None
+    trust_remote_code: bool
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What the request comes to, found without touching the checkpoint."""
+
+    reference: Reference
+    recipes: tuple[Recipe, ...]
+    baseline: Recipe
+    profile: ServingProfile
+    policy: Policy
+    name: str
+    registry: str
+    eval_data: Path | None
+    trust_remote_code: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for the run's record."""
+        return {
+            "checkpoint": self.reference.text,
+            "recipes": [recipe.name for recipe in self.recipes],
+            "profile": self.profile.name,
+            "policy": self.policy.name,
+            "name": self.name,
+            "registry": self.registry,
+            "eval_data": str(self.eval_data) if self.eval_data else None,
+            "trust_remote_code": self.trust_remote_code,
+        }
+
+
+def choose(request: Request, settings: Settings) -> Choices:
+    """Resolve names and defaults.
+
+    Raises:
+        UsageError: something named does not exist, or a recipe has no margin in the policy.
+    """
+    reference = parse_reference(request.checkpoint)
+    policy = catalog.load_policy(
+        request.policy or ("demo" if reference.kind == "demo" else "default")
+    )
+    names = list(dict.fromkeys(request.recipes or DEFAULT_RECIPES))
+    recipes = tuple(catalog.load_recipe(name) for name in names)
+    for recipe in recipes:
+        check_margins(recipe, policy)
+    return Choices(
+        reference=reference,
+        recipes=recipes,
+        baseline=catalog.load_recipe(catalog.BASELINE),
+        profile=choose_profile(request.profile),
+        policy=policy,
+        name=request.name or reference.short_name,
+        registry=registry_uri(request.registry, settings),
+        eval_data=request.eval_data.expanduser().resolve() if request.eval_data else None,
+        trust_remote_code=request.trust_remote_code,
+    )
+
+
+def registry_uri(given: str | None, settings: Settings) -> str:
+    """The registry asked for, else an embedded one beside the store's stages."""
+    return given or f"sqlite:///{settings.store.resolve() / 'registry.db'}"
+
+
+def check_margins(recipe: Recipe, policy: Policy) -> None:
+    """Raise UsageError unless the policy says what this recipe may lose on every suite."""
+    if recipe.family == "baseline":
+        raise UsageError(
+            f"'{recipe.name}' changes nothing, so there is nothing to promote",
+            where=f"--recipe {recipe.name}",
+            cure=f"known: {', '.join(catalog.recipe_names())}",
+        )
+    for name, suite in policy.suites.items():
+        if recipe.family not in suite.margins:
+            raise UsageError(
+                f"the policy '{policy.name}' has no margin for {recipe.family} recipes",
+                where=f"policy key suites.{name}.margins",
+                cure=f"add '{recipe.family}: 0.02' there",
+            )
+
+
+def choose_profile(name: str) -> ServingProfile:
+    """The profile of that name; 'auto' goes by the GPU's name, and is 'cpu' without a GPU."""
+    if name != "auto":
+        return catalog.load_profile(name)
+    gpu = gpu_name()
+    if gpu is None:
+        return catalog.load_profile("cpu")
+    profile = catalog.profile_for_gpu(gpu)
+    if profile is None:
+        raise UsageError(
+            f"no serving profile is known for the GPU '{gpu}'",
+            where="--profile auto",
+            cure=f"choose one of {', '.join(catalog.profile_names())}, or give the path of a "
+            "YAML file of your own (docs/recipes.md)",
+        )
+    return profile
+
+
+def demo_stage(choices: Choices, settings: Settings) -> StageSpec:
+    """The stage that makes the demo checkpoint."""
+    accelerator = Accelerator(choices.profile.accelerator)
+    return stage_spec(
+        "demo_checkpoint",
+        "demo",
+        {
+            "model": choices.reference.name,
+            "package": digest_bytes(DEMO_LOCK.read_bytes()),
+            "environment": identity("quantize", accelerator, settings),
+        },
+        {},
+        {"environment": "quantize"},
+        settings.store,
+    )
+
+
+def locate(
+    choices: Choices,
+    settings: Settings,
+    make_demo: Callable[[StageSpec], Path],
+    digests: FileDigests,
+    progress: Progress,
+) -> Checkpoint:
+    """Find, fetch or make the checkpoint, and inspect it.
+
+    Args:
+        choices: names the checkpoint.
+        settings: where things are kept.
+        make_demo: runs the demo's stage and returns the checkpoint's folder.
+        digests: cached file digests.
+        progress: hears of downloads and hashing.
+
+    Raises:
+        CheckpointError: it is missing, damaged, not supported or already quantized.
+    """
+    reference = choices.reference
+    revision = None
+    if reference.kind == "demo":
+        folder = make_demo(demo_stage(choices, settings))
+    elif reference.kind == "hub":
+        folder, revision = download(reference.name, reference.revision, progress=progress)
+    else:
+        folder = Path(reference.name).expanduser()
+    checkpoint = inspect_folder(
+        folder,
+        ref=reference.text,
+        kind=reference.kind,
+        revision=revision,
+        digests=digests,
+        progress=progress,
+    )
+    check_supported(checkpoint, choices)
+    return checkpoint
+
+
+def check_supported(checkpoint: Checkpoint, choices: Choices) -> None:
+    """Raise CheckpointError for what no recipe here can start from."""
+    config = str(checkpoint.path / "config.json")
+    if checkpoint.quantized:
+        raise CheckpointError(
+            "the checkpoint is already quantized",
+            where=f"{config}, key quantization_config",
+            cure="give the original 16-bit checkpoint",
+        )
+    if not checkpoint.architecture.endswith(("ForCausalLM", "LMHeadModel")):
+        raise CheckpointError(
+            f"the architecture '{checkpoint.architecture}' is not supported: "
+            "only text-generating decoders are (names that end in ForCausalLM)",
+            where=f"{config}, key architectures",
+            cure="give a decoder-only language model",
+        )
+    if checkpoint.needs_remote_code and not choices.trust_remote_code:
+        raise CheckpointError(
+            "the checkpoint comes with Python code of its own that would have to be run",
+            where=f"{config}, key auto_map",
+            cure="read that code; if you trust it, add --yes-trust-remote-code",
+        )
+
+
+def make_plan(
+    choices: Choices,
+    checkpoint: Checkpoint,
+    settings: Settings,
+    digests: FileDigests,
+    progress: Progress,
+) -> Plan:
+    """The plan for these choices; raises PrepareError where data cannot be had."""
+    accelerator = Accelerator(choices.profile.accelerator)
+    identities = {name: identity(name, accelerator, settings) for name in ENVIRONMENTS}
+    return Planner(
+        checkpoint=checkpoint,
+        profile=choices.profile,
+        policy=choices.policy,
+        identities=identities,
+        hardware=hardware(),
+        sources=SourceResolver(choices.eval_data, identities["evaluate"], digests, progress),
+        store=settings.store.resolve(),
+        trust_remote_code=choices.trust_remote_code,
+    ).plan(list(choices.recipes), choices.baseline)

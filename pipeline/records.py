@@ -1,0 +1,111 @@
+"""What is written down: of a stage, of a gate, of a variant, of a whole run.
+
+Frozen models with a `schema_version`; `RunReport` is also what `--json` prints.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from eval_gates.records import GateReport, Record, ThroughputReport, Verdict
+
+SCHEMA_VERSION = 1
+
+StageStatus = Literal["ran", "reused", "failed"]
+
+
+class StageSpec(Record):
+    """All that `prepare stage run` needs: what to do (part of the key) and where (not part)."""
+
+    schema_version: int = Field(SCHEMA_VERSION, description="of this record")
+    stage: str = Field(description="name of the stage, a module of pipeline.stages")
+    variant: str = Field(description="name of the recipe whose variant this is about")
+    key: str = Field(description="digest of stage, revision, parameters and inputs' keys")
+    parameters: dict[str, Any] = Field(description="everything that can change the output")
+    inputs: dict[str, StageReference] = Field(description="earlier stages, by role")
+    runtime: dict[str, Any] = Field(
+        description="where to do it: an endpoint's URL, an interpreter; never changes the output"
+    )
+    store: str = Field(description="folder of the store")
+
+    def as_reference(self) -> StageReference:
+        """This stage as an input of a later one."""
+        return StageReference(stage=self.stage, key=self.key)
+
+
+class StageReference(Record):
+    """A finished stage, as a later stage's input."""
+
+    stage: str = Field(description="name of the stage")
+    key: str = Field(description="its key in the store")
+
+
+StageSpec.model_rebuild()
+
+
+class StageRecord(Record):
+    """What a finished stage left beside its outputs, as stage.json."""
+
+    schema_version: int = Field(SCHEMA_VERSION, description="of this record")
+    stage: str = Field(description="name of the stage")
+    variant: str = Field(description="name of the recipe it was first run for")
+    key: str = Field(description="digest that the folder is named by")
+    parameters: dict[str, Any] = Field(description="as in the spec")
+    inputs: dict[str, StageReference] = Field(description="as in the spec")
+    result: dict[str, Any] = Field(description="facts that later stages and reports read")
+    notes: list[str] = Field(description="what was said aloud while it ran")
+    seconds: float = Field(description="wall time")
+    finished: str = Field(description="UTC time, ISO 8601")
+    peak_memory_bytes: int | None = Field(
+        None, description="largest resident set of the stage's worker, when there was one"
+    )
+
+
+class VariantReport(Record):
+    """What became of one recipe."""
+
+    recipe: str
+    weights_bytes: int | None = Field(description="None when it was never made")
+    verdict: Verdict | Literal["error"]
+    reason: str = Field(description="why, in words; for an error what, where and the cure")
+    promoted: bool
+    registry_version: str | None = Field(None, description="when it was registered")
+    gates: list[GateReport]
+    throughput: ThroughputReport | None
+
+
+class StageReport(Record):
+    """How one stage of a run ended."""
+
+    name: str
+    variant: str
+    status: StageStatus
+    seconds: float
+    key: str
+
+
+class CheckpointReport(Record):
+    """Which checkpoint a run was about."""
+
+    ref: str = Field(description="as the user named it")
+    digest: str = Field(description="sha256 over its files' digests")
+
+
+class RunReport(Record):
+    """A whole run: what `--json` prints and run.json keeps."""
+
+    schema_version: int = SCHEMA_VERSION
+    run: str = Field(description="id of the run")
+    status: Literal["running", "finished", "failed", "interrupted"]
+    exit_code: int | None
+    started: str
+    seconds: float
+    command: dict[str, Any] = Field(description="options as resolved")
+    checkpoint: CheckpointReport | None
+    registered_name: str | None = Field(None, description="name in the model registry")
+    variants: list[VariantReport]
+    stages: list[StageReport]
+    notes: list[str] = Field(description="what was said aloud")
+    error: dict[str, str] | None = Field(None, description="of a run that failed as a whole")

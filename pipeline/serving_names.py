@@ -1,0 +1,3 @@
+"""The name that every server gives its model; apart, since workers import it too."""
+
+SERVED_NAME = "model"

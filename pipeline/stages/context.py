@@ -1,0 +1,175 @@
+"""What a running stage has at hand, and how it is run into the store."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from pipeline import errors
+from pipeline.events import EVENTS_FD_VARIABLE, Progress
+from pipeline.processes import GuardedProcess
+from pipeline.records import StageRecord, StageSpec
+from pipeline.serving import server_environment
+from pipeline.stages import stage_module
+from pipeline.store import RECORD, Store, write_atomically
+
+BOOTSTRAP = Path(__file__).parents[1] / "workers" / "bootstrap.py"
+
+
+@dataclass
+class StageContext:
+    """One stage's parameters, inputs, output folder and way to report progress."""
+
+    spec: StageSpec
+    folder: Path
+    store: Store
+    progress: Progress
+    notes: list[str] = field(default_factory=list)
+    peak_memory_bytes: int | None = None
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """What can change the output."""
+        return self.spec.parameters
+
+    @property
+    def runtime(self) -> dict[str, Any]:
+        """Where to do it."""
+        return self.spec.runtime
+
+    def input_folder(self, role: str) -> Path:
+        """The outputs of the earlier stage in that role."""
+        reference = self.spec.inputs[role]
+        return self.store.stage_folder(reference.stage, reference.key)
+
+    def input_record(self, role: str) -> StageRecord:
+        """The record of the earlier stage in that role; raises StageError when it is missing."""
+        reference = self.spec.inputs[role]
+        record = self.store.find(reference.stage, reference.key)
+        if record is None:
+            raise errors.StageError(
+                f"the stage '{self.spec.stage}' needs '{reference.stage}' done before",
+                where=str(self.store.stage_folder(reference.stage, reference.key)),
+                cure="run the whole command again",
+            )
+        return record
+
+    def advance(self, task: str, done: int, total: int | None, unit: str = "") -> None:
+        """Report progress, named by the variant."""
+        self.progress.advance(f"{self.spec.variant}: {task}", done, total, unit)
+
+    def note(self, text: str) -> None:
+        """Say something aloud, and keep it in the record."""
+        self.notes.append(text)
+        self.progress.note(f"{self.spec.variant}: {text}")
+
+    def output_folder(self) -> Path:
+        """Make the folder `output/`, for stages whose output is a folder of its own."""
+        folder = self.folder / "output"
+        folder.mkdir()
+        return folder
+
+    def run_worker(
+        self, worker: str, worker_spec: dict[str, Any], *, output: Path | None = None
+    ) -> dict[str, Any]:
+        """Run `pipeline.workers.<worker>` in the stage's environment and return its result.
+
+        Args:
+            worker: module name.
+            worker_spec: what the worker is told.
+            output: existing folder that it writes into; the stage's own when None.
+
+        Raises:
+            PrepareError: what the worker raised, or WorkerError when it died; its log is named.
+        """
+        spec_file = self.folder / "worker-spec.json"
+        result_file = self.folder / "worker-result.json"
+        log = self.folder / "worker.log"
+        spec_file.write_text(json.dumps(worker_spec))
+        events_read, events_write = os.pipe()
+        forwarder = threading.Thread(target=self._forward, args=(events_read,), daemon=True)
+        environment = server_environment(os.environ, {EVENTS_FD_VARIABLE: str(events_write)})
+        if worker_spec.get("needs_hub"):
+            environment.pop("HF_HUB_OFFLINE", None)
+        try:
+            with log.open("ab") as log_file:
+                process = GuardedProcess(
+                    [
+                        self.runtime["python"],
+                        str(BOOTSTRAP),
+                        f"pipeline.workers.{worker}",
+                        *(str(path) for path in (spec_file, result_file, output or self.folder)),
+                    ],
+                    environment=environment,
+                    output=log_file,
+                    pass_descriptors=[events_write],
+                )
+        finally:
+            os.close(events_write)
+        forwarder.start()
+        with process:
+            code = process.wait()
+        forwarder.join()
+        return self._worker_result(code, result_file, log)
+
+    def _worker_result(self, code: int, result_file: Path, log: Path) -> dict[str, Any]:
+        if not result_file.is_file():
+            raise errors.WorkerError(
+                f"the worker of '{self.spec.stage}' ended with exit code {code} and no result"
+                + (" (killed; often the machine is out of memory)" if code == 137 else ""),
+                where=str(log),
+                cure="read the log; running the same command again continues from here",
+            )
+        answer = json.loads(result_file.read_text())
+        self.peak_memory_bytes = answer.get("peak_memory_bytes")
+        if not answer["ok"]:
+            error = errors.from_dict(answer["error"])
+            error.where = error.where or str(log)
+            error.cure = error.cure or "read the log; mend the cause and run the command again"
+            raise error
+        result: dict[str, Any] = answer["result"]
+        return result
+
+    def _forward(self, descriptor: int) -> None:
+        with os.fdopen(descriptor) as lines:
+            for line in lines:
+                event = json.loads(line)
+                if event["event"] == "progress":
+                    self.advance(event["task"], event["done"], event["total"], event["unit"])
+                elif event["event"] == "note":
+                    self.note(event["text"])
+
+
+def execute(spec: StageSpec, progress: Progress) -> StageRecord:
+    """Run one stage into the store, or find that another process has just done so.
+
+    Raises:
+        PrepareError: why it failed; what it wrote stays in `<key>.partial` for a look.
+    """
+    store = Store(Path(spec.store))
+    with store.writing(spec.stage, spec.key) as folder:
+        if folder is not None:
+            started = time.monotonic()
+            context = StageContext(spec, folder, store, progress)
+            result = stage_module(spec.stage).run(context)
+            record = StageRecord(
+                **spec.model_dump(include={"stage", "variant", "key", "parameters"}),
+                inputs=spec.inputs,
+                result=result,
+                notes=context.notes,
+                seconds=time.monotonic() - started,
+                finished=datetime.now(UTC).isoformat(timespec="seconds"),
+                peak_memory_bytes=context.peak_memory_bytes,
+            )
+            write_atomically(folder / RECORD, record.model_dump_json(indent=1))
+            return record
+    record_found = store.find(spec.stage, spec.key)
+    if record_found is None:
+        raise errors.StoreError("a stage that another process finished has vanished")
+    return record_found

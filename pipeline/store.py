@@ -1,0 +1,174 @@
+"""The store: finished stages by key, each written beside its place and renamed into it.
+
+Layout::
+
+    STORE/stages/<stage>/<key>/           a finished stage: stage.json and its outputs
+    STORE/stages/<stage>/<key>.partial/   one being written, or left by a killed run
+    STORE/locks/<key>.lock                held while a stage is being written
+    STORE/runs/<run id>/                  run.json and the logs of one `prepare model`
+
+A folder is whole if and only if it lies under its final name: `rename` is the last step. Two
+runs on one store are safe: whoever comes second to a stage waits for its lock, then reuses.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pipeline.errors import StoreError
+from pipeline.records import StageRecord
+
+RECORD = "stage.json"
+
+
+class Store:
+    """One folder of finished stages and runs.
+
+    Args:
+        root: made on first use.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def stage_folder(self, stage: str, key: str) -> Path:
+        """Where the outputs of that stage lie, or will lie."""
+        return self.root / "stages" / stage / key
+
+    def find(self, stage: str, key: str) -> StageRecord | None:
+        """The record of a finished stage; None when it has not been done.
+
+        Raises:
+            StoreError: the record is there and cannot be read.
+        """
+        path = self.stage_folder(stage, key) / RECORD
+        try:
+            text = path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise StoreError(
+                f"a stage's record cannot be read: {error}", where=str(path)
+            ) from error
+        try:
+            return StageRecord.model_validate_json(text)
+        except ValueError as error:
+            raise StoreError(
+                "a stage's record is damaged",
+                where=str(path),
+                cure=f"delete the folder to have the stage run again: {path.parent}",
+            ) from error
+
+    def discard(self, stage: str, key: str) -> None:
+        """Remove a finished stage, so that it runs again."""
+        folder = self.stage_folder(stage, key)
+        # Renamed first: a folder under its final name is always whole.
+        doomed = folder.with_name(f"{folder.name}.discarded.{os.getpid()}")
+        with self.errors_explained():
+            folder.rename(doomed)
+            shutil.rmtree(doomed)
+
+    @contextmanager
+    def writing(self, stage: str, key: str) -> Iterator[Path | None]:
+        """Hold the stage's lock and hand out an empty folder to write into.
+
+        Yields None when another process finished the stage while we waited. When the block
+        ends without an exception, and has put a record into the folder, the folder is flushed
+        to disk and renamed to its final name; otherwise it is kept as `<key>.partial` so that
+        its log can be read, and emptied by the next try.
+
+        Raises:
+            StoreError: the disk is full or the store is not writable.
+        """
+        from filelock import FileLock
+
+        final = self.stage_folder(stage, key)
+        partial = final.with_name(final.name + ".partial")
+        with self.errors_explained():
+            locks = self.root / "locks"
+            locks.mkdir(parents=True, exist_ok=True)
+            final.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(locks / f"{key}.lock"):
+            if final.exists():
+                yield None
+                return
+            with self.errors_explained():
+                if partial.exists():
+                    shutil.rmtree(partial)
+                partial.mkdir()
+            with self.errors_explained():
+                yield partial
+                if not (partial / RECORD).is_file():
+                    raise StoreError("a stage ended without a record", where=str(partial))
+                _flush(partial)
+                partial.rename(final)
+                _flush_folder(final.parent)
+
+    def new_run_folder(self, run_id: str) -> Path:
+        """Make and return the folder of one run; raises StoreError when it cannot be made."""
+        folder = self.root / "runs" / run_id
+        with self.errors_explained():
+            folder.mkdir(parents=True)
+        return folder
+
+    def run_folders(self) -> list[Path]:
+        """Folders of all runs, oldest first."""
+        runs = self.root / "runs"
+        return sorted(path for path in runs.iterdir() if path.is_dir()) if runs.is_dir() else []
+
+    @contextmanager
+    def errors_explained(self) -> Iterator[None]:
+        """Turn a full disk or a missing permission into a StoreError with its cure."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise StoreError(
+                    "the disk is full",
+                    where=str(self.root),
+                    cure="free some space, or name another place with --store DIR; "
+                    "finished stages are kept and will be reused",
+                ) from error
+            if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM, errno.ENOTDIR):
+                raise StoreError(
+                    f"the store cannot be written: {error.strerror}",
+                    where=str(error.filename or self.root),
+                    cure="name a folder that you may write with --store DIR",
+                ) from error
+            raise
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write `text` beside `path`, flush it to disk and rename it into place."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    with beside.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
+
+
+def _flush(folder: Path) -> None:
+    for path in folder.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        elif path.is_dir():
+            _flush_folder(path)
+    _flush_folder(folder)
+
+
+def _flush_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

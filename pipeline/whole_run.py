@@ -1,0 +1,73 @@
+"""One `prepare model` from request to report; whatever happens, run.json tells it."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+from pipeline.digest import FileDigests
+from pipeline.environments.environment import Accelerator, ensure
+from pipeline.errors import ExitCode, PrepareError
+from pipeline.events import Progress
+from pipeline.executors.local import LocalExecutor
+from pipeline.preparation import Choices, Request, choose, locate, make_plan
+from pipeline.records import RunReport, StageSpec
+from pipeline.run_log import NotingProgress, RunLog
+from pipeline.runner import Runner
+from pipeline.settings import Settings
+from pipeline.stage_runner import StageRunner
+from pipeline.store import Store
+
+
+def run_model(request: Request, settings: Settings, progress: Progress) -> RunReport:
+    """Run the request to its end.
+
+    Returns:
+        the report, whose `exit_code` says how it went; also kept as run.json.
+
+    Raises:
+        PrepareError: the run failed as a whole; run.json says so too.
+        KeyboardInterrupt: passed on once servers are stopped and run.json is closed.
+    """
+    choices = choose(request, settings)
+    store = Store(settings.store.resolve())
+    log = RunLog(store, choices.to_dict())
+    try:
+        code = run_choices(choices, settings, store, log, NotingProgress(progress, log))
+    except PrepareError as error:
+        log.finish("failed", error.exit_code, error)
+        raise
+    except KeyboardInterrupt:
+        log.finish("interrupted", ExitCode.INTERRUPTED)
+        raise
+    except BaseException:
+        log.finish("failed", ExitCode.UNEXPECTED)
+        raise
+    log.finish("finished", code)
+    return log.report()
+
+
+def run_choices(
+    choices: Choices, settings: Settings, store: Store, log: RunLog, progress: Progress
+) -> ExitCode:
+    """Find the checkpoint, lay out the plan, run it."""
+    accelerator = Accelerator(choices.profile.accelerator)
+
+    @cache
+    def python_of(environment: str) -> Path:
+        return ensure(environment, accelerator, settings, progress).python
+
+    stages = StageRunner(store, LocalExecutor(), python_of, log, progress)
+
+    def make_demo(spec: StageSpec) -> Path:
+        stages.run(spec)
+        return store.stage_folder(spec.stage, spec.key) / "output"
+
+    digests = FileDigests(settings.home / "digests.db")
+    try:
+        checkpoint = locate(choices, settings, make_demo, digests, progress)
+        log.checkpoint(checkpoint.ref, checkpoint.digest, choices.name)
+        plan = make_plan(choices, checkpoint, settings, digests, progress)
+        return Runner(plan, stages).run(name=choices.name, registry=choices.registry)
+    finally:
+        stages.cancel()

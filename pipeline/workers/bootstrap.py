@@ -1,0 +1,34 @@
+"""Starts a worker inside a managed environment: ``python bootstrap.py MODULE SPEC RESULT OUTPUT``.
+
+The environment does not have this project installed, and the project's own site-packages must
+not leak into it (their versions conflict; that is why there are environments). So the three
+packages that workers use are registered by their location, and nothing else is put on the path.
+"""
+
+import importlib.util
+import runpy
+import sys
+from pathlib import Path
+
+
+def register_packages(root: Path) -> None:
+    """Make `pipeline`, `recipes` and `eval_gates` importable from `root` and nothing else."""
+    for name in ("pipeline", "recipes", "eval_gates"):
+        folder = root / name
+        spec = importlib.util.spec_from_file_location(
+            name, folder / "__init__.py", submodule_search_locations=[str(folder)]
+        )
+        if spec is None or spec.loader is None:
+            raise ImportError(f"{folder} is not a package")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        spec.loader.exec_module(module)
+
+
+if __name__ == "__main__":
+    # The script's own folder is first on the path and would shadow modules by its files' names.
+    sys.path.pop(0)
+    register_packages(Path(__file__).resolve().parents[2])
+    worker = sys.argv[1]
+    sys.argv = [worker, *sys.argv[2:]]
+    runpy.run_module(worker, run_name="__main__", alter_sys=False)

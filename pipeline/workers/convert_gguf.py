@@ -1,0 +1,157 @@
+"""Worker: turn a GGUF file into a bf16 safetensors checkpoint, for the demo model.
+
+Runs in the `quantize` environment (transformers 5, gguf, torch). The GGUF tensors are widened
+to bf16, so the result is an ordinary unquantized checkpoint, though its weights carry the
+rounding of the GGUF they came from.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import CheckpointError
+from pipeline.events import Progress
+
+TASK = "convert GGUF"
+STEPS = 4
+END_OF_TURN = "<|im_end|>"
+
+
+def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any]:
+    """Write the checkpoint of `spec["gguf"]` into the empty folder `output`.
+
+    Args:
+        spec: {"gguf": path of a llama-like GGUF file whose chat turns end with <|im_end|>}.
+        progress: told of four steps.
+        output: an existing empty folder.
+
+    Returns:
+        Facts: source file name, its metadata name, tensors, parameters, dtype.
+
+    Raises:
+        CheckpointError: the file is missing or is no GGUF file.
+    """
+    source = Path(spec["gguf"])
+    metadata = _read_metadata(source)
+    progress.advance(TASK, 1, STEPS, "steps")
+    model = _load_model(source)
+    progress.advance(TASK, 2, STEPS, "steps")
+    tokenizer = _load_tokenizer(source, pre_tokenizer=str(metadata["tokenizer.ggml.pre"]))
+    progress.advance(TASK, 3, STEPS, "steps")
+    model.generation_config = _generation_config(tokenizer)
+    model.save_pretrained(output)
+    _readable_by_transformers_4(output / "config.json")
+    tokenizer.save_pretrained(output)
+    _clean_tokenizer_config(output / "tokenizer_config.json", model.config.max_position_embeddings)
+    progress.advance(TASK, 4, STEPS, "steps")
+    return {
+        "source": source.name,
+        "name": str(metadata["general.name"]),
+        "tensors": metadata["GGUF.tensor_count"],
+        "parameters": model.num_parameters(),
+        "dtype": "bfloat16",
+    }
+
+
+def _read_metadata(source: Path) -> dict[str, Any]:
+    """The GGUF file's short key-value pairs (the vocabulary's arrays are left out)."""
+    import gguf  # type: ignore[import-not-found]
+
+    # transformers parses the file, 49,000 tokens one by one in Python, four times over and
+    # builds the table of tensor names once a module: with both remembered, a third of the time.
+    gguf.GGUFReader = cache(gguf.GGUFReader)
+    gguf.get_tensor_name_map = cache(gguf.get_tensor_name_map)
+    try:
+        reader = gguf.GGUFReader(str(source))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"the GGUF file cannot be read: {error}",
+            where=str(source),
+            cure="delete the file's folder, to have it fetched again",
+        ) from error
+    return {name: field.contents() for name, field in reader.fields.items() if len(field.data) == 1}
+
+
+def _load_model(source: Path) -> Any:
+    """The model in bf16, as if it had never been quantized."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    loaded = AutoModelForCausalLM.from_pretrained(
+        source.parent, gguf_file=source.name, dtype=torch.bfloat16
+    )
+    # The library refuses to save what it loaded from GGUF, so a model that it knows nothing
+    # bad about takes over the tensors themselves (no copy).
+    left_out = ("quantization_config", "_name_or_path", "_model_name_or_path", "model_name")
+    values = {key: value for key, value in loaded.config.to_dict().items() if key not in left_out}
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(
+            type(loaded.config)(**values), dtype=torch.bfloat16
+        )
+    model.load_state_dict(loaded.state_dict(), assign=True)
+    model.tie_weights()
+    return model
+
+
+def _load_tokenizer(source: Path, pre_tokenizer: str) -> Any:
+    """The tokenizer, with what its conversion from GGUF loses put right.
+
+    Args:
+        source: the GGUF file.
+        pre_tokenizer: the file's own name for how text is cut before BPE; "smollm" cuts every
+            digit off by itself, which the conversion forgets.
+    """
+    from tokenizers import decoders, pre_tokenizers  # type: ignore[import-not-found]
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
+    # The file names the token that ends a document; a chat turn ends with this one (id 2).
+    tokenizer.eos_token = END_OF_TURN
+    tokenizer.pad_token = END_OF_TURN
+    backend = tokenizer.backend_tokenizer
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    if pre_tokenizer == "smollm":
+        digits = pre_tokenizers.Digits(individual_digits=True)
+        backend.pre_tokenizer = pre_tokenizers.Sequence([digits, byte_level])
+    else:
+        backend.pre_tokenizer = byte_level
+    # The converter's decoder also turns a real U+2581 into a blank, as if it were SentencePiece.
+    backend.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _generation_config(tokenizer: Any) -> Any:
+    from transformers import GenerationConfig
+
+    return GenerationConfig(
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+
+
+def _readable_by_transformers_4(path: Path) -> None:
+    """Put `rope_theta` where 4.x looks for it too; 5.x reads it from `rope_parameters`."""
+    config = json.loads(path.read_text(encoding="utf-8"))
+    config["rope_theta"] = config["rope_parameters"]["rope_theta"]
+    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _clean_tokenizer_config(path: Path, context: int) -> None:
+    """Name a class that 4.x and 5.x both have, the real length, and leave spaces in code alone."""
+    config = json.loads(path.read_text(encoding="utf-8"))
+    for key in ("backend", "is_local", "local_files_only", "model_type", "legacy"):
+        config.pop(key, None)
+    config["tokenizer_class"] = "PreTrainedTokenizerFast"
+    config["clean_up_tokenization_spaces"] = False
+    config["model_max_length"] = context
+    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    from pipeline.workers.protocol import main
+
+    main(run)

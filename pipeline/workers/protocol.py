@@ -1,0 +1,55 @@
+"""How a worker talks: spec JSON in, result JSON out, progress events beside it.
+
+Runs inside a managed environment, so it uses the standard library only. An expected failure is
+raised as a PrepareError and crosses the process boundary in the result file.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import PrepareError
+from pipeline.events import Progress, worker_progress
+
+Run = Callable[[dict[str, Any], Progress, Path], dict[str, Any]]
+
+
+def main(run: Run) -> None:
+    """Run a worker's `run(spec, progress, output_folder)` as its command line asks.
+
+    The command line is ``SPEC.json RESULT.json OUTPUT_FOLDER``.
+    """
+    spec_path, result_path, output = (Path(argument) for argument in sys.argv[1:4])
+    answer: dict[str, Any]
+    try:
+        result = run(json.loads(spec_path.read_text()), worker_progress(), output)
+        answer = {"ok": True, "result": result}
+    except PrepareError as error:
+        answer = {"ok": False, "error": error.to_dict()}
+    except Exception as error:
+        traceback.print_exc()
+        answer = {
+            "ok": False,
+            "error": {
+                "kind": "WorkerError",
+                "what": f"{type(error).__name__}: {str(error)[:2000]}",
+            },
+        }
+    usage = max(
+        resource.getrusage(who).ru_maxrss
+        for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    )
+    answer["peak_memory_bytes"] = usage * 1024  # Linux counts in KiB
+    result_path.write_text(json.dumps(answer))
+    # Libraries leave threads behind that would keep the interpreter from ending.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    import os
+
+    os._exit(0 if answer["ok"] else 1)

@@ -1,0 +1,128 @@
+"""Worker: writes one suite's questions, in the seeded order in which they are asked.
+
+Runs in the `evaluate` environment, whose packages carry questions and read the Hub's.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+from eval_gates.suites import humaneval, mmlu, rouge
+from eval_gates.suites.json_lines import write_rows
+from pipeline.errors import EvaluationDataError
+from pipeline.events import Progress
+
+Rows = list[dict[str, Any]]
+
+
+def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any]:
+    """Write questions.jsonl, each row with an `id`.
+
+    Args:
+        spec: suite (its keys in the policy), source, folder (of --eval-data), seed.
+        progress: told nothing; this takes seconds.
+        output: folder to write into.
+
+    Raises:
+        EvaluationDataError: the source has no such questions, or they are malformed.
+    """
+    suite = spec["suite"]
+    read = {"mmlu": mmlu_rows, "humaneval": humaneval_rows, "rouge": rouge_rows}[suite["kind"]]
+    rows, dropped = read(spec)
+    available = len(rows)
+    rows = chosen(rows, suite, spec["seed"])
+    write_rows(output / "questions.jsonl", rows)
+    return {
+        "questions": len(rows),
+        "available": available,
+        "source": spec["source"],
+        "dropped": dropped,
+        "dropped_why": "questions were left out: the package's text of them is not whole",
+    }
+
+
+def chosen(rows: Rows, suite: dict[str, Any], seed: int) -> Rows:
+    """All rows, shuffled by seed; the first so many of them where the policy says how many."""
+    order = list(rows)
+    random.Random(seed).shuffle(order)  # noqa: S311 - an order, not a secret
+    return order[: suite["questions"]] if suite.get("questions") else order
+
+
+def mmlu_rows(spec: dict[str, Any]) -> tuple[Rows, int]:
+    """MMLU's questions, each with the examples that its prompt begins with."""
+    suite, source, dropped = spec["suite"], spec["source"], 0
+    if source["kind"] == "folder":
+        folder = Path(spec["folder"])
+        questions, pool = mmlu.read_folder(folder), mmlu.read_examples(folder)
+    elif source["kind"] == "hub":
+        questions = hub_rows(source, source["split"])
+        pool = hub_rows(source, source["shots_split"])
+    else:
+        carried = mmlu.read_carried()
+        questions, dropped = carried.questions, len(carried.skipped)
+        pool = questions
+    rows = mmlu.with_examples(questions, pool, suite["form"], suite["shots"])
+    return [{"id": f"{row['subject']}/{n}", **row} for n, row in enumerate(rows)], dropped
+
+
+def humaneval_rows(spec: dict[str, Any]) -> tuple[Rows, int]:
+    """HumanEval's problems, all or those that the policy names."""
+    problems = {problem.task_id: problem for problem in humaneval.read_problems()}
+    wanted = spec["suite"]["problems"] or list(problems)
+    unknown = [name for name in wanted if name not in problems]
+    if unknown:
+        raise EvaluationDataError(
+            f"HumanEval has no problem '{unknown[0]}'",
+            where="policy key suites.humaneval.problems",
+            cure="ids are HumanEval/0 to HumanEval/163",
+        )
+    form = spec["suite"]["form"]
+    rows = [
+        {
+            "id": name,
+            **problems[name]._asdict(),
+            "request": humaneval.prompt_of(problems[name], form),
+        }
+        for name in wanted
+    ]
+    return rows, 0
+
+
+def rouge_rows(spec: dict[str, Any]) -> tuple[Rows, int]:
+    """Documents with their reference summaries."""
+    source = spec["source"]
+    if source["kind"] == "folder":
+        documents = rouge.read_folder(Path(spec["folder"]))
+    elif source["kind"] == "hub":
+        documents = [
+            {"document": row["article"], "references": [row["highlights"]], "title": ""}
+            for row in hub_rows(source, source["split"])
+        ]
+    else:
+        documents = rouge.read_carried()
+    return [{**row, "id": row.get("id") or f"document/{n}"} for n, row in enumerate(documents)], 0
+
+
+def hub_rows(source: dict[str, Any], split: str) -> Rows:
+    """The rows of a Hub dataset at the pinned revision."""
+    from datasets import load_dataset
+
+    try:
+        dataset = load_dataset(
+            source["id"], source["config"], split=split, revision=source["revision"]
+        )
+    except (OSError, ValueError) as error:
+        raise EvaluationDataError(
+            f"the Hub's dataset cannot be read: {error}",
+            where=f"{source['id']}, split {split}",
+            cure="try again, or give a folder with --eval-data",
+        ) from error
+    return [dict(row) for row in dataset]
+
+
+if __name__ == "__main__":
+    from pipeline.workers.protocol import main
+
+    main(run)

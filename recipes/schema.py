@@ -1,0 +1,217 @@
+"""The shape of recipes, profiles and policies; unknown keys are errors that name the known ones."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class Described(BaseModel):
+    """Base of everything that a user writes as YAML: frozen, and strict about keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+# --- recipes ------------------------------------------------------------------------------------
+
+
+class Calibration(Described):
+    """Texts that the quantizer runs through the model to see its activations."""
+
+    dataset: str | None = Field(
+        None, description="Hub dataset id, 'carried' for the project's own texts, or a file path"
+    )
+    split: str = Field("train", description="split of a Hub dataset")
+    column: str = Field("text", description="column or JSON key that holds the text or messages")
+    revision: str | None = Field(None, description="commit or tag of a Hub dataset")
+    fallback: Literal["carried"] | None = Field(
+        None, description="what to use when the Hub cannot be reached; it is said aloud"
+    )
+    samples: int = Field(256, ge=1, description="number of texts, taken after a seeded shuffle")
+    max_tokens: int = Field(512, ge=16, description="texts are cut to this many tokens")
+    batch_size: int = Field(1, ge=1, description="texts a forward pass")
+    seed: int = Field(20240814, description="of the shuffle, and of torch while quantizing")
+
+
+class NoQuantization(Described):
+    """The checkpoint as it is: the recipe of the baseline."""
+
+    kind: Literal["none"] = "none"
+
+
+class PresetQuantization(Described):
+    """A compressed-tensors preset that needs no calibration data, by llm-compressor."""
+
+    kind: Literal["preset"]
+    scheme: Literal["FP8_DYNAMIC"] = Field(
+        description="FP8_DYNAMIC: per-channel weights, per-token dynamic activations"
+    )
+    ignore: list[str] = Field(default=["lm_head"], description="modules kept in 16 bits")
+
+
+class AwqQuantization(Described):
+    """Activation-aware weight quantization (arXiv 2306.00978) by llm-compressor."""
+
+    kind: Literal["awq"]
+    bits: Literal[4, 8] = 4
+    symmetric: bool = False
+    group_size: int = Field(128, description="columns that share a scale")
+    smaller_group_sizes: list[int] = Field(
+        default=[64, 32],
+        description="tried in this order when group_size does not divide; said aloud",
+    )
+    grid_points: int = Field(20, ge=1, description="candidate scales tried per layer")
+    ignore: list[str] = Field(default=["lm_head"], description="modules kept in 16 bits")
+    calibration: Calibration
+
+
+Quantization = Annotated[
+    NoQuantization | PresetQuantization | AwqQuantization, Field(discriminator="kind")
+]
+
+
+class Recipe(Described):
+    """How to make one variant of a checkpoint."""
+
+    name: str
+    summary: str = Field(description="one line for `prepare recipes list`")
+    family: Literal["baseline", "fp8", "int4"] = Field(description="which margins a policy applies")
+    quantization: Quantization
+    minimum_compute_capability: float | None = Field(
+        None, description="of an NVIDIA GPU that runs the kernels natively, such as 8.9 for FP8"
+    )
+
+
+# --- serving profiles ---------------------------------------------------------------------------
+
+
+class Workload(Described):
+    """The load of the throughput gate, as `vllm bench serve` understands it (random dataset)."""
+
+    input_tokens: int = Field(ge=1)
+    output_tokens: int = Field(ge=1)
+    requests: int = Field(ge=1)
+    concurrency: int = Field(ge=1)
+    warmup_requests: int = Field(2, ge=0)
+    seed: int = 0
+
+
+class CalibrationLimit(Described):
+    """The most calibration that this machine is asked for; said aloud when it bites."""
+
+    samples: int = Field(ge=1)
+    max_tokens: int = Field(ge=16)
+
+
+EngineValue = bool | int | float | str
+
+
+class ServingProfile(Described):
+    """Exact vLLM arguments, the load to measure with and the limits of one kind of machine."""
+
+    name: str
+    summary: str
+    accelerator: Literal["cpu", "cuda"]
+    gpu_name_contains: list[str] = Field(
+        default=[], description="`--profile auto` takes the profile whose word is in the GPU's name"
+    )
+    kv_cache_dtype: str = Field("fp8", description="of every variant")
+    baseline_kv_cache_dtype: str = Field("auto", description="of the baseline")
+    engine_arguments: dict[str, EngineValue] = Field(
+        default={}, description="vLLM's own, without dashes in front; true is a bare flag"
+    )
+    environment: dict[str, str] = Field(default={}, description="variables of the server process")
+    ready_timeout_seconds: float = Field(900, gt=0)
+    calibration_limit: CalibrationLimit | None = None
+    workload: Workload
+    throughput_note: str | None = Field(
+        None, description="said beside every throughput ratio measured with this profile"
+    )
+
+
+# --- policies -----------------------------------------------------------------------------------
+
+Family = Literal["fp8", "int4"]
+Source = Literal["eval-data", "hub", "packages", "carried"]
+
+
+class Suite(Described):
+    """What every suite of a policy says."""
+
+    margins: dict[Family, float] = Field(
+        description="largest acceptable drop of the mean score, as a fraction: 0.01 is one point"
+    )
+    questions: int | None = Field(None, ge=1, description="how many at most; all when absent")
+    concurrency: int = Field(32, ge=1, description="requests in flight")
+
+    @model_validator(mode="after")
+    def _margins_are_fractions(self) -> Suite:
+        for family, margin in self.margins.items():
+            if not 0 < margin < 1:
+                raise ValueError(f"margins.{family} must be between 0 and 1, not {margin}")
+        return self
+
+
+class MmluSuite(Suite):
+    """Multiple choice over 57 subjects, scored by log-likelihood through lm-eval."""
+
+    kind: Literal["mmlu"] = "mmlu"
+    form: Literal["letter", "cloze"] = Field(
+        "letter", description="letter: answer A-D; cloze: the answer's text (for small models)"
+    )
+    shots: int = Field(5, ge=0, le=5)
+    sources: list[Source] = ["eval-data", "hub", "packages"]
+
+
+class HumanEvalSuite(Suite):
+    """Python functions from their docstrings, judged by running their tests; pass@1, greedy."""
+
+    kind: Literal["humaneval"] = "humaneval"
+    form: Literal["base", "chat"] = "chat"
+    max_tokens: int = Field(512, ge=16)
+    seconds_per_problem: float = Field(10, gt=0)
+    memory_mb_per_problem: int = Field(1024, ge=64)
+    problems: list[str] = Field(default=[], description="task ids; all 164 when empty")
+    sources: list[Source] = ["packages"]
+
+
+class RougeSuite(Suite):
+    """Summaries against references, scored by rouge-score through lm-eval."""
+
+    kind: Literal["rouge"] = "rouge"
+    metric: Literal["rouge1", "rouge2", "rougeL"] = "rougeL"
+    form: Literal["base", "chat"] = "chat"
+    max_tokens: int = Field(96, ge=8)
+    sources: list[Source] = ["eval-data", "hub", "carried"]
+
+
+AnySuite = Annotated[MmluSuite | HumanEvalSuite | RougeSuite, Field(discriminator="kind")]
+
+
+class ThroughputGate(Described):
+    """Output tokens a second of the variant over the baseline's, on this machine."""
+
+    minimum_ratio: dict[Literal["cpu", "cuda"], float] = Field(
+        description="below this the gate fails; by accelerator, since FP8 is emulated on CPUs"
+    )
+    maximum_failed_requests: int = Field(0, ge=0)
+
+
+class Promotion(Described):
+    """Which alias moves, and which variant gets it when several pass."""
+
+    alias: str = "champion"
+    previous_alias: str = "previous"
+    prefer: Literal["throughput", "smallest"] = "throughput"
+
+
+class Policy(Described):
+    """What a variant must show before it is promoted."""
+
+    name: str
+    summary: str
+    alpha: float = Field(0.05, gt=0, lt=0.5, description="error rate of each one-sided bound")
+    suites: dict[str, AnySuite]
+    throughput: ThroughputGate
+    promotion: Promotion = Promotion()

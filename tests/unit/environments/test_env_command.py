@@ -1,0 +1,100 @@
+"""The `prepare env` commands, on a home where nothing is built."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_environment import TinySource
+from typer.testing import CliRunner, Result
+
+from pipeline.cli.env import app
+from pipeline.environments.environment import Environment
+
+
+@pytest.fixture(autouse=True)
+def own_home(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PREPARE_SETTINGS", "PREPARE_STORE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PREPARE_HOME", str(home))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.chdir(tmp_path)
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, arguments)
+
+
+def answer(*arguments: str) -> Any:
+    result = run(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def half_built(home: Path) -> Path:
+    folder = home / "environments" / "serve-cpu-0123456789abcdef"
+    folder.mkdir(parents=True)
+    return folder
+
+
+def test_list() -> None:
+    found = answer("list")
+    assert [item["name"] for item in found] == ["quantize", "serve", "evaluate"]
+    assert {item["state"] for item in found} == {"missing"}
+    assert all(len(item["identity"]) == 64 for item in found)
+
+
+def test_list_for_people() -> None:
+    result = run("list")
+    assert result.exit_code == 0
+    assert "evaluate" in result.stdout
+    assert "missing" in result.stdout
+
+
+def test_doctor() -> None:
+    found = answer("doctor")
+    assert {"subject", "severity", "message", "cure"} == set(found[0])
+    assert "uv" in [item["subject"] for item in found]
+
+
+def test_doctor_exits_with_1_when_something_is_wrong(home: Path) -> None:
+    home.write_text("a file is in the way")
+    result = run("doctor")
+    assert result.exit_code == 1
+    assert "PREPARE_HOME" in result.stdout
+
+
+def test_gc(home: Path) -> None:
+    folder = half_built(home)
+    (removed,) = answer("gc", "--dry-run")
+    assert removed["path"] == str(folder)
+    assert removed["reason"] == "half-built"
+    assert folder.exists()
+    assert "removed" in run("gc").stdout
+    assert not folder.exists()
+    assert run("gc").stdout == "nothing to remove\n"
+
+
+def test_build_takes_a_sites_interpreter_as_it_is(
+    tiny: TinySource, built: Environment, tmp_path: Path
+) -> None:
+    (packages,) = built.python.parent.parent.glob("lib/python3*/site-packages")
+    (packages / "vllm.py").write_text("")
+    (tmp_path / "prepare.yaml").write_text(f"environments: {{serve: {{python: {built.python}}}}}")
+    (found,) = answer("build", "serve", "--accelerator", "cpu")
+    assert found["python"] == str(built.python)
+    assert found["managed"] is False
+    assert found["versions"]["tiny-thing"] == "1.0"
+
+
+def test_build_knows_the_names() -> None:
+    result = run("build", "serving")
+    assert result.exit_code == 2
+    assert "serve" in result.output
+
+
+@pytest.mark.parametrize("command", ["list", "build", "doctor", "gc"])
+def test_help_has_an_example(command: str) -> None:
+    assert f"prepare env {command}" in run(command, "--help").stdout

@@ -1,0 +1,96 @@
+"""A real environment small enough for unit tests: one wheel and one plugin, no network."""
+
+from __future__ import annotations
+
+import dataclasses
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pipeline.environments.definition import Accelerator, Definition, EnvironmentName
+
+WHEEL = "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+
+
+def write_wheel(folder: Path, name: str, version: str, code: str = "") -> None:
+    """A wheel with one module, as uv installs it."""
+    information = f"{name}-{version}.dist-info"
+    members = {
+        f"{name}.py": code,
+        f"{information}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        f"{information}/WHEEL": WHEEL,
+    }
+    record = "".join(f"{member},,\n" for member in [*members, f"{information}/RECORD"])
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as archive:
+        for member, text in {**members, f"{information}/RECORD": record}.items():
+            archive.writestr(member, text)
+
+
+@dataclasses.dataclass(frozen=True)
+class TinySource:
+    """Wheels that uv finds, and the definition of an environment made of them."""
+
+    wheels: Path
+    definition: Definition
+
+
+class Heard:
+    """A Progress that remembers."""
+
+    def __init__(self, on_advance: Callable[[], None] | None = None) -> None:
+        self.events: list[tuple[str, int, int | None, str]] = []
+        self.notes: list[str] = []
+        self._on_advance = on_advance
+
+    def advance(self, task: str, done: int, total: int | None, unit: str = "") -> None:
+        self.events.append((task, done, total, unit))
+        if self._on_advance:
+            self._on_advance()
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+def make_tiny_source(folder: Path) -> TinySource:
+    """Write the wheel, the lock and the plugin."""
+    wheels = folder / "wheels"
+    wheels.mkdir()
+    write_wheel(wheels, "tiny_thing", "1.0")
+    lock = folder / "tiny.txt"
+    lock.write_text("tiny-thing==1.0\n")
+    plugin = folder / "plugin"
+    (plugin / "src" / "tiny_plugin").mkdir(parents=True)
+    (plugin / "src" / "tiny_plugin" / "__init__.py").write_text("")
+    (plugin / "pyproject.toml").write_text(
+        '[build-system]\nrequires = ["uv_build>=0.9,<1"]\nbuild-backend = "uv_build"\n'
+        '[project]\nname = "tiny-plugin"\nversion = "2.0"\n'
+    )
+    return TinySource(wheels, tiny_definition(folder))
+
+
+def tiny_definition(folder: Path) -> Definition:
+    """The definition of what lies in `folder`."""
+    return Definition(
+        key="serve-cpu",
+        name=EnvironmentName.SERVE,
+        accelerator=Accelerator.CPU,
+        lock=folder / "tiny.txt",
+        overrides=None,
+        plugins=(folder / "plugin",),
+        modules=("tiny_thing", "tiny_plugin"),
+        disk_bytes=10**6,
+    )
+
+
+def let_uv_find(source: TinySource, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Point uv at the wheels and away from everything else."""
+    for name, value in {
+        "UV_FIND_LINKS": str(source.wheels),
+        "UV_NO_INDEX": "1",
+        "UV_OFFLINE": "1",
+        "UV_CACHE_DIR": str(folder / "uv-cache"),
+        "UV_DEFAULT_INDEX": "http://127.0.0.1:9/simple",
+    }.items():
+        monkeypatch.setenv(name, value)

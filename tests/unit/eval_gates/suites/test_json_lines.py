@@ -1,0 +1,100 @@
+"""Evaluation data in a folder: found, read, and complained about with place and cure."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eval_gates.suites.json_lines import find_files, read_rows, text_of, write_rows
+from pipeline.errors import EvaluationDataError
+
+
+def test_files_are_found_by_stem_and_ending(tmp_path: Path) -> None:
+    for name in ("mmlu_b.jsonl.gz", "mmlu_a.jsonl", "mmlu_dev.jsonl", "mmlu.txt", "other.jsonl"):
+        (tmp_path / name).touch()
+
+    found = find_files(tmp_path, "mmlu", but_not="mmlu_dev")
+
+    assert [path.name for path in found] == ["mmlu_a.jsonl", "mmlu_b.jsonl.gz"]
+
+
+def test_a_file_both_plain_and_gzipped_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mmlu.jsonl").touch()
+    (tmp_path / "mmlu.jsonl.gz").touch()
+
+    with pytest.raises(EvaluationDataError, match="twice"):
+        find_files(tmp_path, "mmlu")
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(EvaluationDataError, match="does not exist") as caught:
+        find_files(tmp_path / "absent", "mmlu")
+
+    assert caught.value.where.endswith("absent")
+    assert "--eval-data" in caught.value.cure
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+def test_rows_are_read_with_their_places(tmp_path: Path, zipped: bool) -> None:
+    text = '{"a": 1}\n\n{"a": "é"}\n'.encode()
+    path = tmp_path / ("rows.jsonl.gz" if zipped else "rows.jsonl")
+    path.write_bytes(gzip.compress(text) if zipped else text)
+
+    assert list(read_rows(path)) == [(f"{path}, line 1", {"a": 1}), (f"{path}, line 3", {"a": "é"})]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"), [("{broken", "not JSON"), ("[1, 2]", "JSON list"), ("7", "JSON int")]
+)
+def test_a_bad_line_is_named(tmp_path: Path, line: str, message: str) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(f'{{"a": 1}}\n{line}\n')
+
+    with pytest.raises(EvaluationDataError, match=message) as caught:
+        list(read_rows(path))
+
+    assert caught.value.where == f"{path}, line 2"
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("cut.jsonl.gz", gzip.compress(b'{"a": 1}\n' * 1000)[:-20]),
+        ("text.jsonl.gz", b'{"a": 1}\n'),
+        ("latin.jsonl", '{"a": "é"}'.encode("latin-1")),
+        ("absent.jsonl", None),
+    ],
+)
+def test_a_damaged_file_is_named(tmp_path: Path, name: str, content: bytes | None) -> None:
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+
+    with pytest.raises(EvaluationDataError, match="cannot read") as caught:
+        list(read_rows(tmp_path / name))
+
+    assert caught.value.where.endswith(name)
+
+
+@pytest.mark.parametrize("row", [{}, {"key": ""}, {"key": "  \n"}, {"key": 3}, {"key": None}])
+def test_a_text_must_be_there(row: dict[str, Any]) -> None:
+    with pytest.raises(EvaluationDataError, match="'key'") as caught:
+        text_of(row, "key", "here", "do that")
+
+    assert (caught.value.where, caught.value.cure) == ("here", "do that")
+
+
+@given(st.lists(st.dictionaries(st.text(), st.text() | st.integers())))
+def test_written_rows_read_back(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, Any]]
+) -> None:
+    path = tmp_path_factory.mktemp("rows") / "rows.jsonl"
+    rows = json.loads(json.dumps(rows))
+    write_rows(path, rows)
+
+    assert [row for _, row in read_rows(path)] == rows

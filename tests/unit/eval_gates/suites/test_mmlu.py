@@ -1,0 +1,238 @@
+"""MMLU: reading questions, lm-eval's chain-of-thought prompts, worked examples, the prompts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eval_gates.suites import mmlu
+from pipeline.errors import EvaluationDataError
+
+ROW = {
+    "subject": "high_school_physics",
+    "question": " What falls? ",
+    "choices": ["an apple", "the sky", "night", "nothing"],
+    "answer": 0,
+}
+OTHER = {**ROW, "question": "What flies?", "choices": ["a", "b", "c", "d"], "answer": 2}
+
+
+def write(folder: Path, *rows: dict[str, Any], name: str = "mmlu_test.jsonl") -> Path:
+    (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def test_a_folder_gives_its_questions_without_the_development_ones(tmp_path: Path) -> None:
+    write(tmp_path, ROW, {**OTHER, "answer": "C"})
+    write(tmp_path, {**ROW, "question": "dev?"}, name="mmlu_dev.jsonl")
+
+    assert mmlu.read_folder(tmp_path) == [ROW, OTHER]
+    assert [row["question"] for row in mmlu.read_examples(tmp_path)] == ["dev?"]
+
+
+def test_development_questions_may_be_absent(tmp_path: Path) -> None:
+    assert mmlu.read_examples(write(tmp_path, ROW)) == []
+
+
+def test_a_folder_without_questions_says_what_to_put_there(tmp_path: Path) -> None:
+    with pytest.raises(EvaluationDataError, match="no MMLU questions") as caught:
+        mmlu.read_folder(tmp_path)
+
+    assert "mmlu_test.jsonl" in caught.value.cure
+    assert "four texts" in caught.value.cure
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"subject": ""}, "'subject'"),
+        ({"question": None}, "'question'"),
+        ({"choices": ["a", "b", "c"]}, "'choices'"),
+        ({"choices": ["a", "b", "c", ""]}, "'choices'"),
+        ({"choices": "abcd"}, "'choices'"),
+        ({"answer": 4}, "'answer' is 4"),
+        ({"answer": -1}, "'answer' is -1"),
+        ({"answer": True}, "'answer' is True"),
+        ({"answer": "E"}, "'answer' is 'E'"),
+        ({"answer": "AB"}, "'answer' is 'AB'"),
+        ({"answer": ""}, "'answer' is ''"),
+        ({"answer": 1.0}, "'answer' is 1.0"),
+    ],
+)
+def test_a_malformed_line_is_named(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    write(tmp_path, ROW, {**ROW, **change})
+
+    with pytest.raises(EvaluationDataError, match=message) as caught:
+        mmlu.read_folder(tmp_path)
+
+    assert caught.value.where.endswith("mmlu_test.jsonl, line 2")
+
+
+# --- lm-eval's chain-of-thought prompts ---------------------------------------------------------
+
+DESCRIPTION = "The following are multiple choice questions (with answers) about anatomy.\n\n"
+GOOD_ITEM = (
+    "Q: Which (i) bone\nis longest?\n(A) The femur. (B) The ulna (C) The tibia\n(D) None of them\n"
+    "A: Let's think step by step. The femur\n\nis long. The answer is (A).\n\n"
+)
+
+
+def parse(*items: str) -> mmlu.CarriedQuestions:
+    return mmlu.parse_cot_prompts({"anatomy": DESCRIPTION + "".join(items)})
+
+
+def test_an_item_is_parsed_whole() -> None:
+    carried = parse(GOOD_ITEM)
+
+    assert carried.skipped == []
+    assert carried.questions == [
+        {
+            "subject": "anatomy",
+            "question": "Which (i) bone\nis longest?",
+            "choices": ["The femur.", "The ulna", "The tibia", "None of them"],
+            "answer": 0,
+        }
+    ]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        ("(D) None of them", "(D) None (E) All", "not exactly the choices"),
+        ("(D) None of them", "", "not exactly the choices"),
+        ("Which (i)", "Of (A) and the rest, which", "not exactly the choices"),
+        ("(B) The ulna (C) The tibia", "(C) The ulna (B) The tibia", "not in order"),
+        ("(B) The ulna", "(B)", "not in order"),
+        ("longest?\n(A)", "longest? (A)", "not in order"),
+        ("The answer is (A)", "So it is (A)", "0 sentences name the answer"),
+        ("The answer is (A)", "The answer is (E)", "0 sentences name the answer"),
+        ("is long.", "The answer is (B). No.", "2 sentences name the answer"),
+        ("\nA: ", "\n", "not one question with one answer"),
+        ("is long.", "x\nA: y", "not one question with one answer"),
+        ("Which (i)", "The group has $\nactorial{n}$ elements.\nWhich (i)", "another item's"),
+    ],
+)
+def test_an_item_that_is_not_sure_is_skipped_and_said(old: str, new: str, why: str) -> None:
+    assert old in GOOD_ITEM
+    carried = parse(GOOD_ITEM, GOOD_ITEM.replace(old, new, 1), GOOD_ITEM)
+
+    assert len(carried.questions) == 2
+    assert len(carried.skipped) == 1
+    assert carried.skipped[0].startswith("anatomy, item 2: ")
+    assert why in carried.skipped[0]
+
+
+def test_items_may_follow_after_a_single_line_break() -> None:
+    assert len(parse(GOOD_ITEM.rstrip("\n") + "\n", GOOD_ITEM).questions) == 2
+
+
+phrases = st.text(alphabet="abc xyz.,?$^{}123", min_size=1).filter(str.strip)
+
+
+@given(phrases, st.lists(phrases, min_size=4, max_size=4), st.integers(0, 3), phrases)
+def test_what_is_written_in_the_form_is_read_back(
+    question: str, choices: list[str], answer: int, reasoning: str
+) -> None:
+    listed = " ".join(f"({letter}) {text}" for letter, text in zip("ABCD", choices, strict=True))
+    item = f"Q: {question}\n{listed}\nA: {reasoning} The answer is ({'ABCD'[answer]}).\n\n"
+
+    (read,) = parse(item).questions
+
+    assert read["question"] == question.strip()
+    assert read["choices"] == [choice.strip() for choice in choices]
+    assert read["answer"] == answer
+
+
+@given(st.dictionaries(st.text(), st.text(alphabet="QA: \n(ABCDE).answer is", max_size=200)))
+def test_no_text_breaks_the_parser(prompts: dict[str, str]) -> None:
+    for question in mmlu.parse_cot_prompts(prompts).questions:
+        assert len(question["choices"]) == 4
+        assert all(question["choices"])
+        assert question["answer"] in range(4)
+
+
+def test_without_lm_eval_the_cure_is_named() -> None:
+    with pytest.raises(EvaluationDataError, match="not installed here") as caught:
+        mmlu.read_carried()
+
+    assert "prepare env build evaluate" in caught.value.cure
+
+
+# --- examples and prompts -----------------------------------------------------------------------
+
+
+def test_no_shots_need_no_pool() -> None:
+    assert mmlu.with_examples([ROW], [], "letter", 0) == [{**ROW, "examples": ""}]
+
+
+def test_letter_examples_read_as_lm_eval_renders_them() -> None:
+    (asked,) = mmlu.with_examples([OTHER], [ROW], "letter", 1)
+
+    assert asked["examples"] == (
+        "What falls?\nA. an apple\nB. the sky\nC. night\nD. nothing\nAnswer: A\n\n"
+    )
+
+
+def test_cloze_examples_name_the_answer_itself() -> None:
+    (asked,) = mmlu.with_examples([ROW], [OTHER], "cloze", 1)
+
+    assert asked["examples"] == "Question: What flies?\nAnswer: c\n\n"
+
+
+def test_examples_are_the_first_of_the_subject_and_never_the_question_itself() -> None:
+    pool = [{**ROW, "question": f"number {n}?"} for n in range(4)]
+    stranger = {**ROW, "subject": "virology", "question": "stranger?"}
+
+    asked = mmlu.with_examples(pool, [stranger, *pool], "letter", 2)
+
+    shown = [[line for line in row["examples"].splitlines() if "?" in line] for row in asked]
+    assert shown == [
+        ["number 1?", "number 2?"],
+        ["number 0?", "number 2?"],
+        ["number 0?", "number 1?"],
+        ["number 0?", "number 1?"],
+    ]
+
+
+def test_too_few_examples_are_told_with_a_cure() -> None:
+    with pytest.raises(EvaluationDataError, match="high_school_physics has 1") as caught:
+        mmlu.with_examples([ROW], [ROW, OTHER], "letter", 2)
+
+    assert "set shots to 1" in caught.value.cure
+
+
+# The text of lm_eval 0.4.13: tasks/mmlu/default/_default_template_yaml and
+# tasks/mmlu/continuation/_continuation_template_yaml. The end-to-end test compares whole requests.
+LM_EVAL_LETTER = (
+    "{{question.strip()}}\nA. {{choices[0]}}\nB. {{choices[1]}}\nC. {{choices[2]}}"
+    "\nD. {{choices[3]}}\nAnswer:"
+)
+LM_EVAL_CLOZE = "Question: {{question.strip()}}\nAnswer:"
+
+
+def test_the_letter_task_asks_as_lm_eval_does() -> None:
+    config = mmlu.task_config(Path("questions.jsonl"), "letter")
+
+    assert config["doc_to_text"] == "{{examples}}" + LM_EVAL_LETTER
+    assert config["description"] == (
+        "The following are multiple choice questions (with answers) about"
+        " {{subject.replace('_', ' ')}}.\n\n"
+    )
+    assert config["doc_to_choice"] == ["A", "B", "C", "D"]
+    assert [metric["metric"] for metric in config["metric_list"]] == ["acc"]
+    assert config["dataset_kwargs"] == {"data_files": {"test": "questions.jsonl"}}
+    assert json.loads(json.dumps(config)) == config
+
+
+def test_the_cloze_task_scores_the_choices_themselves() -> None:
+    config = mmlu.task_config(Path("questions.jsonl"), "cloze", name="mmlu_small")
+
+    assert config["task"] == "mmlu_small"
+    assert config["doc_to_text"] == "{{examples}}" + LM_EVAL_CLOZE
+    assert config["doc_to_choice"] == "choices"
+    assert [metric["metric"] for metric in config["metric_list"]] == ["acc", "acc_norm"]

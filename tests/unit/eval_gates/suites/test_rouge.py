@@ -1,0 +1,107 @@
+"""ROUGE: documents read from a folder or carried, and the task that asks for summaries."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eval_gates.suites import rouge
+from pipeline.errors import EvaluationDataError
+
+ROW = {"id": "7", "title": "Cats", "document": "A cat sat.", "references": ["Cat sits.", "It sat."]}
+
+
+def write(folder: Path, *rows: dict[str, Any]) -> Path:
+    path = folder / "summarization_test.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def test_references_win_over_the_one_summary(tmp_path: Path) -> None:
+    assert rouge.read_folder(write(tmp_path, {**ROW, "summary": "Cat sits."})) == [ROW]
+
+
+def test_a_summary_is_the_only_reference(tmp_path: Path) -> None:
+    write(tmp_path, {"document": "A cat sat.", "summary": "Cat sits."})
+
+    assert rouge.read_folder(tmp_path) == [
+        {"id": "", "title": "", "document": "A cat sat.", "references": ["Cat sits."]}
+    ]
+
+
+def test_an_empty_folder_says_what_to_put_there(tmp_path: Path) -> None:
+    with pytest.raises(EvaluationDataError, match="no documents") as caught:
+        rouge.read_folder(tmp_path)
+
+    assert "summarization_test.jsonl" in caught.value.cure
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"document": " "}, "'document'"),
+        ({"references": []}, "'references'"),
+        ({"references": "one text"}, "'references'"),
+        ({"references": ["good", ""]}, "'references'"),
+    ],
+)
+def test_a_malformed_line_is_named(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    write(tmp_path, ROW, {**ROW, **change})
+
+    with pytest.raises(EvaluationDataError, match=message) as caught:
+        rouge.read_folder(tmp_path)
+
+    assert caught.value.where.endswith("summarization_test.jsonl, line 2")
+
+
+def test_neither_summary_nor_references(tmp_path: Path) -> None:
+    with pytest.raises(EvaluationDataError, match="'summary' is missing"):
+        rouge.read_folder(write(tmp_path, {"document": "A cat sat."}))
+
+
+def test_the_carried_documents_are_enough_and_distinct() -> None:
+    documents = rouge.read_carried()
+
+    assert len(documents) >= 24
+    assert len({document["document"] for document in documents}) == len(documents)
+    assert all(
+        len(reference) < len(document["document"]) / 2
+        for document in documents
+        for reference in document["references"]
+    )
+
+
+def test_a_summary_without_a_reference_cannot_be_scored() -> None:
+    with pytest.raises(ValueError, match="reference"):
+        rouge.score("a summary", [])
+
+
+def test_the_task_generates_greedily_from_the_prompt() -> None:
+    config = rouge.task_config(Path("documents.jsonl"), "chat", max_tokens=48)
+
+    assert config["doc_to_text"] == "Summarize the following text in one sentence.\n\n{{document}}"
+    assert config["generation_kwargs"] == {
+        "until": ["\n\n"],
+        "max_gen_toks": 48,
+        "do_sample": False,
+        "temperature": 0.0,
+    }
+    assert config["dataset_kwargs"] == {"data_files": {"test": "documents.jsonl"}}
+    assert [metric["metric"] for metric in config["metric_list"]] == ["rouge1", "rouge2", "rougeL"]
+    assert config["process_results"] is rouge.score_answer
+
+
+def test_a_base_model_stops_at_its_first_line() -> None:
+    config = rouge.task_config(Path("documents.jsonl"), "base", max_tokens=48)
+
+    assert config["generation_kwargs"]["until"] == ["\n"]
+    assert config["doc_to_text"].endswith("Text: {{document}}\n\nSummary in one sentence:")
+
+
+def test_tasks_do_not_share_their_stops() -> None:
+    rouge.task_config(Path("a"), "chat", 1)["generation_kwargs"]["until"].append("changed")
+
+    assert rouge.STOPS["chat"] == ["\n\n"]
