@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import logging
 import os
+import sqlite3
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from pipeline.errors import RegistryError
 
@@ -39,6 +41,27 @@ class Version:
             "source": self.source,
             "tags": dict(self.tags),
         }
+
+
+def has_versions(uri: str, name: str, versions: Collection[str]) -> bool:
+    """Whether the registry still has these versions of a model.
+
+    An embedded registry is asked by SQL, since opening it through MLflow takes 6 s and this is
+    asked on every run; when its tables are not as expected, MLflow is asked after all.
+    """
+    file = Path(uri.removeprefix("sqlite:///"))
+    if uri.startswith("sqlite:///"):
+        if not file.is_file():
+            return False
+        query = "SELECT version FROM model_versions WHERE name = ? AND current_stage != ?"
+        try:
+            with closing(sqlite3.connect(f"file:{quote(str(file))}?mode=ro", uri=True)) as database:
+                rows = database.execute(query, (name, "Deleted_Internal")).fetchall()
+            return {str(row[0]) for row in rows} >= set(versions)
+        except sqlite3.Error:
+            logging.getLogger(__name__).debug("asking MLflow instead", exc_info=True)
+    known = {version.version for version in MlflowRegistry(uri).versions(name)}
+    return known >= set(versions)
 
 
 class MlflowRegistry:

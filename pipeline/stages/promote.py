@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from artifacts.registry.mlflow_registry import TUPLE_TAG, MlflowRegistry
+from artifacts.registry.mlflow_registry import TUPLE_TAG, MlflowRegistry, has_versions
 from pipeline.digest import digest_json
 from pipeline.records import StageRecord
 from pipeline.stages.context import StageContext
@@ -47,9 +47,9 @@ def still_holds(record: StageRecord) -> bool:
 
     An alias that was moved on since is left where it is.
     """
-    registry = MlflowRegistry(record.parameters["registry"])
-    known = {version.version for version in registry.versions(record.result["name"])}
-    return known >= set(record.result["versions"].values())
+    return has_versions(
+        record.parameters["registry"], record.result["name"], record.result["versions"].values()
+    )
 
 
 def preference(candidate: dict[str, Any], prefer: str) -> float:

@@ -38,7 +38,11 @@ def run(context: StageContext) -> dict[str, Any]:
 
 def copy_carried_over(source: Checkpoint, output: Path) -> None:
     """Copy the files that quantization must not change, and remove strangers of their kind."""
-    names = {file.name for file in source.files if file.name in CARRIED_OVER}
+    names = {
+        file.name
+        for file in source.files
+        if file.name in CARRIED_OVER or file.name.endswith(".py")  # code the model is made of
+    }
     for name in CARRIED_OVER:
         (output / name).unlink(missing_ok=True)
     for name in names:

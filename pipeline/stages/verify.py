@@ -14,6 +14,7 @@ from pipeline.checkpoint import CARRIED_OVER, Checkpoint
 from pipeline.errors import VerificationError
 from pipeline.safetensors_header import SafetensorsHeader, Tensor, read_header
 from pipeline.stages.context import StageContext
+from pipeline.weight_files import weight_files
 
 REVISION = 1
 
@@ -59,7 +60,7 @@ TensorPlace = tuple[Path, SafetensorsHeader, Tensor]
 def read_tensors(folder: Path) -> dict[str, TensorPlace]:
     """Every tensor of a checkpoint by name, with the file it lies in."""
     found: dict[str, TensorPlace] = {}
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in weight_files(folder):
         header = read_header(path)
         for name, tensor in header.tensors.items():
             found[name] = (path, header, tensor)
