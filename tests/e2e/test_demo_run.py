@@ -1,0 +1,224 @@
+"""The whole way, for real: killed at three places and interrupted at a fourth, then finished.
+
+Real llm-compressor, real vLLM, real lm-eval on the demo model; about ten minutes on two cores.
+Environments are built in (and reused from) the user's own PREPARE_HOME; the store is the test's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(3000)]
+
+PREPARE = [sys.executable, "-P", "-m", "pipeline.cli.main"]
+SUITES = {"mmlu", "humaneval", "rouge"}
+RECIPES = {"fp8-dynamic", "awq-w4a16"}
+
+
+@dataclass
+class Demo:
+    """The finished demo run and the store it lies in."""
+
+    store: Path
+    report: dict[str, Any]
+    interrupted_code: int
+    left_behind: dict[str, list[str]]
+
+    def prepare(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*PREPARE, *arguments],
+            env=environment(self.store),
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+
+
+def environment(store: Path) -> dict[str, str]:
+    return {**os.environ, "PREPARE_STORE": str(store)}
+
+
+def start(store: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*PREPARE, "model", "demo:smollm2-135m", "--json"],
+        env=environment(store),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def stop_when(store: Path, reached: Callable[[str, int], bool], number: signal.Signals) -> int:
+    """Run until an event says so, then send the signal to the command alone; its exit code."""
+    process = start(store)
+    assert process.stderr is not None
+    seen = []
+    for line in process.stderr:
+        seen.append(line)
+        event = json.loads(line)
+        if event["event"] == "progress" and reached(event["task"], event["done"]):
+            process.send_signal(number)
+            break
+    else:
+        pytest.fail(f"the run ended before it got there:\n{''.join(seen[-20:])}")
+    process.communicate(timeout=60)
+    return process.returncode
+
+
+def processes_of(store: Path) -> list[str]:
+    """Command lines of live processes that inherited the run's environment."""
+    marker = f"PREPARE_STORE={store}".encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                if marker in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+            except OSError:
+                continue  # it ended while we looked, or is another user's
+    return found
+
+
+def left_after(store: Path, seconds: float = 30) -> list[str]:
+    """What is still alive once the processes have had their grace to end."""
+    deadline = time.monotonic() + seconds
+    while (alive := processes_of(store)) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    return alive
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
+    store = tmp_path_factory.mktemp("demo") / "store"
+    left: dict[str, list[str]] = {}
+
+    stop_when(store, lambda task, done: "quantize (awq)" in task and done >= 2, signal.SIGKILL)
+    left["quantization"] = left_after(store)
+    stop_when(store, lambda task, done: task == "start the server" and done >= 10, signal.SIGKILL)
+    left["serving"] = left_after(store)
+    stop_when(store, lambda task, done: task == "baseline: mmlu" and done >= 20, signal.SIGKILL)
+    left["evaluation"] = left_after(store)
+    interrupted = stop_when(
+        store, lambda task, done: task == "baseline: rouge" and done >= 1, signal.SIGINT
+    )
+    left["interruption"] = left_after(store, seconds=1)
+
+    process = start(store)
+    output, errors = process.communicate(timeout=1800)
+    assert process.returncode == 0, errors[-4000:]
+    left["success"] = left_after(store, seconds=1)
+    return Demo(store, json.loads(output), interrupted, left)
+
+
+def test_nothing_outlives_the_command(demo: Demo) -> None:
+    assert demo.left_behind == {place: [] for place in demo.left_behind}
+
+
+def test_interruption_has_its_exit_code_and_record(demo: Demo) -> None:
+    assert demo.interrupted_code == 130
+    runs = json.loads(demo.prepare("runs", "list", "--json").stdout)
+    assert [run["status"] for run in runs][-2:] == ["interrupted", "finished"]
+
+
+def test_finished_stages_were_not_repeated(demo: Demo) -> None:
+    status = {(s["name"], s["variant"]): s["status"] for s in demo.report["stages"]}
+    assert status["quantize", "fp8-dynamic"] == "reused"
+    assert status["quantize", "awq-w4a16"] == "reused"
+    assert status["evaluate mmlu", "baseline"] == "reused"
+    assert status["evaluate rouge", "baseline"] == "ran"
+
+
+def test_both_variants_are_judged_on_every_suite_and_throughput(demo: Demo) -> None:
+    variants = {variant["recipe"]: variant for variant in demo.report["variants"]}
+    assert set(variants) == RECIPES
+    for variant in variants.values():
+        assert {gate["suite"] for gate in variant["gates"]} == SUITES
+        for gate in variant["gates"]:
+            assert gate["bound"] <= gate["difference"] <= gate["upper_bound"]
+            assert gate["baseline"] > 0
+        assert variant["throughput"]["ratio"] > 0
+        assert variant["throughput"]["failed_requests"] == 0
+        assert "not a GPU's" in variant["throughput"]["note"]
+        assert variant["verdict"] in {"pass", "fail", "undecided"}, variant["reason"]
+
+
+def test_one_variant_holds_the_alias(demo: Demo) -> None:
+    promoted = [v for v in demo.report["variants"] if v["promoted"]]
+    assert len(promoted) == 1
+    versions = json.loads(demo.prepare("registry", "list", "--json").stdout)
+    (champion,) = [v for v in versions if "champion" in v["aliases"]]
+    assert champion["version"] == promoted[0]["registry_version"]
+    assert champion["tags"]["prepare.recipe"] == promoted[0]["recipe"]
+    assert '"kv-cache-dtype": "fp8"' in champion["tags"]["prepare.serving"]
+    weights = Path(champion["source"])
+    assert sum(f.stat().st_size for f in weights.glob("*.safetensors")) < 270e6
+
+
+def test_every_answer_is_kept_with_its_prompt(demo: Demo) -> None:
+    for stage in demo.report["stages"]:
+        if stage["name"].startswith("evaluate"):
+            folder = demo.store / "stages" / "evaluate" / stage["key"]
+            rows = [json.loads(line) for line in (folder / "answers.jsonl").open()]
+            assert rows
+            for row in rows:
+                assert len(row["prompt_sha256"]) == 64
+                assert 0 <= row["score"] <= 1
+                assert row["answer"] is not None
+
+
+def test_the_fp8_variant_was_served_with_fp8_kv_cache(demo: Demo) -> None:
+    facts = {}
+    for stage in demo.report["stages"]:
+        if stage["name"] == "coherence":
+            record = demo.store / "stages" / "coherence" / stage["key"] / "stage.json"
+            facts[stage["variant"]] = json.loads(record.read_text())["result"]
+    for recipe in RECIPES:
+        command = facts[recipe]["server"]["command"]
+        assert command[command.index("--kv-cache-dtype") + 1] == "fp8"
+        # An FP8 cache holds twice the tokens of a bf16 cache of the same size.
+        tokens = int(facts[recipe]["server"]["kv_cache_tokens"])
+        assert tokens == pytest.approx(
+            2 * int(facts["baseline"]["server"]["kv_cache_tokens"]), rel=0.05
+        )
+        assert facts[recipe]["perplexity_ratio"] < 2
+
+
+def test_the_report_is_kept(demo: Demo) -> None:
+    shown = json.loads(demo.prepare("runs", "show", "latest", "--json").stdout)
+    assert shown == demo.report
+    assert demo.report["schema_version"] == 1
+    assert demo.report["checkpoint"]["ref"] == "demo:smollm2-135m"
+
+
+def test_running_again_reuses_every_stage(demo: Demo) -> None:
+    again = demo.prepare("model", "demo:smollm2-135m", "--json")
+    assert again.returncode == 0, again.stderr
+    report = json.loads(again.stdout)
+    assert {stage["status"] for stage in report["stages"]} == {"reused"}
+    assert len(report["stages"]) == len(demo.report["stages"])
+
+
+def test_a_changed_recipe_runs_only_its_own_branch(demo: Demo, tmp_path: Path) -> None:
+    own = tmp_path / "own.yaml"
+    shown = demo.prepare("recipes", "show", "awq-w4a16").stdout
+    own.write_text(
+        shown.replace("grid_points: 20", "grid_points: 10").replace("name: awq-w4a16", "name: own")
+    )
+    planned = demo.prepare(
+        "plan", "demo:smollm2-135m", "--recipe", str(own), "--recipe", "fp8-dynamic", "--json"
+    )
+    stages = json.loads(planned.stdout)["stages"]
+    assert {s["variant"] for s in stages if not s["cached"]} == {"own"}
+    assert {s["name"] for s in stages if s["variant"] == "own" and s["cached"]} == set()
