@@ -10,6 +10,7 @@ The tree::
     +-- StageError                1   a stage ended without a result
     |   +-- WorkerError           1   the stage's worker process failed; its log is named
     |   +-- VerificationError     1   the quantized weights are not sound
+    |   +-- UnexpectedStageError  3   a defect of ours; the stage's log has the traceback
     +-- ServingError              1   the model server failed; its log's own reason is quoted
     +-- EvaluationDataError       1   questions that are missing or malformed
     +-- RegistryError             1   the model registry refused or could not be reached
@@ -100,6 +101,12 @@ class WorkerError(StageError):
 
 class VerificationError(StageError):
     """The quantized weights are not what the recipe promises."""
+
+
+class UnexpectedStageError(StageError):
+    """A stage failed in a way that nobody thought of; its log has the traceback."""
+
+    exit_code = ExitCode.UNEXPECTED
 
 
 class ServingError(PrepareError):

@@ -82,8 +82,8 @@ class StageReport(Record):
     name: str
     variant: str
     status: StageStatus
-    seconds: float
-    key: str
+    seconds: float = Field(description="wall time; of a reused stage, to find it")
+    key: str | None = Field(description="in the store; None for 'serve', which has no output")
 
 
 class CheckpointReport(Record):

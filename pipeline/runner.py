@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
 from pipeline.errors import ExitCode, PrepareError
 from pipeline.plan import Plan, VariantPlan, stage_spec
-from pipeline.records import StageReference, StageSpec, VariantReport
+from pipeline.records import (
+    StageReference,
+    StageReport,
+    StageSpec,
+    StageStatus,
+    VariantReport,
+)
 from pipeline.serving import Server, engine_facts
 from pipeline.stage_runner import StageRunner
 
@@ -101,9 +108,7 @@ class Runner:
                 log,
                 trust_remote_code=variant.trust_remote_code,
             )
-            progress = self._stages.progress
-            ready = self._server.start(self._plan.profile.ready_timeout_seconds, progress)
-            progress.note(f"{variant.recipe.name}: server ready after {ready:.0f} s")
+            ready = self._start_server(self._server, variant.recipe.name)
             facts = {"ready_seconds": ready, "command": self._server.command[1:]}
             self._server_facts = {
                 "url": self._server.url,
@@ -111,6 +116,22 @@ class Runner:
                 "server": {**facts, **engine_facts(log)},
             }
         return self._server_facts
+
+    def _start_server(self, server: Server, variant: str) -> float:
+        """Start it; the run's record has a row for it, though a server is no stage."""
+        progress = self._stages.progress
+        started = time.monotonic()
+        status: StageStatus = "failed"
+        try:
+            ready = server.start(self._plan.profile.ready_timeout_seconds, progress)
+            status = "ran"
+        finally:
+            seconds = time.monotonic() - started
+            self._log.stage(
+                StageReport(name="serve", variant=variant, status=status, seconds=seconds, key=None)
+            )
+        progress.note(f"{variant}: server ready ({ready:.1f} s)")
+        return ready
 
     def _close_server(self) -> None:
         if self._server is not None:

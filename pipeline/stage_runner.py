@@ -60,8 +60,10 @@ class StageRunner:
         if record is not None:
             self._report(spec, "reused", started)
             return record
+        ready = self._with_runtime(spec, extra_runtime)
+        started = time.monotonic()
         try:
-            self._submit(self._with_runtime(spec, extra_runtime))
+            self._submit(ready)
         except BaseException:
             self._report(spec, "failed", started)
             raise

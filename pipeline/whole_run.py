@@ -23,10 +23,10 @@ def run_model(request: Request, settings: Settings, progress: Progress) -> RunRe
     """Run the request to its end.
 
     Returns:
-        the report, whose `exit_code` says how it went; also kept as run.json.
+        the report, whose `exit_code` and `error` say how it went; also kept as run.json.
 
     Raises:
-        PrepareError: the run failed as a whole; run.json says so too.
+        PrepareError: the request itself is wrong, so there is no run.
         KeyboardInterrupt: passed on once servers are stopped and run.json is closed.
     """
     choices = choose(request, settings)
@@ -36,7 +36,7 @@ def run_model(request: Request, settings: Settings, progress: Progress) -> RunRe
         code = run_choices(choices, settings, store, log, NotingProgress(progress, log))
     except PrepareError as error:
         log.finish("failed", error.exit_code, error)
-        raise
+        return log.report()
     except KeyboardInterrupt:
         log.finish("interrupted", ExitCode.INTERRUPTED)
         raise

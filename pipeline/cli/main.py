@@ -52,8 +52,8 @@ def main() -> NoReturn:
     # A terminated run ends like an interrupted one: servers are stopped, the record is closed.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        app(standalone_mode=False)
-        sys.exit(ExitCode.PROMOTED)
+        # Outside its standalone mode the parser returns what a command exits with.
+        sys.exit(app(standalone_mode=False) or ExitCode.PROMOTED)
     except PrepareError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import typer
 
 from pipeline.cli.options import (
@@ -47,8 +49,10 @@ def model(
     4 the gates said no, 5 undecided, 130 interrupted.
     """
     from pipeline.cli.display import open_display
-    from pipeline.cli.tables import print_run
+    from pipeline.cli.tables import print_json, print_run
+    from pipeline.errors import PrepareError, from_dict
     from pipeline.preparation import Request
+    from pipeline.records import SCHEMA_VERSION
     from pipeline.settings import load_settings
     from pipeline.whole_run import run_model
 
@@ -62,10 +66,17 @@ def model(
         eval_data=eval_data,
         trust_remote_code=yes_trust_remote_code,
     )
-    with open_display(as_json=as_json) as progress:
-        report = run_model(request, load_settings(store), progress)
+    try:
+        with open_display(as_json=as_json) as progress:
+            report = run_model(request, load_settings(store), progress)
+    except PrepareError as error:
+        if as_json:
+            print_json({"schema_version": SCHEMA_VERSION, "run": None, "error": error.to_dict()})
+        raise
     if as_json:
         print(report.model_dump_json(indent=1))
-    else:
+    elif report.error is None:
         print_run(report)
+    if report.error is not None:
+        print(f"error: {from_dict(report.error)}", file=sys.stderr)
     raise typer.Exit(report.exit_code or 0)

@@ -31,7 +31,7 @@ def run(
     """
     from pydantic import ValidationError
 
-    from pipeline.errors import PrepareError, UsageError
+    from pipeline.errors import PrepareError, UnexpectedStageError, UsageError
     from pipeline.events import EventWriter
     from pipeline.records import StageSpec
     from pipeline.stages.context import execute
@@ -50,3 +50,11 @@ def run(
     except PrepareError as error:
         events.write({"event": "error", **error.to_dict()})
         raise typer.Exit(error.exit_code) from error
+    except Exception as error:
+        unexpected = UnexpectedStageError(
+            f"the stage '{described.stage}' failed unexpectedly: {type(error).__name__}: {error}",
+            where=f"{spec.with_suffix('.log')} has the traceback",
+            cure="this is a defect of prepare; please report it with that file",
+        )
+        events.write({"event": "error", **unexpected.to_dict()})
+        raise  # the traceback goes to the log

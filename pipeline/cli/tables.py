@@ -133,8 +133,7 @@ def print_stages(report: RunReport, store: Store) -> None:
     """Every stage of a run with its time and the folder of its evidence."""
     rows = []
     for stage in report.stages:
-        name = stage.name.split()[0]
-        folder = store.stage_folder(name, stage.key)
-        place = str(folder) if folder.is_dir() else "-"
+        folder = store.stage_folder(stage.name.split()[0], stage.key) if stage.key else None
+        place = str(folder) if folder and folder.is_dir() else "-"
         rows.append([stage.name, stage.variant, stage.status, f"{stage.seconds:.1f} s", place])
     print_table(["stage", "variant", "status", "time", "evidence"], rows)

@@ -198,14 +198,9 @@ SUITES: dict[str, Callable[[dict[str, Any]], Suite]] = {
 
 
 def common(question: dict[str, Any], sample: dict[str, Any]) -> dict[str, Any]:
-    """What every row has: the question's id and the digest of all that was sent for it."""
-    prompts = (
-        [list(map(str, request)) for request in sample["arguments"]]
-        if isinstance(sample["arguments"], (list, tuple))
-        else sample["arguments"]
-    )
-    text = json.dumps(prompts, sort_keys=True, default=str)
-    return {"id": question["id"], "prompt_sha256": hashlib.sha256(text.encode()).hexdigest()}
+    """What every row has: the question's id, and the digest of all that was sent for it."""
+    sent = json.dumps(sample["arguments"], sort_keys=True, default=str)
+    return {"id": question["id"], "prompt_sha256": hashlib.sha256(sent.encode()).hexdigest()}
 
 
 def answered(sample: dict[str, Any]) -> str:

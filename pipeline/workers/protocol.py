@@ -6,7 +6,9 @@ raised as a PrepareError and crosses the process boundary in the result file.
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import resource
 import sys
 import traceback
@@ -14,10 +16,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import PrepareError
+from pipeline.errors import PrepareError, StoreError, WorkerError
 from pipeline.events import Progress, worker_progress
 
 Run = Callable[[dict[str, Any], Progress, Path], dict[str, Any]]
+
+
+def explained(error: Exception) -> PrepareError:
+    """An unexpected exception as an error that can be told to a user."""
+    # Libraries written in other languages put the system's error into their message only.
+    if getattr(error, "errno", None) == errno.ENOSPC or "No space left on device" in str(error):
+        return StoreError(
+            "the disk is full",
+            cure="free some space, or name another place with --store DIR; "
+            "finished stages are kept and will be reused",
+        )
+    return WorkerError(f"{type(error).__name__}: {str(error)[:2000]}")
 
 
 def main(run: Run) -> None:
@@ -34,13 +48,7 @@ def main(run: Run) -> None:
         answer = {"ok": False, "error": error.to_dict()}
     except Exception as error:
         traceback.print_exc()
-        answer = {
-            "ok": False,
-            "error": {
-                "kind": "WorkerError",
-                "what": f"{type(error).__name__}: {str(error)[:2000]}",
-            },
-        }
+        answer = {"ok": False, "error": explained(error).to_dict()}
     usage = max(
         resource.getrusage(who).ru_maxrss
         for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
@@ -50,6 +58,4 @@ def main(run: Run) -> None:
     # Libraries leave threads behind that would keep the interpreter from ending.
     sys.stdout.flush()
     sys.stderr.flush()
-    import os
-
     os._exit(0 if answer["ok"] else 1)

@@ -35,9 +35,19 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
     set_seed(calibration["seed"] if calibration else 0)
     progress.note("loading the checkpoint")
     trust = spec["trust_remote_code"]
-    model = AutoModelForCausalLM.from_pretrained(
-        spec["checkpoint"], dtype="auto", trust_remote_code=trust
-    )
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            spec["checkpoint"], dtype="auto", trust_remote_code=trust
+        )
+    except ValueError as error:
+        if "does not recognize this architecture" not in str(error):
+            raise
+        raise StageError(
+            f"the quantizer does not support this architecture: {str(error).splitlines()[0]}",
+            where=f"{spec['checkpoint']}/config.json, key model_type",
+            cure="a newer interpreter can be named in the settings file: "
+            "environments: {quantize: {python: PATH}} (docs/environments.md)",
+        ) from error
     tokenizer = AutoTokenizer.from_pretrained(spec["checkpoint"], trust_remote_code=trust)
     follow_bars(progress, quantization["kind"])
     if quantization["kind"] == "preset":
