@@ -75,9 +75,16 @@ def judge_suite(
 
 
 def check_paired(name: str, baseline: Answers, candidate: Answers) -> None:
-    """Raise ValueError unless both sides answered the same questions, asked the same way."""
+    """Raise ValueError unless both sides answered the same questions, asked the same way.
+
+    Every score must be there, too, and in [0, 1].
+    """
     if len(baseline) != len(candidate) or not baseline:
         raise ValueError(f"{name}: {len(baseline)} answers against {len(candidate)}")
+    for row in (*baseline, *candidate):
+        score = row.get("score")
+        if not isinstance(score, (int, float)) or not 0 <= score <= 1:  # NaN is refused, too
+            raise ValueError(f"{name}: question {row['id']} has the score {score}")
     for ours, theirs in zip(baseline, candidate, strict=True):
         for key in ("id", "prompt_sha256"):
             if ours[key] != theirs[key]:

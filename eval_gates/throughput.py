@@ -29,9 +29,7 @@ def judge_throughput(
     Raises:
         ValueError: a rate is missing, zero or not a number; nothing is divided by it.
     """
-    rates = [float(side["output_tokens_per_s"]) for side in (baseline, candidate)]
-    if any(not math.isfinite(rate) or rate <= 0 for rate in rates):
-        raise ValueError(f"a throughput is not a positive number: {rates}")
+    rates = [output_rate(side) for side in (baseline, candidate)]
     ratio = rates[1] / rates[0]
     failed = int(baseline["failed_requests"]) + int(candidate["failed_requests"])
     verdict: Verdict = "pass"
@@ -57,3 +55,11 @@ def judge_throughput(
         reason=reason,
         note=note,
     )
+
+
+def output_rate(side: Mapping[str, Any]) -> float:
+    """Output tokens a second of one load test; raises ValueError unless it is above zero."""
+    rate = side.get("output_tokens_per_s")
+    if not isinstance(rate, (int, float)) or not math.isfinite(rate) or rate <= 0:
+        raise ValueError(f"a throughput is not a positive number: {rate}")
+    return float(rate)

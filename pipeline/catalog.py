@@ -98,13 +98,27 @@ def parse(path: Path, noun: str, kind: type[DESCRIBED]) -> DESCRIBED:
     try:
         return kind.model_validate(data)
     except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"]) or "(the whole file)"
+        # An unknown key is often a required one misspelt: it explains more than what is missing.
+        first = min(error.errors(), key=lambda fault: fault["type"] != "extra_forbidden")
+        key = ".".join(_users_path(first["loc"], data, first["type"])) or "(the whole file)"
         raise UsageError(
             f"the {noun} is wrong at '{key}': {first['msg']}",
             where=f"{path}, key {key}",
             cure=_known(kind),
         ) from error
+
+
+def _users_path(location: tuple[int | str, ...], data: Any, fault: str) -> list[str]:
+    """The keys that the user wrote; pydantic puts the chosen `kind` of a union between them."""
+    path: list[str] = []
+    for number, part in enumerate(location, start=1):
+        is_key = isinstance(data, dict) and part in data
+        if is_key or (isinstance(data, list) and isinstance(part, int)):
+            data = data[part]
+        elif not (fault == "missing" and number == len(location)):
+            continue
+        path.append(str(part))
+    return path
 
 
 def _known(kind: type[Described]) -> str:

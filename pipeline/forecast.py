@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from pipeline.checkpoint import Checkpoint
 from pipeline.digest import FileDigests
 from pipeline.environments.environment import Accelerator, EnvironmentStatus, status
 from pipeline.events import Progress
+from pipeline.hub import bytes_to_download
 from pipeline.preparation import (
     ENVIRONMENTS,
     Choices,
@@ -24,10 +26,14 @@ from pipeline.preparation import (
 from pipeline.records import StageSpec
 from pipeline.settings import Settings
 from pipeline.store import RECORD, Store
+from pipeline.variant_size import estimated_bytes
+
+Seen = dict[tuple[str, str], list[float]]
+SERVED = ("coherence", "evaluate", "benchmark")
 
 
-class NotMadeYetError(Exception):
-    """The demo checkpoint is not in the store, so nothing later has a key yet."""
+class NotHereYetError(Exception):
+    """The checkpoint must be made or downloaded first, so nothing later has a key yet."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +54,8 @@ class Forecast:
     checkpoint: Checkpoint | None
     stages: tuple[PlannedStage, ...]
     environments: tuple[EnvironmentStatus, ...]
+    weights_bytes: dict[str, int]
+    not_here: str
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for `--json`."""
@@ -58,6 +66,7 @@ class Forecast:
             "checkpoint": checkpoint.model_dump(mode="json", exclude={"files"})
             if checkpoint
             else None,
+            "estimated_weights_bytes": self.weights_bytes,
             "stages": [vars(stage) for stage in self.stages],
             "environments": [
                 {"environment": env.key, "state": str(env.state), "size_bytes": env.size_bytes}
@@ -69,7 +78,10 @@ class Forecast:
     def headline(self) -> str:
         """The checkpoint in a line."""
         if self.checkpoint is None:
-            return f"{self.choices.reference.text}: not made yet; its stages get keys once it is"
+            return (
+                f"{self.choices.reference.text}: {self.not_here}; "
+                "what is cached of the later stages is known after that"
+            )
         c = self.checkpoint
         return (
             f"{c.ref}: {c.architecture}, {c.parameters / 1e6:,.0f} M parameters, {c.dtype}, "
@@ -81,6 +93,16 @@ class Forecast:
         return [
             [s.name, s.variant, "cached" if s.cached else "to run", expected_words(s)]
             for s in self.stages
+        ]
+
+    def size_rows(self) -> list[list[str]]:
+        """Rows of the variants' table; empty while there is no checkpoint to estimate from."""
+        if self.checkpoint is None:
+            return []
+        source = self.checkpoint.weights_bytes
+        return [
+            [recipe, f"{size / 1e6:,.1f} MB", f"{100 * size / source:.0f} % of the source"]
+            for recipe, size in self.weights_bytes.items()
         ]
 
     def environment_rows(self) -> list[list[str]]:
@@ -126,28 +148,57 @@ def forecast(request: Request, settings: Settings, progress: Progress) -> Foreca
 
     def made_demo(spec: StageSpec) -> Path:
         if store.find(spec.stage, spec.key) is None:
-            raise NotMadeYetError
+            raise NotHereYetError("to be made first")
         return store.stage_folder(spec.stage, spec.key) / "output"
 
     specs: list[StageSpec]
     checkpoint: Checkpoint | None = None
+    not_here = ""
     try:
+        check_downloaded(choices)
         checkpoint = locate(choices, settings, made_demo, digests, progress)
         specs = make_plan(choices, checkpoint, settings, digests, progress).stages()
-    except NotMadeYetError:
-        specs = [demo_stage(choices, settings)]
-    seen = seen_seconds(store)
+    except NotHereYetError as reason:
+        not_here = str(reason)
+        specs = [demo_stage(choices, settings)] if choices.reference.kind == "demo" else []
     return Forecast(
         choices=choices,
         checkpoint=checkpoint,
-        stages=tuple(planned(spec, store, seen) for spec in specs),
+        not_here=not_here,
+        stages=tuple(with_servers(specs, store, seen_seconds(store))),
+        weights_bytes={
+            recipe.name: estimated_bytes(checkpoint.path, recipe.quantization)
+            for recipe in choices.recipes
+        }
+        if checkpoint
+        else {},
         environments=tuple(status(name, accelerator, settings) for name in ENVIRONMENTS),
     )
 
 
-def planned(
-    spec: StageSpec, store: Store, seen: dict[tuple[str, str], list[float]]
-) -> PlannedStage:
+def check_downloaded(choices: Choices) -> None:
+    """Raise NotHereYetError for a Hub checkpoint that is not wholly in the Hub's cache."""
+    reference = choices.reference
+    if reference.kind == "hub":
+        missing = bytes_to_download(reference.name, reference.revision)
+        if missing:
+            raise NotHereYetError(f"{missing / 1e9:,.2f} GB to download first")
+
+
+def with_servers(specs: list[StageSpec], store: Store, seen: Seen) -> Iterator[PlannedStage]:
+    """The stages, and before the first that needs a variant's server a row for its start."""
+    served: set[str] = set()
+    for spec in specs:
+        stage = planned(spec, store, seen)
+        if spec.stage in SERVED and not stage.cached and spec.variant not in served:
+            served.add(spec.variant)
+            times = seen.get(("serve", ""))
+            expected = statistics.median(times) if times else None
+            yield PlannedStage("serve", spec.variant, cached=False, expected_seconds=expected)
+        yield stage
+
+
+def planned(spec: StageSpec, store: Store, seen: Seen) -> PlannedStage:
     """One stage with what the store knows of such stages."""
     name, kind = kind_of(spec.stage, spec.parameters)
     times = seen.get((spec.stage, kind))
@@ -169,11 +220,14 @@ def kind_of(stage: str, parameters: dict[str, Any]) -> tuple[str, str]:
     return stage, ""
 
 
-def seen_seconds(store: Store) -> dict[tuple[str, str], list[float]]:
+def seen_seconds(store: Store) -> Seen:
     """Durations of the finished stages in the store, by stage and kind."""
-    seen: dict[tuple[str, str], list[float]] = {}
+    seen: Seen = {}
     for path in (store.root / "stages").glob(f"*/*/{RECORD}"):
         record = json.loads(path.read_text(encoding="utf-8"))
         _, kind = kind_of(record["stage"], record["parameters"])
         seen.setdefault((record["stage"], kind), []).append(float(record["seconds"]))
+        if record["stage"] == "coherence":
+            ready = float(record["result"]["server"]["ready_seconds"])
+            seen.setdefault(("serve", ""), []).append(ready)
     return seen

@@ -50,9 +50,6 @@ def end_group(grace_seconds: float) -> None:
             for pid in members:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)
-            with contextlib.suppress(ChildProcessError):
-                while os.waitpid(-1, os.WNOHANG)[0]:
-                    pass
             if number == signal.SIGTERM and time.monotonic() > deadline:
                 break
             time.sleep(POLL_SECONDS * 4)

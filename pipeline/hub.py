@@ -68,6 +68,33 @@ def download(repo_id: str, revision: str | None, *, progress: Progress) -> tuple
     return snapshot, commit
 
 
+def bytes_to_download(repo_id: str, revision: str | None) -> int:
+    """Bytes that :func:`download` would fetch now; fetches nothing.
+
+    Returns:
+        0 when the cache holds everything, or the Hub cannot be reached (what the cache holds
+        would be used then).
+
+    Raises:
+        HubError: as for :func:`download`.
+    """
+    from huggingface_hub import try_to_load_from_cache
+
+    with _explained(repo_id, revision):
+        info = _ask(repo_id, revision)
+        if info is None:
+            return 0
+        sizes = _file_sizes(info)
+        _check_has_safetensors(repo_id, sizes)
+        return sum(
+            size
+            for name, size in sizes.items()
+            if any(fnmatchcase(name, pattern) for pattern in (*SMALL_FILES, "*.safetensors"))
+            and not fnmatchcase(name, IGNORED_WEIGHTS)
+            and not isinstance(try_to_load_from_cache(repo_id, name, revision=info.sha), str)
+        )
+
+
 def resolve_dataset_revision(dataset_id: str) -> str | None:
     """The commit that a Hub dataset's default branch stands at.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -47,12 +48,11 @@ class Plan:
     variants: tuple[VariantPlan, ...]
 
     def stages(self) -> list[StageSpec]:
-        """Every stage that is known before the verdicts."""
-        variants = (self.baseline, *self.variants)
-        return [
-            *self.shared.values(),
-            *(spec for variant in variants for spec in variant.stages.values()),
-        ]
+        """Every stage that is known before the verdicts, about in the order in which they run."""
+        made = [[v.stages["quantize"], v.stages["verify"]] for v in self.variants]
+        measured = [[v.stages[role] for role in v.served] for v in (self.baseline, *self.variants)]
+        judged = [v.stages["judge"] for v in self.variants]
+        return [*self.shared.values(), *chain(*made), *chain(*measured), *judged]
 
 
 def stage_spec(

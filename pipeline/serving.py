@@ -241,21 +241,32 @@ _NOISE = re.compile(
 )
 _EXCEPTION = re.compile(r"^[\w.]*(Error|Exception|Interrupt|Killed)\b.*: \S|^.*error: ")
 # What vLLM's outer processes say when an inner one failed: true, and of no use.
-_EMPTY_WORDS = ("Engine core initialization failed", "WorkerProc initialization failed")
+_EMPTY_WORDS = (
+    "Engine core initialization failed",
+    "WorkerProc initialization failed",
+    "EngineCore encountered an issue",
+)
 
 
 def reason_in_log(log: Path) -> str:
-    """The first line of the log that names an exception and is not just an echo of another."""
+    """The first line of the log that names an exception and is not just an echo of another.
+
+    Where there is only the echo, that; where no exception is named, the log's last line.
+    """
     try:
         lines = log.read_text(errors="replace").splitlines()
     except OSError:
         return ""
-    found = [
-        text
-        for text in (_NOISE.sub("", line).strip() for line in lines)
-        if _EXCEPTION.match(text) and not any(words in text for words in _EMPTY_WORDS)
-    ]
-    return found[0][:500] if found else (lines[-1].strip()[:500] if lines else "")
+    texts = [_NOISE.sub("", line).strip() for line in lines]
+    named = [number for number, text in enumerate(texts) if _EXCEPTION.match(text)]
+    telling = [n for n in named if not any(words in texts[n] for words in _EMPTY_WORDS)]
+    if not named:
+        return lines[-1].strip()[:500] if lines else ""
+    first = (telling or named)[0]
+    # pydantic says what is wrong in the lines after the exception's: a key, then the fault.
+    is_pydantic = re.search(r"\d+ validation errors? for", texts[first]) is not None
+    reason = " ".join(texts[first : first + 3]) if is_pydantic else texts[first]
+    return reason.partition(" [type=")[0][:500]
 
 
 def cure_for(reason: str) -> str:

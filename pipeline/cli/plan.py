@@ -62,5 +62,7 @@ def plan(
         return
     print(found.headline())
     print_table(["stage", "variant", "state", "expected"], found.stage_rows())
+    if rows := found.size_rows():
+        print_table(["variant", "weights, estimated", ""], rows)
     print_table(["environment", "state", "size"], found.environment_rows())
     print(found.total())

@@ -48,6 +48,8 @@ class LocalJob:
                 event = json.loads(line)
             except ValueError:
                 continue  # a library printed to standard output; the log has the rest
+            if not isinstance(event, dict):
+                continue  # it printed a number
             if event.get("event") == "progress":
                 progress.advance(event["task"], event["done"], event["total"], event["unit"])
             elif event.get("event") == "note":

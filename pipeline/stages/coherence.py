@@ -73,7 +73,10 @@ def passage_perplexity(url: str) -> float:
     values = answer["choices"][0]["logprobs"]["token_logprobs"][1:-1]
     if not values or any(value is None or not math.isfinite(value) for value in values):
         return math.nan
-    return math.exp(-sum(values) / len(values))
+    try:
+        return math.exp(-sum(values) / len(values))
+    except OverflowError:  # vLLM writes -9999 for minus infinity
+        return math.inf
 
 
 def complete(url: str) -> str:

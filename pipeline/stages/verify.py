@@ -5,7 +5,7 @@ Reads safetensors headers, and the values of scales only; no torch.
 
 from __future__ import annotations
 
-import json
+import re
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from pipeline.checkpoint import CARRIED_OVER, Checkpoint
 from pipeline.errors import VerificationError
 from pipeline.safetensors_header import SafetensorsHeader, Tensor, read_header
 from pipeline.stages.context import StageContext
-from pipeline.weight_files import weight_files
+from pipeline.weight_files import read_json, weight_files
 
 REVISION = 1
 
@@ -27,6 +27,10 @@ SUFFIXES: dict[str, dict[str, tuple[str, ...]]] = {
         "weight_shape": ("I64", "I32"),
     },
 }
+ZERO_POINTS: dict[str, tuple[str, ...]] = {"weight_zero_point": ("I32",)}
+PACKED_BITS = (4, 8)  # widths that the recipes offer, packed into 32-bit words
+WORD_BITS = 32
+UNQUANTIZED = ("BF16", "F16", "F32", "F64")
 
 
 def run(context: StageContext) -> dict[str, Any]:
@@ -39,11 +43,15 @@ def run(context: StageContext) -> dict[str, Any]:
     variant = context.input_folder("weights") / "output"
     quantization = context.parameters["quantization"]
     check_only_safetensors(variant)
-    check_quantization_config(variant)
+    config = check_quantization_config(variant)
     check_carried_over(source, variant)
     source_tensors = read_tensors(source.path)
     variant_tensors = read_tensors(variant)
-    quantized = check_tensors(source_tensors, variant_tensors, quantization, source.path)
+    suffixes = expected_suffixes(quantization["kind"], config)
+    tied = bool(read_json(source.path / "config.json").get("tie_word_embeddings", False))
+    quantized = check_tensors(
+        source_tensors, variant_tensors, suffixes, quantization["ignore"], tied=tied
+    )
     scales = check_scales(variant_tensors, context)
     size = check_smaller(source, variant)
     return {
@@ -74,15 +82,29 @@ def check_only_safetensors(variant: Path) -> None:
             raise VerificationError("the variant holds a file of pickled data", where=str(path))
 
 
-def check_quantization_config(variant: Path) -> None:
-    """The engine chooses its kernels by config.json's quantization_config."""
+def check_quantization_config(variant: Path) -> dict[str, Any]:
+    """The engine chooses its kernels by config.json's quantization_config; returns it."""
     path = variant / "config.json"
-    config = json.loads(path.read_text(encoding="utf-8"))
-    if config.get("quantization_config", {}).get("quant_method") != "compressed-tensors":
+    config = read_json(path).get("quantization_config")
+    if not isinstance(config, dict) or config.get("quant_method") != "compressed-tensors":
         raise VerificationError(
             "config.json does not say that the weights are quantized",
             where=f"{path}, key quantization_config",
         )
+    return config
+
+
+def expected_suffixes(kind: str, config: dict[str, Any]) -> dict[str, tuple[str, ...]]:
+    """What replaces a quantized `X.weight`, and in which types; asymmetric groups have zero points.
+
+    Args:
+        kind: of the recipe's quantization.
+        config: the variant's quantization_config, as compressed-tensors writes it.
+    """
+    weights = [group.get("weights") or {} for group in config.get("config_groups", {}).values()]
+    if kind == "awq" and any(not group.get("symmetric", True) for group in weights):
+        return {**SUFFIXES[kind], **ZERO_POINTS}
+    return SUFFIXES[kind]
 
 
 def check_carried_over(source: Checkpoint, variant: Path) -> None:
@@ -101,20 +123,26 @@ def check_carried_over(source: Checkpoint, variant: Path) -> None:
 def check_tensors(
     source: dict[str, TensorPlace],
     variant: dict[str, TensorPlace],
-    quantization: dict[str, Any],
-    source_folder: Path,
+    suffixes: dict[str, tuple[str, ...]],
+    ignore: list[str],
+    *,
+    tied: bool,
 ) -> int:
-    """Every source tensor is either quantized as the recipe says or there unchanged in shape.
+    """Every source tensor is either quantized as the recipe says, or there in its shape in 16 bits.
+
+    Args:
+        source: the unquantized tensors.
+        variant: what was made of them.
+        suffixes: as :func:`expected_suffixes` gives.
+        ignore: the recipe's list.
+        tied: lm_head is the embedding, and need not be stored again.
 
     Returns:
         number of tensors that were quantized.
     """
-    suffixes = SUFFIXES[quantization["kind"]]
-    config = json.loads((source_folder / "config.json").read_text(encoding="utf-8"))
-    tied = bool(config.get("tie_word_embeddings", False))
     quantized = 0
     for name, (_, _, tensor) in source.items():
-        if is_quantizable(name, tensor, quantization["ignore"]):
+        if is_quantizable(name, tensor, ignore):
             module = name.removesuffix(".weight")
             for suffix, dtypes in suffixes.items():
                 check_tensor(f"{module}.{suffix}", dtypes, variant)
@@ -125,11 +153,8 @@ def check_tensors(
                 raise VerificationError(
                     f"the source's tensor '{name}' is missing", where=first_file(variant)
                 )
-        elif variant[name][2].shape != tensor.shape:
-            raise VerificationError(
-                f"'{name}' has shape {variant[name][2].shape}, the source's {tensor.shape}",
-                where=str(variant[name][0]),
-            )
+        else:
+            check_unquantized(name, tensor, variant[name])
     if not quantized:
         raise VerificationError("nothing was quantized", where=first_file(variant))
     return quantized
@@ -142,7 +167,33 @@ def is_quantizable(name: str, tensor: Tensor, ignore: list[str]) -> bool:
     module = name.removesuffix(".weight")
     if "embed" in module.rpartition(".")[2] or module.endswith((".wte", ".wpe")):
         return False
-    return not any(module == word or fnmatchcase(module, word) for word in ignore)
+    return not any(is_ignored(module, word) for word in ignore)
+
+
+def is_ignored(module: str, word: str) -> bool:
+    """Whether a word of the ignore list means the module: by name, pattern, or `re:` expression.
+
+    llm-compressor knows names and `re:` expressions; a shell pattern is no word to it, so that it
+    quantizes the layer all the same, and :func:`check_unquantized` then says so.
+    """
+    if word.startswith("re:"):
+        return re.match(word.removeprefix("re:"), module) is not None
+    return fnmatchcase(module, word)
+
+
+def check_unquantized(name: str, source: Tensor, place: TensorPlace) -> None:
+    """A tensor that the recipe leaves alone has its shape still, and no narrower a type."""
+    path, _, tensor = place
+    if tensor.shape != source.shape:
+        raise VerificationError(
+            f"'{name}' has shape {tensor.shape}, the source's {source.shape}", where=str(path)
+        )
+    if tensor.dtype not in (source.dtype, *UNQUANTIZED):
+        raise VerificationError(
+            f"'{name}' is stored as {tensor.dtype}, and the recipe does not quantize it",
+            where=str(path),
+            cure="the recipe's ignore list takes whole module names, and expressions after 're:'",
+        )
 
 
 def check_tensor(name: str, dtypes: tuple[str, ...], variant: dict[str, TensorPlace]) -> None:
@@ -165,7 +216,7 @@ def check_shapes(module: str, source: Tensor, variant: dict[str, TensorPlace]) -
     rows, columns = source.shape
     scale = variant[f"{module}.weight_scale"][2].shape
     groups = scale[1] if len(scale) == 2 else 0
-    if scale[0] != rows or not groups or columns % groups:
+    if not groups or scale[0] != rows or columns % groups:
         raise VerificationError(
             f"'{module}.weight_scale' has shape {scale} for a layer of {rows} x {columns}",
             where=str(variant[f"{module}.weight_scale"][0]),
@@ -177,9 +228,11 @@ def check_shapes(module: str, source: Tensor, variant: dict[str, TensorPlace]) -
             where=str(whole[0]),
         )
     packed = variant.get(f"{module}.weight_packed")
-    if packed is not None and packed[2].shape[0] != rows:
+    widths = {(rows, -(-columns * bits // WORD_BITS)) for bits in PACKED_BITS}
+    if packed is not None and packed[2].shape not in widths:
         raise VerificationError(
-            f"'{module}.weight_packed' has {packed[2].shape[0]} rows, the source {rows}",
+            f"'{module}.weight_packed' has shape {packed[2].shape} "
+            f"for a layer of {rows} x {columns}",
             where=str(packed[0]),
         )
 

@@ -53,7 +53,7 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
     if quantization["kind"] == "preset":
         facts = apply_preset(model, quantization)
     elif quantization["kind"] == "awq":
-        blocks = calibration_blocks(calibration, spec["calibration_file"], tokenizer)
+        blocks = calibration_blocks(calibration, spec["calibration_file"], tokenizer, progress)
         facts = apply_awq(model, quantization, blocks, progress)
     else:
         raise UsageError(f"no quantizer for the kind '{quantization['kind']}'")
@@ -157,11 +157,12 @@ def leave_memory_unpinned() -> None:
 
 
 def calibration_blocks(
-    calibration: dict[str, Any], file: str | None, tokenizer: Any
+    calibration: dict[str, Any], file: str | None, tokenizer: Any, progress: Progress
 ) -> list[list[int]]:
     """Texts, shuffled by seed, end to end, cut into blocks of exactly max_tokens tokens.
 
     Packing (as AutoAWQ does) wastes no token on padding, which would distort the statistics.
+    Where the texts are too short for as many blocks as asked, that is said aloud.
 
     Raises:
         StageError: there are fewer tokens than one block needs.
@@ -183,6 +184,11 @@ def calibration_blocks(
             f"the calibration texts have {len(stream)} tokens, less than one block of {length}",
             where=f"recipe key quantization.calibration, {file or calibration['dataset']}",
             cure="give more text, or a smaller max_tokens",
+        )
+    if len(whole) < wanted:
+        progress.note(
+            f"calibrating with {len(whole)} blocks of {length} tokens instead of {wanted}: "
+            f"the texts have only {len(stream)} tokens"
         )
     return whole
 
