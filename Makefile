@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 
 # The whole way on a real small model, on a CPU; run again, it reuses every stage.
 demo: $(VENV)/.installed
-	$(BIN)/prepare model demo:smollm2-135m
+	$(BIN)/prepare model demo:smollm2-135m --profile cpu
 
 # Unit tests first: they say in seconds what the end-to-end test would say in minutes.
 test: $(VENV)/.installed-dev

@@ -46,7 +46,7 @@ class ThroughputReport(Record):
     tpot_ms_p50: float = Field(description="time per output token after the first, median")
     itl_ms_p50: float = Field(description="inter-token latency, median")
     requests: int = Field(description="requests sent to the variant")
-    failed_requests: int = Field(description="those without a whole answer, both sides together")
+    failed_requests: int = Field(description="those without a whole answer")
     verdict: Verdict
     reason: str
     note: str | None = Field(None, description="what the profile says about its ratios")

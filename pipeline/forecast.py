@@ -224,7 +224,10 @@ def seen_seconds(store: Store) -> Seen:
     """Durations of the finished stages in the store, by stage and kind."""
     seen: Seen = {}
     for path in (store.root / "stages").glob(f"*/*/{RECORD}"):
-        record = json.loads(path.read_text(encoding="utf-8"))
+        try:
+            record = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue  # damaged; `prepare model` says so when it needs it
         _, kind = kind_of(record["stage"], record["parameters"])
         seen.setdefault((record["stage"], kind), []).append(float(record["seconds"]))
         if record["stage"] == "coherence":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,39 @@ from typing import Any
 
 def gpu_name() -> str | None:
     """Name of the first NVIDIA GPU as the driver gives it; None without one."""
+    return _ask_driver("name")
+
+
+def compute_capability() -> float | None:
+    """Compute capability of the first NVIDIA GPU, such as 8.9; None without one."""
+    answer = _ask_driver("compute_cap")
+    return float(answer) if answer else None
+
+
+def hardware(accelerator: str) -> dict[str, Any]:
+    """What the engine runs on: part of the deployable tuple."""
+    if accelerator == "cuda":
+        return {"accelerator": accelerator, "gpu": gpu_name() or "not found"}
+    model = ""
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            model = line.partition(":")[2].strip()
+            break
+    return {"accelerator": accelerator, "cpu": model, "cores": len(os.sched_getaffinity(0))}
+
+
+def machine() -> str:
+    """Which machine this is: speeds measured on two machines are not compared."""
+    try:
+        return Path("/etc/machine-id").read_text().strip() or platform.node()
+    except OSError:
+        return platform.node()
+
+
+def _ask_driver(field: str) -> str | None:
     try:
         answer = subprocess.run(
-            ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"],
+            ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader"],
             capture_output=True,
             text=True,
             timeout=20,
@@ -20,17 +51,5 @@ def gpu_name() -> str | None:
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    names = answer.stdout.strip().splitlines()
-    return names[0].strip() if answer.returncode == 0 and names else None
-
-
-def hardware() -> dict[str, Any]:
-    """What the engine runs on: part of the deployable tuple."""
-    if name := gpu_name():
-        return {"accelerator": "cuda", "gpu": name}
-    model = ""
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            model = line.partition(":")[2].strip()
-            break
-    return {"accelerator": "cpu", "cpu": model, "cores": len(os.sched_getaffinity(0))}
+    lines = answer.stdout.strip().splitlines()
+    return lines[0].strip() if answer.returncode == 0 and lines else None

@@ -16,6 +16,7 @@ from typing import Any
 from pipeline.checkpoint import Checkpoint
 from pipeline.data_sources import SourceResolver
 from pipeline.digest import digest_json
+from pipeline.hardware import machine
 from pipeline.records import StageReference, StageSpec
 from pipeline.serving import ServingArguments
 from pipeline.stages import stage_module
@@ -136,7 +137,11 @@ class Planner:
             name,
             {"suite": asked, "source": source.identity, "seed": QUESTION_SEED},
             {},
-            {"folder": str(source.folder) if source.folder else None, "environment": "evaluate"},
+            {
+                "folder": str(source.folder) if source.folder else None,
+                "environment": "evaluate",
+                "suite": name,
+            },
             self.store,
         )
 
@@ -235,13 +240,17 @@ class Planner:
                     "max_length": self._max_length(),
                 },
                 {**after, "questions": self._questions[f"questions.{name}"]},
-                {**tokenizer, "environment": "evaluate"},
+                {**tokenizer, "environment": "evaluate", "suite": name},
                 self.store,
             )
         stages["benchmark"] = stage_spec(
             "benchmark",
             recipe.name,
-            {**served_as, "workload": self.profile.workload.model_dump()},
+            {
+                **served_as,
+                "workload": self.profile.workload.model_dump(),
+                "machine": machine(),
+            },
             after,
             {**tokenizer, "environment": "serve"},
             self.store,

@@ -15,7 +15,7 @@ from pipeline.digest import FileDigests, digest_bytes
 from pipeline.environments.environment import Accelerator, identity
 from pipeline.errors import CheckpointError, UsageError
 from pipeline.events import Progress
-from pipeline.hardware import gpu_name, hardware
+from pipeline.hardware import compute_capability, gpu_name, hardware
 from pipeline.hub import download
 from pipeline.plan import Plan, Planner, stage_spec
 from pipeline.records import StageSpec
@@ -80,15 +80,26 @@ def choose(request: Request, settings: Settings) -> Choices:
     )
     names = list(dict.fromkeys(request.recipes or DEFAULT_RECIPES))
     recipes = tuple(catalog.load_recipe(name) for name in names)
+    profile = choose_profile(request.profile)
+    check_names_differ(recipes)
     for recipe in recipes:
         check_margins(recipe, policy)
+        check_capability(recipe, profile)
+    if profile.accelerator not in policy.throughput.minimum_ratio:
+        raise UsageError(
+            f"the policy '{policy.name}' has no throughput floor for {profile.accelerator}",
+            where="policy key throughput.minimum_ratio",
+            cure=f"add '{profile.accelerator}: 1.0' there",
+        )
+    name = request.name or reference.short_name
+    check_registered_name(name)
     return Choices(
         reference=reference,
         recipes=recipes,
         baseline=catalog.load_recipe(catalog.BASELINE),
-        profile=choose_profile(request.profile),
+        profile=profile,
         policy=policy,
-        name=request.name or reference.short_name,
+        name=name,
         registry=registry_uri(request.registry, settings),
         eval_data=request.eval_data.expanduser().resolve() if request.eval_data else None,
         trust_remote_code=request.trust_remote_code,
@@ -98,6 +109,40 @@ def choose(request: Request, settings: Settings) -> Choices:
 def registry_uri(given: str | None, settings: Settings) -> str:
     """The registry asked for, else an embedded one beside the store's stages."""
     return given or f"sqlite:///{settings.store.resolve() / 'registry.db'}"
+
+
+def check_names_differ(recipes: tuple[Recipe, ...]) -> None:
+    """Raise UsageError where two recipes, such as one and a changed copy, have one name."""
+    names = [recipe.name for recipe in recipes]
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(
+                f"two of the recipes are called '{name}'",
+                where="--recipe",
+                cure="give the changed copy a name of its own (its key 'name')",
+            )
+
+
+def check_registered_name(name: str) -> None:
+    """Raise UsageError for what MLflow refuses as a name, before any work is done."""
+    if not name.strip() or any(letter in name for letter in "/:"):
+        raise UsageError(
+            f"'{name}' cannot be a name in the registry",
+            where="--name",
+            cure="give a name without '/' and ':'",
+        )
+
+
+def check_capability(recipe: Recipe, profile: ServingProfile) -> None:
+    """Raise UsageError where this machine's GPU is too old for the recipe's kernels."""
+    needed = recipe.minimum_compute_capability
+    found = compute_capability() if profile.accelerator == "cuda" else None
+    if needed is not None and found is not None and found < needed:
+        raise UsageError(
+            f"'{recipe.name}' needs a GPU of compute capability {needed}, this one has {found}",
+            where=f"--recipe {recipe.name}",
+            cure="leave the recipe out, or run on a newer GPU",
+        )
 
 
 def check_margins(recipe: Recipe, policy: Policy) -> None:
@@ -230,7 +275,7 @@ def make_plan(
         profile=choices.profile,
         policy=choices.policy,
         identities=identities,
-        hardware=hardware(),
+        hardware=hardware(choices.profile.accelerator),
         sources=SourceResolver(choices.eval_data, identities["evaluate"], digests, progress),
         store=settings.store.resolve(),
         trust_remote_code=choices.trust_remote_code,

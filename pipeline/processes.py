@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -12,6 +15,8 @@ from typing import IO
 
 GUARD = Path(__file__).with_name("guard.py")
 STOP_GRACE_SECONDS = 10.0
+SLOW_GUARD_SECONDS = 10.0
+POLL_SECONDS = 0.05
 
 
 class GuardedProcess:
@@ -61,6 +66,7 @@ class GuardedProcess:
             os.close(lifeline_read)
         self._lifeline: int | None = lifeline_write
         self._grace_seconds = grace_seconds
+        self._exit_code: int | None = None
 
     @property
     def pid(self) -> int:
@@ -75,21 +81,40 @@ class GuardedProcess:
         return self._process.stdout
 
     def poll(self) -> int | None:
-        """Exit code, or None while it runs."""
-        return self._process.poll()
+        """Exit code as a shell gives it, or None while it runs; the process is not reaped."""
+        if self._exit_code is None:
+            self._look(os.WNOHANG)
+        return self._exit_code
 
-    def wait(self, timeout: float | None = None) -> int:
-        """Exit code; raises subprocess.TimeoutExpired after `timeout` seconds."""
-        return self._process.wait(timeout)
+    def wait(self) -> int:
+        """Wait for the end; the exit code as a shell gives it."""
+        while self._exit_code is None:
+            self._look(0)
+        return self._exit_code
 
     def stop(self) -> None:
-        """End the whole group and wait until nothing of it is left."""
-        if self._lifeline is not None:
-            os.close(self._lifeline)
-            self._lifeline = None
-        self._process.wait(self._grace_seconds + 20)
+        """End the whole group and wait until nothing of it is left; may be called again."""
+        if self._lifeline is None:
+            return
+        os.close(self._lifeline)
+        self._lifeline = None
+        deadline = time.monotonic() + self._grace_seconds + SLOW_GUARD_SECONDS
+        while self.poll() is None and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+        # The group is empty by now, unless the guard itself was killed or is stuck. Until it is
+        # reaped, its number is the group's and cannot be anybody else's.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
         if self._process.stdout is not None:
             self._process.stdout.close()
+
+    def _look(self, options: int) -> None:
+        """Take the exit code without reaping the process."""
+        found = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT | options)
+        if found is not None:
+            killed = found.si_code != os.CLD_EXITED
+            self._exit_code = found.si_status + (128 if killed else 0)
 
     def __enter__(self) -> GuardedProcess:
         return self

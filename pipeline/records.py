@@ -54,6 +54,10 @@ class StageRecord(Record):
     key: str = Field(description="digest that the folder is named by")
     parameters: dict[str, Any] = Field(description="as in the spec")
     inputs: dict[str, StageReference] = Field(description="as in the spec")
+    input_digests: dict[str, str] = Field(
+        description="by role, digest of the input's result as it was; an input that was made "
+        "again with another result makes this stage stale"
+    )
     result: dict[str, Any] = Field(description="facts that later stages and reports read")
     notes: list[str] = Field(description="what was said aloud while it ran")
     seconds: float = Field(description="wall time")
@@ -98,7 +102,7 @@ class RunReport(Record):
 
     schema_version: int = SCHEMA_VERSION
     run: str = Field(description="id of the run")
-    status: Literal["running", "finished", "failed", "interrupted"]
+    status: Literal["running", "finished", "failed", "interrupted", "killed"]
     exit_code: int | None
     started: str
     seconds: float

@@ -7,6 +7,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
+from filelock import FileLock, Timeout
+
 from pipeline.errors import PrepareError, StoreError, UsageError
 from pipeline.events import Progress
 from pipeline.records import (
@@ -18,7 +20,8 @@ from pipeline.records import (
 from pipeline.store import Store, write_atomically
 
 RUN_RECORD = "run.json"
-Status = Literal["running", "finished", "failed", "interrupted"]
+ALIVE_LOCK = "alive.lock"
+Ended = Literal["finished", "failed", "interrupted"]
 
 
 class RunLog:
@@ -33,7 +36,11 @@ class RunLog:
         now = datetime.now(UTC)
         # Microseconds make ids of runs that start together differ.
         self.run_id = now.strftime("%Y%m%d-%H%M%S-%f")
+        self._store = store
         self.folder: Path = store.new_run_folder(self.run_id)
+        # Held as long as we live, however we end: a run that says 'running' without it was killed.
+        self._alive = FileLock(self.folder / ALIVE_LOCK)
+        self._alive.acquire()
         self._started = time.monotonic()
         self._variants: dict[str, VariantReport] = {}
         self._report = RunReport(
@@ -77,7 +84,7 @@ class RunLog:
         """Something was said aloud."""
         self._update(notes=[*self._report.notes, text])
 
-    def finish(self, status: Status, exit_code: int, error: PrepareError | None = None) -> None:
+    def finish(self, status: Ended, exit_code: int, error: PrepareError | None = None) -> None:
         """The run has ended."""
         self._update(status=status, exit_code=exit_code, error=error.to_dict() if error else None)
 
@@ -91,7 +98,8 @@ class RunLog:
         self._save()
 
     def _save(self) -> None:
-        write_atomically(self.folder / RUN_RECORD, self._report.model_dump_json(indent=1))
+        with self._store.errors_explained():
+            write_atomically(self.folder / RUN_RECORD, self._report.model_dump_json(indent=1))
 
 
 class NotingProgress:
@@ -111,11 +119,24 @@ class NotingProgress:
         self._log.note(text)
 
 
+def is_alive(folder: Path) -> bool:
+    """Whether the process that made that run still holds its lock."""
+    lock = FileLock(folder / ALIVE_LOCK)
+    try:
+        with lock.acquire(timeout=0):
+            return False
+    except Timeout:
+        return True
+
+
 def read_run(folder: Path) -> RunReport:
     """The record in that run's folder; raises StoreError when it is missing or damaged."""
     path = folder / RUN_RECORD
     try:
-        return RunReport.model_validate_json(path.read_text(encoding="utf-8"))
+        report = RunReport.model_validate_json(path.read_text(encoding="utf-8"))
+        if report.status == "running" and not is_alive(folder):
+            return report.model_copy(update={"status": "killed"})
+        return report
     except (OSError, ValueError) as error:
         raise StoreError(f"a run's record cannot be read: {error}", where=str(path)) from error
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, Literal
 
-from pipeline.errors import ExitCode, PrepareError
+from filelock import FileLock, Timeout
+
+from pipeline.errors import ExitCode, PrepareError, ServingError
 from pipeline.plan import Plan, VariantPlan, stage_spec
 from pipeline.records import (
     StageReference,
@@ -25,9 +29,12 @@ class Runner:
     Args:
         plan: what to do.
         stages: runs single stages.
+        server_lock: file locked while a server is up; of this machine, whatever the store, so
+            that two runs neither share a GPU's memory nor spoil each other's benchmark.
     """
 
-    def __init__(self, plan: Plan, stages: StageRunner) -> None:
+    def __init__(self, plan: Plan, stages: StageRunner, server_lock: Path) -> None:
+        self._server_lock = server_lock
         self._plan = plan
         self._stages = stages
         self._log = stages.log
@@ -50,8 +57,7 @@ class Runner:
             if sound:
                 self._measure(self._plan.baseline)
             for variant in sound:
-                if self._try(variant, self._measure):
-                    self._log.variant(self._judge(variant))
+                self._try(variant, self._measure_and_judge)
             return self._promote(name, registry)
         finally:
             self._stages.cancel()
@@ -63,7 +69,8 @@ class Runner:
             work(variant)
         except PrepareError as error:
             self._stages.progress.note(f"{variant.recipe.name}: {error}")
-            self._log.variant(failed_variant(variant.recipe.name, error, self._weights(variant)))
+            report = unjudged(variant.recipe.name, "error", str(error), self._weights(variant))
+            self._log.variant(report)
             return False
         return True
 
@@ -72,16 +79,58 @@ class Runner:
             self._stages.run(variant.stages[role])
 
     def _measure(self, variant: VariantPlan) -> None:
-        """All stages that one life of the variant's server answers; none opens when all is done."""
+        """All stages that one life of the variant's server answers; none opens when all is done.
+
+        Raises:
+            IncoherentModelError: the model does not speak; nothing more is asked of it.
+        """
+        specs = [variant.stages[role] for role in variant.served]
+        if all(self._stages.is_reusable(spec) for spec in specs):
+            lock: AbstractContextManager[None] = nullcontext()
+        else:
+            lock = self._only_server()
         try:
-            for role in variant.served:
-                self._stages.run(variant.stages[role], lambda: self._endpoint(variant))
+            with lock:
+                self._measure_stages(variant, specs)
+        finally:
+            self._close_server()
+
+    def _measure_stages(self, variant: VariantPlan, specs: list[StageSpec]) -> None:
+        try:
+            for spec in specs:
+                record = self._stages.run(spec, lambda: self._endpoint(variant))
+                if spec.stage == "coherence" and record.result["incoherent"]:
+                    raise IncoherentModelError(record.result["incoherent"])
         except PrepareError:
             if self._server is not None:
                 self._server.check_alive()  # a dead server is the better explanation
             raise
+
+    @contextmanager
+    def _only_server(self) -> Iterator[None]:
+        """Wait until no other run on this machine has a server up."""
+        self._server_lock.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(self._server_lock)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            self._stages.progress.note("waiting for another run's server on this machine to end")
+            lock.acquire()
+        try:
+            yield
         finally:
+            # The next server must find the memory free, so ours goes first.
             self._close_server()
+            lock.release()
+
+    def _measure_and_judge(self, variant: VariantPlan) -> None:
+        try:
+            self._measure(variant)
+        except IncoherentModelError as error:
+            report = unjudged(variant.recipe.name, "fail", str(error), self._weights(variant))
+            self._log.variant(report)
+        else:
+            self._log.variant(self._judge(variant))
 
     def _judge(self, variant: VariantPlan) -> VariantReport:
         judged = self._stages.run(variant.stages["judge"])
@@ -209,9 +258,12 @@ class Runner:
         served = variant.stages["coherence"].parameters
         benchmark = self._stages.finished(variant.stages["benchmark"]).result
         return {
-            "weights": variant.stages["quantize"].key,
+            "weights": self._stages.finished(variant.stages["quantize"]).result["weights_digest"],
             "engine_version": benchmark["engine_version"],
             "environment.serve": served["engine"],
+            "environment.evaluate": variant.stages[next(iter(self._plan.policy.suites))].parameters[
+                "environment"
+            ],
             "environment.quantize": variant.stages["quantize"].parameters["environment"],
             "serving": served["serving"],
             "hardware": served["hardware"],
@@ -223,13 +275,19 @@ class Runner:
         return int(record.result["weights_bytes"]) if record else None
 
 
-def failed_variant(recipe: str, error: PrepareError, weights: int | None) -> VariantReport:
-    """The report of a variant that did not get as far as a verdict."""
+class IncoherentModelError(ServingError):
+    """A served model that does not speak: of a variant a verdict, of a baseline an error."""
+
+
+def unjudged(
+    recipe: str, verdict: Literal["fail", "error"], reason: str, weights: int | None
+) -> VariantReport:
+    """The report of a variant that did not get as far as the gates."""
     return VariantReport(
         recipe=recipe,
         weights_bytes=weights,
-        verdict="error",
-        reason=str(error),
+        verdict=verdict,
+        reason=reason,
         promoted=False,
         registry_version=None,
         gates=[],

@@ -105,6 +105,8 @@ class Server:
             "vllm.entrypoints.openai.api_server",
             *("--model", str(self._model)),
             *("--served-model-name", SERVED_NAME),
+            # As the quantizer reads it, also where Mistral's own format lies beside.
+            *("--config-format", "hf", "--load-format", "safetensors"),
             *("--host", "127.0.0.1"),
             *("--port", str(self._port)),
             *self._arguments,
@@ -211,8 +213,16 @@ def ended(code: int) -> str:
 
 
 def server_environment(base: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
-    """The server's variables: ours without Python's own settings, offline, then the profile's."""
-    inherited = {name: value for name, value in base.items() if not name.startswith("PYTHON")}
+    """Variables of a server or worker: offline, loopback without a proxy, then its own.
+
+    Python's settings are not inherited, nor the engine's: what a shell happens to set would
+    change what is measured without being part of its key.
+    """
+    inherited = {
+        name: value for name, value in base.items() if not name.startswith(("PYTHON", "VLLM_"))
+    }
+    for name in ("NO_PROXY", "no_proxy"):
+        inherited[name] = ",".join(filter(None, [base.get(name, ""), "127.0.0.1,localhost"]))
     return {**inherited, **OFFLINE_VARIABLES, **own}
 
 

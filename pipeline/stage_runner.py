@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from pipeline.digest import digest_json
 from pipeline.errors import StoreError
 from pipeline.events import Progress
 from pipeline.executors import Executor, Job
@@ -70,6 +71,10 @@ class StageRunner:
         self._report(spec, "ran", started)
         return self.finished(spec)
 
+    def is_reusable(self, spec: StageSpec) -> bool:
+        """Whether `run` would find the stage done."""
+        return self._reusable(spec) is not None
+
     def finished(self, spec: StageSpec) -> StageRecord:
         """The record of a stage that has been run; raises StoreError when it has vanished."""
         record = self.store.find(spec.stage, spec.key)
@@ -89,11 +94,25 @@ class StageRunner:
 
     def _reusable(self, spec: StageSpec) -> StageRecord | None:
         record = self.store.find(spec.stage, spec.key)
+        if record is None:
+            return None
         still_holds = getattr(stage_module(spec.stage), "still_holds", None)
-        if record is not None and still_holds is not None and not still_holds(record):
+        if self._inputs_changed(record) or (still_holds is not None and not still_holds(record)):
             self.store.discard(spec.stage, spec.key)
             return None
         return record
+
+    def _inputs_changed(self, record: StageRecord) -> bool:
+        """Whether an input was removed and made again with another result.
+
+        A key names what goes into a stage, not what comes out, and quantizing on a GPU is not
+        bit-stable: answers of weights that are gone say nothing of the new ones.
+        """
+        for role, reference in record.inputs.items():
+            source = self.store.find(reference.stage, reference.key)
+            if source is not None and digest_json(source.result) != record.input_digests[role]:
+                return True
+        return False
 
     def _with_runtime(self, spec: StageSpec, extra_runtime: ExtraRuntime | None) -> StageSpec:
         runtime = dict(spec.runtime)
@@ -117,7 +136,7 @@ class StageRunner:
         seconds = time.monotonic() - started
         name = spec.stage
         if name == "evaluate":
-            name = f"evaluate {spec.parameters['suite']['kind']}"
+            name = f"evaluate {spec.runtime['suite']}"
         self.log.stage(
             StageReport(
                 name=name, variant=spec.variant, status=status, seconds=seconds, key=spec.key

@@ -65,13 +65,14 @@ class Store:
             ) from error
 
     def discard(self, stage: str, key: str) -> None:
-        """Remove a finished stage, so that it runs again."""
+        """Remove a finished stage, so that it runs again; no error when it is gone already."""
         folder = self.stage_folder(stage, key)
         # Renamed first: a folder under its final name is always whole.
         doomed = folder.with_name(f"{folder.name}.discarded.{os.getpid()}")
-        with self.errors_explained():
-            folder.rename(doomed)
-            shutil.rmtree(doomed)
+        with self._locked(key), self.errors_explained():
+            if folder.exists():
+                folder.rename(doomed)
+                shutil.rmtree(doomed)
 
     @contextmanager
     def writing(self, stage: str, key: str) -> Iterator[Path | None]:
@@ -85,24 +86,23 @@ class Store:
         Raises:
             StoreError: the disk is full or the store is not writable.
         """
-        from filelock import FileLock
-
         final = self.stage_folder(stage, key)
         partial = final.with_name(final.name + ".partial")
-        with self.errors_explained():
-            locks = self.root / "locks"
-            locks.mkdir(parents=True, exist_ok=True)
-            final.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(locks / f"{key}.lock"):
+        with self._locked(key):
             if final.exists():
                 yield None
                 return
             with self.errors_explained():
+                final.parent.mkdir(parents=True, exist_ok=True)
                 if partial.exists():
                     shutil.rmtree(partial)
                 partial.mkdir()
-            with self.errors_explained():
+            try:
                 yield partial
+            except OSError as error:
+                # Of what goes wrong in a stage, only a full disk is surely the store's trouble.
+                raise self._disk_full() if _means_full_disk(error) else error from error
+            with self.errors_explained():
                 if not (partial / RECORD).is_file():
                     raise StoreError("a stage ended without a record", where=str(partial))
                 _flush(partial)
@@ -127,13 +127,8 @@ class Store:
         try:
             yield
         except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise StoreError(
-                    "the disk is full",
-                    where=str(self.root),
-                    cure="free some space, or name another place with --store DIR; "
-                    "finished stages are kept and will be reused",
-                ) from error
+            if _means_full_disk(error):
+                raise self._disk_full() from error
             if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM, errno.ENOTDIR):
                 raise StoreError(
                     f"the store cannot be written: {error.strerror}",
@@ -141,6 +136,28 @@ class Store:
                     cure="name a folder that you may write with --store DIR",
                 ) from error
             raise
+
+    @contextmanager
+    def _locked(self, key: str) -> Iterator[None]:
+        from filelock import FileLock
+
+        with self.errors_explained():
+            locks = self.root / "locks"
+            locks.mkdir(parents=True, exist_ok=True)
+        with FileLock(locks / f"{key}.lock"):
+            yield
+
+    def _disk_full(self) -> StoreError:
+        return StoreError(
+            "the disk is full",
+            where=str(self.root),
+            cure="free some space, or name another place with --store DIR; "
+            "finished stages are kept and will be reused",
+        )
+
+
+def _means_full_disk(error: OSError) -> bool:
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def write_atomically(path: Path, text: str) -> None:

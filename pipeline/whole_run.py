@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from functools import cache
 from pathlib import Path
 
 from pipeline.digest import FileDigests
 from pipeline.environments.environment import Accelerator, ensure
-from pipeline.errors import ExitCode, PrepareError
+from pipeline.errors import ExitCode, PrepareError, StoreError
 from pipeline.events import Progress
 from pipeline.executors.local import LocalExecutor
 from pipeline.preparation import Choices, Request, choose, locate, make_plan
@@ -35,13 +36,15 @@ def run_model(request: Request, settings: Settings, progress: Progress) -> RunRe
     try:
         code = run_choices(choices, settings, store, log, NotingProgress(progress, log))
     except PrepareError as error:
-        log.finish("failed", error.exit_code, error)
+        # The disk may be full: the first error is the one to tell, whether it can be kept or not.
+        with contextlib.suppress(StoreError):
+            log.finish("failed", error.exit_code, error)
         return log.report()
-    except KeyboardInterrupt:
-        log.finish("interrupted", ExitCode.INTERRUPTED)
-        raise
-    except BaseException:
-        log.finish("failed", ExitCode.UNEXPECTED)
+    except BaseException as error:
+        stopped = isinstance(error, KeyboardInterrupt)
+        code = ExitCode.INTERRUPTED if stopped else ExitCode.UNEXPECTED
+        with contextlib.suppress(StoreError):
+            log.finish("interrupted" if stopped else "failed", code)
         raise
     log.finish("finished", code)
     return log.report()
@@ -68,6 +71,8 @@ def run_choices(
         checkpoint = locate(choices, settings, make_demo, digests, progress)
         log.checkpoint(checkpoint.ref, checkpoint.digest, choices.name)
         plan = make_plan(choices, checkpoint, settings, digests, progress)
-        return Runner(plan, stages).run(name=choices.name, registry=choices.registry)
+        return Runner(plan, stages, settings.home / "server.lock").run(
+            name=choices.name, registry=choices.registry
+        )
     finally:
         stages.cancel()

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    field_validator,
+    model_validator,
+)
 
 
 class Described(BaseModel):
@@ -12,6 +20,9 @@ class Described(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+
+# Names become parts of file names, roles and tags.
+Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]*$")]
 
 # --- recipes ------------------------------------------------------------------------------------
 
@@ -74,7 +85,7 @@ Quantization = Annotated[
 class Recipe(Described):
     """How to make one variant of a checkpoint."""
 
-    name: str
+    name: Name
     summary: str = Field(description="one line for `prepare recipes list`")
     family: Literal["baseline", "fp8", "int4"] = Field(description="which margins a policy applies")
     quantization: Quantization
@@ -105,12 +116,21 @@ class CalibrationLimit(Described):
 
 
 EngineValue = bool | int | float | str
+# Set by the command itself, or by keys of their own.
+ENGINE_ARGUMENTS_OF_OURS = (
+    "model",
+    "served-model-name",
+    "host",
+    "port",
+    "kv-cache-dtype",
+    "trust-remote-code",
+)
 
 
 class ServingProfile(Described):
     """Exact vLLM arguments, the load to measure with and the limits of one kind of machine."""
 
-    name: str
+    name: Name
     summary: str
     accelerator: Literal["cpu", "cuda"]
     gpu_name_contains: list[str] = Field(
@@ -123,11 +143,25 @@ class ServingProfile(Described):
     )
     environment: dict[str, str] = Field(default={}, description="variables of the server process")
     ready_timeout_seconds: float = Field(900, gt=0)
+
     calibration_limit: CalibrationLimit | None = None
     workload: Workload
     throughput_note: str | None = Field(
         None, description="said beside every throughput ratio measured with this profile"
     )
+
+    @field_validator("engine_arguments")
+    @classmethod
+    def _arguments_are_the_profiles(
+        cls, arguments: dict[str, EngineValue]
+    ) -> dict[str, EngineValue]:
+        for name in arguments:
+            if name in ENGINE_ARGUMENTS_OF_OURS or not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", name):
+                raise ValueError(
+                    f"'{name}' is not for a profile to set: names are vLLM's long options without "
+                    f"the dashes in front, and not {', '.join(ENGINE_ARGUMENTS_OF_OURS)}"
+                )
+        return arguments
 
 
 # --- policies -----------------------------------------------------------------------------------
@@ -206,12 +240,23 @@ class Promotion(Described):
     prefer: Literal["throughput", "smallest"] = "throughput"
 
 
+RESERVED_SUITE_NAMES = ("quantize", "verify", "coherence", "benchmark", "judge")
+
+
 class Policy(Described):
     """What a variant must show before it is promoted."""
 
-    name: str
+    name: Name
     summary: str
     alpha: float = Field(0.05, gt=0, lt=0.5, description="error rate of each one-sided bound")
-    suites: dict[str, AnySuite]
+    suites: dict[Name, AnySuite] = Field(min_length=1)
     throughput: ThroughputGate
     promotion: Promotion = Promotion()
+
+    @field_validator("suites")
+    @classmethod
+    def _names_are_free(cls, suites: dict[str, AnySuite]) -> dict[str, AnySuite]:
+        for name in suites:
+            if name in RESERVED_SUITE_NAMES:
+                raise ValueError(f"a suite cannot be called '{name}', a stage is")
+        return suites

@@ -20,6 +20,11 @@ from urllib.parse import quote
 from pipeline.errors import RegistryError
 
 TUPLE_TAG = "prepare.tuple"
+EMBEDDED = "sqlite:///"
+VERSIONS_BY_SQL = (
+    "SELECT version FROM model_versions WHERE name = ? AND current_stage != 'Deleted_Internal'"
+)
+ALIASES_BY_SQL = "SELECT alias, version FROM registered_model_aliases WHERE name = ?"
 
 
 @dataclass(frozen=True)
@@ -43,25 +48,27 @@ class Version:
         }
 
 
-def has_versions(uri: str, name: str, versions: Collection[str]) -> bool:
-    """Whether the registry still has these versions of a model.
+def still_has(uri: str, name: str, versions: Collection[str], aliases: Mapping[str, str]) -> bool:
+    """Whether the registry still has these versions of a model, and its aliases point so.
 
     An embedded registry is asked by SQL, since opening it through MLflow takes 6 s and this is
     asked on every run; when its tables are not as expected, MLflow is asked after all.
     """
-    file = Path(uri.removeprefix("sqlite:///"))
-    if uri.startswith("sqlite:///"):
+    file = Path(uri.removeprefix(EMBEDDED))
+    if uri.startswith(EMBEDDED):
         if not file.is_file():
             return False
-        query = "SELECT version FROM model_versions WHERE name = ? AND current_stage != ?"
         try:
             with closing(sqlite3.connect(f"file:{quote(str(file))}?mode=ro", uri=True)) as database:
-                rows = database.execute(query, (name, "Deleted_Internal")).fetchall()
-            return {str(row[0]) for row in rows} >= set(versions)
+                known = {str(row[0]) for row in database.execute(VERSIONS_BY_SQL, (name,))}
+                pointing = database.execute(ALIASES_BY_SQL, (name,)).fetchall()
+            pointers = {(str(alias), str(version)) for alias, version in pointing}
+            return known >= set(versions) and pointers >= set(aliases.items())
         except sqlite3.Error:
             logging.getLogger(__name__).debug("asking MLflow instead", exc_info=True)
-    known = {version.version for version in MlflowRegistry(uri).versions(name)}
-    return known >= set(versions)
+    found = MlflowRegistry(uri).versions(name)
+    pointers = {(alias, version.version) for version in found for alias in version.aliases}
+    return {v.version for v in found} >= set(versions) and pointers >= set(aliases.items())
 
 
 class MlflowRegistry:
@@ -80,8 +87,8 @@ class MlflowRegistry:
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
         with self._explained(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            if uri.startswith("sqlite:///"):
-                Path(uri.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
+            if uri.startswith(EMBEDDED):
+                check_openable(Path(uri.removeprefix(EMBEDDED)))
             for name in ("mlflow", "alembic"):
                 logging.getLogger(name).setLevel(logging.WARNING)
             from mlflow.tracking import MlflowClient
@@ -90,13 +97,20 @@ class MlflowRegistry:
 
     def names(self) -> list[str]:
         """Names of all registered models."""
+        found: list[str] = []
+        token: str | None = None
         with self._explained():
-            return sorted(model.name for model in self._client.search_registered_models())
+            while True:
+                page = self._client.search_registered_models(page_token=token)
+                found += [model.name for model in page]
+                token = page.token
+                if not token:
+                    return sorted(found)
 
     def versions(self, name: str) -> list[Version]:
         """All versions of a model, newest first; none when there is no such model."""
         with self._explained():
-            found = self._client.search_model_versions(f"name = '{_quoted(name)}'")
+            found = self._client.search_model_versions(f"name = {_quoted(name)}")
             aliases = self._aliases(name) if found else {}
         numbered = sorted(found, key=lambda version: int(version.version), reverse=True)
         return [
@@ -120,14 +134,17 @@ class MlflowRegistry:
     def register(self, name: str, source: Path, tags: Mapping[str, str]) -> str:
         """Make a version that points to the checkpoint folder; returns its number.
 
-        A version that already carries the same deployable tuple is used again.
+        A version that already carries the same deployable tuple is used again, with the tags
+        of the newer verdict.
         """
         existing = self.find_tuple(name, tags[TUPLE_TAG])
-        if existing is not None:
-            return existing.version
         with self._explained():
-            if name not in self.names():
-                self._client.create_registered_model(name)
+            if existing is not None:
+                for key, value in tags.items():
+                    if existing.tags.get(key) != value:
+                        self._client.set_model_version_tag(name, existing.version, key, value)
+                return existing.version
+            self._create_model(name)
             created = self._client.create_model_version(
                 name, source=str(source), tags=dict(tags), await_creation_for=0
             )
@@ -143,6 +160,15 @@ class MlflowRegistry:
                 self._client.set_registered_model_alias(name, previous_alias, before)
             self._client.set_registered_model_alias(name, alias, version)
 
+    def _create_model(self, name: str) -> None:
+        from mlflow.exceptions import MlflowException
+
+        try:
+            self._client.create_registered_model(name)
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                raise
+
     def _aliases(self, name: str) -> dict[str, str]:
         aliases = self._client.get_registered_model(name).aliases
         return {str(alias): str(version) for alias, version in dict(aliases).items()}
@@ -156,14 +182,31 @@ class MlflowRegistry:
             from mlflow.exceptions import MlflowException
         try:
             yield
-        except (MlflowException, SQLAlchemyError, OSError) as error:
+        except (MlflowException, SQLAlchemyError, sqlite3.Error, OSError) as error:
             raise RegistryError(
-                f"the model registry failed: {str(error).splitlines()[0][:300]}",
+                f"the model registry failed: {_first_line(error)}",
                 where=self.uri,
                 cure="check --registry: a tracking server's URI that answers, "
                 "or sqlite:////folder/registry.db in a folder that you may write",
             ) from error
 
 
+def check_openable(file: Path) -> None:
+    """Make the folder and open the database file once; MLflow would try for 100 s, and warn.
+
+    Raises:
+        OSError, sqlite3.Error: the folder may not be written, or the file is no database.
+    """
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with closing(sqlite3.connect(file)) as database:
+        database.execute("PRAGMA schema_version")
+
+
 def _quoted(name: str) -> str:
-    return name.replace("'", "''")
+    """The name as MLflow's filters take it: they know two quotation marks, and no escape."""
+    mark = '"' if "'" in name else "'"
+    return f"{mark}{name}{mark}"
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:300]

@@ -40,7 +40,7 @@ def decide(
     - `pass`: the lower bound is above -margin (the null hypothesis is rejected at level alpha);
     - `fail`: the upper bound is below -margin (a drop of more than the margin is shown);
     - `undecided`: neither, or the baseline scores no better than `floor`, so that a drop could
-      not be seen at all.
+      not be seen at all, or the candidate does, and only a wide margin lets it pass.
 
     A candidate better than the baseline by more than the margin is flagged as suspicious: a
     quantized model does not learn, so such a gain more often means that something else differs.
@@ -62,6 +62,8 @@ def decide(
     suspicious = difference > margin
     if baseline <= floor:
         return Decision("undecided", _blind_words(baseline, floor, questions), suspicious)
+    if interval.lower > -margin and baseline + difference <= floor:
+        return Decision("undecided", _floored_words(baseline, floor, margin, questions))
     if interval.lower > -margin:
         verdict: Verdict = "pass"
         reason = _pass_words(interval, margin, questions, alpha)
@@ -196,6 +198,16 @@ def _blind_words(baseline: float, floor: float, questions: int) -> str:
     return (
         f"the gate is blind: the baseline scores nothing on {_count(questions)}, so a drop could"
         " not be seen; use other questions or another suite"
+    )
+
+
+def _floored_words(baseline: float, floor: float, margin: float, questions: int) -> str:
+    """A model that knows nothing would pass too, so passing would say nothing."""
+    scores = "scores nothing" if floor == 0 else f"is no better than guessing ({floor:.1%})"
+    return (
+        f"the candidate {scores} on {_count(questions)}, where the baseline scores {baseline:.1%};"
+        f" that this lies inside the margin of {_points(margin)} says nothing: needs a smaller"
+        " margin and more questions"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
@@ -20,11 +21,17 @@ def list_runs(store: StoreOption = None, as_json: JsonOption = False) -> None:
       prepare runs list
     """
     from pipeline.cli.tables import print_json, print_table
+    from pipeline.errors import StoreError
     from pipeline.run_log import read_run
     from pipeline.settings import load_settings
     from pipeline.store import Store
 
-    found = [read_run(folder) for folder in Store(load_settings(store).store).run_folders()]
+    found = []
+    for folder in Store(load_settings(store).store).run_folders():
+        try:
+            found.append(read_run(folder))
+        except StoreError as error:  # one damaged record must not hide the others
+            print(f"left out: {error}", file=sys.stderr)
     if as_json:
         print_json([r.model_dump(include={"run", "status", "exit_code", "seconds"}) for r in found])
         return

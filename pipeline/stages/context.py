@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import errors
+from pipeline.digest import digest_json
 from pipeline.events import EVENTS_FD_VARIABLE, Progress
 from pipeline.processes import GuardedProcess
 from pipeline.records import StageRecord, StageSpec
@@ -59,6 +60,10 @@ class StageContext:
                 cure="run the whole command again",
             )
         return record
+
+    def input_digests(self) -> dict[str, str]:
+        """Digest of each input's result, to notice later that one was made again."""
+        return {role: digest_json(self.input_record(role).result) for role in self.spec.inputs}
 
     def advance(self, task: str, done: int, total: int | None, unit: str = "") -> None:
         """Report progress, named by the variant."""
@@ -161,6 +166,7 @@ def execute(spec: StageSpec, progress: Progress) -> StageRecord:
             record = StageRecord(
                 **spec.model_dump(include={"stage", "variant", "key", "parameters"}),
                 inputs=spec.inputs,
+                input_digests=context.input_digests(),
                 result=result,
                 notes=context.notes,
                 seconds=time.monotonic() - started,

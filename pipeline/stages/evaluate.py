@@ -10,6 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from pipeline.digest import digest_bytes
 from pipeline.errors import StageError
 from pipeline.stages.context import StageContext
 
@@ -29,10 +30,10 @@ def run(context: StageContext) -> dict[str, Any]:
         {
             "suite": context.parameters["suite"],
             "questions": str(questions / "questions.jsonl"),
-            "shots": str(questions / "shots.jsonl"),
             "url": context.runtime["url"],
             "tokenizer": context.runtime["tokenizer"],
             "max_length": context.parameters["max_length"],
+            "trust_remote_code": context.parameters["trust_remote_code"],
         },
     )
     answers = read_answers(context.folder)
@@ -41,7 +42,12 @@ def run(context: StageContext) -> dict[str, Any]:
         raise StageError(
             f"{len(answers)} answers to {expected} questions", where=str(context.folder / ANSWERS)
         )
-    return {**facts, "n": len(answers), "score": sum(a["score"] for a in answers) / len(answers)}
+    return {
+        **facts,
+        "n": len(answers),
+        "score": sum(answer["score"] for answer in answers) / len(answers),
+        "answers_digest": digest_bytes((context.folder / ANSWERS).read_bytes()),
+    }
 
 
 def read_answers(folder: Path) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from artifacts.registry.mlflow_registry import TUPLE_TAG, MlflowRegistry, has_versions
+from artifacts.registry.mlflow_registry import TUPLE_TAG, MlflowRegistry, still_has
 from pipeline.digest import digest_json
 from pipeline.records import StageRecord
 from pipeline.stages.context import StageContext
@@ -45,10 +45,14 @@ def run(context: StageContext) -> dict[str, Any]:
 def still_holds(record: StageRecord) -> bool:
     """Whether the registry still has what this record says; someone may have deleted it.
 
-    An alias that was moved on since is left where it is.
+    Or moved the alias on: who asks again for this promotion gets it again.
     """
-    return has_versions(
-        record.parameters["registry"], record.result["name"], record.result["versions"].values()
+    result = record.result
+    return still_has(
+        result["registry"],
+        result["name"],
+        result["versions"].values(),
+        {result["alias"]: result["versions"][result["champion"]]},
     )
 
 
@@ -71,6 +75,8 @@ def tags(context: StageContext, candidate: dict[str, Any]) -> dict[str, str]:
         TUPLE_TAG: digest_json(deployable),
         "prepare.recipe": str(candidate["recipe"]),
         "prepare.verdict": "pass",
+        "prepare.policy": context.parameters["policy"]["name"],
+        "prepare.policy.digest": digest_json(context.parameters["policy"]),
         "prepare.verdict.stage": context.spec.inputs[f"judge.{candidate['recipe']}"].key,
         **{f"prepare.{key}": as_tag(value) for key, value in deployable.items()},
         **{f"prepare.source.{key}": as_tag(v) for key, v in context.parameters["source"].items()},

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from pathlib import Path
 from typing import Any
 
 from pipeline.checkpoint import CARRIED_OVER, Checkpoint
+from pipeline.digest import digest_json
+from pipeline.errors import StoreError
 from pipeline.stages.context import StageContext
+from pipeline.weight_files import weight_files
 
 REVISION = 1
 
@@ -20,6 +24,7 @@ def run(context: StageContext) -> dict[str, Any]:
     """
     output = context.output_folder()
     source = Checkpoint.model_validate(context.runtime["checkpoint"])
+    check_space(output, source.weights_bytes)
     facts = context.run_worker(
         "quantize",
         {
@@ -32,8 +37,27 @@ def run(context: StageContext) -> dict[str, Any]:
         output=output,
     )
     copy_carried_over(source, output)
-    facts["weights_bytes"] = sum(path.stat().st_size for path in output.glob("*.safetensors"))
+    weights = weight_files(output)
+    facts["weights_digest"] = digest_json([[file.name, sha256_of(file)] for file in weights])
+    facts["weights_bytes"] = sum(file.stat().st_size for file in weights)
     return facts
+
+
+def sha256_of(file: Path) -> str:
+    """Digest of a file's content, in hexadecimal."""
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
+
+
+def check_space(folder: Path, needed: int) -> None:
+    """Raise StoreError unless the disk has room for weights of that size."""
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise StoreError(
+            f"the quantized weights may need {needed / 1e9:.1f} GB, the disk has {free / 1e9:.1f}",
+            where=str(folder),
+            cure="free some space, or name another place with --store DIR",
+        )
 
 
 def copy_carried_over(source: Checkpoint, output: Path) -> None:

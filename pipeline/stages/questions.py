@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from pipeline.digest import digest_bytes
 from pipeline.stages.context import StageContext
 
 REVISION = 1
 
 
 def run(context: StageContext) -> dict[str, Any]:
-    """Write questions.jsonl (and shots.jsonl, where the suite has examples)."""
+    """Write questions.jsonl; worked examples stand in each question's own row."""
     facts = context.run_worker(
         "questions",
         {
@@ -26,4 +27,5 @@ def run(context: StageContext) -> dict[str, Any]:
     )
     if facts["dropped"]:
         context.note(f"{facts['dropped']} {facts['dropped_why']}")
-    return facts
+    content = (context.folder / "questions.jsonl").read_bytes()
+    return {**facts, "questions_digest": digest_bytes(content)}

@@ -5,13 +5,12 @@ Reads safetensors headers, and the values of scales only; no torch.
 
 from __future__ import annotations
 
-import re
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from pipeline.checkpoint import CARRIED_OVER, Checkpoint
 from pipeline.errors import VerificationError
+from pipeline.ignored_modules import is_ignored
 from pipeline.safetensors_header import SafetensorsHeader, Tensor, read_header
 from pipeline.stages.context import StageContext
 from pipeline.weight_files import read_json, weight_files
@@ -57,6 +56,8 @@ def run(context: StageContext) -> dict[str, Any]:
     return {
         "quantized_tensors": quantized,
         "scales_checked": scales,
+        # So that whatever was measured of other weights is stale when they are made again.
+        "weights_digest": context.input_record("weights").result["weights_digest"],
         "weights_bytes": size,
         "size_ratio": size / source.weights_bytes,
     }
@@ -167,18 +168,7 @@ def is_quantizable(name: str, tensor: Tensor, ignore: list[str]) -> bool:
     module = name.removesuffix(".weight")
     if "embed" in module.rpartition(".")[2] or module.endswith((".wte", ".wpe")):
         return False
-    return not any(is_ignored(module, word) for word in ignore)
-
-
-def is_ignored(module: str, word: str) -> bool:
-    """Whether a word of the ignore list means the module: by name, pattern, or `re:` expression.
-
-    llm-compressor knows names and `re:` expressions; a shell pattern is no word to it, so that it
-    quantizes the layer all the same, and :func:`check_unquantized` then says so.
-    """
-    if word.startswith("re:"):
-        return re.match(word.removeprefix("re:"), module) is not None
-    return fnmatchcase(module, word)
+    return not is_ignored(module, ignore)
 
 
 def check_unquantized(name: str, source: Tensor, place: TensorPlace) -> None:

@@ -67,6 +67,7 @@ def arguments(spec: dict[str, Any], result_file: Path) -> list[str]:
         *("--seed", str(workload["seed"])),
         *("--percentile-metrics", "ttft,tpot,itl", "--metric-percentiles", "50,99"),
         *("--save-result", "--save-detailed"),
+        *(["--trust-remote-code"] if spec["trust_remote_code"] else []),
         *("--result-dir", str(result_file.parent), "--result-filename", result_file.name),
     ]
 

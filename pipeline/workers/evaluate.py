@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -52,16 +54,42 @@ def ask(config: dict[str, Any], spec: dict[str, Any], questions: int, progress: 
 
     suite = spec["suite"]
     per_question = 4 if config["output_type"] == "multiple_choice" else 1
-    results = simple_evaluate(
-        model=counting_model(spec, questions * per_question, progress),
-        tasks=[ConfigurableTask(config=config)],
-        log_samples=True,
-        bootstrap_iters=0,  # the gates have statistics of their own
-        apply_chat_template=suite.get("form") == "chat",
-        confirm_run_unsafe_code=False,
-    )
+    with no_truncation(spec):
+        results = simple_evaluate(
+            model=counting_model(spec, questions * per_question, progress),
+            tasks=[ConfigurableTask(config=config)],
+            log_samples=True,
+            bootstrap_iters=0,  # the gates have statistics of their own
+            apply_chat_template=suite.get("form") == "chat",
+            confirm_run_unsafe_code=False,
+        )
     (samples,) = results["samples"].values()
     return sorted(samples, key=lambda sample: int(sample["doc_id"]))
+
+
+@contextmanager
+def no_truncation(spec: dict[str, Any]) -> Iterator[None]:
+    """Raise StageError where lm-eval would cut a prompt that is too long, and only log it."""
+    cut: list[str] = []
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if "truncat" in record.getMessage().lower():
+                cut.append(record.getMessage())
+
+    listener = Listener(logging.WARNING)
+    logger = logging.getLogger("lm_eval")
+    logger.addHandler(listener)
+    try:
+        yield
+    finally:
+        logger.removeHandler(listener)
+    if cut:
+        raise StageError(
+            f"{len(cut)} prompts do not fit into {spec['max_length']} tokens: {cut[0]}",
+            where=spec["questions"],
+            cure="raise max-model-len in the profile, or lower shots or max_tokens in the policy",
+        )
 
 
 def counting_model(spec: dict[str, Any], total: int, progress: Progress) -> Any:
@@ -84,6 +112,7 @@ def counting_model(spec: dict[str, Any], total: int, progress: Progress) -> Any:
         base_url=f"{spec['url']}/v1/completions",
         tokenizer_backend="huggingface",
         tokenizer=spec["tokenizer"],
+        trust_remote_code=spec["trust_remote_code"],
         num_concurrent=max(2, suite["concurrency"]),  # below 2 lm-eval takes another way
         max_length=spec["max_length"],
         timeout=REQUEST_TIMEOUT_SECONDS,
@@ -179,7 +208,7 @@ def humaneval_rows(
         {
             **common(question, sample),
             "answer": answered(sample),
-            "score": float(execution.passed),
+            "score": humaneval.pass_at_k(1, int(execution.passed), 1),
             "code": code,
             "outcome": execution.outcome,
             "detail": execution.detail,

@@ -11,6 +11,7 @@ from typing import Any
 
 from pipeline.errors import StageError, UsageError
 from pipeline.events import Progress
+from pipeline.ignored_modules import is_ignored
 
 
 def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any]:
@@ -136,7 +137,7 @@ def dividing_group_size(model: Any, quantization: dict[str, Any]) -> int:
     columns = {
         module.in_features
         for name, module in model.named_modules()
-        if isinstance(module, torch.nn.Linear) and name not in quantization["ignore"]
+        if isinstance(module, torch.nn.Linear) and not is_ignored(name, quantization["ignore"])
     }
     wanted = [quantization["group_size"], *quantization["smaller_group_sizes"]]
     for size in wanted:

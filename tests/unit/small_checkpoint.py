@@ -7,7 +7,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
-BITS = {"BF16": 16, "F32": 32, "F8_E4M3": 8, "I64": 64, "F4": 4, "U8": 8}
+BITS = {"BF16": 16, "F16": 16, "F32": 32, "F8_E4M3": 8, "I32": 32, "I64": 64, "F4": 4, "U8": 8}
 
 
 def safetensors(tensors: dict[str, tuple[str, tuple[int, ...]]], **metadata: str) -> bytes:

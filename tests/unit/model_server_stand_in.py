@@ -1,0 +1,119 @@
+"""A stand-in for vLLM's OpenAI server: same command line, same answers, milliseconds to start.
+
+`stand_in_python` makes an "interpreter" that runs this module instead of the `-m MODULE` it is
+asked for. How it behaves is said by variables of its environment, as a profile would set them:
+
+    STAND_IN=answers       (default) opens the port, answers
+    STAND_IN=dies          prints the file $STAND_IN_LOG and ends with 1, as vLLM does
+    STAND_IN=killed        ends by SIGKILL, as the kernel does when memory is short
+    STAND_IN=silent        runs on and never opens the port
+    STAND_IN=refuses       opens the port, is healthy, answers every completion with 500
+    STAND_IN=another       answers as another model, as a stranger on our port would
+    STAND_IN=port-taken    the first time says that the port is in use and ends; then answers
+
+It always has a child of its own, as vLLM has its engine's process. GET /facts tells what it was
+started with; POST /die ends it with exit code 9.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+
+def stand_in_python(folder: Path) -> Path:
+    """An executable that takes a Python's place and runs this module, whatever it is asked."""
+    script = folder / "python"
+    script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -I "{Path(__file__).resolve()}" "$@"\n')
+    script.chmod(0o755)
+    return script
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers the few requests that the pipeline sends."""
+
+    options: argparse.Namespace
+    facts: dict[str, Any]
+
+    def do_GET(self) -> None:
+        if self.path == "/health":
+            self.answer(200, {})
+        elif self.path == "/v1/models":
+            is_another = os.environ.get("STAND_IN") == "another"
+            root = "/another/model" if is_another else self.options.model
+            self.answer(200, {"data": [{"id": self.options.served_model_name, "root": root}]})
+        elif self.path == "/facts":
+            self.answer(200, self.facts)
+        else:
+            self.answer(404, {})
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or "{}")
+        if self.path == "/die":
+            os._exit(9)
+        if os.environ.get("STAND_IN") == "refuses":
+            self.answer(500, {"error": "EngineCore is dead"})
+        elif asked["model"] != self.options.served_model_name:
+            self.answer(404, {"error": f"The model `{asked['model']}` does not exist."})
+        else:
+            self.answer(200, {"choices": [{"text": " world"}]})
+
+    def answer(self, status: int, body: dict[str, Any]) -> None:
+        content = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        print(f'INFO:     127.0.0.1 - "{format % arguments}"', flush=True)
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """The command line of vLLM's server as the pipeline writes it; other options are let pass."""
+    parser = argparse.ArgumentParser(prog="api_server.py")
+    parser.add_argument("-m", dest="module", required=True)
+    for name in ("model", "served-model-name", "host"):
+        parser.add_argument(f"--{name}", required=True)
+    parser.add_argument("--port", type=int, required=True)
+    return parser.parse_known_args(arguments)[0]
+
+
+def main() -> None:
+    options = parse(sys.argv[1:])
+    behaviour = os.environ.get("STAND_IN", "answers")
+    child = subprocess.Popen(["sleep", "60"])
+    if behaviour == "dies":
+        print(Path(os.environ["STAND_IN_LOG"]).read_text(), flush=True)
+        sys.exit(1)
+    if behaviour == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if behaviour == "silent":
+        print("(APIServer pid=1) INFO 11-21 09:51:43 [model.py:733] still loading", flush=True)
+        time.sleep(60)
+    if behaviour == "port-taken":
+        mark = Path(os.environ["STAND_IN_MARK"])
+        if not mark.exists():
+            mark.touch()
+            print("(APIServer pid=1) OSError: [Errno 98] Address already in use", flush=True)
+            sys.exit(1)
+    Handler.options = options
+    Handler.facts = {
+        "arguments": sys.argv[1:],
+        "environment": dict(os.environ),
+        "processes": [os.getpid(), child.pid],
+    }
+    print("INFO:     Application startup complete.", flush=True)
+    ThreadingHTTPServer((options.host, options.port), Handler).serve_forever()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,209 @@
+"""Promotion into a real embedded registry: who gets the alias, what is written beside it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from finished_stage import put_record, stage_record
+from listener import Listener
+
+from artifacts.registry.mlflow_registry import TUPLE_TAG, MlflowRegistry, Version
+from pipeline.catalog import load_policy
+from pipeline.digest import digest_json
+from pipeline.errors import RegistryError
+from pipeline.plan import stage_spec
+from pipeline.records import StageRecord, StageReference, StageSpec
+from pipeline.stages.context import execute
+from pipeline.stages.promote import still_holds
+from pipeline.store import Store
+
+FP8 = {"recipe": "fp8-dynamic", "weights_bytes": 2000, "throughput_ratio": 1.4}
+AWQ = {"recipe": "awq-w4a16", "weights_bytes": 1000, "throughput_ratio": 1.1}
+SOURCE = {"checkpoint": "c" * 64, "ref": "org/model", "revision": "main"}
+
+
+def deployable(recipe: str, engine: str = "0.32.0") -> dict[str, Any]:
+    return {
+        "weights": f"key of {recipe}",
+        "engine_version": engine,
+        "serving": {"engine_arguments": {"kv-cache-dtype": "fp8", "tensor-parallel-size": 2}},
+        "hardware": {"accelerator": "cuda", "gpu": "NVIDIA H100"},
+    }
+
+
+@pytest.fixture(scope="module")
+def empty_registry(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A registry's file with MLflow's schema, which takes seconds to make."""
+    path = tmp_path_factory.mktemp("registry") / "registry.db"
+    assert MlflowRegistry(f"sqlite:///{path}").names() == []
+    return path
+
+
+class Promotion:
+    """A store and a registry of this test's own."""
+
+    def __init__(self, folder: Path, empty_registry: Path) -> None:
+        self.store = folder / "store"
+        self.file = folder / "registry.db"
+        shutil.copyfile(empty_registry, self.file)
+        self.uri = f"sqlite:///{self.file}"
+
+    def spec(
+        self, *candidates: dict[str, Any], prefer: str = "throughput", engine: str = "0.32.0"
+    ) -> StageSpec:
+        policy = load_policy("default").model_dump()
+        policy["promotion"] |= {"prefer": prefer, "alias": "best", "previous_alias": "former"}
+        inputs = {}
+        for recipe in (str(candidate["recipe"]) for candidate in candidates):
+            inputs[f"weights.{recipe}"] = StageReference(stage="quantize", key=f"key of {recipe}")
+            inputs[f"judge.{recipe}"] = StageReference(stage="judge", key=f"verdict on {recipe}")
+        parameters = {
+            "policy": policy,
+            "candidates": [
+                {**candidate, "deployable": deployable(candidate["recipe"], engine)}
+                for candidate in candidates
+            ],
+            "name": "model",
+            "registry": self.uri,
+            "source": SOURCE,
+        }
+        return stage_spec("promote", "registry", parameters, inputs, {}, self.store)
+
+    def run(self, *candidates: dict[str, Any], **how: str) -> StageRecord:
+        spec = self.spec(*candidates, **how)
+        for reference in spec.inputs.values():
+            put_record(Store(self.store), stage_record(**reference.model_dump(), inputs={}))
+        return execute(spec, Listener())
+
+    def versions(self) -> dict[str, Version]:
+        """Registered versions by recipe."""
+        found = MlflowRegistry(self.uri).versions("model")
+        return {version.tags["prepare.recipe"]: version for version in found}
+
+    def aliases(self) -> dict[str, str]:
+        return {
+            alias: recipe
+            for recipe, version in self.versions().items()
+            for alias in version.aliases
+        }
+
+
+@pytest.fixture
+def promotion(tmp_path: Path, empty_registry: Path) -> Promotion:
+    return Promotion(tmp_path, empty_registry)
+
+
+class TestPreference:
+    @pytest.mark.parametrize(
+        ("prefer", "champion"), [("throughput", "fp8-dynamic"), ("smallest", "awq-w4a16")]
+    )
+    @pytest.mark.parametrize("candidates", [(FP8, AWQ), (AWQ, FP8)])
+    def test_two_candidates(
+        self,
+        promotion: Promotion,
+        prefer: str,
+        champion: str,
+        candidates: tuple[dict[str, Any], ...],
+    ) -> None:
+        result = promotion.run(*candidates, prefer=prefer).result
+        assert result["champion"] == champion
+        assert promotion.aliases() == {"best": champion}
+        versions = promotion.versions()
+        assert result["versions"] == {name: version.version for name, version in versions.items()}
+        assert set(versions) == {"fp8-dynamic", "awq-w4a16"}
+
+    def test_the_only_candidate(self, promotion: Promotion) -> None:
+        assert promotion.run(AWQ).result == {
+            "name": "model",
+            "versions": {"awq-w4a16": "1"},
+            "champion": "awq-w4a16",
+            "alias": "best",
+            "registry": promotion.uri,
+        }
+
+    def test_the_next_champion_makes_the_last_one_former(self, promotion: Promotion) -> None:
+        promotion.run(FP8)
+        promotion.run(FP8, AWQ, prefer="smallest")
+        assert promotion.aliases() == {"best": "awq-w4a16", "former": "fp8-dynamic"}
+        assert promotion.versions()["fp8-dynamic"].version == "1"
+
+    def test_the_same_promotion_again_changes_nothing(self, promotion: Promotion) -> None:
+        promotion.run(FP8)
+        promotion.run(AWQ)
+        before = promotion.versions()
+        shutil.rmtree(promotion.store)
+        promotion.run(AWQ)
+        assert promotion.versions() == before
+        assert promotion.aliases() == {"best": "awq-w4a16", "former": "fp8-dynamic"}
+
+
+class TestTags:
+    def test_the_tuple_and_where_it_comes_from(self, promotion: Promotion) -> None:
+        promotion.run(FP8, AWQ)
+        version = promotion.versions()["fp8-dynamic"]
+        whole = deployable("fp8-dynamic")
+        assert dict(version.tags) == {
+            TUPLE_TAG: digest_json(whole),
+            "prepare.recipe": "fp8-dynamic",
+            "prepare.verdict": "pass",
+            "prepare.verdict.stage": "verdict on fp8-dynamic",
+            "prepare.weights": "key of fp8-dynamic",
+            "prepare.engine_version": "0.32.0",
+            "prepare.serving": json.dumps(whole["serving"], sort_keys=True),
+            "prepare.hardware": json.dumps(whole["hardware"], sort_keys=True),
+            "prepare.source.checkpoint": "c" * 64,
+            "prepare.source.ref": "org/model",
+            "prepare.source.revision": "main",
+        }
+
+    def test_the_source_is_the_checkpoint_in_the_store(self, promotion: Promotion) -> None:
+        promotion.run(AWQ)
+        folder = promotion.store / "stages" / "quantize" / "key of awq-w4a16" / "output"
+        assert promotion.versions()["awq-w4a16"].source == str(folder)
+
+    def test_another_engine_is_another_version(self, promotion: Promotion) -> None:
+        """The verdict was about the tuple: a change in any member makes it say nothing."""
+        assert promotion.run(FP8).result["versions"] == {"fp8-dynamic": "1"}
+        assert promotion.run(FP8, engine="0.33.0").result["versions"] == {"fp8-dynamic": "2"}
+
+
+class TestStillHolds:
+    def test_while_the_versions_are_there(self, promotion: Promotion) -> None:
+        assert still_holds(promotion.run(FP8, AWQ))
+
+    def test_though_the_alias_was_moved_on(self, promotion: Promotion) -> None:
+        record = promotion.run(FP8)
+        promotion.run(AWQ)
+        assert still_holds(record)
+
+    def test_not_after_the_file_was_deleted(self, promotion: Promotion) -> None:
+        record = promotion.run(FP8)
+        promotion.file.unlink()
+        assert not still_holds(record)
+
+    def test_not_after_a_version_was_deleted(self, promotion: Promotion) -> None:
+        from mlflow.tracking import MlflowClient
+
+        record = promotion.run(FP8, AWQ)
+        client = MlflowClient(tracking_uri=promotion.uri, registry_uri=promotion.uri)
+        client.delete_model_version("model", record.result["versions"]["awq-w4a16"])
+        assert not still_holds(record)
+
+    def test_not_in_another_registry(self, promotion: Promotion, empty_registry: Path) -> None:
+        record = promotion.run(FP8)
+        shutil.copyfile(empty_registry, promotion.file)
+        assert not still_holds(record)
+
+
+def test_a_registry_that_refuses_leaves_no_record(promotion: Promotion) -> None:
+    promotion.file.unlink()
+    promotion.file.mkdir()
+    spec = promotion.spec(FP8)
+    with pytest.raises(RegistryError) as caught:
+        execute(spec, Listener())
+    assert caught.value.where == promotion.uri
+    assert not (promotion.store / "stages" / "promote" / spec.key).exists()

@@ -1,0 +1,291 @@
+"""The catalog: all that the package carries loads, and a wrong name or file is explained."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline import catalog
+from pipeline.errors import ExitCode, UsageError
+from recipes.schema import Described, Recipe
+
+Loader = Callable[[str], Described]
+LOADERS: dict[str, Loader] = {
+    "recipe": catalog.load_recipe,
+    "profile": catalog.load_profile,
+    "policy": catalog.load_policy,
+}
+
+
+def carried(noun: str) -> list[str]:
+    names = {
+        "recipe": [*catalog.recipe_names(), catalog.BASELINE],
+        "profile": catalog.profile_names(),
+        "policy": catalog.policy_names(),
+    }
+    return names[noun]
+
+
+CARRIED = [(noun, name) for noun in LOADERS for name in carried(noun)]
+
+
+def file_of(noun: str, name: str) -> Path:
+    folder = {"recipe": "", "profile": "profiles", "policy": "policies"}[noun]
+    return catalog.RECIPES / folder / f"{name}.yaml"
+
+
+def contents(noun: str, name: str) -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load(file_of(noun, name).read_text())
+    return copy.deepcopy(loaded)
+
+
+def complaint(tmp_path: Path, noun: str, data: object) -> UsageError:
+    """The error about a user's file with that content; it always names the file."""
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(data))
+    with pytest.raises(UsageError) as caught:
+        LOADERS[noun](str(path))
+    assert str(path) in caught.value.where
+    assert caught.value.exit_code == ExitCode.USAGE
+    assert caught.value.cure
+    return caught.value
+
+
+# --- what the package carries -------------------------------------------------------------------
+
+
+def test_the_package_carries_what_the_documentation_promises() -> None:
+    assert {"fp8-dynamic", "awq-w4a16"} <= set(catalog.recipe_names())
+    assert catalog.BASELINE not in catalog.recipe_names()
+    assert {"cpu", "h100", "h200"} <= set(catalog.profile_names())
+    assert {"default", "demo"} <= set(catalog.policy_names())
+
+
+@pytest.mark.parametrize(("noun", "name"), CARRIED)
+def test_everything_carried_loads_under_its_own_name(noun: str, name: str) -> None:
+    loaded = LOADERS[noun](name)
+    assert loaded.model_dump()["name"] == name
+    assert loaded.model_dump()["summary"]
+
+
+@pytest.mark.parametrize(("noun", "name"), CARRIED)
+def test_what_is_shown_of_it_loads_again(tmp_path: Path, noun: str, name: str) -> None:
+    path = tmp_path / "again.yaml"
+    path.write_text(yaml.safe_dump(LOADERS[noun](name).model_dump()))
+    assert LOADERS[noun](str(path)) == LOADERS[noun](name)
+
+
+@pytest.mark.parametrize("policy", catalog.policy_names())
+def test_every_suite_has_a_margin_for_every_recipe(policy: str) -> None:
+    families = {catalog.load_recipe(name).family for name in catalog.recipe_names()}
+    assert families
+    for name, suite in catalog.load_policy(policy).suites.items():
+        assert families <= set(suite.margins), f"{policy}: {name}"
+
+
+@pytest.mark.parametrize("profile", catalog.profile_names())
+def test_every_policy_says_how_fast_on_every_profiles_machine(profile: str) -> None:
+    accelerator = catalog.load_profile(profile).accelerator
+    for policy in catalog.policy_names():
+        assert accelerator in catalog.load_policy(policy).throughput.minimum_ratio
+
+
+@pytest.mark.parametrize(
+    ("gpu", "profile"),
+    [
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA H100 NVL", "h100"),
+        ("NVIDIA A100-SXM4-80GB", None),
+        ("Tesla T4", None),
+        ("", None),
+    ],
+)
+def test_a_profile_by_the_gpus_name(gpu: str, profile: str | None) -> None:
+    found = catalog.profile_for_gpu(gpu)
+    assert (found.name if found else None) == profile
+
+
+# --- wrong names --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("noun", LOADERS)
+def test_an_unknown_name_names_the_known_ones(noun: str) -> None:
+    with pytest.raises(UsageError, match=f"there is no {noun} 'nonsense'") as caught:
+        LOADERS[noun]("nonsense")
+    assert caught.value.where == f"--{noun} nonsense"
+    for name in carried(noun):
+        assert name in caught.value.cure
+
+
+def test_a_misspelt_name_is_guessed() -> None:
+    with pytest.raises(UsageError) as caught:
+        catalog.load_recipe("fp8-dinamic")
+    assert caught.value.cure.startswith("did you mean 'fp8-dynamic'?")
+
+
+@pytest.mark.parametrize("name", ["missing.yaml", "folder/missing", "./awq-w4a16"])
+def test_a_path_that_is_not_there_is_named(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="there is no recipe") as caught:
+        catalog.load_recipe(name)
+    assert caught.value.where == str(Path(name))
+
+
+# --- files of the user's own --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suffix", [".yaml", ".yml"])
+def test_a_file_of_the_users_own(
+    suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / f"mine{suffix}"
+    path.write_text(yaml.safe_dump(contents("recipe", "fp8-dynamic") | {"name": "mine"}))
+    assert catalog.load_recipe(str(path)).name == "mine"
+    monkeypatch.chdir(tmp_path)
+    assert catalog.load_recipe(f"mine{suffix}").name == "mine"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert catalog.load_recipe(f"~/mine{suffix}").name == "mine"
+
+
+@pytest.mark.parametrize(("noun", "name"), CARRIED)
+def test_an_unknown_key_is_named(tmp_path: Path, noun: str, name: str) -> None:
+    error = complaint(tmp_path, noun, contents(noun, name) | {"sumary": "misspelt"})
+    assert "'sumary'" in error.what
+    assert error.where.endswith("key sumary")
+    assert "summary" in error.cure  # the known keys are named
+
+
+def test_a_misspelt_key_is_named_rather_than_the_one_it_leaves_missing(tmp_path: Path) -> None:
+    data = contents("recipe", "fp8-dynamic")
+    data["famly"] = data.pop("family")
+    assert complaint(tmp_path, "recipe", data).where.endswith("key famly")
+
+
+def test_a_missing_key_is_named(tmp_path: Path) -> None:
+    data = contents("recipe", "awq-w4a16")
+    del data["quantization"]["calibration"]
+    error = complaint(tmp_path, "recipe", data)
+    assert error.where.endswith("key quantization.calibration")
+    assert "required" in error.what
+
+
+RECIPE_FAULTS = [
+    ("quantization.group_size", "many"),
+    ("quantization.bits", 3),
+    ("quantization.grid_points", 0),
+    ("quantization.smaller_group_sizes", [64, "half"]),
+    ("quantization.calibration.samples", -1),
+    ("family", "int3"),
+    ("minimum_compute_capability", "new"),
+]
+POLICY_FAULTS = [
+    ("alpha", 0.5),
+    ("alpha", 0),
+    ("suites.mmlu.shots", 6),
+    ("suites.mmlu.questions", 0),
+    ("suites.mmlu.margins.fp8", "small"),
+    ("suites.rouge.metric", "bleu"),
+    ("throughput.minimum_ratio", 1.0),
+    ("promotion.prefer", "newest"),
+]
+PROFILE_FAULTS = [
+    ("accelerator", "tpu"),
+    ("ready_timeout_seconds", 0),
+    ("workload.requests", 0),
+    ("engine_arguments.max-num-seqs", [1]),
+    ("environment.VLLM_CPU_KVCACHE_SPACE", 1),
+]
+FAULTS = [
+    *(("recipe", "awq-w4a16", key, value) for key, value in RECIPE_FAULTS),
+    *(("policy", "default", key, value) for key, value in POLICY_FAULTS),
+    *(("profile", "cpu", key, value) for key, value in PROFILE_FAULTS),
+]
+
+
+@pytest.mark.parametrize(("noun", "name", "key", "value"), FAULTS)
+def test_a_wrong_value_names_file_and_key(
+    tmp_path: Path, noun: str, name: str, key: str, value: object
+) -> None:
+    data = contents(noun, name)
+    *parents, last = key.split(".")
+    place = data
+    for parent in parents:
+        place = place[parent]
+    place[last] = value
+    # As the user wrote it: without the words that pydantic puts between for a `kind`.
+    found = complaint(tmp_path, noun, data).where.partition(", key ")[2]
+    assert found == key or found.startswith(f"{key}.")
+
+
+@pytest.mark.parametrize("margin", [0, 1, -0.01, 1.5, 2])
+def test_a_margin_is_a_fraction(tmp_path: Path, margin: float) -> None:
+    data = contents("policy", "default")
+    data["suites"]["humaneval"]["margins"]["int4"] = margin
+    error = complaint(tmp_path, "policy", data)
+    assert error.where.endswith("key suites.humaneval")
+    assert "margins.int4 must be between 0 and 1" in error.what
+
+
+@pytest.mark.parametrize("kind", ["gptq", None])
+def test_an_unknown_kind_names_the_known_ones(tmp_path: Path, kind: str | None) -> None:
+    data = contents("recipe", "awq-w4a16")
+    data["quantization"]["kind"] = kind
+    error = complaint(tmp_path, "recipe", data)
+    assert error.where.endswith("key quantization")
+    assert all(word in error.what for word in ("none", "preset", "awq"))
+
+
+@pytest.mark.parametrize("text", ["", "just words", "- a\n- list\n", "42\n"])
+def test_a_file_without_keys_is_explained(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    with pytest.raises(UsageError, match="not a mapping of keys") as caught:
+        catalog.load_recipe(str(path))
+    assert caught.value.where == str(path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"name: [", b"\tname: x", b"\xff\xfe\x00", b"!!python/object/apply:os.getcwd []"],
+)
+def test_a_file_that_is_not_yaml_is_explained(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_bytes(content)
+    with pytest.raises(UsageError, match="cannot be read") as caught:
+        catalog.load_recipe(str(path))
+    assert caught.value.where == str(path)
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(
+                st.sampled_from([*Recipe.model_fields, "kind", "calibration", "x"]) | st.integers(),
+                inner,
+                max_size=6,
+            )
+        ),
+        max_leaves=12,
+    )
+)
+def test_whatever_a_file_holds_is_a_recipe_or_a_usage_error(
+    tmp_path_factory: pytest.TempPathFactory, data: object
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "any.yaml"
+    path.write_text(yaml.safe_dump(data, allow_unicode=True), encoding="utf-8")
+    try:
+        catalog.load_recipe(str(path))
+    except UsageError as error:
+        assert str(path) in error.where  # noqa: PT017 - a recipe is as good an answer
