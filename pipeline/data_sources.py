@@ -130,7 +130,10 @@ class SourceResolver:
         else:
             file = CARRIED_CALIBRATION
         identity = {"file": self._digests.of(file)}
-        return quantization.model_copy(update={"calibration": wanted}), identity, file
+        # The texts that are used, not those that were hoped for; their folder is of no account.
+        name = "carried" if file == CARRIED_CALIBRATION else file.name
+        used = wanted.model_copy(update={"dataset": name})
+        return quantization.model_copy(update={"calibration": used}), identity, file
 
     def _limited(
         self, calibration: Calibration, limit: CalibrationLimit | None, variant: str

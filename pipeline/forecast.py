@@ -144,7 +144,7 @@ def forecast(request: Request, settings: Settings, progress: Progress) -> Foreca
     choices = choose(request, settings)
     store = Store(settings.store.resolve())
     accelerator = Accelerator(choices.profile.accelerator)
-    digests = FileDigests(settings.home / "digests.db")
+    digests = FileDigests(settings.home / "digests.json")
 
     def made_demo(spec: StageSpec) -> Path:
         if store.find(spec.stage, spec.key) is None:

@@ -66,7 +66,7 @@ def run_choices(
         stages.run(spec)
         return store.stage_folder(spec.stage, spec.key) / "output"
 
-    digests = FileDigests(settings.home / "digests.db")
+    digests = FileDigests(settings.home / "digests.json")
     try:
         checkpoint = locate(choices, settings, make_demo, digests, progress)
         log.checkpoint(checkpoint.ref, checkpoint.digest, choices.name)

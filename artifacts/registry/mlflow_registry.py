@@ -21,6 +21,8 @@ from pipeline.errors import RegistryError
 
 TUPLE_TAG = "prepare.tuple"
 EMBEDDED = "sqlite:///"
+EXPERIMENT = "prepare"
+ARTIFACTS = "weights"
 VERSIONS_BY_SQL = (
     "SELECT version FROM model_versions WHERE name = ? AND current_stage != 'Deleted_Internal'"
 )
@@ -132,7 +134,7 @@ class MlflowRegistry:
         return None
 
     def register(self, name: str, source: Path, tags: Mapping[str, str]) -> str:
-        """Make a version that points to the checkpoint folder; returns its number.
+        """Make a version of the checkpoint folder; returns its number.
 
         A version that already carries the same deployable tuple is used again, with the tags
         of the newer verdict.
@@ -144,9 +146,10 @@ class MlflowRegistry:
                     if existing.tags.get(key) != value:
                         self._client.set_model_version_tag(name, existing.version, key, value)
                 return existing.version
+            place, run_id = self._shared_place(name, source)
             self._create_model(name)
             created = self._client.create_model_version(
-                name, source=str(source), tags=dict(tags), await_creation_for=0
+                name, source=place, run_id=run_id, tags=dict(tags), await_creation_for=0
             )
             return str(created.version)
 
@@ -159,6 +162,21 @@ class MlflowRegistry:
             if before is not None:
                 self._client.set_registered_model_alias(name, previous_alias, before)
             self._client.set_registered_model_alias(name, alias, version)
+
+    def _shared_place(self, name: str, source: Path) -> tuple[str, str | None]:
+        """Where others find the weights, and the MLflow run that holds them.
+
+        An embedded registry points to the folder. A server refuses folders of this machine (who
+        else could read them?), so its own artifact store gets the files.
+        """
+        if not self.uri.startswith(("http://", "https://")):
+            return str(source), None
+        found = self._client.get_experiment_by_name(EXPERIMENT)
+        experiment = found.experiment_id if found else self._client.create_experiment(EXPERIMENT)
+        run = self._client.create_run(experiment, run_name=name)
+        self._client.log_artifacts(run.info.run_id, str(source), ARTIFACTS)
+        self._client.set_terminated(run.info.run_id)
+        return f"{run.info.artifact_uri}/{ARTIFACTS}", str(run.info.run_id)
 
     def _create_model(self, name: str) -> None:
         from mlflow.exceptions import MlflowException

@@ -23,7 +23,7 @@ app = typer.Typer(
     name="env",
     help="Managed Python environments: each kind of work has its own, built on first use.",
     no_args_is_help=True,
-    rich_markup_mode="rich",
+    rich_markup_mode=None,
 )
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
@@ -37,7 +37,7 @@ ForAccelerator = Annotated[
 ]
 
 
-@app.command("list", epilog="Example: [bold]prepare env list --json[/]")
+@app.command("list", epilog="Example: prepare env list --json")
 def list_environments(as_json: AsJson = False) -> None:
     """Show every environment: whether it is built, where it is, how large it is."""
     from pipeline.settings import load_settings
@@ -56,8 +56,8 @@ def list_environments(as_json: AsJson = False) -> None:
 
 
 @app.command(
-    epilog="Examples: [bold]prepare env build[/]  builds all for this machine;  "
-    "[bold]prepare env build serve --accelerator cuda[/]  builds one."
+    epilog="Examples: prepare env build  builds all for this machine;  "
+    "prepare env build serve --accelerator cuda  builds one."
 )
 def build(names: Names = None, accelerator: ForAccelerator = None, as_json: AsJson = False) -> None:
     """Build environments now rather than on first use; mends damaged ones."""
@@ -80,7 +80,7 @@ def build(names: Names = None, accelerator: ForAccelerator = None, as_json: AsJs
     )
 
 
-@app.command(epilog="Example: [bold]prepare env doctor[/]  exits with 1 when it finds a problem.")
+@app.command(epilog="Example: prepare env doctor  exits with 1 when it finds a problem.")
 def doctor(as_json: AsJson = False) -> None:
     """Look for what would keep environments from being built or used, and say how to mend it."""
     from pipeline.environments.doctor import Severity, diagnose
@@ -99,8 +99,8 @@ def doctor(as_json: AsJson = False) -> None:
 
 
 @app.command(
-    epilog="Examples: [bold]prepare env gc --dry-run[/]  only says what it would remove;  "
-    "[bold]prepare env gc --keep-days 0[/]  also removes what was used today."
+    epilog="Examples: prepare env gc --dry-run  only says what it would remove;  "
+    "prepare env gc --keep-days 0  also removes what was used today."
 )
 def gc(
     dry_run: Annotated[

@@ -16,11 +16,11 @@ app = typer.Typer(
     name="prepare",
     no_args_is_help=True,
     add_completion=False,
-    rich_markup_mode="rich",
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
     help="Quantize a checkpoint, serve every variant, gate it against its baseline, "
     "and promote it only if it passes.",
-    epilog="Start with: [bold]prepare model demo:smollm2-135m[/bold]",
+    epilog="Start with: prepare model demo:smollm2-135m",
 )
 app.command("model")(model.model)
 app.command("plan")(plan.plan)
@@ -52,8 +52,12 @@ def main() -> NoReturn:
     # A terminated run ends like an interrupted one: servers are stopped, the record is closed.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        # Outside its standalone mode the parser returns what a command exits with.
-        sys.exit(app(standalone_mode=False) or ExitCode.PROMOTED)
+        # Outside its standalone mode the parser returns what a command exits with, and makes
+        # an exit of an interruption.
+        code = app(standalone_mode=False) or ExitCode.PROMOTED
+        if code == ExitCode.INTERRUPTED:
+            raise KeyboardInterrupt
+        sys.exit(code)
     except PrepareError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)

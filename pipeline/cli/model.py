@@ -37,7 +37,7 @@ def model(
     Finished stages are kept in the store and reused, so a run that was killed
     continues where it stopped, and a changed recipe runs only its own branch.
 
-    [bold]Examples[/bold]
+    Examples
 
       prepare model demo:smollm2-135m
 
@@ -45,7 +45,7 @@ def model(
 
       prepare model meta-llama/Llama-3.1-8B-Instruct@main --policy strict.yaml --json
 
-    [bold]Exit codes[/bold]: 0 promoted, 1 error, 2 usage, 3 unexpected error,
+    Exit codes: 0 promoted, 1 error, 2 usage, 3 unexpected error,
     4 the gates said no, 5 undecided, 130 interrupted.
     """
     from pipeline.cli.display import open_display

@@ -11,8 +11,7 @@ CheckpointArgument = Annotated[
     str,
     typer.Argument(
         metavar="CHECKPOINT",
-        help="A folder, a Hub id ([bold]org/name[/bold], optionally @revision), "
-        "or [bold]demo:smollm2-135m[/bold].",
+        help="A folder, a Hub id (org/name, optionally @revision), or demo:smollm2-135m.",
         show_default=False,
     ),
 ]

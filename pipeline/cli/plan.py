@@ -33,7 +33,7 @@ def plan(
     Expected times are medians of what the store has seen of such stages; a stage
     that was never run here has none.
 
-    [bold]Examples[/bold]
+    Examples
 
       prepare plan demo:smollm2-135m
 

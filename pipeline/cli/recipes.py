@@ -8,14 +8,16 @@ import typer
 
 from pipeline.cli.options import JsonOption
 
-app = typer.Typer(no_args_is_help=True, help="Recipes: how variants are made.")
+app = typer.Typer(
+    rich_markup_mode=None, no_args_is_help=True, help="Recipes: how variants are made."
+)
 
 
 @app.command("list")
 def list_recipes(as_json: JsonOption = False) -> None:
     """List the recipes that the package carries.
 
-    [bold]Example[/bold]
+    Example
 
       prepare recipes list --json
     """
@@ -38,7 +40,7 @@ def show(
 ) -> None:
     """Show one recipe with all its defaults filled in.
 
-    [bold]Example[/bold]
+    Example
 
       prepare recipes show awq-w4a16 > my-recipe.yaml
     """

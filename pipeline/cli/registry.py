@@ -8,7 +8,11 @@ import typer
 
 from pipeline.cli.options import JsonOption, RegistryOption, StoreOption
 
-app = typer.Typer(no_args_is_help=True, help="Registry: versions, aliases and their evidence.")
+app = typer.Typer(
+    rich_markup_mode=None,
+    no_args_is_help=True,
+    help="Registry: versions, aliases and their evidence.",
+)
 
 
 @app.command("list")
@@ -17,7 +21,7 @@ def list_models(
 ) -> None:
     """List registered versions and their aliases.
 
-    [bold]Examples[/bold]
+    Examples
 
       prepare registry list
 
@@ -49,7 +53,7 @@ def show(
 ) -> None:
     """Show one registered model: every version with its tags.
 
-    [bold]Example[/bold]
+    Example
 
       prepare registry show smollm2-135m
     """

@@ -9,14 +9,16 @@ import typer
 
 from pipeline.cli.options import JsonOption, StoreOption
 
-app = typer.Typer(no_args_is_help=True, help="Runs: what was done, and its evidence.")
+app = typer.Typer(
+    rich_markup_mode=None, no_args_is_help=True, help="Runs: what was done, and its evidence."
+)
 
 
 @app.command("list")
 def list_runs(store: StoreOption = None, as_json: JsonOption = False) -> None:
     """List runs, newest last.
 
-    [bold]Example[/bold]
+    Example
 
       prepare runs list
     """
@@ -56,7 +58,7 @@ def show(
 ) -> None:
     """Show one run: its table, stages and where the evidence lies.
 
-    [bold]Examples[/bold]
+    Examples
 
       prepare runs show
 

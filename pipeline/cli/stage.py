@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 app = typer.Typer(
+    rich_markup_mode=None,
     no_args_is_help=True,
     help="Run a single stage; what `prepare model` runs for each step.",
 )
@@ -25,12 +27,10 @@ def run(
 ) -> None:
     """Run the stage that SPEC.json describes; events go to stdout as JSON lines.
 
-    [bold]Example[/bold]
+    Example
 
       prepare stage run ~/.cache/prepare/store/runs/RUN/stages/baseline.coherence.json
     """
-    from pydantic import ValidationError
-
     from pipeline.errors import PrepareError, UnexpectedStageError, UsageError
     from pipeline.events import EventWriter
     from pipeline.records import StageSpec
@@ -40,7 +40,7 @@ def run(
     try:
         try:
             described = StageSpec.model_validate_json(spec.read_text(encoding="utf-8"))
-        except (OSError, ValidationError) as error:
+        except (OSError, ValueError) as error:  # also of text that is not UTF-8
             raise UsageError(
                 f"the stage's spec cannot be read: {error}",
                 where=str(spec),
@@ -57,4 +57,5 @@ def run(
             cure="this is a defect of prepare; please report it with that file",
         )
         events.write({"event": "error", **unexpected.to_dict()})
-        raise  # the traceback goes to the log
+        traceback.print_exc()  # standard error is the log
+        raise typer.Exit(unexpected.exit_code) from error

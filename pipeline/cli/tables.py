@@ -55,8 +55,10 @@ def print_run(report: RunReport) -> None:
     out = console()
     digest = report.checkpoint.digest[:12] if report.checkpoint else "not inspected"
     table = Table(
-        title=f"{report.command['checkpoint']} ({digest}), policy {report.command['policy']}, "
-        f"profile {report.command['profile']}",
+        title=escape(
+            f"{report.command['checkpoint']} ({digest}), policy {report.command['policy']}, "
+            f"profile {report.command['profile']}"
+        ),
         title_justify="left",
         box=box.SIMPLE_HEAD,
     )
@@ -75,8 +77,8 @@ def print_run(report: RunReport) -> None:
                 out.print(f"  {gate.suite}: {escape(gate.reason)}")
     notes = {v.throughput.note for v in report.variants if v.throughput and v.throughput.note}
     for note in sorted(notes):
-        out.print(f"throughput: {note}")
-    out.print(next_step(report))
+        out.print(f"throughput: {escape(note)}")
+    out.print(escape(next_step(report)))
 
 
 def add_variant(table: Any, variant: VariantReport) -> None:
@@ -98,8 +100,7 @@ def gate_row(gate: GateReport) -> list[str]:
         f"{gate.suite} {gate.metric} (n={gate.n})",
         f"{100 * gate.baseline:.1f} %",
         f"{100 * gate.candidate:.1f} %",
-        f"{100 * gate.difference:+.1f} (> {100 * gate.bound:+.1f}, "
-        f"margin {100 * -gate.margin:+.0f})",
+        f"{100 * gate.difference:+.1f} (> {100 * gate.bound:+.1f}, margin {100 * -gate.margin:+g})",
         coloured(gate.verdict),
     ]
 

@@ -54,9 +54,10 @@ def ask(config: dict[str, Any], spec: dict[str, Any], questions: int, progress: 
 
     suite = spec["suite"]
     per_question = 4 if config["output_type"] == "multiple_choice" else 1
+    model = counting_model(spec, questions * per_question, progress)
     with no_truncation(spec):
         results = simple_evaluate(
-            model=counting_model(spec, questions * per_question, progress),
+            model=model,
             tasks=[ConfigurableTask(config=config)],
             log_samples=True,
             bootstrap_iters=0,  # the gates have statistics of their own
@@ -64,7 +65,31 @@ def ask(config: dict[str, Any], spec: dict[str, Any], questions: int, progress: 
             confirm_run_unsafe_code=False,
         )
     (samples,) = results["samples"].values()
+    if config["output_type"] == "generate_until":
+        check_prompts_fit(samples, model, suite["max_tokens"], spec)
     return sorted(samples, key=lambda sample: int(sample["doc_id"]))
+
+
+def check_prompts_fit(samples: Rows, model: Any, max_tokens: int, spec: dict[str, Any]) -> None:
+    """Raise StageError where lm-eval cut a prompt to be generated from, which it does silently."""
+    for sample in samples:
+        prompt, _ = sample["arguments"][0]
+        tokens = len(model.tok_encode(prompt))
+        if tokens + max_tokens >= spec["max_length"]:  # lm-eval keeps one token back
+            raise too_long(
+                f"the prompt of question {sample['doc_id']} has {tokens} tokens, and the answer "
+                f"may have {max_tokens}",
+                spec,
+            )
+
+
+def too_long(what: str, spec: dict[str, Any]) -> StageError:
+    """The error of a prompt that does not fit."""
+    return StageError(
+        f"{what}; together they may have {spec['max_length']} tokens",
+        where=spec["questions"],
+        cure="raise max-model-len in the profile, or lower shots or max_tokens in the policy",
+    )
 
 
 @contextmanager
@@ -85,11 +110,7 @@ def no_truncation(spec: dict[str, Any]) -> Iterator[None]:
     finally:
         logger.removeHandler(listener)
     if cut:
-        raise StageError(
-            f"{len(cut)} prompts do not fit into {spec['max_length']} tokens: {cut[0]}",
-            where=spec["questions"],
-            cure="raise max-model-len in the profile, or lower shots or max_tokens in the policy",
-        )
+        raise too_long(f"{len(cut)} prompts were cut: {cut[0]}", spec)
 
 
 def counting_model(spec: dict[str, Any], total: int, progress: Progress) -> Any:

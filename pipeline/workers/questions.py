@@ -6,6 +6,7 @@ Runs in the `evaluate` environment, whose packages carry questions and read the 
 from __future__ import annotations
 
 import random
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
 
     Args:
         spec: suite (its keys in the policy), source, folder (of --eval-data), seed.
-        progress: told nothing; this takes seconds.
+        progress: hears what is not as asked for.
         output: folder to write into.
 
     Raises:
@@ -30,7 +31,7 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
     """
     suite = spec["suite"]
     read = {"mmlu": mmlu_rows, "humaneval": humaneval_rows, "rouge": rouge_rows}[suite["kind"]]
-    rows, dropped = read(spec)
+    rows, dropped = read(spec, progress)
     available = len(rows)
     rows = chosen(rows, suite, spec["seed"])
     write_rows(output / "questions.jsonl", rows)
@@ -50,7 +51,7 @@ def chosen(rows: Rows, suite: dict[str, Any], seed: int) -> Rows:
     return order[: suite["questions"]] if suite.get("questions") else order
 
 
-def mmlu_rows(spec: dict[str, Any]) -> tuple[Rows, int]:
+def mmlu_rows(spec: dict[str, Any], progress: Progress) -> tuple[Rows, int]:
     """MMLU's questions, each with the examples that its prompt begins with."""
     suite, source, dropped = spec["suite"], spec["source"], 0
     if source["kind"] == "folder":
@@ -63,11 +64,19 @@ def mmlu_rows(spec: dict[str, Any]) -> tuple[Rows, int]:
         carried = mmlu.read_carried()
         questions, dropped = carried.questions, len(carried.skipped)
         pool = questions
-    rows = mmlu.with_examples(questions, pool, suite["form"], suite["shots"])
+    shots = suite["shots"]
+    if source["kind"] == "packages":
+        # One subject has three questions there, and a question is not its own example.
+        shots = min(shots, min(Counter(row["subject"] for row in pool).values()) - 1)
+        if shots < suite["shots"]:
+            progress.note(
+                f"{shots} worked examples instead of {suite['shots']}: the packages carry no more"
+            )
+    rows = mmlu.with_examples(questions, pool, suite["form"], shots)
     return [{"id": f"{row['subject']}/{n}", **row} for n, row in enumerate(rows)], dropped
 
 
-def humaneval_rows(spec: dict[str, Any]) -> tuple[Rows, int]:
+def humaneval_rows(spec: dict[str, Any], progress: Progress) -> tuple[Rows, int]:
     """HumanEval's problems, all or those that the policy names."""
     problems = {problem.task_id: problem for problem in humaneval.read_problems()}
     wanted = spec["suite"]["problems"] or list(problems)
@@ -90,7 +99,7 @@ def humaneval_rows(spec: dict[str, Any]) -> tuple[Rows, int]:
     return rows, 0
 
 
-def rouge_rows(spec: dict[str, Any]) -> tuple[Rows, int]:
+def rouge_rows(spec: dict[str, Any], progress: Progress) -> tuple[Rows, int]:
     """Documents with their reference summaries."""
     source = spec["source"]
     if source["kind"] == "folder":

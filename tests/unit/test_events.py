@@ -12,7 +12,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.events import EVENTS_FD_VARIABLE, EventWriter, Progress, Silent
+from pipeline.events import EVENTS_FD_VARIABLE, EventWriter, Progress
 
 WORKER = """
 from pipeline.events import worker_progress
@@ -102,9 +102,3 @@ def test_a_worker_started_by_hand_writes_to_standard_error() -> None:
     )
     assert [json.loads(line) for line in done.stderr.splitlines()] == EXPECTED
     assert done.stdout == b""
-
-
-def test_silent_takes_everything() -> None:
-    progress: Progress = Silent()
-    progress.advance("evaluate", 1, None)
-    progress.note("nothing")

@@ -97,14 +97,14 @@ def tree(tmp_path: Path) -> Iterator[GuardedProcess]:
 )
 def test_exit_codes_are_passed_on_as_a_shell_would(script: str, code: int) -> None:
     with guarded(["sh", "-c", script]) as process:
-        assert process.wait(20) == code
+        assert process.wait() == code
         assert process.poll() == code
 
 
 def test_a_command_that_does_not_exist_is_127_and_named() -> None:
     with guarded(["/no/such/program"], output=subprocess.PIPE) as process:
         text = process.output.read().decode()
-        assert process.wait(20) == 127
+        assert process.wait() == 127
     assert text == "cannot start /no/such/program: No such file or directory\n"
 
 
@@ -113,7 +113,7 @@ def test_output_environment_and_empty_input() -> None:
         ["sh", "-c", 'cat; echo "$OWN ${HOME-unset}"; echo err >&2'], output=-1
     ) as process:
         assert process.output.read() == b"set unset\nerr\n"
-        assert process.wait(20) == 0
+        assert process.wait() == 0
 
 
 def test_errors_can_go_elsewhere(tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_what_a_command_leaves_behind_ends_with_it(tmp_path: Path) -> None:
     with guarded(
         ["sh", "-c", script, "sh", sys.executable, IGNORES_SIGTERM, str(ready)]
     ) as process:
-        assert process.wait(20) == 5
+        assert process.wait() == 5
         assert group_members(process.pid) == []
 
 
@@ -182,7 +182,7 @@ def test_a_parent_killed_by_sigkill_takes_the_tree_with_it(tmp_path: Path) -> No
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_to_the_guard_ends_the_tree(tree: GuardedProcess, number: signal.Signals) -> None:
     os.kill(tree.pid, number)
-    assert tree.wait(10) == 128 + signal.SIGTERM
+    assert tree.wait() == 128 + signal.SIGTERM
     assert group_members(tree.pid) == []
 
 
@@ -190,8 +190,16 @@ def test_a_guard_killed_by_sigkill_takes_its_command_with_it() -> None:
     with guarded(["sleep", "60"]) as process:
         wait_until(lambda: len(group_members(process.pid)) == 2)
         os.kill(process.pid, signal.SIGKILL)
-        assert process.wait(10) == -signal.SIGKILL
+        assert process.wait() == 128 + signal.SIGKILL
         wait_until(lambda: group_members(process.pid) == [])
+
+
+def test_stop_ends_what_a_killed_guard_could_not(tree: GuardedProcess) -> None:
+    os.kill(tree.pid, signal.SIGKILL)
+    assert tree.wait() == 128 + signal.SIGKILL
+    assert group_members(tree.pid) != []  # its command's children are nobody's now
+    tree.stop()
+    wait_until(lambda: group_members(tree.pid) == [])
 
 
 def test_leaving_the_block_by_an_exception_ends_the_tree(tmp_path: Path) -> None:
@@ -247,7 +255,7 @@ def test_passed_descriptors_reach_the_command() -> None:
     assert open_descriptors(write)[write] == target
     command = [sys.executable, "-I", "-c", f"import os; os.write({write}, b'event')"]
     with guarded(command, pass_descriptors=(write,)) as process:
-        assert process.wait(20) == 0
+        assert process.wait() == 0
     os.close(write)
     with os.fdopen(read) as lines:  # ends only because nobody holds the other end any more
         assert lines.read() == "event"
@@ -264,7 +272,7 @@ def test_we_keep_no_descriptor_of_a_stopped_process() -> None:
     before = set(Path("/proc/self/fd").iterdir())
     for _ in range(3):
         with guarded(["true"], output=subprocess.PIPE) as process:
-            process.wait(20)
+            process.wait()
     assert set(Path("/proc/self/fd").iterdir()) == before
 
 

@@ -70,9 +70,18 @@ def test_only_variants_get_the_fp8_kv_cache(name: str) -> None:
 
 
 def test_the_servers_environment() -> None:
-    base = {"PATH": "/bin", "PYTHONPATH": "/ours", "PYTHONHASHSEED": "0", "HF_HUB_OFFLINE": "0"}
+    base = {
+        "PATH": "/bin",
+        "PYTHONPATH": "/ours",
+        "PYTHONHASHSEED": "0",
+        "VLLM_USE_V1": "0",
+        "HF_HUB_OFFLINE": "0",
+        "NO_PROXY": "intranet",
+    }
     assert server_environment(base, {"VLLM_CPU_KVCACHE_SPACE": "1"}) == {
         "PATH": "/bin",
+        "NO_PROXY": "intranet,127.0.0.1,localhost",
+        "no_proxy": "127.0.0.1,localhost",
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",

@@ -102,6 +102,7 @@ def test_ready_answers_and_nothing_left(
         *("-m", "vllm.entrypoints.openai.api_server"),
         *("--model", str(tmp_path / "weights")),
         *("--served-model-name", "model"),
+        *("--config-format", "hf", "--load-format", "safetensors"),
         *("--host", "127.0.0.1"),
         *("--port", port),
         *("--max-num-seqs", "8"),

@@ -17,7 +17,7 @@ from artifacts.registry.mlflow_registry import (
     TUPLE_TAG,
     MlflowRegistry,
     Version,
-    has_versions,
+    still_has,
 )
 from pipeline.errors import RegistryError
 from pipeline.serving import free_port
@@ -78,6 +78,14 @@ class TestRegister:
         numbers = [register(registry, name, folder, digest) for digest in ("a", "b", "a", "b")]
         assert numbers == ["1", "2", "1", "2"]
         assert len(registry.versions(name)) == 2
+
+    def test_a_version_used_again_gets_the_newer_tags(
+        self, registry: MlflowRegistry, name: str, folder: Path
+    ) -> None:
+        registry.register(name, folder, {TUPLE_TAG: "a", "policy": "demo", "kept": "yes"})
+        registry.register(name, folder, {TUPLE_TAG: "a", "policy": "default"})
+        (version,) = registry.versions(name)
+        assert version.tags == {TUPLE_TAG: "a", "policy": "default", "kept": "yes"}
 
     def test_another_name_has_versions_of_its_own(
         self, registry: MlflowRegistry, name: str, folder: Path
@@ -174,26 +182,39 @@ class TestAlias:
         assert aliases(registry, name) == {}
 
 
-class TestHasVersions:
+class TestStillHas:
     def test_present_and_missing(self, registry: MlflowRegistry, name: str, folder: Path) -> None:
         register(registry, name, folder, "a")
         register(registry, name, folder, "b")
-        assert has_versions(registry.uri, name, ["1"])
-        assert has_versions(registry.uri, name, ["2", "1"])
-        assert not has_versions(registry.uri, name, ["1", "3"])
-        assert not has_versions(registry.uri, f"{name} too", ["1"])
+        assert still_has(registry.uri, name, ["1"], {})
+        assert still_has(registry.uri, name, ["2", "1"], {})
+        assert not still_has(registry.uri, name, ["1", "3"], {})
+        assert not still_has(registry.uri, f"{name} too", ["1"], {})
 
     def test_deleted(self, registry: MlflowRegistry, name: str, folder: Path) -> None:
         register(registry, name, folder, "a")
         register(registry, name, folder, "b")
         delete(registry, name, "1")
-        assert not has_versions(registry.uri, name, ["1"])
-        assert has_versions(registry.uri, name, ["2"])
+        assert not still_has(registry.uri, name, ["1"], {})
+        assert still_has(registry.uri, name, ["2"], {})
+
+    def test_an_alias_must_point_where_it_did(
+        self, registry: MlflowRegistry, name: str, folder: Path
+    ) -> None:
+        for digest in "ab":
+            register(registry, name, folder, digest)
+        assert not still_has(registry.uri, name, ["1"], {"champion": "1"})
+        registry.move_alias(name, "champion", "previous", "1")
+        assert still_has(registry.uri, name, ["1"], {"champion": "1"})
+        assert not still_has(registry.uri, name, ["1"], {"champion": "2"})
+        registry.move_alias(name, "champion", "previous", "2")
+        assert not still_has(registry.uri, name, ["1"], {"champion": "1"})
+        assert still_has(registry.uri, name, ["1", "2"], {"champion": "2", "previous": "1"})
 
     def test_the_file_is_missing(self, tmp_path: Path) -> None:
         """Asking makes no file: it may be on a disk that is not mounted."""
         path = tmp_path / "registry.db"
-        assert not has_versions(f"sqlite:///{path}", "name", ["1"])
+        assert not still_has(f"sqlite:///{path}", "name", ["1"], {})
         assert not path.exists()
 
     def test_a_name_with_marks_that_uris_know(
@@ -203,21 +224,21 @@ class TestHasVersions:
         copy = tmp_path / "100% ours?#.db"
         database = Path(registry.uri.removeprefix("sqlite:///"))
         copy.write_bytes(database.read_bytes())
-        assert has_versions(f"sqlite:///{copy}", name, ["1"])
+        assert still_has(f"sqlite:///{copy}", name, ["1"], {})
 
     def test_asking_does_not_wait_for_mlflow(
         self, registry: MlflowRegistry, name: str, folder: Path
     ) -> None:
         register(registry, name, folder, "a")
         started = time.monotonic()
-        assert has_versions(registry.uri, name, ["1"])
+        assert still_has(registry.uri, name, ["1"], {})
         assert time.monotonic() - started < 1
 
     def test_without_the_tables_mlflow_is_asked(self, tmp_path: Path) -> None:
         path = tmp_path / "registry.db"
         with closing(sqlite3.connect(path)) as database:
             database.execute("CREATE TABLE notes (text TEXT)")
-        assert not has_versions(f"sqlite:///{path}", "name", ["1"])
+        assert not still_has(f"sqlite:///{path}", "name", ["1"], {})
 
 
 class TestRefused:
@@ -250,7 +271,7 @@ class TestRefused:
         with pytest.raises(RegistryError, match="not a database"):
             MlflowRegistry(f"sqlite:///{path}")
         with pytest.raises(RegistryError, match="not a database"):
-            has_versions(f"sqlite:///{path}", "name", ["1"])
+            still_has(f"sqlite:///{path}", "name", ["1"], {})
 
     def test_a_scheme_that_mlflow_does_not_know(self) -> None:
         with pytest.raises(RegistryError, match="the model registry failed"):

@@ -197,6 +197,7 @@ def test_a_defect_in_a_stage_is_told_and_its_traceback_kept(run: Run) -> None:
     assert type(error) is UnexpectedStageError
     assert "KeyError: 'weights'" in error.what
     assert str(run.log) in error.where
+    assert "Traceback" in run.log.read_text()
     assert "KeyError: 'weights'" in run.log.read_text()
 
 

@@ -21,9 +21,12 @@ from recipes.schema import (
     PresetQuantization,
     Promotion,
     Quantization,
+    Recipe,
     RougeSuite,
+    ServingProfile,
     Suite,
     ThroughputGate,
+    Workload,
 )
 
 MARGINS = {"fp8": 0.01, "int4": 0.02}
@@ -114,6 +117,33 @@ def test_margins_are_by_a_known_family() -> None:
         suites.validate_python({"kind": "mmlu", "margins": {"fp4": 0.1}})
 
 
+@pytest.mark.parametrize("name", ["", "../up", "Upper", "a b", "-a", "a/b", "[red]", "a\n"])
+def test_names_that_are_no_file_names_are_refused(name: str) -> None:
+    with pytest.raises(ValidationError, match="pattern"):
+        Recipe(name=name, summary="s", family="baseline", quantization=NoQuantization())
+
+
+@pytest.mark.parametrize("name", schema.RESERVED_SUITE_NAMES)
+def test_a_suite_does_not_take_a_stages_name(name: str) -> None:
+    suite = RougeSuite(margins={"fp8": 0.01})
+    gate = ThroughputGate(minimum_ratio={})
+    with pytest.raises(ValidationError, match=f"cannot be called '{name}'"):
+        Policy(name="p", summary="s", suites={name: suite}, throughput=gate)
+
+
+@pytest.mark.parametrize("name", [*schema.ENGINE_ARGUMENTS_OF_OURS, "--dtype", "a b", ""])
+def test_a_profile_does_not_set_what_is_ours(name: str) -> None:
+    workload = Workload(input_tokens=1, output_tokens=1, requests=1, concurrency=1)
+    with pytest.raises(ValidationError, match="not for a profile to set"):
+        ServingProfile(
+            name="p",
+            summary="s",
+            accelerator="cpu",
+            engine_arguments={name: 1},
+            workload=workload,
+        )
+
+
 def test_what_a_policy_must_say() -> None:
     with pytest.raises(ValidationError) as caught:
         Policy.model_validate({})
@@ -123,9 +153,16 @@ def test_what_a_policy_must_say() -> None:
 
 def test_defaults_of_a_policy_are_strict() -> None:
     throughput = ThroughputGate(minimum_ratio={"cuda": 1.0})
-    policy = Policy(name="p", summary="s", suites={}, throughput=throughput)
+    suite = RougeSuite(margins={"fp8": 0.01})
+    policy = Policy(name="p", summary="s", suites={"rouge": suite}, throughput=throughput)
     assert policy.alpha == 0.05
     assert policy.throughput.maximum_failed_requests == 0
     assert policy.promotion == Promotion(
         alias="champion", previous_alias="previous", prefer="throughput"
     )
+
+
+def test_a_policy_that_asks_nothing_is_no_policy() -> None:
+    throughput = ThroughputGate(minimum_ratio={"cuda": 1.0})
+    with pytest.raises(ValidationError, match="at least 1"):
+        Policy(name="p", summary="s", suites={}, throughput=throughput)

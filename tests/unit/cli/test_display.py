@@ -1,0 +1,154 @@
+"""Progress as it is drawn: plain lines in a log, JSON lines for programs, bars on a terminal."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+from rich.console import Console
+from rich.progress import Progress as Bars
+
+from pipeline.cli import display
+from pipeline.cli.display import JsonLines, PlainLines, TerminalBars, open_display
+
+Capture = pytest.CaptureFixture[str]
+DRAW = """
+import sys
+from pipeline.cli.display import open_display
+with open_display(as_json=len(sys.argv) > 1) as progress:
+    progress.advance("evaluate", 1, 4, "questions")
+    progress.note("a note [bold]as it is[/]")
+    progress.advance("evaluate", 4, 4, "questions")
+"""
+
+
+def printed(capsys: Capture) -> list[str]:
+    """Lines on standard error; standard output is for results."""
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    return captured.err.splitlines()
+
+
+# --- plain lines --------------------------------------------------------------------------------
+
+
+def test_notes_are_printed_as_they_are(capsys: Capture) -> None:
+    PlainLines().note("a note [bold]as it is[/]")
+    assert printed(capsys) == ["a note [bold]as it is[/]"]
+
+
+def test_a_log_is_not_flooded(capsys: Capture) -> None:
+    lines = PlainLines()
+    for done in range(1000):
+        lines.advance("evaluate", done, 1000, "questions")
+    assert printed(capsys) == []
+    lines.advance("evaluate", 1000, 1000, "questions")  # done within a second: not worth a line
+    assert printed(capsys) == []
+
+
+def test_what_took_a_while_gets_a_line_at_its_end(capsys: Capture) -> None:
+    lines = PlainLines()
+    lines.advance("evaluate", 0, 64, "questions")
+    time.sleep(1.05)
+    lines.advance("evaluate", 64, 64, "questions")
+    assert printed(capsys) == ["  evaluate: 64/64 questions, 1 s"]
+    lines.advance("evaluate", 0, 64, "questions")  # a second variant begins from nothing
+    lines.advance("evaluate", 64, 64, "questions")
+    assert printed(capsys) == []
+
+
+def test_a_line_now_and_then_has_an_eta(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(display, "SECONDS_BETWEEN_PLAIN_LINES", 0.2)
+    lines = PlainLines()
+    for task, total in (("evaluate", 30), ("start the server", None)):
+        lines.advance(task, 0, total, "s")
+        time.sleep(0.3)
+        lines.advance(task, 10, total, "s")
+        lines.advance(task, 11, total, "s")  # too soon after the last line
+    first, second = printed(capsys)
+    assert re.fullmatch(r"  evaluate: 10/30 s, 0 s, eta [01] s", first)
+    assert second == "  start the server: 10 s, 0 s"
+
+
+# --- JSON lines ---------------------------------------------------------------------------------
+
+
+def test_json_lines(capsys: Capture) -> None:
+    lines = JsonLines()
+    lines.advance("evaluate", 3, None, "questions")
+    lines.note('a "note"\nof two lines')
+    assert [json.loads(line) for line in printed(capsys)] == [
+        {"event": "progress", "task": "evaluate", "done": 3, "total": None, "unit": "questions"},
+        {"event": "note", "text": 'a "note"\nof two lines'},
+    ]
+
+
+# --- bars ---------------------------------------------------------------------------------------
+
+
+def test_bars_come_move_and_go() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=80)
+    with Bars(console=console, auto_refresh=False) as bars:
+        progress = TerminalBars(bars)
+        progress.advance("evaluate", 1, 4, "questions")
+        progress.advance("quantize", 2, None, "layers")
+        progress.advance("evaluate", 3, 4, "questions")
+        drawn = {task.description: (task.completed, task.total) for task in bars.tasks}
+        assert drawn == {"evaluate": (3, 4), "quantize": (2, None)}
+        progress.advance("evaluate", 4, 4, "questions")
+        progress.advance("quantize", 3, 7, "layers")  # the total has become known
+        assert [(task.description, task.total) for task in bars.tasks] == [("quantize", 7)]
+        progress.advance("evaluate", 1, 9, "questions")
+        assert len(bars.tasks) == 2
+
+
+# --- who is watching ----------------------------------------------------------------------------
+
+
+def test_without_a_terminal_lines_are_plain(capsys: Capture) -> None:
+    with open_display() as progress:
+        assert isinstance(progress, PlainLines)
+        progress.note("heard")
+    assert printed(capsys) == ["heard"]
+
+
+def draw_on_a_terminal(*arguments: str) -> str:
+    """What a child draws on a real (pseudo) terminal as its standard error."""
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-c", DRAW, *arguments],
+        stderr=theirs,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "100"},
+    ) as child:
+        os.close(theirs)
+        drawn = b""
+        while True:
+            try:
+                drawn += os.read(ours, 65536)
+            except OSError:  # EIO: the child has closed its end
+                break
+        os.close(ours)
+        assert child.communicate(timeout=20)[0] == b""
+    assert child.returncode == 0
+    return drawn.decode()
+
+
+def test_on_a_terminal_there_are_bars_and_notes_stay() -> None:
+    drawn = draw_on_a_terminal()
+    assert "evaluate" in drawn
+    assert "/4" in drawn
+    assert "eta" in drawn
+    assert "a note [bold]as it is[/]" in drawn
+
+
+def test_json_lines_are_the_same_on_a_terminal() -> None:
+    events = [json.loads(line) for line in draw_on_a_terminal("--json").splitlines()]
+    assert [event["event"] for event in events] == ["progress", "note", "progress"]

@@ -1,0 +1,289 @@
+"""The command as a whole: its flags, help, exit codes, and that it starts light."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from filelock import FileLock
+from sample_reports import run_report
+from typer.testing import CliRunner
+
+from pipeline import __version__
+from pipeline.cli.main import app
+from pipeline.plan import stage_spec
+from pipeline.run_log import RUN_RECORD
+from pipeline.store import Store
+
+HEAVY = {
+    *("torch", "transformers", "vllm", "llmcompressor", "awq", "lm_eval", "rouge_score"),
+    *("mlflow", "sqlalchemy", "numpy", "scipy", "huggingface_hub", "datasets", "httpx"),
+}
+PREPARE = (sys.executable, "-m", "pipeline.cli.main")
+# Adding a flag is a decision: it is a promise to everyone's scripts.
+MODEL_FLAGS = {
+    "--recipe": "PREPARE_RECIPE",
+    "-r": "PREPARE_RECIPE",
+    "--profile": "PREPARE_PROFILE",
+    "--policy": "PREPARE_POLICY",
+    "--name": "PREPARE_NAME",
+    "--registry": "PREPARE_REGISTRY",
+    "--eval-data": "PREPARE_EVAL_DATA",
+    "--store": "PREPARE_STORE",
+    "--json": "PREPARE_JSON",
+    "--yes-trust-remote-code": "PREPARE_YES_TRUST_REMOTE_CODE",
+}
+COMMANDS = {
+    "model",
+    "plan",
+    "env list",
+    "env build",
+    "env doctor",
+    "env gc",
+    "recipes list",
+    "recipes show",
+    "runs list",
+    "runs show",
+    "registry list",
+    "registry show",
+    "stage run",
+}
+
+
+def commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
+    """Every command of the tree by its words."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, (*path, name))
+        else:
+            yield " ".join((*path, name)), command
+
+
+TREE = dict(commands(typer.main.get_command(app)))
+
+
+def prepare(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run the command as a user would, at home in `folder`."""
+    clean = {name: v for name, v in os.environ.items() if not name.startswith("PREPARE_")}
+    return subprocess.run(
+        [*PREPARE, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=folder,
+        env=clean | {"PREPARE_HOME": str(folder), "TMPDIR": str(folder)} | environment,
+        check=False,
+    )
+
+
+# --- light, complete, documented ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["model", "--help"], ["--version"]])
+def test_starting_imports_nothing_heavy(arguments: list[str]) -> None:
+    code = (
+        "import sys, json\n"
+        "from pipeline.cli.main import app\n"
+        "app(sys.argv[1:], standalone_mode=False)\n"
+        f"print(json.dumps(sorted({HEAVY!r} & set(sys.modules))), file=sys.stderr)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True
+    )
+    assert json.loads(done.stderr) == []
+    assert done.stdout
+
+
+def test_the_commands_are_a_decision() -> None:
+    assert set(TREE) == COMMANDS
+
+
+@pytest.mark.parametrize("words", sorted(COMMANDS))
+def test_every_command_explains_itself_with_an_example(words: str) -> None:
+    result = CliRunner().invoke(app, [*words.split(), "--help"])
+    assert result.exit_code == 0
+    assert re.search("Examples?", result.output)
+    assert f"prepare {words}" in result.output
+
+
+def test_every_group_explains_itself() -> None:
+    result = CliRunner().invoke(app, ["--help"])
+    for words in COMMANDS:
+        assert words.split()[0] in result.output
+    assert "Start with: prepare model demo:smollm2-135m" in result.output
+
+
+def test_the_flags_of_model_are_a_decision_and_have_variables() -> None:
+    found = {
+        flag: option.envvar
+        for option in TREE["model"].params
+        for flag in (*option.opts, *option.secondary_opts)
+        if flag.startswith("-")
+    }
+    assert found.pop("--help", None) is None
+    assert found == MODEL_FLAGS
+
+
+def test_plan_takes_the_very_same_options() -> None:
+    assert [param.opts for param in TREE["plan"].params] == [
+        param.opts for param in TREE["model"].params
+    ]
+
+
+def test_the_exit_codes_are_in_the_help() -> None:
+    text = " ".join(CliRunner().invoke(app, ["model", "--help"]).output.split())
+    assert (
+        "Exit codes: 0 promoted, 1 error, 2 usage, 3 unexpected error, "
+        "4 the gates said no, 5 undecided, 130 interrupted."
+    ) in text
+
+
+# --- ways to end --------------------------------------------------------------------------------
+
+
+def test_the_version(tmp_path: Path) -> None:
+    done = prepare(tmp_path, "--version")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"prepare {__version__}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), "Usage:"),
+        (("nonsense",), "No such command 'nonsense'"),
+        (("model", "x", "--nonsense"), "No such option: --nonsense"),
+    ],
+)
+def test_a_wrong_command_line_is_2(tmp_path: Path, arguments: tuple[str, ...], words: str) -> None:
+    done = prepare(tmp_path, *arguments)
+    assert done.returncode == 2
+    assert words in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unknown_recipe_is_2_and_names_the_known_ones(tmp_path: Path) -> None:
+    done = prepare(tmp_path, "model", "demo:smollm2-135m", "--recipe", "nope")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    what, where, cure = done.stderr.splitlines()
+    assert what == "error: there is no recipe 'nope'"
+    assert where == "  where: --recipe nope"
+    assert "fp8-dynamic" in cure
+    assert list(tmp_path.iterdir()) == []  # nothing was begun
+
+
+def test_options_come_from_variables_too(tmp_path: Path) -> None:
+    done = prepare(tmp_path, "model", "demo:smollm2-135m", PREPARE_RECIPE="one two")
+    assert done.returncode == 2
+    assert "there is no recipe 'one'" in done.stderr
+
+
+def test_a_missing_checkpoint_is_1_and_its_run_says_so(tmp_path: Path) -> None:
+    missing = tmp_path / "no-such-checkpoint"
+    done = prepare(tmp_path, "model", str(missing), "--profile", "cpu", "--json")
+    assert done.returncode == 1
+    report = json.loads(done.stdout)
+    assert report["status"] == "failed"
+    assert report["exit_code"] == 1
+    assert report["error"]["kind"] == "CheckpointError"
+    assert report["error"]["where"] == str(missing)
+    assert f"where: {missing}" in done.stderr
+    assert "Traceback" not in done.stderr
+    [folder] = Store(tmp_path / "store").run_folders()
+    assert json.loads((folder / RUN_RECORD).read_text()) == report
+
+
+def test_wrong_options_with_json_are_an_object_too(tmp_path: Path) -> None:
+    done = prepare(tmp_path, "model", "demo:smollm2-135m", "--policy", "nope", "--json")
+    assert done.returncode == 2
+    answer = json.loads(done.stdout)
+    assert answer["run"] is None
+    assert answer["error"]["kind"] == "UsageError"
+    assert "demo" in answer["error"]["cure"]
+
+
+def test_an_unexpected_error_is_3_and_its_traceback_is_in_a_file(tmp_path: Path) -> None:
+    # A record that no version of ours has written: well-formed, but of an empty command.
+    folder = Store(tmp_path / "store").new_run_folder("20261121-100000-000001")
+    (folder / RUN_RECORD).write_text(run_report(command={}).model_dump_json())
+    done = prepare(tmp_path, "runs", "list")
+    assert done.returncode == 3
+    assert "Traceback" not in done.stderr
+    assert "error: unexpected KeyError" in done.stderr
+    [log] = tmp_path.glob("prepare-crash-*.log")
+    assert f"where: {log}" in done.stderr
+    assert "Traceback" in log.read_text()
+    assert "KeyError: 'checkpoint'" in log.read_text()
+
+
+@pytest.mark.parametrize("content", [None, "{}", "\udcff"])
+def test_a_stage_with_a_bad_spec_is_2_and_an_event(tmp_path: Path, content: str | None) -> None:
+    spec = tmp_path / "spec.json"
+    if content is not None:
+        spec.write_text(content, encoding="utf-8", errors="surrogateescape")
+    done = prepare(tmp_path, "stage", "run", str(spec))
+    assert done.returncode == 2
+    [event] = [json.loads(line) for line in done.stdout.splitlines()]
+    assert event["event"] == "error"
+    assert event["kind"] == "UsageError"
+    assert event["where"] == str(spec)
+    assert "Traceback" not in done.stderr
+
+
+def catches(pid: int, number: signal.Signals) -> bool:
+    """Whether the process has a handler of its own for the signal."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    found = re.search(r"^SigCgt:\s*(\w+)$", status, re.MULTILINE)
+    return found is not None and bool(int(found[1], 16) >> (number - 1) & 1)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_command_is_130(tmp_path: Path, number: signal.Signals) -> None:
+    # A stage whose lock is held by another runs until that other is done.
+    store = tmp_path / "store"
+    spec = stage_spec("judge", "fp8-dynamic", {}, {}, {}, store)
+    (tmp_path / "spec.json").write_text(spec.model_dump_json())
+    (store / "locks").mkdir(parents=True)
+    with FileLock(store / "locks" / f"{spec.key}.lock"):
+        child = subprocess.Popen(
+            [*PREPARE, "stage", "run", str(tmp_path / "spec.json")],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            deadline = time.monotonic() + 20
+            while not catches(child.pid, signal.SIGTERM):
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+            time.sleep(0.5)  # for it to get as far as the lock
+            child.send_signal(number)
+            said = child.communicate(timeout=20)
+        finally:
+            child.kill()
+            child.wait()
+    assert child.returncode == 130
+    assert said == ("", "interrupted; the same command continues where this one stopped\n")
+
+
+def test_recipes_are_listed_and_shown(tmp_path: Path) -> None:
+    runner = CliRunner()
+    listed = json.loads(runner.invoke(app, ["recipes", "list", "--json"]).stdout)
+    assert {recipe["name"] for recipe in listed} >= {"fp8-dynamic", "awq-w4a16"}
+    assert "fp8-dynamic" in runner.invoke(app, ["recipes", "list"]).stdout
+    for recipe in listed:
+        mine = tmp_path / "mine.yaml"
+        mine.write_text(runner.invoke(app, ["recipes", "show", recipe["name"]]).stdout)
+        shown = runner.invoke(app, ["recipes", "show", str(mine), "--json"])
+        assert json.loads(shown.stdout) == recipe

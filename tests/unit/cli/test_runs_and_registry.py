@@ -1,0 +1,185 @@
+"""`prepare runs` and `prepare registry`, on a real store and a real embedded registry."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sample_reports import COMMAND, failed_variant_report, run_report, stage_report
+from typer.testing import CliRunner
+
+from artifacts.registry.mlflow_registry import TUPLE_TAG, MlflowRegistry
+from pipeline.cli.main import app
+from pipeline.errors import PrepareError, RegistryError, UsageError
+from pipeline.records import RunReport
+from pipeline.run_log import RUN_RECORD
+from pipeline.store import Store, write_atomically
+
+FIRST, SECOND = "20261120-090000-000001", "20261121-100000-000001"
+
+
+@pytest.fixture(autouse=True)
+def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No settings of whoever runs the tests."""
+    for name in ("PREPARE_HOME", "PREPARE_STORE", "PREPARE_SETTINGS", "PREPARE_REGISTRY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PREPARE_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+
+
+def words(*arguments: str) -> list[str]:
+    """Lines that the command prints, blanks run together."""
+    result = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
+    assert result.exit_code == 0
+    return [" ".join(line.split()) for line in result.stdout.splitlines() if line.strip()]
+
+
+def value(*arguments: str) -> Any:
+    """The JSON value that the command prints."""
+    result = CliRunner().invoke(app, [*arguments, "--json"], catch_exceptions=False)
+    assert result.exit_code == 0
+    return json.loads(result.stdout)
+
+
+def complaint(kind: type[PrepareError], *arguments: str) -> PrepareError:
+    with pytest.raises(kind) as caught:
+        CliRunner().invoke(app, list(arguments), catch_exceptions=False)
+    return caught.value
+
+
+# --- runs ---------------------------------------------------------------------------------------
+
+
+def put_run(store: Store, report: RunReport) -> None:
+    write_atomically(store.new_run_folder(report.run) / RUN_RECORD, report.model_dump_json())
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """A store with two runs: one that promoted, and a later one that could not."""
+    found = Store(tmp_path / "home" / "store")
+    put_run(found, run_report(run=FIRST))
+    failed = run_report(
+        run=SECOND,
+        exit_code=1,
+        seconds=12.0,
+        command=COMMAND | {"checkpoint": "./mine"},
+        variants=[failed_variant_report()],
+        stages=[stage_report(name="quantize", variant="awq-w4a16", status="failed", key="def")],
+    )
+    put_run(found, failed)
+    found.stage_folder("judge", "abc").mkdir(parents=True)
+    return found
+
+
+def test_no_runs_yet() -> None:
+    assert value("runs", "list") == []
+    assert words("runs", "list")[0] == "run status checkpoint verdicts time"
+
+
+@pytest.mark.usefixtures("store")
+def test_runs_are_listed_newest_last() -> None:
+    lines = words("runs", "list")
+    assert lines[-2:] == [
+        f"{FIRST} finished demo:smollm2-135m fp8-dynamic: pass 372 s",
+        f"{SECOND} finished ./mine awq-w4a16: error 12 s",
+    ]
+    assert value("runs", "list") == [
+        {"run": FIRST, "status": "finished", "exit_code": 0, "seconds": 372.4},
+        {"run": SECOND, "status": "finished", "exit_code": 1, "seconds": 12.0},
+    ]
+
+
+def test_a_damaged_record_does_not_hide_the_others(store: Store) -> None:
+    (store.root / "runs" / FIRST / RUN_RECORD).write_text("{")
+    result = CliRunner().invoke(app, ["runs", "list"], catch_exceptions=False)
+    assert result.exit_code == 0
+    assert SECOND in result.stdout
+    assert FIRST in result.stderr
+    assert "cannot be read" in result.stderr
+
+
+def test_a_run_is_shown_with_its_stages(store: Store) -> None:
+    lines = words("runs", "show", FIRST[:8])
+    assert lines[0].startswith("demo:smollm2-135m (0123456789ab), policy demo, profile cpu")
+    assert "fp8-dynamic: promoted: all 2 gates passed" in lines
+    heading = lines.index("stage variant status time evidence")
+    assert lines[heading + 2].startswith("judge fp8-dynamic reused 1.2 s")
+    # A long path is folded over lines, never cut.
+    assert str(store.stage_folder("judge", "abc")) in "".join(lines[heading:]).replace(" ", "")
+
+
+def test_the_latest_is_shown_by_default(store: Store) -> None:
+    assert words("runs", "show")[0].startswith("./mine")
+    assert value("runs", "show")["run"] == SECOND
+    shown = RunReport.model_validate(value("runs", "show", FIRST))
+    assert shown == run_report(run=FIRST)
+    assert value("runs", "show", "latest", "--store", str(store.root))["run"] == SECOND
+
+
+def test_an_unknown_run_names_the_known(store: Store) -> None:
+    error = complaint(UsageError, "runs", "show", "1999")
+    assert FIRST in error.cure
+    assert SECOND in error.cure
+    assert error.where == str(store.root / "runs")
+
+
+# --- registry -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def registry(tmp_path_factory: pytest.TempPathFactory) -> MlflowRegistry:
+    """An embedded registry with two versions of one model; made once, since it takes seconds."""
+    folder = tmp_path_factory.mktemp("registry")
+    made = MlflowRegistry(f"sqlite:///{folder / 'registry.db'}")
+    for recipe in ("awq-w4a16", "fp8-dynamic"):
+        weights = folder / recipe
+        weights.mkdir()
+        version = made.register(
+            "smollm2-135m", weights, {TUPLE_TAG: recipe, "prepare.recipe": recipe}
+        )
+        made.move_alias("smollm2-135m", "champion", "previous", version)
+    return made
+
+
+def test_registered_versions_are_listed(registry: MlflowRegistry) -> None:
+    lines = words("registry", "list", "--registry", registry.uri)
+    assert lines[0] == "name version aliases recipe weights"
+    assert lines[2].startswith("smollm2-135m 2 champion fp8-dynamic ")
+    assert any(line.startswith("smollm2-135m 1 previous awq-w4a16 ") for line in lines)
+    listed = value("registry", "list", "--registry", registry.uri)
+    assert [(v["name"], v["version"], v["aliases"]) for v in listed] == [
+        ("smollm2-135m", "2", ["champion"]),
+        ("smollm2-135m", "1", ["previous"]),
+    ]
+    assert all(Path(version["source"]).is_dir() for version in listed)
+
+
+def test_a_registered_model_is_shown_with_its_tags(
+    registry: MlflowRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PREPARE_REGISTRY", registry.uri)
+    lines = words("registry", "show", "smollm2-135m")
+    assert lines[0] == "smollm2-135m version 2 (champion)"
+    assert "prepare.recipe fp8-dynamic" in lines
+    assert "smollm2-135m version 1 (previous)" in lines
+    shown = value("registry", "show", "smollm2-135m")
+    assert shown == value("registry", "list")
+    assert shown[0]["tags"] == {TUPLE_TAG: "fp8-dynamic", "prepare.recipe": "fp8-dynamic"}
+
+
+def test_an_unknown_name_names_the_known(registry: MlflowRegistry) -> None:
+    error = complaint(UsageError, "registry", "show", "nope", "--registry", registry.uri)
+    assert error.what == "nothing is registered as 'nope'"
+    assert error.where == registry.uri
+    assert error.cure == "known: smollm2-135m"
+
+
+def test_a_registry_that_does_not_answer_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file.db").write_text("no database, and long enough to look like one" * 40)
+    uri = f"sqlite:///{tmp_path / 'file.db'}"
+    error = complaint(RegistryError, "registry", "list", "--registry", uri)
+    assert error.where == uri

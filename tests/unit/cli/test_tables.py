@@ -1,0 +1,161 @@
+"""Results as people read them: what each kind of verdict shows, and that odd names do no harm."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from sample_reports import (
+    COMMAND,
+    failed_variant_report,
+    gate_report,
+    run_report,
+    stage_report,
+    throughput_report,
+    variant_report,
+)
+
+from pipeline.cli.tables import next_step, print_json, print_run, print_stages, print_table
+from pipeline.records import RunReport
+from pipeline.store import Store
+
+Capture = pytest.CaptureFixture[str]
+
+
+def shown(capsys: Capture, report: RunReport) -> list[str]:
+    """Lines that the report is printed as, blanks run together."""
+    print_run(report)
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    return [" ".join(line.split()) for line in captured.out.splitlines() if line.strip()]
+
+
+def test_a_promoted_variant(capsys: Capture) -> None:
+    lines = shown(capsys, run_report())
+    assert lines[0] == "demo:smollm2-135m (0123456789ab), policy demo, profile cpu"
+    assert lines[1] == "variant weights gate baseline candidate difference verdict"
+    assert lines[3] == (
+        "fp8-dynamic 163.4 MB mmlu acc (n=14042) 65.1 % 65.0 % -0.1 (> -0.4, margin -1) pass"
+    )
+    assert lines[4] == "throughput, output tokens/s 2,050 3,075 x 1.50 (at least 1.0) pass"
+    assert "fp8-dynamic: promoted: all 2 gates passed" in lines
+    assert lines[-1] == "2 stages, 1 reused, 372 s. Next: prepare registry show smollm2-135m"
+    assert not any("below the margin" in line for line in lines)  # passing needs no words
+
+
+@pytest.mark.parametrize("verdict", ["fail", "undecided"])
+def test_a_gate_that_did_not_pass_says_why(capsys: Capture, verdict: str) -> None:
+    gates = [gate_report(), gate_report(suite="rouge", verdict=verdict, reason="too few of them")]
+    variant = variant_report(
+        gates=gates, verdict=verdict, promoted=False, reason=f"rouge is {verdict}"
+    )
+    lines = shown(capsys, run_report(variants=[variant]))
+    [row] = [line for line in lines if line.startswith("rouge acc")]
+    assert row.endswith(verdict)
+    assert f"fp8-dynamic: {verdict}: rouge is {verdict}" in lines
+    assert "rouge: too few of them" in lines
+    assert lines[-1].endswith(
+        "Nothing was promoted. Next: prepare runs show 20261121-100000-000001"
+    )
+
+
+def test_a_suspicious_pass_is_said_aloud(capsys: Capture) -> None:
+    gate = gate_report(suspicious=True, reason="better than the baseline by 12 points")
+    lines = shown(capsys, run_report(variants=[variant_report(gates=[gate])]))
+    assert "mmlu: better than the baseline by 12 points" in lines
+
+
+def test_a_variant_that_failed_stands_beside_one_that_did_not(capsys: Capture) -> None:
+    lines = shown(capsys, run_report(variants=[variant_report(), failed_variant_report()]))
+    assert "awq-w4a16 not made - error" in lines
+    start = lines.index("awq-w4a16: error: the worker of 'quantize' ended with exit code 137")
+    assert lines[start + 1] == "where: /logs/worker.log"
+    assert "registry show" in lines[-1]
+
+
+def test_a_variant_that_passed_and_was_not_preferred(capsys: Capture) -> None:
+    second = variant_report(recipe="awq-w4a16", promoted=False, reason="registered, not preferred")
+    lines = shown(capsys, run_report(variants=[variant_report(), second]))
+    assert "awq-w4a16: pass: registered, not preferred" in lines
+
+
+def test_a_throughput_note_is_said_once(capsys: Capture) -> None:
+    slow = throughput_report(note="measured on a CPU", verdict="fail", ratio=0.004)
+    variants = [
+        variant_report(throughput=slow),
+        variant_report(recipe="awq-w4a16", throughput=slow),
+    ]
+    lines = shown(capsys, run_report(variants=variants))
+    assert lines.count("throughput: measured on a CPU") == 1
+    assert sum("x 0.00 (at least 1.0) fail" in line for line in lines) == 2
+
+
+def test_a_run_that_failed_before_it_had_variants(capsys: Capture) -> None:
+    report = run_report(checkpoint=None, variants=[], stages=[], status="failed", exit_code=1)
+    lines = shown(capsys, report)
+    assert lines[0].startswith("demo:smollm2-135m (not inspected)")
+    assert lines[-1].startswith("0 stages, 0 reused, 372 s. Nothing was promoted.")
+
+
+@pytest.mark.parametrize(
+    ("margin", "words"), [(0.01, "margin -1)"), (0.005, "margin -0.5)"), (0.07, "margin -7)")]
+)
+def test_margins_are_shown_in_full(capsys: Capture, margin: float, words: str) -> None:
+    variant = variant_report(gates=[gate_report(margin=margin)])
+    assert any(words in line for line in shown(capsys, run_report(variants=[variant])))
+
+
+def test_brackets_are_no_markup(capsys: Capture) -> None:
+    odd = "./models/[bold]v2[/italic]"
+    gate = gate_report(verdict="fail", reason="see [red]here[/blue]")
+    variant = variant_report(
+        gates=[gate],
+        verdict="fail",
+        promoted=False,
+        reason="[link]it failed",
+        throughput=throughput_report(note="[dim]note[/]"),
+    )
+    report = run_report(command=COMMAND | {"checkpoint": odd}, variants=[variant], run="[1]")
+    text = "\n".join(shown(capsys, report))
+    for words in (odd, "see [red]here[/blue]", "[link]it failed", "[dim]note[/]", "show [1]"):
+        assert words in text
+
+
+def test_without_a_terminal_there_are_no_escape_codes(capsys: Capture) -> None:
+    print_run(run_report())
+    out = capsys.readouterr().out
+    assert "\x1b" not in out
+    assert max(len(line.rstrip()) for line in out.splitlines()) <= 132
+
+
+def test_next_step_names_what_there_is_to_look_at() -> None:
+    assert "registry show" in next_step(run_report())
+    assert "runs show" in next_step(run_report(variants=[failed_variant_report()]))
+
+
+def test_stages_show_where_their_evidence_lies(capsys: Capture, tmp_path: Path) -> None:
+    store = Store(Path("s"))
+    stages = [
+        stage_report(name="evaluate mmlu", key="e1", seconds=61.04),
+        stage_report(name="serve", key=None, variant="baseline"),
+        stage_report(status="failed", key="gone"),
+    ]
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.chdir(tmp_path)
+        store.stage_folder("evaluate", "e1").mkdir(parents=True)
+        print_stages(run_report(stages=stages), store)
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert "evaluate mmlu fp8-dynamic ran 61.0 s s/stages/evaluate/e1" in lines
+    assert "serve baseline ran 1.2 s -" in lines
+    assert "judge fp8-dynamic failed 1.2 s -" in lines
+
+
+def test_long_cells_are_folded_and_not_cut(capsys: Capture) -> None:
+    print_table(["tag", "value"], [["prepare.serving", "x" * 300]])
+    assert capsys.readouterr().out.count("x") == 300
+
+
+def test_json_is_one_value(capsys: Capture) -> None:
+    print_json({"a": ["ü", None]})
+    assert json.loads(capsys.readouterr().out) == {"a": ["ü", None]}

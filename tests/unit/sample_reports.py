@@ -1,0 +1,119 @@
+"""Reports of gates, variants and runs with plausible figures; any field can be another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from eval_gates.records import GateReport, ThroughputReport
+from pipeline.records import RunReport, StageReport, VariantReport
+
+DIGEST = "0123456789abcdef" * 4
+COMMAND = {
+    "checkpoint": "demo:smollm2-135m",
+    "recipes": ["fp8-dynamic"],
+    "profile": "cpu",
+    "policy": "demo",
+    "name": "smollm2-135m",
+    "registry": "sqlite:////somewhere/registry.db",
+    "eval_data": None,
+    "trust_remote_code": False,
+}
+
+
+def gate_report(**changes: Any) -> GateReport:
+    """MMLU, passed."""
+    fields: dict[str, Any] = {
+        "suite": "mmlu",
+        "metric": "acc",
+        "n": 14042,
+        "baseline": 0.6512,
+        "candidate": 0.6498,
+        "difference": -0.0014,
+        "bound": -0.0043,
+        "upper_bound": 0.0015,
+        "margin": 0.01,
+        "alpha": 0.05,
+        "method": "Tango score interval",
+        "flips": 310,
+        "verdict": "pass",
+        "reason": "the drop is below the margin",
+    }
+    return GateReport.model_validate(fields | changes)
+
+
+def throughput_report(**changes: Any) -> ThroughputReport:
+    """Half as fast again as the baseline, passed."""
+    fields: dict[str, Any] = {
+        "output_tokens_per_s": 3075.4,
+        "baseline_output_tokens_per_s": 2050.2,
+        "ratio": 1.5,
+        "minimum_ratio": 1.0,
+        "ttft_ms_p50": 40.0,
+        "tpot_ms_p50": 9.0,
+        "itl_ms_p50": 9.0,
+        "requests": 256,
+        "failed_requests": 0,
+        "verdict": "pass",
+        "reason": "1.500 of the baseline's output tokens/s, at least 1.0",
+    }
+    return ThroughputReport.model_validate(fields | changes)
+
+
+def variant_report(**changes: Any) -> VariantReport:
+    """FP8, passed and promoted."""
+    fields: dict[str, Any] = {
+        "recipe": "fp8-dynamic",
+        "weights_bytes": 163_400_000,
+        "verdict": "pass",
+        "reason": "all 2 gates passed",
+        "promoted": True,
+        "registry_version": "1",
+        "gates": [gate_report()],
+        "throughput": throughput_report(),
+    }
+    return VariantReport.model_validate(fields | changes)
+
+
+def failed_variant_report(**changes: Any) -> VariantReport:
+    """One that was never made."""
+    fields: dict[str, Any] = {
+        "recipe": "awq-w4a16",
+        "weights_bytes": None,
+        "verdict": "error",
+        "reason": "the worker of 'quantize' ended with exit code 137\n  where: /logs/worker.log",
+        "promoted": False,
+        "registry_version": None,
+        "gates": [],
+        "throughput": None,
+    }
+    return variant_report(**fields | changes)
+
+
+def stage_report(**changes: Any) -> StageReport:
+    """A stage that was run."""
+    fields: dict[str, Any] = {
+        "name": "judge",
+        "variant": "fp8-dynamic",
+        "status": "ran",
+        "seconds": 1.25,
+        "key": "abc",
+    }
+    return StageReport.model_validate(fields | changes)
+
+
+def run_report(**changes: Any) -> RunReport:
+    """A finished run that promoted its one variant."""
+    fields: dict[str, Any] = {
+        "run": "20261121-100000-000001",
+        "status": "finished",
+        "exit_code": 0,
+        "started": "2026-11-21T10:00:00+00:00",
+        "seconds": 372.4,
+        "command": COMMAND,
+        "checkpoint": {"ref": "demo:smollm2-135m", "digest": DIGEST},
+        "registered_name": "smollm2-135m",
+        "variants": [variant_report()],
+        "stages": [stage_report(status="reused"), stage_report()],
+        "notes": [],
+    }
+    return RunReport.model_validate(fields | changes)

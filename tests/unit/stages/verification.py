@@ -1,0 +1,76 @@
+"""A source and a variant in a store, and the stage that compares them; for tests of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from finished_stage import put_record, stage_record
+from listener import Listener
+from quantized_checkpoint import WEIGHTS, Layout, inspected, source_files, variant_files
+from small_checkpoint import safetensors, write_files
+
+from pipeline.errors import VerificationError
+from pipeline.plan import stage_spec
+from pipeline.records import StageRecord, StageReference
+from pipeline.stages.context import execute
+from pipeline.store import Store
+
+INDEX = "model.safetensors.index.json"
+
+
+class Verification:
+    """A source and a variant in a store, and the stage that compares them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.source = folder / "source"
+        self.variant = folder / "store" / "stages" / "quantize" / "made" / "output"
+        self.listener = Listener()
+
+    def write(self, kind: str, *, tied: bool = True, scale: str = "BF16") -> None:
+        self.kind = kind
+        write_files(self.source, source_files(tied=tied))
+        write_files(self.variant, variant_files(kind, tied=tied, scale=scale))
+        made = stage_record(stage="quantize", key="made", result={"weights_digest": "d" * 64})
+        put_record(Store(self.folder / "store"), made)
+
+    def write_variant_weights(self, layout: Layout) -> None:
+        (self.variant / WEIGHTS).write_bytes(safetensors(layout))
+
+    def run(self, ignore: tuple[str, ...] = ("lm_head",)) -> StageRecord:
+        source = inspected(self.source)
+        spec = stage_spec(
+            "verify",
+            "variant",
+            {
+                "checkpoint": source.digest,
+                "quantization": {"kind": self.kind, "ignore": list(ignore)},
+            },
+            {"weights": StageReference(stage="quantize", key="made")},
+            {"checkpoint": source.model_dump(mode="json")},
+            self.folder / "store",
+        )
+        return execute(spec, self.listener)
+
+    def fault(self, ignore: tuple[str, ...] = ("lm_head",)) -> VerificationError:
+        """The error that the stage ends with; it names where."""
+        with pytest.raises(VerificationError) as caught:
+            self.run(ignore)
+        assert str(self.variant) in caught.value.where
+        return caught.value
+
+
+def shard(folder: Path, layout: Layout) -> list[str]:
+    """Spread the weights over two files with an index; their names."""
+    (folder / WEIGHTS).unlink()
+    names = [f"model-0000{n}-of-00002.safetensors" for n in (1, 2)]
+    tensors = list(layout)
+    halves = [tensors[: len(tensors) // 2], tensors[len(tensors) // 2 :]]
+    weight_map: dict[str, str] = {}
+    for name, half in zip(names, halves, strict=True):
+        (folder / name).write_bytes(safetensors({tensor: layout[tensor] for tensor in half}))
+        weight_map |= dict.fromkeys(half, name)
+    (folder / INDEX).write_text(json.dumps({"weight_map": weight_map}))
+    return names

@@ -1,0 +1,294 @@
+"""Where questions and calibration texts come from: the order, and what is said aloud."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hub_stand_in import HubStandIn, Repository
+from listener import Listener
+from small_checkpoint import write_files
+
+from pipeline.data_sources import (
+    CARRIED_CALIBRATION,
+    CARRIED_SUMMARIES,
+    SourceResolver,
+)
+from pipeline.digest import FileDigests, digest_bytes
+from pipeline.errors import EvaluationDataError, UsageError
+from recipes.schema import (
+    AnySuite,
+    AwqQuantization,
+    Calibration,
+    CalibrationLimit,
+    HumanEvalSuite,
+    MmluSuite,
+    RougeSuite,
+)
+
+MARGINS: dict[Any, float] = {"fp8": 0.1, "int4": 0.2}
+PACKAGES = {"kind": "packages", "environment": "evaluate's identity"}
+
+# huggingface_hub reads its settings when it is imported, so the Hub is asked in child processes.
+CHILD = """
+import json, sys
+from listener import Listener
+from pathlib import Path
+from pipeline.data_sources import SourceResolver
+from pipeline.digest import FileDigests
+from pipeline.errors import PrepareError
+from recipes.schema import AwqQuantization, MmluSuite
+
+folder, asked = Path(sys.argv[1]), json.loads(sys.argv[2])
+listener = Listener()
+resolver = SourceResolver(None, "e", FileDigests(folder / "digests.json"), listener)
+answers = []
+for what, settings in asked:
+    try:
+        if what == "suite":
+            found = resolver.suite("mmlu", MmluSuite.model_validate(settings))
+            answers.append({"identity": found.identity})
+        else:
+            awq = AwqQuantization.model_validate({"kind": "awq", "calibration": settings})
+            used, identity, file = resolver.calibration(awq, None, "awq")
+            answers.append({
+                "identity": identity,
+                "file": file and str(file),
+                "calibration": used.calibration.model_dump(),
+            })
+    except PrepareError as error:
+        answers.append(error.to_dict())
+print(json.dumps({"answers": answers, "notes": listener.notes}))
+"""
+
+
+def ask_in_child(tmp_path: Path, asked: list[tuple[str, Any]], **settings: str) -> Any:
+    """The answers of a resolver in a process with these variables, and what it said aloud."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    answer = subprocess.run(
+        [sys.executable, "-c", CHILD, str(tmp_path), json.dumps(asked)],
+        env={
+            **kept,
+            "PYTHONPATH": str(Path(__file__).parent),
+            "HF_HOME": str(tmp_path / "hub"),
+            **settings,
+        },
+        stdout=subprocess.PIPE,
+        check=True,
+        timeout=60,
+    )
+    return json.loads(answer.stdout)
+
+
+class Resolving:
+    """A resolver with a listener, and perhaps a folder of evaluation data."""
+
+    def __init__(self, tmp_path: Path, eval_data: Path | None = None) -> None:
+        self.listener = Listener()
+        self.resolver = SourceResolver(
+            eval_data,
+            PACKAGES["environment"],
+            FileDigests(tmp_path / "digests.json"),
+            self.listener,
+        )
+
+    @property
+    def notes(self) -> list[str]:
+        return self.listener.notes
+
+
+@pytest.fixture
+def resolving(tmp_path: Path) -> Resolving:
+    return Resolving(tmp_path)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """A folder with MMLU questions and nothing else."""
+    return write_files(tmp_path / "data", {"mmlu_test.jsonl": b"{}", "notes.txt": b""})
+
+
+class TestSuite:
+    def test_the_users_folder_comes_first(self, tmp_path: Path, data: Path) -> None:
+        resolving = Resolving(tmp_path, data)
+        found = resolving.resolver.suite("mmlu", MmluSuite(margins=MARGINS))
+        assert found.folder == data
+        assert found.identity["kind"] == "folder"
+        assert str(data) not in json.dumps(found.identity)
+        assert resolving.notes == []
+
+    def test_the_policys_order_holds(self, tmp_path: Path, data: Path) -> None:
+        suite = MmluSuite(margins=MARGINS, sources=["packages", "eval-data"])
+        found = Resolving(tmp_path, data).resolver.suite("mmlu", suite)
+        assert (found.identity, found.folder) == (PACKAGES, None)
+
+    def test_the_folders_content_is_its_identity(self, tmp_path: Path, data: Path) -> None:
+        suite = MmluSuite(margins=MARGINS)
+
+        def identity() -> dict[str, Any]:
+            return Resolving(tmp_path, data).resolver.suite("mmlu", suite).identity
+
+        before = identity()
+        (data / "notes.txt").write_text("not a question")
+        assert identity() == before
+        (data / "mmlu_test.jsonl").write_text("{ }")
+        changed = identity()
+        assert changed != before
+        (data / "mmlu_dev.jsonl.gz").write_bytes(b"examples")
+        assert identity() not in (before, changed)
+
+    def test_a_folder_without_such_files_is_said_aloud(self, tmp_path: Path, data: Path) -> None:
+        resolving = Resolving(tmp_path, data)
+        suite = RougeSuite(margins=MARGINS, sources=["eval-data", "carried"])
+        found = resolving.resolver.suite("summaries", suite)
+        digest = digest_bytes(CARRIED_SUMMARIES.read_bytes())
+        assert (found.identity, found.folder) == ({"kind": "carried", "digest": digest}, None)
+        words = f"summaries: {data} has no summarization*.jsonl* for it; looking elsewhere"
+        assert resolving.notes == [words]
+
+    def test_no_folder_given_is_nothing_to_say(self, resolving: Resolving) -> None:
+        suite = MmluSuite(margins=MARGINS, sources=["eval-data", "packages"])
+        assert resolving.resolver.suite("mmlu", suite).identity == PACKAGES
+        assert resolving.notes == []
+
+    def test_humaneval_is_in_the_packages(self, resolving: Resolving) -> None:
+        found = resolving.resolver.suite("humaneval", HumanEvalSuite(margins=MARGINS))
+        assert found.identity == PACKAGES
+
+    @pytest.mark.parametrize(
+        "suite",
+        [
+            MmluSuite(margins=MARGINS, sources=["eval-data"]),
+            MmluSuite(margins=MARGINS, sources=["carried"]),
+            MmluSuite(margins=MARGINS, sources=[]),
+            HumanEvalSuite(margins=MARGINS, sources=["eval-data", "carried"]),
+            RougeSuite(margins=MARGINS, sources=["packages"]),
+        ],
+    )
+    def test_none_left(self, resolving: Resolving, suite: AnySuite) -> None:
+        with pytest.raises(EvaluationDataError, match="no source has questions") as caught:
+            resolving.resolver.suite("mine", suite)
+        assert "'mine'" in caught.value.what
+        assert caught.value.where == f"policy key suites.mine.sources: {', '.join(suite.sources)}"
+        assert "--eval-data" in caught.value.cure
+
+    def test_a_folder_that_does_not_exist(self, tmp_path: Path) -> None:
+        with pytest.raises(UsageError, match="does not exist") as caught:
+            Resolving(tmp_path, tmp_path / "none")
+        assert caught.value.where == f"--eval-data {tmp_path / 'none'}"
+
+
+def awq(**calibration: Any) -> AwqQuantization:
+    return AwqQuantization(kind="awq", calibration=Calibration(**calibration))
+
+
+class TestCalibration:
+    @pytest.mark.parametrize("name", ["texts.jsonl", "texts.txt"])
+    def test_a_local_file(self, resolving: Resolving, tmp_path: Path, name: str) -> None:
+        file = tmp_path / name
+        file.write_text("text")
+        used, identity, path = resolving.resolver.calibration(
+            awq(dataset=str(file), samples=3), None, "awq"
+        )
+        assert (identity, path) == ({"file": digest_bytes(b"text")}, file)
+        assert (used.calibration.dataset, used.calibration.samples) == (name, 3)
+        assert resolving.notes == []
+
+    @pytest.mark.parametrize("dataset", ["carried", None])
+    def test_the_projects_own_texts(self, resolving: Resolving, dataset: str | None) -> None:
+        used, identity, path = resolving.resolver.calibration(awq(dataset=dataset), None, "awq")
+        assert identity == {"file": digest_bytes(CARRIED_CALIBRATION.read_bytes())}
+        assert path == CARRIED_CALIBRATION
+        assert used.calibration.dataset == "carried"
+
+    @pytest.mark.parametrize("name", ["./none", "/none/at/all", "none.jsonl", "none.txt"])
+    def test_a_file_that_does_not_exist(self, resolving: Resolving, name: str) -> None:
+        with pytest.raises(UsageError, match="calibration file does not exist") as caught:
+            resolving.resolver.calibration(awq(dataset=name, fallback="carried"), None, "awq")
+        assert caught.value.where.startswith(str(Path(name)))
+
+    def test_a_limit_that_bites_is_said_aloud(self, resolving: Resolving) -> None:
+        limit = CalibrationLimit(samples=16, max_tokens=256)
+        used, _, _ = resolving.resolver.calibration(
+            awq(dataset="carried", samples=256, max_tokens=512), limit, "awq-w4a16"
+        )
+        assert (used.calibration.samples, used.calibration.max_tokens) == (16, 256)
+        assert resolving.notes == [
+            "awq-w4a16: calibrating with 16 x 256 tokens instead of 256 x 512: "
+            "the profile limits it"
+        ]
+
+    def test_a_limit_of_one_of_the_two(self, resolving: Resolving) -> None:
+        limit = CalibrationLimit(samples=1000, max_tokens=100)
+        used, _, _ = resolving.resolver.calibration(
+            awq(dataset="carried", samples=8, max_tokens=512), limit, "awq"
+        )
+        assert (used.calibration.samples, used.calibration.max_tokens) == (8, 100)
+        assert "8 x 100 tokens instead of 8 x 512" in resolving.notes[0]
+
+    def test_a_limit_that_does_not_bite(self, resolving: Resolving) -> None:
+        limit = CalibrationLimit(samples=8, max_tokens=512)
+        used, _, _ = resolving.resolver.calibration(
+            awq(dataset="carried", samples=8, max_tokens=512), limit, "awq"
+        )
+        assert (used.calibration.samples, used.calibration.max_tokens) == (8, 512)
+        assert resolving.notes == []
+
+
+class TestHub:
+    ASKED: tuple[tuple[str, Any], ...] = (
+        ("calibration", {"dataset": "org/chats", "fallback": "carried"}),
+        ("calibration", {"dataset": "org/chats"}),
+        ("calibration", {"dataset": "org/chats", "revision": "abc"}),
+        ("suite", {"margins": MARGINS, "sources": ["hub", "packages"]}),
+        ("suite", {"margins": MARGINS, "sources": ["hub"]}),
+    )
+
+    def test_offline(self, tmp_path: Path) -> None:
+        said = ask_in_child(tmp_path, list(self.ASKED), HF_HUB_OFFLINE="1")
+        fallen_back, refused, pinned, elsewhere, none_left = said["answers"]
+        assert fallen_back["file"] == str(CARRIED_CALIBRATION)
+        assert fallen_back["calibration"]["dataset"] == "carried"
+        assert refused["kind"] == "UsageError"
+        assert "'org/chats' cannot be reached" in refused["what"]
+        assert "fallback: carried" in refused["cure"]
+        # A commit needs no looking up; whether it is in the Hub's cache shows when it is read.
+        assert pinned["identity"] == {"hub": "org/chats", "revision": "abc"}
+        assert elsewhere["identity"] == {"kind": "packages", "environment": "e"}
+        assert none_left["kind"] == "EvaluationDataError"
+        assert said["notes"] == [
+            "awq: the Hub cannot be reached for org/chats; "
+            "calibrating with the project's own texts",
+            *["mmlu: the Hub cannot be reached; looking elsewhere"] * 2,
+        ]
+
+    def test_reached(self, tmp_path: Path) -> None:
+        with HubStandIn() as hub:
+            hub.datasets = {
+                name: Repository({"a.txt": b"a"}) for name in ("org/chats", "cais/mmlu")
+            }
+            commit = hub.datasets["org/chats"].commit
+            said = ask_in_child(tmp_path, list(self.ASKED), HF_ENDPOINT=hub.url)
+            # huggingface_hub asks about things of its own, too.
+            asked = [r.path for r in hub.requests if r.path.startswith("/api/datasets/")]
+        first, second, _, suite, _ = said["answers"]
+        assert first["identity"] == {"hub": "org/chats", "revision": commit}
+        assert first["file"] is None
+        assert first["calibration"]["dataset"] == "org/chats"
+        assert first["calibration"]["revision"] == commit
+        assert second["identity"] == first["identity"]
+        assert suite["identity"] == {
+            "kind": "hub",
+            "id": "cais/mmlu",
+            "config": "all",
+            "split": "test",
+            "shots_split": "dev",
+            "revision": hub.datasets["cais/mmlu"].commit,
+        }
+        assert said["notes"] == []
+        assert asked == ["/api/datasets/org/chats", "/api/datasets/cais/mmlu"]

