@@ -55,7 +55,7 @@ class Planning:
     def specs(self) -> list[StageSpec]:
         """The stages that a run would have, in a run's own way."""
         choices = choose(self.request(), self.settings)
-        digests = FileDigests(self.settings.home / "digests.db")
+        digests = FileDigests(self.settings.home / "digests.json")
         never_asked = Path("/none")
         checkpoint = locate(choices, self.settings, lambda spec: never_asked, digests, Listener())
         return make_plan(choices, checkpoint, self.settings, digests, Listener()).stages()
@@ -101,7 +101,7 @@ class TestNothingDone:
         assert not planning.settings.store.exists()
         new = {path for path in planning.files() if path not in before}
         # What it may leave is the cache of digests, for the run that follows.
-        assert {Path(path).name for path in new} <= {"digests.db", "digests.db.lock"}
+        assert {Path(path).name for path in new} <= {"digests.json", "digests.json.lock"}
         assert {path: content for path, content in planning.files().items() if path in before} == (
             before
         )

@@ -175,6 +175,13 @@ LOGS = [
         CUDA_MEMORY,
         "less to hold",
     ),
+    # Of several exceptions the first is the cause.
+    (
+        f"(Worker pid=7) ERROR 11-21 09:08:43 [multiproc_executor.py:870] {CUDA_MEMORY}\n"
+        f"{ENGINE}RuntimeError: Worker failed with error 'x', please check the stack trace above\n",
+        CUDA_MEMORY,
+        "less to hold",
+    ),
     # A cause that comes after the echo is still the cause.
     (DEAD + f"{ENGINE}ValueError: bad scale\n", "ValueError: bad scale", "--profile PATH"),
     # Where there is only the echo, it is better than the log's last line.

@@ -17,6 +17,7 @@ from pipeline.workers.evaluate import (
     NO_ANSWER,
     SUITES,
     answered,
+    check_prompts_fit,
     common,
     humaneval_rows,
     no_truncation,
@@ -189,6 +190,13 @@ class TestHumanEval:
         assert listener.events == []
 
 
+class LetterModel:
+    """Cuts text into tokens of one letter, as lm-eval's models cut theirs."""
+
+    def tok_encode(self, text: str) -> list[int]:
+        return [ord(letter) for letter in text]
+
+
 class TestTruncation:
     """lm-eval cuts a prompt that is too long, and only logs it."""
 
@@ -200,12 +208,24 @@ class TestTruncation:
     def test_a_cut_prompt_is_refused(self) -> None:
         logger = logging.getLogger("lm_eval.models.api_models")
         words = "Context length (3000) exceeds max length (2048). Truncating context."
-        refused = pytest.raises(StageError, match="1 prompts do not fit into 2048 tokens")
+        refused = pytest.raises(StageError, match="1 prompts were cut")
         with refused as caught, no_truncation(self.SPEC):
             logger.warning(words)
         assert words in caught.value.what
         assert caught.value.where == self.SPEC["questions"]
         assert logging.getLogger("lm_eval").handlers == []
+
+    @pytest.mark.parametrize(("letters", "fits"), [(1983, True), (1984, False), (5000, False)])
+    def test_a_prompt_and_its_answer_must_fit(self, letters: int, fits: bool) -> None:
+        """Where lm-eval is to generate it cuts silently, and keeps one token back."""
+        samples = [generated("a"), generated("a", 17, prompt="x" * letters)]
+        if fits:
+            check_prompts_fit(samples, LetterModel(), 64, self.SPEC)
+            return
+        with pytest.raises(StageError, match="the prompt of question 17") as caught:
+            check_prompts_fit(samples, LetterModel(), 64, self.SPEC)
+        assert f"has {letters} tokens, and the answer may have 64" in caught.value.what
+        assert "together they may have 2048 tokens" in caught.value.what
 
     def test_other_words_are_no_matter(self) -> None:
         with no_truncation(self.SPEC):

@@ -28,6 +28,7 @@ def lay_out(
     source: dict[str, Any],
     folder: Path | None = None,
     seed: int = 1,
+    listener: Listener | None = None,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The worker's result, and the rows that it wrote."""
     spec = {
@@ -37,7 +38,7 @@ def lay_out(
         "seed": seed,
     }
     output.mkdir(exist_ok=True)
-    facts = run(spec, Listener(), output)
+    facts = run(spec, listener or Listener(), output)
     with (output / "questions.jsonl").open(encoding="utf-8") as lines:
         return facts, [json.loads(line) for line in lines]
 
@@ -82,6 +83,14 @@ def mmlu_question(subject: str, number: int) -> dict[str, Any]:
     }
 
 
+def cot_prompts(count: int) -> str:
+    """So many questions of one subject, as lm-eval's chain-of-thought prompts have them."""
+    return "The following are multiple choice questions." + "".join(
+        f"\n\nQ: What is {n} of {count}?\n(A) a (B) b (C) c (D) d\nA: It is so. The answer is (B)."
+        for n in range(count)
+    )
+
+
 class TestMmlu:
     @pytest.fixture
     def folder(self, tmp_path: Path) -> Path:
@@ -117,6 +126,24 @@ class TestMmlu:
         _, rows = lay_out(tmp_path / "out", suite, FOLDER, folder)
         assert all(row["examples"].count("Answer: ") == 2 for row in rows)
         assert all("What is 100?" in row["examples"] for row in rows)
+
+    def test_the_packages_carry_fewer_examples(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What lm-eval carries are the examples themselves, and no question is its own."""
+        prompts = {"anatomy": cot_prompts(5), "virology": cot_prompts(3) + "\n\nQ: cut off"}
+        folder = tmp_path / "site" / "lm_eval" / "tasks" / "mmlu" / "flan_cot_fewshot"
+        folder.mkdir(parents=True)
+        (tmp_path / "site" / "lm_eval" / "__init__.py").write_text("")
+        (folder / "_cot_prompts.json").write_text(json.dumps(prompts))
+        monkeypatch.syspath_prepend(tmp_path / "site")
+        listener = Listener()
+        suite = MmluSuite(margins=MARGINS, shots=5)
+        facts, rows = lay_out(tmp_path / "out", suite, PACKAGES, listener=listener)
+        assert (facts["questions"], facts["dropped"]) == (8, 1)
+        assert {row["examples"].count("Answer: ") for row in rows} == {2}
+        assert all(row["question"] not in row["examples"] for row in rows)
+        assert listener.notes == ["2 worked examples instead of 5: the packages carry no more"]
 
     def test_too_few_examples(self, tmp_path: Path, folder: Path) -> None:
         with pytest.raises(EvaluationDataError, match="3 worked examples were asked"):
