@@ -179,7 +179,7 @@ class Server:
                 if client.get("/health").status_code != 200:
                     return False
                 served = client.get("/v1/models").json()["data"][0]["root"]
-        except (httpx.HTTPError, ValueError, LookupError):
+        except (httpx.HTTPError, ValueError, LookupError, TypeError):
             return False
         return bool(served == str(self._model))
 

@@ -89,10 +89,12 @@ class Store:
         final = self.stage_folder(stage, key)
         partial = final.with_name(final.name + ".partial")
         with self._locked(key):
-            if final.exists():
+            if (final / RECORD).is_file():
                 yield None
                 return
             with self.errors_explained():
+                if final.exists():  # someone took its record away, so it cannot be told whole
+                    shutil.rmtree(final)
                 final.parent.mkdir(parents=True, exist_ok=True)
                 if partial.exists():
                     shutil.rmtree(partial)

@@ -40,7 +40,9 @@ class Calibration(Described):
         None, description="what to use when the Hub cannot be reached; it is said aloud"
     )
     samples: int = Field(256, ge=1, description="blocks of max_tokens tokens, cut from the texts")
-    max_tokens: int = Field(512, ge=16, description="tokens of a block; texts are shuffled by seed and laid end to end")
+    max_tokens: int = Field(
+        512, ge=16, description="tokens of a block; texts are shuffled by seed and laid end to end"
+    )
     batch_size: int = Field(1, ge=1, description="blocks a forward pass")
     seed: int = Field(20240814, description="of the shuffle, and of torch while quantizing")
 

@@ -64,7 +64,9 @@ def print_run(report: RunReport) -> None:
     )
     for heading in ("variant", "weights", "gate", "baseline", "candidate", "difference", "verdict"):
         right = heading in ("weights", "baseline", "candidate", "difference")
-        table.add_column(heading, justify="right" if right else "left", no_wrap=True)
+        table.add_column(
+            heading, justify="right" if right else "left", no_wrap=heading in ("variant", "verdict")
+        )
     for variant in report.variants:
         add_variant(table, variant)
     out.print(table)
