@@ -24,6 +24,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(3000)]
 PREPARE = [sys.executable, "-P", "-m", "pipeline.cli.main"]
 SUITES = {"mmlu", "humaneval", "rouge"}
 RECIPES = {"fp8-dynamic", "awq-w4a16"}
+alive_at_the_signal: set[str] = set()
 
 
 @dataclass
@@ -71,6 +72,7 @@ def stop_when(store: Path, reached: Callable[[str, int], bool], number: signal.S
         seen.append(line)
         event = json.loads(line)
         if event["event"] == "progress" and reached(event["task"], event["done"]):
+            children_seen(store, alive_at_the_signal)
             process.send_signal(number)
             break
     else:
@@ -80,17 +82,32 @@ def stop_when(store: Path, reached: Callable[[str, int], bool], number: signal.S
 
 
 def processes_of(store: Path) -> list[str]:
-    """Command lines of live processes that inherited the run's environment."""
+    """Command lines of live processes that belong to the run.
+
+    They are known by the environment that they inherited; vLLM's inner processes overwrite
+    theirs with a title, and are known by that.
+    """
     marker = f"PREPARE_STORE={store}".encode()
     found = []
     for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            try:
-                if marker in (entry / "environ").read_bytes().split(b"\0"):
-                    found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode())
-            except OSError:
-                continue  # it ended while we looked, or is another user's
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            command = (entry / "cmdline").read_bytes()
+            inherited = (entry / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue  # it ended while we looked, or is another user's
+        if marker in inherited or command.startswith(b"VLLM::"):
+            found.append(f"{entry.name} {command.replace(bytes(1), b' ').decode()}")
     return found
+
+
+def children_seen(store: Path, seen: set[str]) -> None:
+    """Remember what kinds of processes were alive, to know that there was something to end."""
+    for process in processes_of(store):
+        seen.update(
+            word for word in ("VLLM::Worker", "guard.py", "bootstrap.py") if word in process
+        )
 
 
 def left_after(store: Path, seconds: float = 30) -> list[str]:
@@ -125,6 +142,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
 
 
 def test_nothing_outlives_the_command(demo: Demo) -> None:
+    assert alive_at_the_signal == {"VLLM::Worker", "guard.py", "bootstrap.py"}
     assert demo.left_behind == {place: [] for place in demo.left_behind}
 
 
