@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(3000)]
 PREPARE = [sys.executable, "-P", "-m", "pipeline.cli.main"]
 SUITES = {"mmlu", "humaneval", "rouge"}
 RECIPES = {"fp8-dynamic", "awq-w4a16"}
-alive_at_the_signal: set[str] = set()
+KINDS_OF_PROCESS = ("VLLM::Worker", "guard.py", "bootstrap.py")
 
 
 @dataclass
@@ -35,6 +35,7 @@ class Demo:
     report: dict[str, Any]
     interrupted_code: int
     left_behind: dict[str, list[str]]
+    alive_at_the_signals: str
 
     def prepare(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -63,8 +64,14 @@ def start(store: Path) -> subprocess.Popen[str]:
     )
 
 
-def stop_when(store: Path, reached: Callable[[str, int], bool], number: signal.Signals) -> int:
-    """Run until an event says so, then send the signal to the command alone; its exit code."""
+def stop_when(
+    store: Path, reached: Callable[[str, int], bool], number: signal.Signals
+) -> tuple[int, str]:
+    """Run until an event says so, then send the signal to the command alone.
+
+    Returns:
+        its exit code, and the processes that were alive then.
+    """
     process = start(store)
     assert process.stderr is not None
     seen = []
@@ -72,13 +79,13 @@ def stop_when(store: Path, reached: Callable[[str, int], bool], number: signal.S
         seen.append(line)
         event = json.loads(line)
         if event["event"] == "progress" and reached(event["task"], event["done"]):
-            children_seen(store, alive_at_the_signal)
+            alive = "\n".join(processes_of(store))
             process.send_signal(number)
             break
     else:
         pytest.fail(f"the run ended before it got there:\n{''.join(seen[-20:])}")
     process.communicate(timeout=60)
-    return process.returncode
+    return process.returncode, alive
 
 
 def processes_of(store: Path) -> list[str]:
@@ -102,14 +109,6 @@ def processes_of(store: Path) -> list[str]:
     return found
 
 
-def children_seen(store: Path, seen: set[str]) -> None:
-    """Remember what kinds of processes were alive, to know that there was something to end."""
-    for process in processes_of(store):
-        seen.update(
-            word for word in ("VLLM::Worker", "guard.py", "bootstrap.py") if word in process
-        )
-
-
 def left_after(store: Path, seconds: float = 30) -> list[str]:
     """What is still alive once the processes have had their grace to end."""
     deadline = time.monotonic() + seconds
@@ -123,13 +122,17 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
     store = tmp_path_factory.mktemp("demo") / "store"
     left: dict[str, list[str]] = {}
 
-    stop_when(store, lambda task, done: "quantize (awq)" in task and done >= 2, signal.SIGKILL)
+    _, quantizing = stop_when(
+        store, lambda task, done: "quantize (awq)" in task and done >= 2, signal.SIGKILL
+    )
     left["quantization"] = left_after(store)
     stop_when(store, lambda task, done: task == "start the server" and done >= 10, signal.SIGKILL)
     left["serving"] = left_after(store)
-    stop_when(store, lambda task, done: task == "baseline: mmlu" and done >= 20, signal.SIGKILL)
+    _, evaluating = stop_when(
+        store, lambda task, done: task == "baseline: mmlu" and done >= 20, signal.SIGKILL
+    )
     left["evaluation"] = left_after(store)
-    interrupted = stop_when(
+    interrupted, _ = stop_when(
         store, lambda task, done: task == "baseline: rouge" and done >= 1, signal.SIGINT
     )
     left["interruption"] = left_after(store, seconds=1)
@@ -138,11 +141,12 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
     output, errors = process.communicate(timeout=1800)
     assert process.returncode == 0, errors[-4000:]
     left["success"] = left_after(store, seconds=1)
-    return Demo(store, json.loads(output), interrupted, left)
+    return Demo(store, json.loads(output), interrupted, left, quantizing + evaluating)
 
 
 def test_nothing_outlives_the_command(demo: Demo) -> None:
-    assert alive_at_the_signal == {"VLLM::Worker", "guard.py", "bootstrap.py"}
+    # There was something to end, and it is seen while it lives.
+    assert all(kind in demo.alive_at_the_signals for kind in KINDS_OF_PROCESS)
     assert demo.left_behind == {place: [] for place in demo.left_behind}
 
 
