@@ -24,6 +24,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(3000)]
 PREPARE = [sys.executable, "-P", "-m", "pipeline.cli.main"]
 SUITES = {"mmlu", "humaneval", "rouge"}
 RECIPES = {"fp8-dynamic", "awq-w4a16"}
+MODEL = ["model", "demo:smollm2-135m", "--profile", "cpu", "--json"]
 KINDS_OF_PROCESS = ("VLLM::Worker", "guard.py", "bootstrap.py")
 
 
@@ -53,7 +54,7 @@ def environment(store: Path) -> dict[str, str]:
 
 def start(store: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [*PREPARE, "model", "demo:smollm2-135m", "--json"],
+        [*PREPARE, *MODEL],
         env=environment(store),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -227,7 +228,7 @@ def test_the_report_is_kept(demo: Demo) -> None:
 
 
 def test_running_again_reuses_every_stage(demo: Demo) -> None:
-    again = demo.prepare("model", "demo:smollm2-135m", "--json")
+    again = demo.prepare(*MODEL)
     assert again.returncode == 0, again.stderr
     report = json.loads(again.stdout)
     assert {stage["status"] for stage in report["stages"]} == {"reused"}
@@ -242,7 +243,15 @@ def test_a_changed_recipe_runs_only_its_own_branch(demo: Demo, tmp_path: Path) -
         shown.replace("grid_points: 20", "grid_points: 10").replace("name: awq-w4a16", "name: own")
     )
     planned = demo.prepare(
-        "plan", "demo:smollm2-135m", "--recipe", str(own), "--recipe", "fp8-dynamic", "--json"
+        "plan",
+        "demo:smollm2-135m",
+        "--profile",
+        "cpu",
+        "--recipe",
+        str(own),
+        "--recipe",
+        "fp8-dynamic",
+        "--json",
     )
     stages = json.loads(planned.stdout)["stages"]
     assert {s["variant"] for s in stages if not s["cached"]} == {"own"}
