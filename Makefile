@@ -11,7 +11,7 @@ demo: $(VENV)/.installed
 
 # Unit tests first: they say in seconds what the end-to-end test would say in minutes.
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest tests/unit tests/e2e
 
 unit: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m "not e2e"
