@@ -217,9 +217,9 @@ class TestCalibration:
         used, _, _ = resolving.resolver.calibration(
             awq(dataset="carried", samples=256, max_tokens=512), limit, "awq-w4a16"
         )
-        assert (used.calibration.samples, used.calibration.max_tokens) == (8, 256)
+        assert (used.calibration.samples, used.calibration.max_tokens) == (16, 256)
         assert resolving.notes == [
-            "awq-w4a16: calibrating with 8 x 256 tokens instead of 256 x 512: "
+            "awq-w4a16: calibrating with 16 x 256 tokens instead of 256 x 512: "
             "the profile limits it"
         ]
 
