@@ -195,7 +195,8 @@ def test_every_answer_is_kept_with_its_prompt(demo: Demo) -> None:
     for stage in demo.report["stages"]:
         if stage["name"].startswith("evaluate"):
             folder = demo.store / "stages" / "evaluate" / stage["key"]
-            rows = [json.loads(line) for line in (folder / "answers.jsonl").open()]
+            lines = (folder / "answers.jsonl").read_text(encoding="utf-8").strip().split("\n")
+            rows = [json.loads(line) for line in lines]
             assert rows
             for row in rows:
                 assert len(row["prompt_sha256"]) == 64

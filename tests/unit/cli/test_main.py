@@ -261,6 +261,8 @@ def test_an_interrupted_command_is_130(tmp_path: Path, number: signal.Signals) -
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            # A shell's background jobs, and so whatever CI starts there, inherit it as ignored.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         try:
             deadline = time.monotonic() + 20

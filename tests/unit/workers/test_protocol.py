@@ -160,7 +160,6 @@ class TestAnswer:
 
     def test_peak_memory(self, worker: TinyWorker) -> None:
         worker.start(how="memory")
-        # Linux begins to count with what the process had that started this one.
         assert 200 * 2**20 < worker.answer()["peak_memory_bytes"] < 400 * 2**20
 
     def test_of_a_failure_too(self, worker: TinyWorker) -> None:
