@@ -1,8 +1,9 @@
-"""From a confidence interval and a margin to a verdict with its reason in words.
+"""From a test's finding to a gate's verdict with its reason in words.
 
 The null hypothesis of every gate is 'the candidate is worse than the baseline by the margin or
-more'. It is rejected, and the gate passes, when the lower bound lies above minus the margin.
-Nothing is rounded before it is compared; rounding is for the words only.
+more'. A test that rejects it passes the gate, unless passing would say nothing: a baseline that
+knows nothing has nothing to lose. Nothing is rounded before it is compared; rounding is for the
+words only.
 """
 
 from __future__ import annotations
@@ -11,9 +12,40 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from eval_gates.statistics.paired import IDENTICAL, TANGO, Interval, normal_quantile, tango_interval
+from eval_gates.rounds import expected_questions
+from eval_gates.statistics.finding import SEQUENTIAL, Finding
+from eval_gates.statistics.paired import IDENTICAL, TANGO, normal_quantile
+from eval_gates.statistics.power import least_questions
 
 Verdict = Literal["pass", "fail", "undecided"]
+
+_TOO_MANY = 1_000_000  # questions; no benchmark has as many
+_BOUND_TOLERANCE = 1e-6  # bounds are found by iteration; less is no contradiction of a verdict
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What both models scored, as far as words and blindness need it.
+
+    Args:
+        baseline: mean, in [0, 1].
+        candidate: mean, in [0, 1].
+        flips: share of questions whose score changed.
+        flip_size: by how much, on average; 0 where none did.
+        guessing: the score of a model that knows nothing: 0.25 with four choices, 0 for a sum of
+            solved problems or ROUGE.
+        above_guessing_p: p-value of 'the baseline is no better than guessing', from all of its
+            answers, also to questions that the candidate was not asked.
+        baseline_of_all: mean of those; None where they are the same.
+    """
+
+    baseline: float
+    candidate: float
+    flips: float
+    flip_size: float
+    guessing: float = 0.0
+    above_guessing_p: float = 0.0
+    baseline_of_all: float | None = None
 
 
 @dataclass(frozen=True)
@@ -25,190 +57,188 @@ class Decision:
     suspicious: bool = False
 
 
-def decide(
-    interval: Interval,
-    margin: float,
-    *,
-    questions: int,
-    difference: float,
-    baseline: float,
-    alpha: float,
-    floor: float = 0.0,
-) -> Decision:
-    """Judge whether the candidate is less than `margin` worse than the baseline.
+def decide(finding: Finding, scores: Scores, population: int | None = None) -> Decision:
+    """The verdict that a finding allows.
 
-    - `pass`: the lower bound is above -margin (the null hypothesis is rejected at level alpha);
-    - `fail`: the upper bound is below -margin (a drop of more than the margin is shown);
-    - `undecided`: neither, or the baseline scores no better than `floor`, so that a drop could
-      not be seen at all, or the candidate does, and only a wide margin lets it pass.
+    - `pass`: the candidate is shown to be better than the margin allows it to be worse;
+    - `fail`: it is shown to be worse than that;
+    - `undecided`: neither; or the baseline is not shown to be better than guessing, so that a
+      drop could not be seen at all; or the candidate is no better, and only a wide margin lets
+      it pass.
 
     A candidate better than the baseline by more than the margin is flagged as suspicious: a
     quantized model does not learn, so such a gain more often means that something else differs.
 
     Args:
-        interval: one-sided bounds of candidate minus baseline, each at level alpha.
-        margin: largest acceptable drop, a fraction in (0, 1).
-        questions: how many the interval rests on.
-        difference: the observed mean difference, candidate minus baseline.
-        baseline: the baseline's mean score, in [0, 1].
-        alpha: error rate of each bound; for the words only.
-        floor: the score of a model that knows nothing: 0.25 with four choices, 0 for a sum of
-            solved problems or ROUGE.
+        finding: of the test.
+        scores: means, and what guessing gives.
+        population: of the finite benchmark, where the claim is about that alone.
 
     Raises:
-        ValueError: a value is missing (NaN), out of range, or the bounds are the wrong way round.
+        ValueError: a value is missing (NaN).
     """
-    _check(interval, margin, questions, difference, baseline)
-    suspicious = difference > margin
-    if baseline <= floor:
-        return Decision("undecided", _blind_words(baseline, floor, questions), suspicious)
-    if interval.lower > -margin and baseline + difference <= floor:
-        return Decision("undecided", _floored_words(baseline, floor, margin, questions))
-    if interval.lower > -margin:
-        verdict: Verdict = "pass"
-        reason = _pass_words(interval, margin, questions, alpha)
-        if floor > 0 and baseline - floor <= margin:
-            reason += (
-                f"; but the baseline is only {_points(baseline - floor)} above guessing, so a model"
-                " that guesses could be within this margin too"
-            )
-    elif interval.upper < -margin:
-        verdict = "fail"
-        reason = (
-            f"the candidate is at least {_points(-interval.upper)} worse"
-            f" ({_confidence(alpha)}, {_count(questions)}), more than the margin of"
-            f" {_points(margin)}"
-        )
+    values = (finding.lower, finding.upper, scores.baseline, scores.candidate)
+    if not all(math.isfinite(value) for value in values):
+        raise ValueError(f"a gate does not judge a missing value: {values}")
+    difference = scores.candidate - scores.baseline
+    allowed = finding.comparison.allowed_drop(scores.baseline)
+    suspicious = difference > allowed > 0
+    blind = _blind_words(finding, scores)
+    if blind:
+        return Decision("undecided", blind, suspicious)
+    if finding.verdict == "pass" and scores.candidate <= scores.guessing:
+        return Decision("undecided", _floored_words(finding, scores))
+    if finding.verdict == "pass":
+        reason = _pass_words(finding, scores, allowed)
+    elif finding.verdict == "fail":
+        reason = _fail_words(finding)
     else:
-        verdict = "undecided"
-        reason = _undecided_words(interval, margin, questions, difference, alpha)
+        reason = _open_words(finding, scores, difference, allowed, population)
     if suspicious:
         reason += (
             f"; suspicious: {_points(difference)} better than the baseline, more than the margin:"
             " check that both were asked the same questions in the same way"
         )
-    return Decision(verdict, reason, suspicious)
-
-
-def smallest_decidable_margin(questions: int, flips: int = 0, *, alpha: float) -> float:
-    """The margin below which right-or-wrong answers to so many questions can show nothing.
-
-    A margin above this value can pass if `flips` answers change, evenly both ways (an odd one
-    counts against the candidate); a margin at or below it cannot, however good the candidate is.
-    With no flips this is z^2 / (n + z^2): 164 HumanEval answers cannot show a drop under 1.6
-    points.
-
-    Raises:
-        ValueError: no questions, more flips than questions, or alpha out of range.
-    """
-    if questions < 1:
-        raise ValueError("no questions: no margin can be decided")
-    if not 0 <= flips <= questions:
-        raise ValueError(f"flips must be between 0 and {questions}, not {flips}")
-    if flips == 0:
-        square = normal_quantile(alpha) ** 2
-        return square / (questions + square)
-    gains = flips // 2
-    return -tango_interval(questions - flips, flips - gains, gains, 0, alpha).lower
-
-
-def questions_to_decide(
-    interval: Interval, margin: float, questions: int, difference: float
-) -> int | None:
-    """About how many questions would decide, if the difference and its spread stay as they are.
-
-    The distance from the difference to its bound shrinks with the root of the number of questions.
-    None where the difference lies on the margin itself, or where bound and difference coincide.
-    """
-    gap = abs(difference + margin)
-    bound = interval.lower if difference > -margin else interval.upper
-    spread = abs(difference - bound)
-    if gap == 0 or spread == 0:
-        return None
-    needed = questions * (spread / gap) ** 2
-    return math.ceil(needed) if needed < 1e9 else None
-
-
-def _check(
-    interval: Interval, margin: float, questions: int, difference: float, baseline: float
-) -> None:
-    if not 0 < margin < 1:
-        raise ValueError(f"the margin must be between 0 and 1, not {margin}")
-    if questions < 1:
-        raise ValueError("a gate without questions has no verdict")
-    values = {
-        "lower bound": interval.lower,
-        "upper bound": interval.upper,
-        "difference": difference,
-        "baseline": baseline,
-    }
-    for name, value in values.items():
-        if not math.isfinite(value):
-            raise ValueError(f"the {name} is {value}: a gate does not judge a missing value")
-    if interval.lower > interval.upper:
-        raise ValueError(f"the lower bound {interval.lower} is above the upper {interval.upper}")
-
-
-def _pass_words(interval: Interval, margin: float, questions: int, alpha: float) -> str:
-    at_most = (
-        f"the drop is at most {_points(-interval.lower)}"
-        if interval.lower < 0
-        else f"the candidate is at least {_points(interval.lower)} better"
-    )
-    return (
-        f"{at_most} ({_confidence(alpha)}, {_count(questions)}), inside the margin of"
-        f" {_points(margin)}"
+    return Decision(
+        "undecided" if finding.verdict == "open" else finding.verdict, reason, suspicious
     )
 
 
-def _undecided_words(
-    interval: Interval, margin: float, questions: int, difference: float, alpha: float
+def _pass_words(finding: Finding, scores: Scores, allowed: float) -> str:
+    if finding.comparison.kind == "recovery":
+        kept = f"the candidate keeps more than {100 * finding.comparison.size:g} % of the baseline"
+        reason = f"{kept} ({_sureness(finding)})"
+    else:
+        reason = (
+            f"{_shown_words(finding)} ({_sureness(finding)}), inside {finding.comparison.words}"
+        )
+    if 0 < scores.guessing < scores.baseline <= scores.guessing + allowed:
+        reason += (
+            f"; but the baseline is only {_points(scores.baseline - scores.guessing)} above"
+            " guessing, so a model that guesses could be within this margin too"
+        )
+    return reason
+
+
+def _shown_words(finding: Finding) -> str:
+    least = finding.lower
+    if least < finding.comparison.threshold - _BOUND_TOLERANCE:
+        return "the drop was shown to be small enough, though later answers point the other way"
+    if least < 0:
+        return f"the drop is at most {_points(-least)}"
+    return f"the candidate is at least {_points(least)} better"
+
+
+def _fail_words(finding: Finding) -> str:
+    if finding.comparison.kind == "recovery":
+        kept = (
+            f"the candidate keeps no more than {100 * finding.comparison.size:g} % of the baseline"
+        )
+        return f"{kept} ({_sureness(finding)})"
+    shown = f"the candidate is at least {_points(-finding.upper)} worse"
+    if finding.upper > finding.comparison.threshold + _BOUND_TOLERANCE:
+        shown = "the drop was shown to be too large, though later answers point the other way"
+    return f"{shown} ({_sureness(finding)}), not inside {finding.comparison.words}"
+
+
+def _open_words(
+    finding: Finding,
+    scores: Scores,
+    difference: float,
+    allowed: float,
+    population: int | None,
 ) -> str:
-    start = (
-        f"the drop may be as large as {_points(-interval.lower)} ({_confidence(alpha)},"
-        f" {_count(questions)}) and the margin is {_points(margin)}"
-    )
-    smallest = smallest_decidable_margin(questions, alpha=alpha)
-    if interval.method == TANGO and margin <= smallest:
-        return (
-            f"{start}; {_count(questions)} cannot pass a margin under {_points(smallest)} even"
-            " when no answer changes: needs more questions or a wider margin"
+    comparison = finding.comparison
+    if comparison.kind == "recovery":
+        start = f"{comparison.words} is neither shown nor refuted ({_sureness(finding)})"
+    else:
+        start = (
+            f"the drop may be as large as {_points(-finding.lower)} ({_sureness(finding)}), not"
+            f" inside {comparison.words}"
         )
-    if interval.method == IDENTICAL:
+    looser = "a wider margin" if comparison.kind == "points" else "a lower recovery"
+    least = _least(finding, scores, population)
+    if least is not None and finding.n < least:
         return (
-            f"{start}; every difference was the same, and {_count(questions)} show no more than"
-            " that: needs more questions or a wider margin"
+            f"{start}; {_count(finding.n)} cannot pass this even when no answer changes, {least}"
+            f" could: needs more questions or {looser}"
         )
-    needed = questions_to_decide(interval, margin, questions, difference)
-    if needed is None:
-        return f"{start}; needs more questions or a wider margin"
+    if finding.method == IDENTICAL:
+        return (
+            f"{start}; every difference was the same, and {_count(finding.n)} show no more than"
+            f" that: needs more questions or {looser}"
+        )
+    gap = allowed + difference
+    if gap <= 0:
+        return f"{start}; so far it is not within it: more questions would rather fail it"
+    if scores.flips == 0:
+        return f"{start}; needs more questions or {looser}"
+    stays = f"if the difference of {_points(difference, sign=True)} stays"
+    needed = _needed(finding, scores, gap, population)
+    if needed > _TOO_MANY:
+        return f"{start}; needs {looser}: no benchmark has enough questions {stays}"
+    return f"{start}; needs more questions (in all about {needed:.0f} {stays}) or {looser}"
+
+
+def _needed(finding: Finding, scores: Scores, gap: float, population: int | None) -> float:
+    """Questions in all that would pass, if the mean stays by `gap` above the threshold."""
+    if finding.method == SEQUENTIAL:
+        needed = expected_questions(
+            {"points": min(gap, 0.99)}, finding.alpha, scores.flips, scores.flip_size
+        )
+        needed = min(needed, population) if population is not None else needed
+    else:  # a fixed bound comes closer with the root of their number
+        reach = finding.comparison.threshold + gap - finding.lower
+        needed = finding.n * (reach / gap) ** 2
+    return max(needed, finding.n + 1)
+
+
+def _least(finding: Finding, scores: Scores, population: int | None) -> int | None:
+    """Questions that could pass if no answer changed; None where none could, or it is not known."""
+    comparison = finding.comparison
+    if finding.method == SEQUENTIAL:
+        return least_questions(comparison, finding.alpha, population, scores.baseline)
+    if finding.method == TANGO:  # its bound without flips is -z^2 / (n + z^2)
+        square = normal_quantile(finding.alpha) ** 2
+        return math.floor(square * (1 - comparison.size) / comparison.size) + 1
+    return None
+
+
+def _blind_words(finding: Finding, scores: Scores) -> str:
+    """Why nothing could be seen with this baseline; empty where it could."""
+    if scores.guessing == 0:
+        if scores.baseline > 0:
+            return ""
+        return (
+            f"the gate is blind: the baseline scores nothing on {_count(finding.n)}, so a drop"
+            " could not be seen; use other questions or another suite"
+        )
+    known = scores.baseline if scores.baseline_of_all is None else scores.baseline_of_all
+    if scores.above_guessing_p <= finding.alpha and known > scores.guessing:
+        return ""
     return (
-        f"{start}; needs more questions (about {needed} if the difference of"
-        f" {_points(difference, sign=True)} stays) or a wider margin"
+        f"the gate is blind: the baseline's {known:.1%} is not shown to be better than guessing"
+        f" ({scores.guessing:.1%}; p = {scores.above_guessing_p:.2g}), so a drop could not be seen;"
+        " use another form, more questions or another suite"
     )
 
 
-def _blind_words(baseline: float, floor: float, questions: int) -> str:
-    if floor > 0:
-        return (
-            f"the gate is blind: the baseline's {baseline:.1%} of {_count(questions)} is no better"
-            f" than guessing ({floor:.1%}), so a drop could not be seen; use another form, more"
-            " examples or another suite"
-        )
-    return (
-        f"the gate is blind: the baseline scores nothing on {_count(questions)}, so a drop could"
-        " not be seen; use other questions or another suite"
-    )
-
-
-def _floored_words(baseline: float, floor: float, margin: float, questions: int) -> str:
+def _floored_words(finding: Finding, scores: Scores) -> str:
     """A model that knows nothing would pass too, so passing would say nothing."""
-    scores = "scores nothing" if floor == 0 else f"is no better than guessing ({floor:.1%})"
+    is_no_better = f"is no better than guessing ({scores.guessing:.1%})"
     return (
-        f"the candidate {scores} on {_count(questions)}, where the baseline scores {baseline:.1%};"
-        f" that this lies inside the margin of {_points(margin)} says nothing: needs a smaller"
-        " margin and more questions"
+        f"the candidate {'scores nothing' if scores.guessing == 0 else is_no_better} on"
+        f" {_count(finding.n)}, where the baseline scores {scores.baseline:.1%}; that"
+        f" {finding.comparison.words} allows this says nothing: needs a stricter one and more"
+        " questions"
     )
+
+
+def _sureness(finding: Finding) -> str:
+    confidence = f"{100 * (1 - finding.alpha):g} % confidence"
+    if finding.decided_at is not None and finding.decided_at < finding.n:
+        return f"{confidence}, decided after {finding.decided_at} of {_count(finding.n)}"
+    return f"{confidence}, {_count(finding.n)}"
 
 
 def _points(fraction: float, *, sign: bool = False) -> str:
@@ -216,10 +246,6 @@ def _points(fraction: float, *, sign: bool = False) -> str:
     points = fraction * 100
     digits = 2 if points == 0 or abs(points) >= 0.01 else 4
     return f"{points:{'+' if sign else ''}.{digits}f} points"
-
-
-def _confidence(alpha: float) -> str:
-    return f"{100 * (1 - alpha):g} % confidence"
 
 
 def _count(questions: int) -> str:

@@ -1,0 +1,112 @@
+"""How two paired scores in [0, 1] become one bounded number and the threshold it must exceed.
+
+Both ways of stating a margin are linear in the two scores, so the mean of the numbers answers the
+question exactly, without dividing one noisy mean by another:
+
+- in points: candidate - baseline, in [-1, 1], against -margin;
+- as recovery r ('at least r of the baseline'): candidate - r * baseline, in [-r, 1], against 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What a gate asks of the candidate; built by :meth:`points` or :meth:`recovery`."""
+
+    kind: Literal["points", "recovery"]
+    size: float
+    """The margin as a fraction (0.01 is one point), or the share of the baseline to keep."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.size < 1:
+            name = "margin" if self.kind == "points" else "recovery"
+            raise ValueError(f"the {name} must be between 0 and 1, not {self.size}")
+
+    @classmethod
+    def points(cls, margin: float) -> Comparison:
+        """The candidate's mean is less than `margin` (a fraction) below the baseline's."""
+        return cls("points", margin)
+
+    @classmethod
+    def recovery(cls, share: float) -> Comparison:
+        """The candidate's mean is more than `share` of the baseline's."""
+        return cls("recovery", share)
+
+    @property
+    def weight(self) -> float:
+        """What the baseline's score is multiplied by before it is subtracted."""
+        return 1.0 if self.kind == "points" else self.size
+
+    @property
+    def lowest(self) -> float:
+        """The smallest value possible: all of the baseline's score lost."""
+        return -self.weight
+
+    @property
+    def highest(self) -> float:
+        """The largest value possible: right where the baseline scored nothing."""
+        return 1.0
+
+    @property
+    def threshold(self) -> float:
+        """The candidate is inferior if the mean value is at or below this."""
+        return -self.size if self.kind == "points" else 0.0
+
+    @property
+    def words(self) -> str:
+        """For messages: 'a margin of 1.00 points', 'a recovery of 99 %'."""
+        if self.kind == "points":
+            return f"a margin of {100 * self.size:.{2 if self.size >= 1e-4 else 4}f} points"
+        return f"a recovery of {100 * self.size:.6g} %"
+
+    def allowed_drop(self, baseline: float) -> float:
+        """The drop in mean score that lies exactly on the threshold, for this baseline mean."""
+        return self.size if self.kind == "points" else (1 - self.size) * baseline
+
+    def values(self, before: Sequence[float], after: Sequence[float]) -> FloatArray:
+        """One bounded value per question: floats of shape [n], in [lowest, highest].
+
+        Args:
+            before: the baseline's scores, in [0, 1].
+            after: the candidate's scores to the same questions, in the same order.
+
+        Raises:
+            ValueError: the two differ in number, or a score is missing or out of range.
+        """
+        import numpy as np
+
+        old, new = np.asarray(before, dtype=float), np.asarray(after, dtype=float)
+        if old.ndim != 1 or old.shape != new.shape:
+            raise ValueError(f"{old.size} scores against {new.size}: they must be paired")
+        for scores in (old, new):
+            if not np.all((scores >= 0) & (scores <= 1)):  # also refuses NaN
+                raise ValueError("every score must be there, and in [0, 1]")
+        return np.asarray(new - self.weight * old)
+
+    def exact_sign(self, before: Sequence[float], after: Sequence[float]) -> int:
+        """Whether the mean value is above (1), on (0) or below (-1) the threshold, unrounded.
+
+        Scores and margin are taken as the decimals they are written as: 7 of 700 questions lost
+        is a drop of exactly 0.01, though 700 * 0.01 is not 7 in floating point.
+        """
+        kept = _decimal(1.0 if self.kind == "points" else self.size)
+        total = sum((_decimal(score) for score in after), Fraction())
+        total -= kept * sum((_decimal(score) for score in before), Fraction())
+        excess = total - len(after) * _decimal(self.threshold)
+        return (excess > 0) - (excess < 0)
+
+
+def _decimal(number: float) -> Fraction:
+    return Fraction(repr(float(number)))

@@ -1,0 +1,151 @@
+"""What a test found in two models' paired scores: one shape for both kinds of test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from eval_gates.statistics.comparison import Comparison
+from eval_gates.statistics.paired import Interval, bca_interval, tango_interval
+from eval_gates.statistics.sequential import TrailPoint, sequential_test
+
+SEQUENTIAL = "betting, valid at any time"
+BOOTSTRAP_SEED = 20240814
+_SMALLEST_P, _LARGEST_P = 1e-6, 0.499
+# What the baseline's score may cost of a recovery's error rate; it is multiplied by 1 - share.
+_ALPHA_OF_LEVEL = 0.1
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The outcome of a test of 'the candidate is inferior', and the bounds that go with it.
+
+    `lower` and `upper` are one-sided bounds at level `alpha` of the comparison's value.
+    """
+
+    verdict: Literal["pass", "fail", "open"]
+    comparison: Comparison
+    alpha: float
+    n: int
+    decided_at: int | None
+    p_value: float
+    lower: float
+    upper: float
+    method: str
+    trail: tuple[TrailPoint, ...] = ()
+
+
+def sequential_finding(
+    before: Sequence[float],
+    after: Sequence[float],
+    comparison: Comparison,
+    alpha: float,
+    population: int | None,
+) -> Finding:
+    """By the betting test, which may stop at any question; see :func:`sequential_test`."""
+    result = sequential_test(before, after, comparison, alpha, population)
+    if result.lower is None or result.upper is None:
+        raise ValueError("the test was run without its bounds")
+    return Finding(
+        verdict=result.verdict,
+        comparison=comparison,
+        alpha=alpha,
+        n=result.n,
+        decided_at=result.decided_at,
+        p_value=result.p_inferior,
+        lower=result.lower,
+        upper=result.upper,
+        method=SEQUENTIAL,
+        trail=result.trail,
+    )
+
+
+def fixed_finding(
+    before: Sequence[float], after: Sequence[float], comparison: Comparison, alpha: float
+) -> Finding:
+    """By one interval at a number of questions fixed beforehand: Tango's, or the bootstrap."""
+    values = comparison.values(before, after)
+
+    def at(level: float) -> Interval:
+        if comparison.kind == "points":
+            return paired_interval(before, after, level)
+        return kept_interval(before, after, comparison.size, level)
+
+    interval = at(alpha)
+    verdict: Literal["pass", "fail", "open"] = "open"
+    if interval.lower > comparison.threshold:
+        verdict = "pass"
+    elif interval.upper < comparison.threshold:
+        verdict = "fail"
+    return Finding(
+        verdict=verdict,
+        comparison=comparison,
+        alpha=alpha,
+        n=len(values),
+        decided_at=len(values) if verdict != "open" else None,
+        p_value=_p_value(lambda level: at(level).lower > comparison.threshold, alpha),
+        lower=interval.lower,
+        upper=interval.upper,
+        method=interval.method,
+    )
+
+
+def paired_interval(before: Sequence[float], after: Sequence[float], alpha: float) -> Interval:
+    """Tango's score interval for right-or-wrong answers, the BCa bootstrap for other scores."""
+    pairs = list(zip(before, after, strict=True))
+    if all(score in (0.0, 1.0) for pair in pairs for score in pair):
+        return tango_interval(
+            both=pairs.count((1.0, 1.0)),
+            only_baseline=pairs.count((1.0, 0.0)),
+            only_candidate=pairs.count((0.0, 1.0)),
+            neither=pairs.count((0.0, 0.0)),
+            alpha=alpha,
+        )
+    return bca_interval([b - a for a, b in pairs], alpha, BOOTSTRAP_SEED)
+
+
+def kept_interval(
+    before: Sequence[float], after: Sequence[float], share: float, alpha: float
+) -> Interval:
+    """Bounds of the mean of candidate - share * baseline, by two intervals that hold together.
+
+    The value is the change plus (1 - share) of the baseline's score. The bootstrap of their sum
+    would take scores of the baseline for evidence of what the candidate kept, and with few flips
+    pass a candidate on the boundary far too often; the interval of the change alone does not.
+    """
+    change = paired_interval(before, after, (1 - _ALPHA_OF_LEVEL) * alpha)
+    level = paired_interval([0.0] * len(before), before, _ALPHA_OF_LEVEL * alpha)
+    rest = 1 - share
+    return Interval(
+        change.lower + rest * level.lower,
+        change.upper + rest * level.upper,
+        f"{change.method} of the change, and the baseline's",
+    )
+
+
+def above_guessing_p(scores: Sequence[float], guessing: float) -> float:
+    """Exact one-sided p-value of 'no better than guessing', for right-or-wrong scores."""
+    from scipy.stats import binomtest
+
+    right = sum(score == 1.0 for score in scores)
+    return float(binomtest(right, len(scores), guessing, alternative="greater").pvalue)
+
+
+def _p_value(passes: Callable[[float], bool], alpha: float) -> float:
+    """The smallest level at which the gate would pass, to three figures; 1 where none would.
+
+    It is at most `alpha` exactly where the gate passes at `alpha`.
+    """
+    if passes(alpha):
+        low, high = min(_SMALLEST_P, alpha), alpha
+    elif alpha < _LARGEST_P and passes(_LARGEST_P):
+        low, high = alpha, _LARGEST_P
+    else:
+        return 1.0
+    if passes(low):
+        return low
+    while high / low > 1.005:
+        middle = (low * high) ** 0.5
+        low, high = (low, middle) if passes(middle) else (middle, high)
+    return high

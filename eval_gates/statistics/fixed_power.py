@@ -1,0 +1,213 @@
+"""What a gate with a number of questions fixed beforehand can show, told before anything runs.
+
+The companion of power.py, for the one bound of :func:`finding.fixed_finding`. With right-or-wrong
+answers and a margin in points, runs are drawn and bounded as the gate would. Elsewhere a bound
+costs a bootstrap: it is taken once, of a typical run, and runs are taken to lie normally around it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import NormalDist
+
+from eval_gates.statistics.comparison import Comparison
+from eval_gates.statistics.finding import kept_interval, paired_interval
+from eval_gates.statistics.paired import normal_quantile, tango_interval
+from eval_gates.statistics.power import WANTED_CHANCE, PowerPlan
+from eval_gates.statistics.replays import outcomes
+
+_RUNS, _SEED, _STEPS = 300, 0, 9
+_TYPICAL = 400  # questions of a typical run at most; the bootstrap of more would take a second
+_MOST = 1 << 20  # questions; what no such number shows is taken for not to be shown
+
+
+def fixed_power_plan(
+    comparison: Comparison,
+    *,
+    alpha: float,
+    questions: int,
+    flips: float,
+    flip_size: float = 1.0,
+    baseline: float | None = None,
+) -> PowerPlan:
+    """Foresee a fixed gate; 0.1 s at most.
+
+    Args:
+        comparison: the margin, in points or as recovery.
+        alpha: error rate of the bound, in (0, 0.5).
+        questions: that are asked.
+        flips: share of the questions whose score changes, evenly both ways if nothing is lost.
+        flip_size: by how much: 1 for right-or-wrong answers, less for scores such as ROUGE.
+        baseline: the baseline's expected mean score; a recovery needs it.
+
+    Raises:
+        ValueError: a value is out of range, or a recovery has no baseline.
+    """
+    if questions < 1:
+        raise ValueError("questions must be at least 1")
+    if comparison.kind == "recovery" and baseline is None:
+        raise ValueError("a recovery is a share of the baseline's score: give `baseline`")
+    base = 1.0 if baseline is None else baseline
+    gate = _Gate(comparison, alpha, questions, flips, flip_size, base)
+    passed, failed = gate.chances(0.0)
+    least = least_fixed_questions(comparison, alpha, graded=flip_size < 1, baseline=base)
+    most = flip_size if comparison.kind == "points" else min(flip_size, base)
+    visible = _smallest(
+        lambda drop: gate.chances(drop)[1] >= WANTED_CHANCE, comparison.allowed_drop(base), most
+    )
+    start = (
+        f"{comparison.words} ({100 * (1 - alpha):g} % confidence): all of {questions} questions,"
+        f" then one bound; if {100 * flips:g} % of the answers flip and nothing is lost, a pass in"
+        f" {100 * passed:.0f} % of runs"
+    )
+    seen = (
+        "no true drop is likely to be seen"
+        if visible is None
+        else f"a true drop of {100 * visible:.1f} points is seen in {100 * WANTED_CHANCE:.0f} %"
+    )
+    cure = "" if passed >= WANTED_CHANCE else "; needs more questions or a wider margin"
+    return PowerPlan(
+        comparison=comparison,
+        alpha=alpha,
+        questions=questions,
+        population=None,
+        flips=flips,
+        flip_size=flip_size,
+        expected_questions=float(questions),
+        chance_of_decision=passed + failed,
+        chance_of_pass=passed,
+        smallest_visible_drop=visible,
+        least_questions=least,
+        decidable=least is not None and least <= questions,
+        words=f"{start}; {seen}{cure}",
+    )
+
+
+def least_fixed_questions(
+    comparison: Comparison, alpha: float, *, graded: bool, baseline: float = 1.0
+) -> int | None:
+    """The number of questions at which a fixed gate passes when no answer changes.
+
+    In points, Tango's bound is then -z^2 / (n + z^2), and that of graded scores
+    `paired.identical_interval`'s. For a recovery it is looked for.
+
+    Args:
+        comparison: the margin.
+        alpha: error rate of the bound.
+        graded: scores such as ROUGE, not right or wrong.
+        baseline: the score of every question, for a recovery.
+
+    Returns:
+        None if no number is enough: a recovery of a baseline that scores nothing.
+    """
+    quantile = normal_quantile(alpha)
+    if comparison.kind == "points" and not graded:
+        return math.floor(quantile**2 * (1 - comparison.size) / comparison.size) + 1
+    if comparison.kind == "points":
+        return math.floor(math.log(alpha) / math.log1p(-comparison.size)) + 1
+
+    def passes(number: int) -> bool:
+        scores = [baseline] * number
+        return kept_interval(scores, scores, comparison.size, alpha).lower > 0
+
+    enough = 1
+    while not passes(enough):
+        enough *= 2
+        if enough > _MOST or baseline == 0:
+            return None
+    low = enough // 2
+    while enough - low > 1:
+        middle = (low + enough) // 2
+        low, enough = (low, middle) if passes(middle) else (middle, enough)
+    return enough
+
+
+@dataclass(frozen=True)
+class _Gate:
+    comparison: Comparison
+    alpha: float
+    questions: int
+    flips: float
+    flip_size: float
+    baseline: float
+
+    def chances(self, drop: float) -> tuple[float, float]:
+        """How often it passes and fails, at that true drop."""
+        if self.comparison.kind == "points" and self.flip_size == 1:
+            return self._by_tango(drop)
+        return self._by_normal(drop)
+
+    def _by_tango(self, drop: float) -> tuple[float, float]:
+        """Over drawn numbers of losses and gains."""
+        import numpy as np
+
+        chances = outcomes(self.comparison, self.flips, 1.0, drop, self.baseline).chances
+        generator = np.random.default_rng(_SEED)
+        drawn = generator.multinomial(self.questions, chances, size=_RUNS)
+        passed = failed = 0
+        runs, times = np.unique(drawn, axis=0, return_counts=True)
+        for (lost, gained, same), often in zip(runs.tolist(), times.tolist(), strict=True):
+            bounds = tango_interval(same, lost, gained, 0, self.alpha)
+            passed += often * (bounds.lower > self.comparison.threshold)
+            failed += often * (bounds.upper < self.comparison.threshold)
+        return passed / _RUNS, failed / _RUNS
+
+    def _by_normal(self, drop: float) -> tuple[float, float]:
+        """Around the mean value at that drop, with the typical run's distances of the bounds."""
+        found = outcomes(self.comparison, self.flips, self.flip_size, drop, self.baseline)
+        pairs = list(zip(found.values, found.chances, strict=True))
+        mean = sum(value * chance for value, chance in pairs)
+        variance = sum((value - mean) ** 2 * chance for value, chance in pairs)
+        above, (below_mean, above_mean) = mean - self.comparison.threshold, self._distances
+        error = math.sqrt(variance / self.questions)
+        if error == 0:
+            return float(above > below_mean), float(-above > above_mean)
+        normal = NormalDist(sigma=error)
+        return normal.cdf(above - below_mean), normal.cdf(-above - above_mean)
+
+    @cached_property
+    def _distances(self) -> tuple[float, float]:
+        """How far the lower bound lies below the mean value and the upper one above it."""
+        before, after = self._typical_run()
+        values = self.comparison.values(before, after)
+        if self.comparison.kind == "points":
+            bounds = paired_interval(before, after, self.alpha)
+        else:
+            bounds = kept_interval(before, after, self.comparison.size, self.alpha)
+        mean = float(values.mean())
+        scale = math.sqrt(len(before) / self.questions)
+        return scale * (mean - bounds.lower), scale * (bounds.upper - mean)
+
+    def _typical_run(self) -> tuple[list[float], list[float]]:
+        """Scores of which as many flip as is expected, evenly both ways."""
+        number = min(self.questions, _TYPICAL)
+        each_way = round(number * self.flips / 2)
+        if self.flip_size == 1:
+            right = round(number * self.baseline)
+            lost, gained = min(each_way, right), min(each_way, number - right)
+            before = [1.0] * right + [0.0] * (number - right)
+            after = [0.0] * lost + [1.0] * (right - lost + gained)
+            return before, after + [0.0] * (number - len(after))
+        # Any scores do that can move both ways; those of a baseline differ from each other.
+        middle = self.baseline if self.comparison.kind == "recovery" else 0.5
+        before = [middle + self.flip_size * (-1) ** place / 2 for place in range(number)]
+        moves = [-1.0] * each_way + [1.0] * each_way + [0.0] * number
+        after = [
+            min(1.0, max(0.0, score + move * self.flip_size))
+            for score, move in zip(before, moves, strict=False)
+        ]
+        return before, after
+
+
+def _smallest(is_seen: Callable[[float], bool], allowed: float, most: float) -> float | None:
+    """The smallest drop that is seen, by bisection; None if the largest is not."""
+    if most <= allowed or not is_seen(most):
+        return None
+    low, high = allowed, most
+    for _ in range(_STEPS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if is_seen(middle) else (middle, high)
+    return high

@@ -1,0 +1,272 @@
+"""What a sequential gate can be expected to show, told before anything runs.
+
+The figures come from imagined runs of the real gate (replays.py): how many questions it asks when
+nothing was lost, how often it decides, the smallest true loss it would catch. `least_questions`
+is not simulated: with fewer, a gate could pass on net gains only, which a quantized model does not
+owe to its quality, so such a suite is refused at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from eval_gates.statistics.betting import NUMBER_OF_BETS, bets, log_wealth
+from eval_gates.statistics.comparison import Comparison
+from eval_gates.statistics.replays import Replays, outcomes, replay
+from eval_gates.statistics.sequential import check_alpha
+
+WANTED_CHANCE = 0.8
+"""The chance with which a drop is to be seen, and below which a plan is called uncertain."""
+
+_BLOCKS, _SEARCH_BLOCKS, _SEARCH_STEPS = 220, 55, 7
+
+
+@dataclass(frozen=True)
+class PowerPlan:
+    """What to expect of a gate with these settings, from imagined runs."""
+
+    comparison: Comparison
+    alpha: float
+    questions: int
+    """The cap: a gate still open after so many is undecided."""
+    population: int | None
+    flips: float
+    flip_size: float
+    expected_questions: float
+    """Mean number asked, in whole batches, if the candidate is no worse; at most the cap."""
+    chance_of_decision: float
+    """That the verdict falls by the cap, if the candidate is no worse."""
+    chance_of_pass: float
+    """That the gate passes by the cap, if the candidate is no worse."""
+    smallest_visible_drop: float | None
+    """The smallest true drop that fails with a chance of 80 % by the cap; None if none does."""
+    least_questions: int | None
+    """To pass when no answer changes; None if no number is enough (a recovery of nothing)."""
+    decidable: bool
+    """Whether the gate could pass at all within the cap."""
+    words: str
+
+
+def power_plan(
+    comparison: Comparison,
+    *,
+    alpha: float,
+    questions: int,
+    flips: float,
+    flip_size: float = 1.0,
+    population: int | None = None,
+    baseline: float | None = None,
+    batch: int = 64,
+    replays: int = 300,
+    seed: int = 0,
+) -> PowerPlan:
+    """Foresee a gate's run; about 0.2 s for 14,042 questions.
+
+    Args:
+        comparison: the margin, in points or as recovery.
+        alpha: the gate's error rate, in (0, 0.5).
+        questions: the most that will be asked.
+        flips: share of the questions whose score changes, evenly both ways if nothing is lost.
+        flip_size: by how much: 1 for right-or-wrong answers, less for scores such as ROUGE.
+        population: the benchmark's size for a claim about it alone; None for one about the
+            population its questions are drawn from.
+        baseline: the baseline's expected mean score; a recovery needs it.
+        batch: questions asked at a time.
+        replays: imagined runs; a chance of 95 % from 300 is known to 1.3 points (standard error).
+        seed: of the runs; the same seed gives the same plan.
+
+    Raises:
+        ValueError: a value is out of range, or a recovery has no baseline.
+    """
+    check_alpha(alpha)
+    if min(questions, batch, replays) < 1:
+        raise ValueError("questions, batch and replays must be at least 1")
+    if population is not None and questions > population:
+        raise ValueError(f"{questions} questions cannot be asked of a benchmark of {population}")
+    if comparison.kind == "recovery" and baseline is None:
+        raise ValueError("a recovery is a share of the baseline's score: give `baseline`")
+    base = 1.0 if baseline is None else baseline
+
+    def run(drop: float, blocks: int) -> Replays:
+        return replay(
+            outcomes(comparison, flips, flip_size, drop, base),
+            comparison,
+            alpha=alpha,
+            questions=questions,
+            population=population,
+            runs=replays,
+            blocks=blocks,
+            seed=seed,
+        )
+
+    same = run(0.0, _BLOCKS)
+    decided = same.passed | same.failed
+    least = least_questions(comparison, alpha, population, base)
+    decidable = least is not None and least <= questions
+    chance_of_pass = float(same.passed.mean())
+    most = flip_size if comparison.kind == "points" else min(flip_size, base)
+    visible = _smallest_visible_drop(
+        lambda drop: float(run(drop, _SEARCH_BLOCKS).failed.mean()),
+        comparison.allowed_drop(base),
+        most,
+    )
+    expected = _mean_asked(same, questions, batch)
+    if decidable:
+        words = _plan_words(comparison, alpha, questions, flips, expected, chance_of_pass, visible)
+    else:
+        words = _hopeless_words(comparison, alpha, questions, population, base, least)
+    return PowerPlan(
+        comparison=comparison,
+        alpha=alpha,
+        questions=questions,
+        population=population,
+        flips=flips,
+        flip_size=flip_size,
+        expected_questions=expected,
+        chance_of_decision=float(decided.mean()),
+        chance_of_pass=chance_of_pass,
+        smallest_visible_drop=visible,
+        least_questions=least,
+        decidable=decidable,
+        words=words,
+    )
+
+
+def least_questions(
+    comparison: Comparison, alpha: float, population: int | None, baseline: float = 1.0
+) -> int | None:
+    """The number of questions at which the gate passes when no answer changes.
+
+    Exact for :func:`sequential.sequential_test` where every baseline score is `baseline`. Only by
+    more gains than losses can a gate pass sooner. None if it never passes.
+
+    Raises:
+        ValueError: alpha or the baseline is out of range.
+    """
+    import numpy as np
+    from scipy.special import logsumexp
+
+    check_alpha(alpha)
+    if not 0 <= baseline <= 1:
+        raise ValueError(f"the baseline's mean score must be in [0, 1], not {baseline}")
+    value = 0.0 if comparison.kind == "points" else (1 - comparison.size) * baseline
+    if value <= comparison.threshold:
+        return None
+    height, mean = value - comparison.lowest, comparison.threshold - comparison.lowest
+    growth = np.log1p(bets() * (height / mean - 1))
+    needed = -math.log(alpha) + math.log(NUMBER_OF_BETS)
+    enough = math.ceil(needed / float(growth.max()))  # the best bet alone would do by then
+    least = _first(lambda n: bool(logsumexp(n * growth) >= needed), enough)
+    if population is None:
+        return least
+    # Without replacement the evidence is never less, so it is looked for no further than that.
+    shown = np.full(min(least, population), height)
+    crossed = log_wealth(shown, mean, population) >= -math.log(alpha)
+    return int(crossed.argmax()) + 1 if crossed.any() else population
+
+
+def strictest_decidable(
+    comparison: Comparison,
+    alpha: float,
+    questions: int,
+    population: int | None,
+    baseline: float = 1.0,
+) -> Comparison | None:
+    """The strictest margin of the same kind that could pass, rounded outward to a tenth of a point.
+
+    None if no margin could pass with so few questions and no answer changed.
+    """
+
+    def candidate(tenths: int) -> Comparison:
+        if comparison.kind == "points":
+            return Comparison.points(tenths / 1000)
+        return Comparison.recovery((1000 - tenths) / 1000)
+
+    def passes(tenths: int) -> bool:
+        least = least_questions(candidate(tenths), alpha, population, baseline)
+        return least is not None and least <= questions
+
+    return candidate(_first(passes, 999)) if passes(999) else None
+
+
+def _first(holds: Callable[[int], bool], known: int) -> int:
+    """The smallest whole number >= 1 from which on `holds`; it does at `known`."""
+    low, high = 0, known
+    while high - low > 1:
+        middle = (low + high) // 2
+        if holds(middle):
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def _mean_asked(same: Replays, questions: int, batch: int) -> float:
+    import numpy as np
+
+    at = np.where(same.passed, same.passed_at, np.where(same.failed, same.failed_at, questions))
+    return float(np.minimum(np.ceil(at / batch) * batch, questions).mean())
+
+
+def _smallest_visible_drop(
+    chance_of_fail: Callable[[float], float], allowed: float, most: float
+) -> float | None:
+    """Bisection on a log scale between the drop that may pass and the largest possible one."""
+    if most <= allowed or chance_of_fail(most) < WANTED_CHANCE:
+        return None
+    low, high = allowed, most
+    if low <= 0:
+        return None
+    for _ in range(_SEARCH_STEPS):
+        middle = math.sqrt(low * high)
+        if chance_of_fail(middle) >= WANTED_CHANCE:
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def _plan_words(
+    comparison: Comparison,
+    alpha: float,
+    questions: int,
+    flips: float,
+    expected: float,
+    chance_of_pass: float,
+    visible: float | None,
+) -> str:
+    start = (
+        f"{comparison.words} ({100 * (1 - alpha):g} % confidence): if {100 * flips:g} % of the"
+        f" answers flip and nothing is lost, about {expected:.0f} of at most {questions} questions,"
+        f" and a pass in {100 * chance_of_pass:.0f} % of runs"
+    )
+    seen = (
+        "no true drop is likely to be seen"
+        if visible is None
+        else f"a true drop of {100 * visible:.1f} points is seen in {100 * WANTED_CHANCE:.0f} %"
+    )
+    cure = "" if chance_of_pass >= WANTED_CHANCE else "; needs more questions or a wider margin"
+    return f"{start}; {seen}{cure}"
+
+
+def _hopeless_words(
+    comparison: Comparison,
+    alpha: float,
+    questions: int,
+    population: int | None,
+    baseline: float,
+    least: int | None,
+) -> str:
+    start = f"this suite cannot decide {comparison.words} ({100 * (1 - alpha):g} % confidence)"
+    if least is None:
+        return f"{start}: a baseline that scores nothing has nothing to keep; use another suite"
+    strictest = strictest_decidable(comparison, alpha, questions, population, baseline)
+    wider = "a wider margin"
+    if strictest is not None:
+        wider = f"{strictest.words} or {'more' if comparison.kind == 'points' else 'less'}"
+    return (
+        f"{start}: even when no answer changes it takes {least} questions, and the cap"
+        f" is {questions}; needs more questions or {wider}"
+    )

@@ -1,0 +1,233 @@
+"""Paired non-inferiority that may be looked at after each question, and stops when it knows.
+
+The usual test is right at one number of questions fixed beforehand; looking after each batch and
+stopping at the first success multiplies its error. This one is valid at every question at once
+(see betting.py), so a gate stops early where the answer is clear, and an open one is continued
+later with more questions.
+
+Two claims are on offer:
+
+- `population=None`: about the population that the questions are drawn from;
+- `population=N`: about the mean over this benchmark's N questions and nothing else. It needs fewer
+  questions, and none is left open once all N are answered.
+
+Both need the questions in random order: in file order (subjects one after another) an early stretch
+is no sample of the whole, and no error rate holds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from eval_gates.statistics.betting import RELATIVE_TOLERANCE, log_wealth
+from eval_gates.statistics.comparison import Comparison
+
+if TYPE_CHECKING:
+    from eval_gates.statistics.comparison import FloatArray
+
+SequentialVerdict = Literal["pass", "fail", "open"]
+
+TRAIL_POINTS = 200
+CERTAIN = 300.0
+"""Stands for log10 of an infinite e-value in a trail: the hypothesis is refuted, not unlikely."""
+
+_BOUND_TOLERANCE = 1e-9
+
+
+@dataclass(frozen=True)
+class TrailPoint:
+    """The state after some questions, for a plot."""
+
+    questions: int
+    mean: float
+    """Of the comparison's values so far."""
+    log10_pass: float
+    """Evidence against 'inferior': the gate passes at log10(1 / alpha)."""
+    log10_fail: float
+    """Evidence against 'not inferior': the gate fails at log10(1 / alpha)."""
+
+
+@dataclass(frozen=True)
+class SequentialResult:
+    """What the questions so far allow one to say, at whatever question one stopped."""
+
+    verdict: SequentialVerdict
+    decided_at: int | None
+    """The number of questions at which the verdict fell; later ones do not change it."""
+    n: int
+    mean: float
+    """Of the comparison's values: candidate - baseline, or candidate - r * baseline."""
+    p_inferior: float
+    """Anytime-valid p-value of 'mean <= threshold'; the gate passes on one of at most alpha."""
+    p_noninferior: float
+    """Anytime-valid p-value of 'mean > threshold'; the gate fails on one of at most alpha."""
+    lower: float | None
+    """Anytime-valid lower bound of the mean value at level alpha; None if not asked for."""
+    upper: float | None
+    trail: tuple[TrailPoint, ...]
+
+
+def sequential_test(
+    before: Sequence[float],
+    after: Sequence[float],
+    comparison: Comparison,
+    alpha: float,
+    population: int | None,
+    *,
+    bounds: bool = True,
+) -> SequentialResult:
+    """Test whether the candidate is inferior, at every question up to the last one given.
+
+    The first crossing of 1 / alpha decides and stays, so the verdict does not depend on the size of
+    the batches in which the answers came. With all N of `population` answered, a gate that is still
+    open is decided by exact comparison; a mean exactly on the threshold fails.
+
+    Args:
+        before: the baseline's scores, in [0, 1], in the random order in which they were asked.
+        after: the candidate's, to the same questions.
+        comparison: the margin, in points or as recovery.
+        alpha: error rate of a pass of an inferior candidate, and of a fail of another, each.
+        population: None, or the number of questions of the whole benchmark (see above).
+        bounds: False leaves out the two bounds, which cost far more time than the verdict.
+
+    Raises:
+        ValueError: no questions, more than `population`, unpaired or missing scores, or alpha not
+            in (0, 0.5).
+    """
+    import numpy as np
+
+    check_alpha(alpha)
+    values = comparison.values(before, after)
+    n = values.size
+    if n == 0:
+        raise ValueError("no questions: nothing can be said of their difference")
+    if population is not None and n > population:
+        raise ValueError(f"{n} questions answered of a benchmark of {population}")
+
+    log_pass, log_fail = log_evidence(values, comparison, population)
+    if n == population:
+        _settle_tie(values, before, after, comparison, log_pass, log_fail)
+    verdict, decided_at = _first_crossing(log_pass, log_fail, alpha)
+    lower, upper = _bounds(values, comparison, alpha, population) if bounds else (None, None)
+    return SequentialResult(
+        verdict=verdict,
+        decided_at=decided_at,
+        n=n,
+        mean=float(values.mean()),
+        p_inferior=min(1.0, float(np.exp(-log_pass.max()))),
+        p_noninferior=min(1.0, float(np.exp(-log_fail.max()))),
+        lower=lower,
+        upper=upper,
+        trail=_trail(values, log_pass, log_fail),
+    )
+
+
+def log_evidence(
+    values: FloatArray, comparison: Comparison, population: int | None
+) -> tuple[FloatArray, FloatArray]:
+    """Log e-processes against 'inferior' and against 'not inferior': each [..., n] like `values`.
+
+    Rows are separate runs, so that replays can be computed at once by what judges a real one.
+    """
+    import numpy as np
+
+    lowest, highest, threshold = comparison.lowest, comparison.highest, comparison.threshold
+    # Rounding may leave a value a hair outside its range, which the logarithm would not forgive.
+    up = np.maximum(values - lowest, 0.0)
+    down = np.maximum(highest - values, 0.0)
+    return (
+        log_wealth(up, threshold - lowest, population),
+        log_wealth(down, highest - threshold, population),
+    )
+
+
+def check_alpha(alpha: float) -> None:
+    """Raise ValueError unless alpha is an error rate in (0, 0.5)."""
+    if not 0 < alpha < 0.5:
+        raise ValueError(f"alpha, the error rate, must be in (0, 0.5), not {alpha}")
+
+
+def _settle_tie(
+    values: FloatArray,
+    before: Sequence[float],
+    after: Sequence[float],
+    comparison: Comparison,
+    log_pass: FloatArray,
+    log_fail: FloatArray,
+) -> None:
+    """All questions are answered: where rounding could decide, decide by exact arithmetic."""
+    n = values.size
+    if abs(float(values.mean()) - comparison.threshold) <= 2 * RELATIVE_TOLERANCE:
+        passes = comparison.exact_sign(before, after) > 0
+        (log_pass if passes else log_fail)[n - 1] = math.inf
+
+
+def _first_crossing(
+    log_pass: FloatArray, log_fail: FloatArray, alpha: float
+) -> tuple[SequentialVerdict, int | None]:
+    """The first process to reach 1 / alpha; should both do so at one question, it fails."""
+    needed = -math.log(alpha)
+    passed, failed = log_pass >= needed, log_fail >= needed
+    pass_at = int(passed.argmax()) + 1 if passed.any() else None
+    fail_at = int(failed.argmax()) + 1 if failed.any() else None
+    if pass_at is not None and (fail_at is None or pass_at < fail_at):
+        return "pass", pass_at
+    return ("open", None) if fail_at is None else ("fail", fail_at)
+
+
+def _bounds(
+    values: FloatArray, comparison: Comparison, alpha: float, population: int | None
+) -> tuple[float, float]:
+    """One-sided bounds of the mean value that hold at every question at once, level alpha each."""
+    import numpy as np
+
+    if values.size == population:
+        return float(values.mean()), float(values.mean())
+    lowest, highest = comparison.lowest, comparison.highest
+    up = np.maximum(values - lowest, 0.0)
+    down = np.maximum(highest - values, 0.0)
+    lower = lowest + _lower_height(up, highest - lowest, alpha, population)
+    upper = highest - _lower_height(down, highest - lowest, alpha, population)
+    mean = float(values.mean())
+    return min(lower, mean), max(upper, mean)  # a matter of rounding: see _lower_height
+
+
+def _lower_height(heights: FloatArray, width: float, alpha: float, population: int | None) -> float:
+    """The smallest mean height that was never rejected: the evidence falls as the mean grows."""
+    from scipy.optimize import brentq
+
+    needed = -math.log(alpha)
+
+    def excess(mean: float) -> float:
+        # Capped: how far beyond rejection does not matter, and infinity has no slope.
+        return min(float(log_wealth(heights, mean, population).max()), needed + 5) - needed
+
+    start, end = _BOUND_TOLERANCE * width, max(float(heights.mean()), 2 * _BOUND_TOLERANCE * width)
+    if excess(start) < 0:
+        return 0.0
+    # In an order that is not random, means beyond the one seen may have been rejected earlier. A
+    # bound no further than that mean is as valid, and the two bounds never cross.
+    if excess(end) >= 0:
+        return end
+    return max(0.0, float(brentq(excess, start, end, xtol=_BOUND_TOLERANCE)) - _BOUND_TOLERANCE)
+
+
+def _trail(
+    values: FloatArray, log_pass: FloatArray, log_fail: FloatArray
+) -> tuple[TrailPoint, ...]:
+    import numpy as np
+
+    n = values.size
+    shown = np.unique(np.linspace(1, n, min(n, TRAIL_POINTS)).round().astype(int))
+    means = np.cumsum(values) / np.arange(1, n + 1)
+
+    def log10(log: float) -> float:
+        return min(log / math.log(10), CERTAIN)
+
+    return tuple(
+        TrailPoint(int(k), float(means[k - 1]), log10(log_pass[k - 1]), log10(log_fail[k - 1]))
+        for k in shown
+    )

@@ -1,0 +1,63 @@
+"""The two ways of stating a margin, as one bounded value a question and a threshold."""
+
+import math
+
+import pytest
+
+from eval_gates.statistics.comparison import Comparison
+
+
+def test_points_subtract_the_baseline() -> None:
+    comparison = Comparison.points(0.01)
+    values = comparison.values([1, 1, 0, 0.5], [1, 0, 1, 0.25])
+    assert values.tolist() == [0, -1, 1, -0.25]
+    assert (comparison.lowest, comparison.highest, comparison.threshold) == (-1, 1, -0.01)
+
+
+def test_recovery_subtracts_a_share_of_the_baseline() -> None:
+    comparison = Comparison.recovery(0.9)
+    values = comparison.values([1, 1, 0, 0], [1, 0, 1, 0])
+    assert values.tolist() == pytest.approx([0.1, -0.9, 1, 0])
+    assert (comparison.lowest, comparison.highest, comparison.threshold) == (-0.9, 1, 0)
+
+
+def test_allowed_drop_lies_on_the_threshold() -> None:
+    assert Comparison.points(0.02).allowed_drop(0.6) == 0.02
+    assert Comparison.recovery(0.9).allowed_drop(0.6) == pytest.approx(0.06)
+
+
+@pytest.mark.parametrize("size", [0, 1, -0.1, 1.5, math.nan])
+def test_impossible_margins_are_refused(size: float) -> None:
+    with pytest.raises(ValueError, match="margin must be between"):
+        Comparison.points(size)
+    with pytest.raises(ValueError, match="recovery must be between"):
+        Comparison.recovery(size)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -0.1, 1.1])
+def test_missing_scores_are_refused(bad: float) -> None:
+    with pytest.raises(ValueError, match="every score"):
+        Comparison.points(0.01).values([1, 1], [1, bad])
+    with pytest.raises(ValueError, match="every score"):
+        Comparison.points(0.01).values([bad, 1], [1, 1])
+
+
+def test_unpaired_scores_are_refused() -> None:
+    with pytest.raises(ValueError, match="paired"):
+        Comparison.points(0.01).values([1, 1], [1])
+
+
+def test_exact_sign_does_not_round() -> None:
+    # 700 * 0.01 is 7.000000000000001 in floating point, and 0.9 - 1 is not -0.1.
+    before = [1.0] * 700
+    assert Comparison.points(0.01).exact_sign(before, [0.0] * 7 + [1.0] * 693) == 0
+    assert Comparison.points(0.01).exact_sign(before, [0.0] * 6 + [1.0] * 694) == 1
+    assert Comparison.points(0.01).exact_sign(before, [0.0] * 8 + [1.0] * 692) == -1
+    assert Comparison.points(0.1).exact_sign([1.0] * 3, [0.9] * 3) == 0
+    assert Comparison.recovery(0.99).exact_sign([1.0] * 100, [0.0] + [1.0] * 99) == 0
+
+
+def test_words_name_the_margin() -> None:
+    assert Comparison.points(0.01).words == "a margin of 1.00 points"
+    assert Comparison.points(0.00005).words == "a margin of 0.0050 points"
+    assert Comparison.recovery(0.995).words == "a recovery of 99.5 %"
