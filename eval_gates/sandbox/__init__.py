@@ -1,0 +1,54 @@
+"""A sandbox for model-written code, whose judge stays outside it.
+
+Three processes take part in one program's run. Our own (:mod:`.execution`) starts a **judge**
+(:mod:`.judge`), which runs the problem's tests; it starts a **solver** (:mod:`.solver`) in a
+sandbox, under a **keeper** (:mod:`.keeper`) that is pid 1 there, which runs the model's code.
+
+The tests are never in the process that runs the model's code. It is asked for one answer a call,
+as plain data, so there is no report, nonce or assertion in it that could be read, forged or
+patched: to pass, it has to answer rightly.
+
+What this does not prevent: a hole in the kernel, whose calls are not filtered (no seccomp); a
+solution that carries its answers instead of computing them; reading the machine's load, kernel
+version and number of cores; holding a few hundred MB as unmapped shared memory until its time is
+up; and tests that are hostile themselves, for they run outside, with limits only. The isolation
+`none` is no sandbox at all: see :mod:`.isolation`.
+
+Judge, keeper and solver run in a bare interpreter that has to start fast: their modules import
+the standard library and each other only, and this one imports what it offers when it is asked.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False  # typing would be a good part of a solver's start in bubblewrap
+if TYPE_CHECKING:
+    from typing import Any
+
+    from eval_gates.sandbox.choice import choose_isolation
+    from eval_gates.sandbox.execution import Execution, Program, run_many, run_program
+    from eval_gates.sandbox.isolation import Isolation, SandboxError
+
+__all__ = [
+    "Execution",
+    "Isolation",
+    "Program",
+    "SandboxError",
+    "choose_isolation",
+    "run_many",
+    "run_program",
+]
+
+_HOMES = {
+    "choice": ("choose_isolation",),
+    "execution": ("Execution", "Program", "run_many", "run_program"),
+    "isolation": ("Isolation", "SandboxError"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    from importlib import import_module
+
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{home}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,89 @@
+"""Isolation by bubblewrap (`bwrap`), which some systems allow where plain namespaces are not."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from eval_gates.sandbox.namespaces import HOST_NAME, NOBODY, TEMPORARY_BYTES
+
+_OWN_CODE = "/sandbox"
+# Imported by name in there, from where bubblewrap shows our source.
+_START = (
+    "import sys; sys.path.insert(0, sys.argv[1]); "
+    "from eval_gates.sandbox.keeper import keep; keep(*map(int, sys.argv[2:]))"
+)
+
+
+def command(
+    program: str,
+    view: dict[str, Any],
+    own_code: str,
+    ends: Iterable[int],
+    *,
+    proc: bool,
+    user_namespace: bool,
+    nested_forbidden: bool,
+) -> list[str]:
+    """The command line that starts a keeper inside of bubblewrap.
+
+    Args:
+        program: bwrap's path.
+        view: :meth:`View.as_dict`.
+        own_code: the folder that holds `eval_gates`.
+        ends: the keeper's descriptors, in its order.
+        proc: whether to mount a /proc.
+        user_namespace: whether to make one; root can do without, and then keeps what it needs to
+            become somebody else inside.
+        nested_forbidden: whether this bwrap knows how to forbid namespaces within (0.8).
+    """
+    line = [program, "--die-with-parent", "--as-pid-1", "--new-session", "--hostname", HOST_NAME]
+    line += ["--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"]
+    line += ["--unshare-cgroup-try", "--cap-drop", "ALL"]
+    if user_namespace:
+        line += ["--unshare-user", "--uid", str(NOBODY), "--gid", str(NOBODY)]
+        line += ["--disable-userns"] if nested_forbidden else []
+    else:
+        for capability in ("SETUID", "SETGID", "SETPCAP"):
+            line += ["--cap-add", f"CAP_{capability}"]
+    for source, target in view["binds"]:
+        for folder in reversed(Path(target).parents[:-1]):  # of its own it makes them 0700
+            line += ["--perms", "0755", "--dir", str(folder)]
+        line += ["--ro-bind", source, target]
+    for says, stands in view["links"]:
+        line += ["--symlink", says, stands]
+    for folder in view["masks"]:
+        line += ["--tmpfs", folder, "--remount-ro", folder]
+    line += ["--perms", "0755", "--dir", _OWN_CODE]
+    line += ["--perms", "0755", "--dir", f"{_OWN_CODE}/eval_gates"]
+    line += ["--ro-bind", f"{own_code}/eval_gates/sandbox", f"{_OWN_CODE}/eval_gates/sandbox"]
+    line += ["--dev", "/dev", "--remount-ro", "/dev"]
+    line += ["--proc", "/proc"] if proc else []
+    line += ["--perms", "1777", "--size", str(TEMPORARY_BYTES), "--tmpfs", "/tmp"]  # noqa: S108
+    line += ["--remount-ro", "/", "--chdir", "/tmp"]  # noqa: S108
+    return [*line, "--", view["interpreter"], "-sPS", "-c", _START, _OWN_CODE, *map(str, ends)]
+
+
+def launch(line: list[str], ends: Iterable[int]) -> int:
+    """Start bubblewrap; it inherits only standard error and `ends`.
+
+    Returns:
+        A process that ends when the last one inside has.
+    """
+    for end in ends:
+        os.set_inheritable(end, True)
+    child = os.fork()
+    if child:
+        return child
+    try:
+        nothing = os.open(os.devnull, os.O_RDWR)
+        os.dup2(nothing, 0)
+        os.dup2(nothing, 1)
+        os.execve(line[0], line, dict(os.environ))  # noqa: S606
+    except OSError as error:
+        sys.stderr.write(f"{line[0]}: {error}\n")
+        sys.stderr.flush()
+    os._exit(1)

@@ -1,0 +1,240 @@
+"""The judge's side of the sandbox: starts it, calls the solution's function, ends it."""
+
+from __future__ import annotations
+
+import builtins
+import os
+import select
+import signal
+import time
+from pathlib import Path
+from typing import Any, NoReturn
+
+from eval_gates.sandbox import bubblewrap, keeper, namespaces
+from eval_gates.sandbox.messages import (
+    LARGEST_MESSAGE_BYTES,
+    MessageError,
+    MessageReader,
+    read_message,
+    write_message,
+)
+from eval_gates.sandbox.values import ValuesError, decode, encode
+
+_SECONDS_TO_END = 5.0
+_PATIENCE = 0.05
+
+
+class BrokenSandboxError(Exception):
+    """The sandbox could not be made; nothing is known of the solution."""
+
+
+class LostSolutionError(BaseException):
+    """The solution's process is gone or talks nonsense.
+
+    Not an Exception: a test that expects one must not take this for it.
+    """
+
+
+class Candidate:
+    """The solution's function, as the tests call it.
+
+    Attributes:
+        status: how the solver's process ended, as an exit status or a negative signal; None while
+            it lives.
+        lost: why there will be no more answers, once that is so.
+        out_of_memory: whether it met its memory limit.
+        trace: the last exception in the solution, as Python would print it.
+    """
+
+    def __init__(self, settings: dict[str, Any], own_code: str) -> None:
+        self.status: int | None = None
+        self.lost = ""
+        self.out_of_memory = False
+        self.trace = ""
+        self._raised: list[BaseException] = []
+        requests, self._requests = os.pipe()
+        self._answers, answers = os.pipe()
+        lifeline, self._lifeline = os.pipe()
+        self._notices, notices = os.pipe()
+        theirs = (requests, answers, lifeline, notices)
+        self._ours = (self._requests, self._answers, self._lifeline, self._notices)
+        _launch(settings, own_code, theirs)
+        for end in theirs:
+            os.close(end)
+        self._begin({**settings["orders"], "become": _users(settings)})
+
+    def load(self, solution: str, entry_point: str) -> None:
+        """Run the solution's code; raises what it raised."""
+        self._ask({"solution": solution, "entry_point": entry_point})
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """Call the function in the sandbox; returns a copy of its answer, or raises as it did.
+
+        Raises:
+            LostSolutionError: there is no answer.
+        """
+        reply = self._ask(
+            {
+                "arguments": [encode(item) for item in arguments],
+                "named": {name: encode(item) for name, item in named.items()},
+            }
+        )
+        try:
+            return decode(reply["value"])
+        except (KeyError, ValuesError, RecursionError) as error:
+            self._lose(f"the answer is malformed: {error}")
+
+    def raised(self, error: BaseException) -> bool:
+        """Whether `error` came from the solution and not from the tests themselves."""
+        return any(error is one for one in self._raised)
+
+    def end(self) -> None:
+        """End every process of the sandbox and wait until they are gone."""
+        for end in self._ours:
+            os.close(end)
+        started = time.monotonic()
+        while time.monotonic() - started < _SECONDS_TO_END:
+            try:
+                pid, _ = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                if time.monotonic() - started > _PATIENCE:  # it was to end by itself
+                    _kill_children()
+                time.sleep(0.001)
+
+    def _begin(self, orders: dict[str, Any]) -> None:
+        try:
+            write_message(self._requests, orders)
+        except OSError:
+            orders = {}  # its notice says why
+        try:
+            notice = read_message(self._notices)
+        except (EOFError, MessageError):
+            raise BrokenSandboxError("") from None
+        if "broken" in notice:
+            raise BrokenSandboxError(notice["broken"])
+
+    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        if self.lost:
+            raise LostSolutionError(self.lost)
+        try:
+            write_message(self._requests, request)
+        except OSError:
+            self._hear_ending()
+        reply = self._receive()
+        if "raised" in reply:
+            raise self._rebuilt(reply["raised"])
+        return reply
+
+    def _receive(self) -> dict[str, Any]:
+        """Wait for an answer, or for the solver's end if that comes first."""
+        reader = MessageReader(LARGEST_MESSAGE_BYTES)
+        ends = select.poll()
+        ends.register(self._answers, select.POLLIN)
+        ends.register(self._notices, select.POLLIN)
+        try:
+            while not reader.complete:
+                ready = {descriptor for descriptor, _ in ends.poll()}
+                if self._answers in ready:
+                    reader.take(os.read(self._answers, reader.wanted))
+                else:
+                    self._hear_ending()
+            reply = reader.content()
+        except EOFError:
+            self._hear_ending()
+        except MessageError as error:
+            self._lose(str(error))
+        if not isinstance(reply, dict):
+            self._lose("the answer is malformed")
+        return reply
+
+    def _hear_ending(self) -> NoReturn:
+        try:
+            notice = read_message(self._notices)
+            self.status = int(notice["status"])
+            self.out_of_memory = bool(notice["memory"])
+        except (EOFError, MessageError):  # the keeper was killed, which only `none` lets happen
+            self.status = -signal.SIGKILL
+        self._lose("the solution's process has ended")
+
+    def _lose(self, why: str) -> NoReturn:
+        self.lost = why
+        raise LostSolutionError(why)
+
+    def _rebuilt(self, raised: Any) -> BaseException:
+        """The solution's exception as the nearest built-in class."""
+        try:
+            kinds, text, trace = raised["kinds"], str(raised["text"]), str(raised["trace"])
+            known = [getattr(builtins, str(kind), None) for kind in kinds]
+        except (KeyError, TypeError):
+            self._lose("the answer is malformed")
+        self.trace = trace
+        self.out_of_memory = MemoryError in known
+        error = _built(known, text)
+        self._raised.append(error)
+        return error
+
+
+def _built(known: list[Any], text: str) -> BaseException:
+    for kind in known:
+        if isinstance(kind, type) and issubclass(kind, BaseException):
+            try:
+                return kind(text)
+            except TypeError:  # it wants more than a text, as UnicodeDecodeError does
+                continue
+    return Exception(text)
+
+
+def _launch(
+    settings: dict[str, Any],
+    own_code: str,
+    theirs: tuple[int, int, int, int],
+) -> None:
+    kind, view = settings["kind"], settings["view"]
+    if kind == "bubblewrap":
+        line = bubblewrap.command(
+            settings["program"],
+            view,
+            own_code,
+            theirs,
+            proc=settings["proc"],
+            user_namespace=settings["user_namespace"],
+            nested_forbidden=settings["nested_forbidden"],
+        )
+        bubblewrap.launch(line, theirs)
+        return
+
+    def keep() -> NoReturn:
+        keeper.keep(*theirs)
+
+    if kind == "namespaces":
+        namespaces.launch(
+            view, proc=settings["proc"], keep=keep, fail=lambda why: _tell(theirs[3], why)
+        )
+    elif os.fork() == 0:
+        keep()
+
+
+def _users(settings: dict[str, Any]) -> list[int]:
+    """Whom the keeper becomes, before any of the solution's code runs."""
+    if settings["kind"] == "namespaces":
+        return [namespaces.NOBODY]  # as mapped
+    if settings["kind"] == "bubblewrap" and not settings["user_namespace"]:
+        return [namespaces.own_user(), namespaces.NOBODY]
+    return []
+
+
+def _tell(notices: int, why: str) -> None:
+    write_message(notices, {"broken": why})
+
+
+def _kill_children() -> None:
+    """Kill our children; what they leave becomes ours and is killed on the next round."""
+    me = str(os.getpid())
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            if path.read_text().rpartition(")")[2].split()[1] == me:
+                os.kill(int(path.parent.name), signal.SIGKILL)
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            continue  # it has ended, or is bubblewrap's own with the rights of root

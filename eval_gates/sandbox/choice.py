@@ -1,0 +1,157 @@
+"""Finds out which isolation works on this machine, by running a program in it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+from tempfile import NamedTemporaryFile
+from typing import Literal
+
+from eval_gates.sandbox.execution import PROCESSES, Execution, Program, run_program
+from eval_gates.sandbox.isolation import NONE, Isolation, SandboxError
+
+Wanted = Literal["auto", "bubblewrap", "namespaces", "none"]
+
+_SECONDS = 20.0
+_MEMORY_BYTES = 512 * 2**20
+_NESTED_FORBIDDEN_SINCE = (0, 8)
+
+# Looks around as a hostile program would. What it says is believed, for it is ours.
+_LOOK = """
+import os, socket
+
+def writable(path):
+    try:
+        with open(path, "w"):
+            return True
+    except OSError:
+        return False
+
+def look(outside):
+    return {
+        "user": os.getuid(),
+        "network": sorted(name for _, name in socket.if_nameindex()),
+        "writable": [path for path in ("/x", "/usr/x", "/dev/x", "/etc/x") if writable(path)],
+        "tmp": writable("/tmp/x"),
+        "outside": os.path.exists(outside),
+        "processes": len([n for n in os.listdir("/proc") if n.isdigit()])
+        if os.path.isdir("/proc") else 0,
+    }
+"""
+
+_SEEN = """
+seen = look({outside!r})
+assert seen["user"] != 0, "it runs as root"
+assert set(seen["network"]) <= {{"lo"}}, f"it sees the network {{seen['network']}}"
+assert not seen["writable"], f"it can write {{seen['writable']}}"
+assert seen["tmp"], "it cannot write /tmp"
+assert not seen["outside"], "it sees files from outside"
+assert seen["processes"] <= 2, "it sees other processes"
+"""
+
+_FORK = """
+import os
+
+def forked(most):
+    reader, writer = os.pipe()
+    for count in range(most):
+        try:
+            if os.fork() == 0:
+                os.close(writer)
+                os.read(reader, 1)
+                os._exit(0)
+        except OSError:
+            return count
+    return most
+"""
+
+_COUNTED = f"assert forked({4 * PROCESSES}) < {PROCESSES}"
+
+
+def choose_isolation(wanted: Wanted) -> Isolation:
+    """The isolation to use, seen to work: a program ran in it and found nothing of the outside.
+
+    Args:
+        wanted: `auto` takes bubblewrap where it works, else namespaces, else refuses; a name takes
+            that one or refuses. `none` (no sandbox) is taken only if asked for.
+
+    Raises:
+        SandboxError: what was wanted does not work here; says why and what to do.
+    """
+    if wanted == "none":
+        return NONE
+    reasons: list[str] = []
+    for kind in ("bubblewrap", "namespaces"):
+        if wanted in ("auto", kind):
+            found = _probe_all(kind, reasons)
+            if found is not None:
+                return replace(found, passed_over=tuple(reasons))
+    raise SandboxError(
+        f"there is no sandbox for model-written code on this machine: {'; '.join(reasons)}",
+        where=f"isolation wanted: {wanted}",
+        cure="install bubblewrap (package bubblewrap), or let this user make user namespaces "
+        "(sysctl user.max_user_namespaces, kernel.unprivileged_userns_clone=1, "
+        "kernel.apparmor_restrict_unprivileged_userns=0), or, where the machine itself is a "
+        "throw-away, set suites.humaneval.sandbox: none in the policy",
+    )
+
+
+def _probe_all(kind: Literal["bubblewrap", "namespaces"], reasons: list[str]) -> Isolation | None:
+    """The first variant that works, or None with the reason added."""
+    reason = ""
+    for variant in _variants(kind):
+        try:
+            return _probe(variant)
+        except SandboxError as error:
+            reason = reason or error.what
+    reasons.append(f"{kind}: {reason or _missing(kind)}")
+    return None
+
+
+def _missing(kind: str) -> str:
+    return "needs Linux" if sys.platform != "linux" else f"{kind} is not installed"
+
+
+def _variants(kind: Literal["bubblewrap", "namespaces"]) -> Iterator[Isolation]:
+    """What to try, best first: a container may forbid a part."""
+    if sys.platform != "linux":
+        return
+    if kind == "namespaces":
+        yield from (Isolation("namespaces", proc=proc) for proc in (True, False))
+        return
+    program = shutil.which("bwrap")
+    if program is None:
+        return
+    # Root without a user namespace can become somebody else inside, whose processes are counted.
+    user_namespace = (False, True) if os.geteuid() == 0 else (True,)
+    forbids = _version(program) >= _NESTED_FORBIDDEN_SINCE
+    for proc, own in product((True, False), user_namespace):
+        yield Isolation(
+            "bubblewrap", program, proc=proc, user_namespace=own, nested_forbidden=forbids
+        )
+
+
+def _version(program: str) -> tuple[int, ...]:
+    said = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
+    found = re.search(r"(\d+)\.(\d+)", said.stdout)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
+def _probe(variant: Isolation) -> Isolation:
+    """The variant, with `processes_limited` as seen; raises SandboxError if it does not hold."""
+    with NamedTemporaryFile(prefix="prepare-outside-") as outside:
+        look = _run(Program(_LOOK, "look", _SEEN.format(outside=outside.name)), variant)
+    if not look.passed:
+        raise SandboxError(f"the sandbox does not hold: {look.detail}", where=variant.kind)
+    counted = _run(Program(_FORK, "forked", _COUNTED), variant)
+    return replace(variant, processes_limited=counted.passed)
+
+
+def _run(program: Program, variant: Isolation) -> Execution:
+    return run_program(program, seconds=_SECONDS, memory_bytes=_MEMORY_BYTES, isolation=variant)

@@ -1,0 +1,62 @@
+"""The ways to isolate a program, and what to do where none can be had.
+
+===============  ====================================================================
+``bubblewrap``   bubblewrap is installed and works here
+``namespaces``   the kernel lets this user make namespaces
+``none``         no sandbox: a process with limits on time, memory and files. It can read
+                 and write what the user can, use the network, and signal or trace the user's
+                 other processes. A killed worker leaves its working folders in the
+                 temporary folder. For machines that are isolated themselves.
+===============  ====================================================================
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from pipeline.errors import StageError
+
+Kind = Literal["bubblewrap", "namespaces", "none"]
+
+
+class SandboxError(StageError):
+    """Model-written code cannot be run here as asked, or the sandbox failed."""
+
+
+@dataclass(frozen=True)
+class Isolation:
+    """A way to isolate a program, as it was found to work here.
+
+    Attributes:
+        kind: which way.
+        program: bubblewrap's path.
+        proc: whether a fresh /proc can be mounted; without, the memory of a program's processes
+            is not limited together, only one by one.
+        user_namespace: whether bubblewrap makes a user namespace; root can do without.
+        nested_forbidden: whether bubblewrap can forbid namespaces within the sandbox.
+        processes_limited: whether the kernel was seen to hold the limit on processes.
+        passed_over: why ways that come before this one were not taken, or "not asked for".
+    """
+
+    kind: Kind
+    program: str = ""
+    proc: bool = True
+    user_namespace: bool = True
+    nested_forbidden: bool = False
+    processes_limited: bool = False
+    passed_over: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        """One line for a log or a report."""
+        words: list[str] = [self.kind]
+        if self.kind == "none":
+            words.append("(no sandbox: a process with limits)")
+        else:
+            words += [] if self.proc else ["without /proc"]
+            words += [] if self.processes_limited else ["without a limit on processes"]
+        reasons = f"; passed over: {'; '.join(self.passed_over)}" if self.passed_over else ""
+        return " ".join(words) + reasons
+
+
+NONE = Isolation("none", proc=False, user_namespace=False)

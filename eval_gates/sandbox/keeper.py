@@ -1,0 +1,150 @@
+"""The first process in the sandbox: sheds its privileges, starts the solver, ends it all.
+
+Where it is pid 1 of a pid namespace, nobody inside can signal or stop it, and its end is the end
+of every process inside, wherever they have fled to. It ends when the solver does, when the judge
+closes the lifeline (by dying, too), or when the processes together take too much memory.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+
+from eval_gates.sandbox import kernel, solver
+from eval_gates.sandbox.messages import read_message, write_message
+
+TYPE_CHECKING = False  # typing would be a good part of a solver's start in bubblewrap
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
+_LOOK_MILLISECONDS = 50
+
+
+def keep(requests: int, answers: int, lifeline: int, notices: int) -> NoReturn:
+    """Keep one solver until its end; the judge hears how it began and ended through `notices`.
+
+    Args:
+        requests: where orders come from, and then the solver's calls.
+        answers: where the solver writes.
+        lifeline: ends when the judge does.
+        notices: ``{"started": true}``, then ``{"status": int, "memory": bool}`` (as `waitpid`
+            gives it, decoded), or ``{"broken": str}`` at any time.
+    """
+    try:
+        _only(requests, answers, lifeline, notices)
+        orders = read_message(requests)
+        alone = os.getpid() == 1
+        kernel.shed_privileges(orders["become"])
+        _forget_standard_streams()
+        if not alone:
+            os.chdir(orders["folder"])
+        write_message(notices, {"started": True})
+        child = os.fork()
+        if child == 0:
+            _only(requests, answers)
+            os.setpgid(0, 0)
+            solver.serve(requests, answers, orders)
+        _own_group(child)
+        os.close(requests)
+        os.close(answers)
+        ending = _watch(child, lifeline, orders["memory_bytes"] if alone else None)
+        if not alone:
+            _end_group(child)
+        write_message(notices, ending)
+    except BaseException as error:
+        tell_broken(notices, error)
+    os._exit(0)
+
+
+def tell_broken(notices: int, error: BaseException) -> None:
+    """Tell the judge why there is no sandbox; if it is gone as well, there is nobody to tell."""
+    try:
+        write_message(notices, {"broken": f"{type(error).__name__}: {error}"})
+    except OSError:
+        os._exit(1)
+
+
+def _forget_standard_streams() -> None:
+    nothing = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nothing, 0)
+    os.dup2(nothing, 1)
+    os.close(nothing)
+
+
+def _only(*ends: int) -> None:
+    """Close every descriptor but these and the standard ones."""
+    kept = {0, 1, 2, *ends}
+    for descriptor in range(3, 256):
+        if descriptor not in kept:
+            try:
+                os.close(descriptor)
+            except OSError:  # not open
+                continue
+
+
+def _watch(child: int, lifeline: int, memory_bytes: int | None) -> dict[str, Any]:
+    ends = select.poll()
+    ends.register(lifeline, select.POLLIN)
+    ends.register(os.pidfd_open(child), select.POLLIN)
+    while True:
+        judge_gone = any(descriptor == lifeline for descriptor, _ in ends.poll(_LOOK_MILLISECONDS))
+        if judge_gone:
+            return {"status": -signal.SIGKILL, "memory": False}
+        ended = _reap(child)
+        if ended is not None:
+            return {"status": ended, "memory": False}
+        if memory_bytes is not None and _memory_of_all() > memory_bytes:
+            return {"status": -signal.SIGKILL, "memory": True}
+
+
+def _reap(child: int) -> int | None:
+    """Collect whoever has ended; the child's status once it is among them."""
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return None
+        if pid == child:
+            return os.waitstatus_to_exitcode(status)
+        if pid == 0:
+            return None
+
+
+def _memory_of_all() -> int:
+    """Resident bytes of several processes together; 0 for one, which its own limit binds."""
+    page = os.sysconf("SC_PAGE_SIZE")
+    others = [name for name in _processes() if name != "1"]
+    if len(others) < 2:
+        return 0
+    total = 0
+    for name in others:
+        try:
+            with open(f"/proc/{name}/statm") as sizes:  # noqa: PTH123
+                total += int(sizes.read().split()[1]) * page
+        except (FileNotFoundError, ProcessLookupError):  # it has ended
+            continue
+    return total
+
+
+def _processes() -> list[str]:
+    try:
+        names = os.listdir("/proc")  # noqa: PTH208 - pathlib takes as long to import as all else
+    except FileNotFoundError:  # a container did not allow one
+        return []
+    return [name for name in names if name.isdigit()]
+
+
+def _own_group(child: int) -> None:
+    """Give the child a group of its own now; it does the same, whoever comes first."""
+    try:
+        os.setpgid(child, child)
+    except ProcessLookupError:  # it has ended
+        return
+
+
+def _end_group(child: int) -> None:
+    try:
+        os.killpg(child, signal.SIGKILL)
+    except ProcessLookupError:
+        return

@@ -1,0 +1,178 @@
+"""Isolation by Linux namespaces alone, begun by a process without privileges.
+
+A child moves into new user, mount, pid, network, IPC, UTS and cgroup namespaces; its own child is
+pid 1 there, builds a root folder that shows a :class:`~eval_gates.sandbox.view.View` and nothing
+else, and becomes the keeper. The network namespace has a loopback that is down.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+from eval_gates.sandbox import kernel
+
+NOBODY = 65_534
+HOST_NAME = "sandbox"
+TEMPORARY_BYTES = 16 * 2**20
+_TEMPORARY_FILES = 1_024
+_DEVICES = ("null", "zero", "full", "random", "urandom")
+
+_ALL = (
+    kernel.CLONE_NEWUSER
+    | kernel.CLONE_NEWNS
+    | kernel.CLONE_NEWPID
+    | kernel.CLONE_NEWNET
+    | kernel.CLONE_NEWIPC
+    | kernel.CLONE_NEWUTS
+    | kernel.CLONE_NEWCGROUP
+)
+
+
+def own_user() -> int:
+    """A user number for one program that owns nothing and is nobody else's, for when we are root.
+
+    The kernel counts processes by user, and exempts root from its limit.
+    """
+    return 2_000_000_000 + os.getpid()
+
+
+def launch(
+    view: dict[str, Any], *, proc: bool, keep: Callable[[], NoReturn], fail: Callable[[str], None]
+) -> int:
+    """Start `keep` as pid 1 of new namespaces, with `view` as its root folder.
+
+    Args:
+        view: :meth:`View.as_dict`.
+        proc: whether to mount a /proc, which a container may not allow.
+        keep: what runs inside; it still has its privileges and has to shed them.
+        fail: hears, in the process where it happened, why the namespaces could not be made.
+
+    Returns:
+        A process that ends when the namespaces' last process has.
+    """
+    moved, tell_moved = os.pipe()
+    mapped, tell_mapped = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(moved)
+        os.close(tell_mapped)
+        _or_fail(lambda: _move(view, proc, tell_moved, mapped, keep, fail), fail)
+    os.close(tell_moved)
+    os.close(mapped)
+    try:
+        if os.read(moved, 1):  # else it failed, and has told
+            _map_users(child)
+            os.write(tell_mapped, b"m")
+    finally:
+        os.close(moved)
+        os.close(tell_mapped)
+    return child
+
+
+def _or_fail(act: Callable[[], None], fail: Callable[[str], None]) -> NoReturn:
+    try:
+        act()
+    except BaseException as error:
+        fail(f"{type(error).__name__}: {error}")
+    os._exit(1)
+
+
+def _move(
+    view: dict[str, Any],
+    proc: bool,
+    tell_moved: int,
+    mapped: int,
+    keep: Callable[[], NoReturn],
+    fail: Callable[[str], None],
+) -> None:
+    kernel.unshare(_ALL)
+    os.write(tell_moved, b"m")
+    if not os.read(mapped, 1):
+        raise OSError("the users of the namespace could not be mapped")
+    os.close(tell_moved)
+    os.close(mapped)
+    first = os.fork()
+    if first == 0:
+        _or_fail(lambda: _settle(view, proc, keep), fail)
+    os.closerange(0, 1024)  # the pipes have to end with those inside
+    os.waitpid(first, 0)
+    os._exit(0)
+
+
+def _settle(view: dict[str, Any], proc: bool, keep: Callable[[], NoReturn]) -> None:
+    kernel.set_host_name(HOST_NAME)
+    build_root(view, proc=proc)
+    keep()
+
+
+def _map_users(child: int) -> None:
+    """Map nobody in the namespace to an unprivileged user here: root's stand-in, or ourselves."""
+    folder = Path(f"/proc/{child}")
+    user, group = os.geteuid(), os.getegid()
+    if user == 0:
+        for stand_in in (own_user(), NOBODY):
+            # Root's own number is mapped too, to reach what only root may, until it is shed.
+            with suppress(PermissionError):  # that number does not exist in this container
+                (folder / "gid_map").write_text(f"0 {group} 1\n{NOBODY} {stand_in} 1\n")
+                (folder / "uid_map").write_text(f"0 0 1\n{NOBODY} {stand_in} 1\n")
+                return
+    (folder / "setgroups").write_text("deny")
+    (folder / "gid_map").write_text(f"{NOBODY} {group} 1\n")
+    (folder / "uid_map").write_text(f"{NOBODY} {user} 1\n")
+
+
+def build_root(view: dict[str, Any], *, proc: bool) -> None:
+    """Make a root folder in memory that shows `view`, read-only, and a small /tmp; enter it."""
+    kernel.mount("", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
+    kernel.mount("tmpfs", "/tmp", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=1m,mode=755")  # noqa: S108
+    Path("/tmp/.outside").mkdir()  # noqa: S108
+    kernel.pivot_root("/tmp", "/tmp/.outside")  # noqa: S108
+    os.chdir("/")
+    for folder in ("/tmp", "/dev", "/proc"):  # noqa: S108
+        Path(folder).mkdir()
+    for source, target in view["binds"]:
+        _bind(source, target)
+    for says, stands in view["links"]:
+        Path(stands).symlink_to(says)
+    for device in _DEVICES:
+        _bind(f"/dev/{device}", f"/dev/{device}")
+    for folder in view["masks"]:
+        kernel.mount("tmpfs", folder, "tmpfs", data="size=0,nr_inodes=1,mode=555")
+    if proc:
+        _mount_proc()
+    kernel.detach("/.outside")
+    Path("/.outside").rmdir()
+    kernel.make_read_only("/")
+    kernel.mount(
+        "tmpfs",
+        "/tmp",  # noqa: S108
+        "tmpfs",
+        kernel.MS_NOSUID | kernel.MS_NODEV,
+        f"size={TEMPORARY_BYTES},nr_inodes={_TEMPORARY_FILES},mode=1777",
+    )
+    os.chdir("/tmp")  # noqa: S108
+
+
+def _bind(source: str, target: str) -> None:
+    outside = Path(f"/.outside{source}")
+    place = Path(target)
+    if outside.is_dir():
+        place.mkdir(parents=True, exist_ok=True)
+    elif not place.exists():
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.touch()
+    kernel.mount(str(outside), target, flags=kernel.MS_BIND | kernel.MS_REC)
+
+
+def _mount_proc() -> None:
+    """A /proc that shows this pid namespace only; no namespaces or shared memory beyond ours."""
+    flags = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
+    kernel.mount("proc", "/proc", "proc", flags)
+    for limit in ("user/max_user_namespaces", "kernel/shmmni", "kernel/msgmni"):
+        # These are the namespace's own from some kernel on; before, they are not ours to set.
+        with suppress(PermissionError, FileNotFoundError):
+            Path("/proc/sys", limit).write_text("0")
