@@ -82,7 +82,8 @@ def text_of(row: dict[str, Any], key: str, place: str, cure: str) -> str:
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
     """Write rows as JSON Lines, for a task configuration to point at."""
-    with path.open("w", encoding="utf-8") as lines:
+    # A model may write half of a surrogate pair, which is no UTF-8: JSON can say it all the same.
+    with path.open("w", encoding="utf-8", errors="backslashreplace") as lines:
         for row in rows:
             lines.write(json.dumps(row, ensure_ascii=False) + "\n")
 

@@ -137,21 +137,17 @@ def with_examples(
     ]
 
 
-def task_config(questions_file: Path, form: Form, name: str = "mmlu") -> dict[str, Any]:
-    """The configuration of an lm-eval `ConfigurableTask` that asks the questions of a file.
+def task_config(form: Form) -> dict[str, Any]:
+    """The configuration of an lm-eval `ConfigurableTask` over what :func:`with_examples` returns.
 
     Args:
-        questions_file: JSON Lines of what :func:`with_examples` returns, for the same form.
         form: `letter` scores the letters A to D, metric `acc`; `cloze` scores the texts of the
             choices, metrics `acc` and `acc_norm` (likelihood per character).
-        name: of the task.
     """
     metrics = ["acc"] if form == "letter" else ["acc", "acc_norm"]
     prompt = _LETTER_PROMPT if form == "letter" else _CLOZE_PROMPT
     return {
-        "task": name,
-        "dataset_path": "json",
-        "dataset_kwargs": {"data_files": {"test": str(questions_file)}},
+        "task": "mmlu",
         "test_split": "test",
         "output_type": "multiple_choice",
         "description": _DESCRIPTIONS[form] + "{{subject.replace('_', ' ')}}.\n\n",

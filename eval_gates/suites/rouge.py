@@ -1,11 +1,15 @@
-"""Summaries against references by ROUGE (Lin 2004), generated through lm-eval.
+"""Summaries against references by ROUGE (Lin 2004) and BLEU, generated through lm-eval.
 
 Where the documents come from (a folder, or the project's own short texts), the lm-eval task that
-asks for a summary of each, and its score.
+asks for a summary of each, and its scores.
+
+ROUGE is by rouge-score with Porter stemming, whose tokens are runs of a-z and 0-9: texts in other
+scripts have none and score 0, so gate those by BLEU.
 """
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
@@ -16,7 +20,8 @@ from pipeline.errors import EvaluationDataError
 Form = Literal["base", "chat"]
 Document = dict[str, Any]
 
-METRICS = ("rouge1", "rouge2", "rougeL")
+ROUGE = ("rouge1", "rouge2", "rougeL", "rougeLsum")
+METRICS = (*ROUGE, "bleu")
 CARRIED_FILE = Path(__file__).parents[1] / "data" / "summaries.jsonl"
 
 PROMPTS: dict[Form, str] = {
@@ -28,6 +33,9 @@ PROMPTS: dict[Form, str] = {
 }
 # A base model goes on writing after its sentence; a chat model may begin with a short heading.
 STOPS: dict[Form, list[str]] = {"base": ["\n"], "chat": ["\n\n"]}
+
+# A sentence ends at its mark and any quotes or brackets, before a space and what can begin one.
+_SENTENCE_END = re.compile(r"""([.!?]["')\]”’]*)\s+(?=["'(\[“‘A-Z0-9])""")
 
 _FIELDS = "each line needs document, and summary (a text) or references (a list of texts)"
 
@@ -62,35 +70,43 @@ def read_carried() -> list[Document]:
 
 
 def score(candidate: str, references: list[str]) -> dict[str, float]:
-    """ROUGE-1, ROUGE-2 and ROUGE-L F-measures of a summary, each in [0, 1].
+    """A summary's ROUGE-1, -2, -L and -Lsum F-measures and its BLEU, each in [0, 1].
 
-    With several references each metric takes its best reference, as SciTLDR's protocol does
-    (Cachola et al. 2020); by rouge-score with Porter stemming. Needs the evaluate environment.
+    With several references a ROUGE metric takes its best reference, as SciTLDR's protocol does
+    (Cachola et al. 2020); BLEU counts against all of them at once, as it is defined (Papineni et
+    al. 2002), by sacrebleu for one sentence (exponential smoothing, effective order). Lsum wants
+    a sentence a line: :func:`a_sentence_a_line` makes it so. Needs the evaluate environment.
 
     Raises:
         ValueError: there is no reference.
     """
     if not references:
         raise ValueError("a summary without a reference cannot be scored")
-    best = _scorer().score_multi(references, candidate)
-    return {metric: float(best[metric].fmeasure) for metric in METRICS}
+    lines = a_sentence_a_line(candidate)
+    best = _scorer().score_multi([a_sentence_a_line(text) for text in references], lines)
+    scores = {metric: float(best[metric].fmeasure) for metric in ROUGE}
+    return {**scores, "bleu": _bleu(candidate, references)}
 
 
-def task_config(
-    documents_file: Path, form: Form, max_tokens: int, name: str = "rouge"
-) -> dict[str, Any]:
+def a_sentence_a_line(text: str) -> str:
+    """The text with a line break after each sentence, for ROUGE-Lsum; its words stay.
+
+    Line breaks that are there (CNN/DailyMail's highlights have them) stay too. A sentence ends at
+    `.`, `!` or `?` before space and a capital, digit or quote: no model of the language, which
+    would have to be downloaded, so `Dr. Who` is cut in two, in candidate and reference alike.
+    """
+    return _SENTENCE_END.sub(r"\1\n", text.strip())
+
+
+def task_config(form: Form, max_tokens: int) -> dict[str, Any]:
     """The configuration of an lm-eval `ConfigurableTask` that asks for a summary of each document.
 
     Args:
-        documents_file: JSON Lines of what the readers here return.
         form: `chat` for a user's message, `base` for a text to go on from.
         max_tokens: longest summary.
-        name: of the task.
     """
     return {
-        "task": name,
-        "dataset_path": "json",
-        "dataset_kwargs": {"data_files": {"test": str(documents_file)}},
+        "task": "rouge",
         "test_split": "test",
         "output_type": "generate_until",
         "doc_to_text": PROMPTS[form],
@@ -116,11 +132,18 @@ def score_answer(document: Document, answers: list[str]) -> dict[str, float]:
     return score(answers[0], list(document["references"]))
 
 
+def _bleu(candidate: str, references: list[str]) -> float:
+    from sacrebleu import sentence_bleu
+
+    percent = sentence_bleu(candidate, references, use_effective_order=True).score
+    return min(1.0, float(percent) / 100)  # a perfect one is 100.00000000000004
+
+
 @lru_cache(maxsize=1)
 def _scorer() -> Any:
     from rouge_score.rouge_scorer import RougeScorer
 
-    return RougeScorer(list(METRICS), use_stemmer=True)
+    return RougeScorer(list(ROUGE), use_stemmer=True)
 
 
 def _document(row: dict[str, Any], place: str) -> Document:

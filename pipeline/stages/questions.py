@@ -10,19 +10,20 @@ from typing import Any
 from pipeline.digest import digest_bytes
 from pipeline.stages.context import StageContext
 
-REVISION = 1
+REVISION = 2
 
 
 def run(context: StageContext) -> dict[str, Any]:
     """Write questions.jsonl; worked examples stand in each question's own row."""
+    source = context.parameters["source"]
     facts = context.run_worker(
         "questions",
         {
             "suite": context.parameters["suite"],
-            "source": context.parameters["source"],
+            "source": source,
             "seed": context.parameters["seed"],
             "folder": context.runtime.get("folder"),
-            "needs_hub": context.parameters["source"]["kind"] == "hub",
+            "needs_hub": source["kind"] == "hub" or bool(source.get("dataset")),
         },
     )
     if facts["dropped"]:

@@ -7,51 +7,51 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from eval_gates.suites import humaneval, mmlu, rouge
 from eval_gates.suites.json_lines import write_rows
+from eval_gates.suites.lm_eval_task import lay_out
 from pipeline.errors import EvaluationDataError
 from pipeline.events import Progress
 
 Rows = list[dict[str, Any]]
+Read = tuple[Rows, dict[str, Any]]  # the questions, and what the record should say of them
 
 
 def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any]:
     """Write questions.jsonl, each row with an `id`.
 
     Args:
-        spec: suite (its keys in the policy), source, folder (of --eval-data), seed.
+        spec: suite (its keys in the policy), source, folder (of --eval-data, or of an lm-eval
+            task's YAML file), seed.
         progress: hears what is not as asked for.
         output: folder to write into.
 
     Raises:
         EvaluationDataError: the source has no such questions, or they are malformed.
     """
-    suite = spec["suite"]
-    read = {"mmlu": mmlu_rows, "humaneval": humaneval_rows, "rouge": rouge_rows}[suite["kind"]]
-    rows, dropped = read(spec, progress)
-    available = len(rows)
-    rows = chosen(rows, suite, spec["seed"])
-    write_rows(output / "questions.jsonl", rows)
+    rows, facts = READERS[spec["suite"]["kind"]](spec, progress, output)
+    write_rows(output / "questions.jsonl", shuffled(rows, spec["seed"]))
     return {
         "questions": len(rows),
-        "available": available,
         "source": spec["source"],
-        "dropped": dropped,
+        "dropped": 0,
         "dropped_why": "questions were left out: the package's text of them is not whole",
+        **facts,
     }
 
 
-def chosen(rows: Rows, suite: dict[str, Any], seed: int) -> Rows:
-    """All rows, shuffled by seed; the first so many of them where the policy says how many."""
+def shuffled(rows: Rows, seed: int) -> Rows:
+    """All rows in an order that the seed alone decides; how many are asked is decided later."""
     order = list(rows)
     random.Random(seed).shuffle(order)  # noqa: S311 - an order, not a secret
-    return order[: suite["questions"]] if suite.get("questions") else order
+    return order
 
 
-def mmlu_rows(spec: dict[str, Any], progress: Progress) -> tuple[Rows, int]:
+def mmlu_rows(spec: dict[str, Any], progress: Progress, output: Path) -> Read:
     """MMLU's questions, each with the examples that its prompt begins with."""
     suite, source, dropped = spec["suite"], spec["source"], 0
     if source["kind"] == "folder":
@@ -73,10 +73,11 @@ def mmlu_rows(spec: dict[str, Any], progress: Progress) -> tuple[Rows, int]:
                 f"{shots} worked examples instead of {suite['shots']}: the packages carry no more"
             )
     rows = mmlu.with_examples(questions, pool, suite["form"], shots)
-    return [{"id": f"{row['subject']}/{n}", **row} for n, row in enumerate(rows)], dropped
+    numbered = [{"id": f"{row['subject']}/{n}", **row} for n, row in enumerate(rows)]
+    return numbered, {"dropped": dropped}
 
 
-def humaneval_rows(spec: dict[str, Any], progress: Progress) -> tuple[Rows, int]:
+def humaneval_rows(spec: dict[str, Any], progress: Progress, output: Path) -> Read:
     """HumanEval's problems, all or those that the policy names."""
     problems = {problem.task_id: problem for problem in humaneval.read_problems()}
     wanted = spec["suite"]["problems"] or list(problems)
@@ -96,10 +97,10 @@ def humaneval_rows(spec: dict[str, Any], progress: Progress) -> tuple[Rows, int]
         }
         for name in wanted
     ]
-    return rows, 0
+    return rows, {}
 
 
-def rouge_rows(spec: dict[str, Any], progress: Progress) -> tuple[Rows, int]:
+def rouge_rows(spec: dict[str, Any], progress: Progress, output: Path) -> Read:
     """Documents with their reference summaries."""
     source = spec["source"]
     if source["kind"] == "folder":
@@ -111,7 +112,24 @@ def rouge_rows(spec: dict[str, Any], progress: Progress) -> tuple[Rows, int]:
         ]
     else:
         documents = rouge.read_carried()
-    return [{**row, "id": row.get("id") or f"document/{n}"} for n, row in enumerate(documents)], 0
+    return [{**row, "id": row.get("id") or f"document/{n}"} for n, row in enumerate(documents)], {}
+
+
+def lm_eval_rows(spec: dict[str, Any], progress: Progress, output: Path) -> Read:
+    """The documents of any lm-eval task, by number; what else it needs is laid beside them."""
+    suite, source = spec["suite"], spec["source"]
+    in_file = source["kind"] == "task"
+    file = Path(spec["folder"]) / Path(suite["task"]).name if in_file else None
+    laid_out = lay_out(suite, file, source.get("revision"), output)
+    return laid_out.rows, laid_out.facts
+
+
+READERS: dict[str, Callable[[dict[str, Any], Progress, Path], Read]] = {
+    "mmlu": mmlu_rows,
+    "humaneval": humaneval_rows,
+    "rouge": rouge_rows,
+    "lm_eval": lm_eval_rows,
+}
 
 
 def hub_rows(source: dict[str, Any], split: str) -> Rows:

@@ -14,10 +14,10 @@ from listener import Listener
 
 from eval_gates.suites.rouge import read_carried
 from pipeline.errors import EvaluationDataError
-from pipeline.workers.questions import chosen, run
-from recipes.schema import HumanEvalSuite, MmluSuite, RougeSuite
+from pipeline.workers.questions import run, shuffled
+from recipes.policy import KEYS_OF_THE_TEST, HumanEvalSuite, MmluSuite, RougeSuite
 
-MARGINS: dict[Any, float] = {"fp8": 0.1, "int4": 0.2}
+MARGINS: dict[Any, Any] = {"fp8": 0.1, "int4": 0.2}
 FOLDER = {"kind": "folder", "digest": "d"}
 PACKAGES = {"kind": "packages", "environment": "e"}
 
@@ -32,7 +32,7 @@ def lay_out(
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The worker's result, and the rows that it wrote."""
     spec = {
-        "suite": suite.model_dump(exclude={"margins", "sources", "concurrency"}),
+        "suite": suite.model_dump(exclude=KEYS_OF_THE_TEST),
         "source": source,
         "folder": str(folder) if folder else None,
         "seed": seed,
@@ -46,31 +46,22 @@ def lay_out(
 ROWS = st.integers(0, 30).map(lambda count: [{"id": n} for n in range(count)])
 
 
-class TestChosen:
+class TestShuffled:
     @given(rows=ROWS, seed=st.integers())
     def test_all_of_them_in_a_seeded_order(self, rows: list[dict[str, Any]], seed: int) -> None:
-        order = chosen(rows, {"questions": None}, seed)
+        order = shuffled(rows, seed)
         assert sorted(order, key=lambda row: row["id"]) == rows
-        assert order == chosen(list(rows), {}, seed)
-
-    @given(rows=ROWS, seed=st.integers(), few=st.integers(1, 40), many=st.integers(1, 40))
-    def test_fewer_are_the_first_of_more(
-        self, rows: list[dict[str, Any]], seed: int, few: int, many: int
-    ) -> None:
-        """A policy that asks more goes on where the smaller one stopped."""
-        all_of_them = chosen(rows, {}, seed)
-        assert chosen(rows, {"questions": few}, seed) == all_of_them[:few]
-        assert chosen(rows, {"questions": many}, seed)[:few] == all_of_them[: min(few, many)]
+        assert order == shuffled(list(rows), seed)
 
     def test_another_seed_is_another_order(self) -> None:
         rows = [{"id": n} for n in range(30)]
-        orders = [chosen(rows, {}, seed) for seed in (1, 2)]
+        orders = [shuffled(rows, seed) for seed in (1, 2)]
         assert orders[0] != orders[1]
         assert rows not in orders
 
     def test_the_rows_given_stay_in_order(self) -> None:
         rows = [{"id": n} for n in range(30)]
-        chosen(rows, {}, 1)
+        shuffled(rows, 1)
         assert rows == [{"id": n} for n in range(30)]
 
 
@@ -106,20 +97,19 @@ class TestMmlu:
     def test_every_question_once(self, tmp_path: Path, folder: Path) -> None:
         suite = MmluSuite(margins=MARGINS, shots=0)
         facts, rows = lay_out(tmp_path / "out", suite, FOLDER, folder)
-        assert (facts["questions"], facts["available"], facts["dropped"]) == (10, 10, 0)
+        assert (facts["questions"], facts["dropped"]) == (10, 0)
         assert facts["source"] == FOLDER
         assert {row["id"] for row in rows} == {
             f"{subject}/{n}" for n, subject in enumerate(["anatomy"] * 5 + ["virology"] * 5)
         }
         assert {row["examples"] for row in rows} == {""}
 
-    def test_ids_do_not_hang_on_how_many_are_asked(self, tmp_path: Path, folder: Path) -> None:
+    def test_how_many_are_asked_does_not_matter(self, tmp_path: Path, folder: Path) -> None:
+        """A cap is a matter of the test: with a larger one the same questions go on."""
         everything = MmluSuite(margins=MARGINS, shots=0)
         few = MmluSuite(margins=MARGINS, shots=0, questions=4)
-        _, all_rows = lay_out(tmp_path / "all", everything, FOLDER, folder)
-        facts, rows = lay_out(tmp_path / "few", few, FOLDER, folder)
-        assert rows == all_rows[:4]
-        assert (facts["questions"], facts["available"]) == (4, 10)
+        facts, all_rows = lay_out(tmp_path / "all", everything, FOLDER, folder)
+        assert lay_out(tmp_path / "few", few, FOLDER, folder) == (facts, all_rows)
 
     def test_examples_are_of_the_questions_subject(self, tmp_path: Path, folder: Path) -> None:
         suite = MmluSuite(margins=MARGINS, shots=2)
@@ -214,7 +204,7 @@ class TestHumanEval:
     def test_those_that_the_policy_names(self, tmp_path: Path) -> None:
         suite = HumanEvalSuite(margins=MARGINS, problems=["HumanEval/2", "HumanEval/0"])
         facts, rows = lay_out(tmp_path / "out", suite, PACKAGES)
-        assert facts["available"] == 2
+        assert facts["questions"] == 2
         assert {row["id"] for row in rows} == {"HumanEval/0", "HumanEval/2"}
         assert all("make sure that it passes" in row["request"] for row in rows)
 

@@ -1,4 +1,4 @@
-"""HumanEval: from what a model wrote to a program, which is then really run."""
+"""HumanEval: problems, prompts, programs that are really run, and the estimator of pass@k."""
 
 from __future__ import annotations
 
@@ -11,113 +11,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eval_gates.suites.code_execution import run_program
+from eval_gates.sandbox import choose_isolation, run_program
 from eval_gates.suites.humaneval import (
-    STOPS,
     Problem,
-    extract_code,
     pass_at_k,
     program,
     prompt_of,
     read_problems,
+    task_config,
 )
 from pipeline.errors import EvaluationDataError
 
-HELPER = "def half(x: int) -> int:\n    return x // 2\n\n\n"
-HEADER = "def halves(numbers: List[int]) -> List[int]:\n"
-DOCSTRING = '    """ Halve each number.\n    >>> halves([4])\n    [2]\n    """\n'
-PROMPT = "from typing import List\n\n\n" + HELPER + HEADER + DOCSTRING
-BODY = (
-    "    halved = []\n    for number in numbers:\n        halved.append(half(number))\n"
-    "    return halved\n"
+PROMPT = (
+    "from typing import List\n\n\ndef half(x: int) -> int:\n    return x // 2\n\n\n"
+    'def halves(numbers: List[int]) -> List[int]:\n    """ Halve each number."""\n'
 )
-FUNCTION = HEADER + BODY
 PROBLEM = Problem(
     task_id="Test/0",
     prompt=PROMPT,
     entry_point="halves",
-    test="def check(candidate):\n    assert candidate([4, 7]) == [2, 3]\n",
-    canonical_solution=BODY,
+    test="def check(candidate):\n    assert candidate([4, 7]) == [half(4), 3]\n",
+    canonical_solution="    return [half(number) for number in numbers]\n",
 )
-
-
-def solves(completion: str, form: str = "chat") -> bool:
-    code = extract_code(completion, PROMPT, "halves", "base" if form == "base" else "chat")
-    return run_program(program(PROBLEM, code), seconds=10, memory_bytes=2**28).passed
-
-
-@pytest.mark.parametrize(
-    "completion",
-    [
-        pytest.param(f"```python\n{PROMPT}{BODY}```", id="the whole file"),
-        pytest.param(f"```python\n{FUNCTION}```", id="without imports and helpers"),
-        pytest.param(f"```\n{FUNCTION}\n```", id="no language"),
-        pytest.param(f"```Python3 title=x\n{FUNCTION}\n```", id="odd language"),
-        pytest.param(f"Sure!\n\n```python\n{FUNCTION}```\nIt halves.", id="prose around"),
-        pytest.param(f"Sure: ```python\n{FUNCTION.rstrip()}```\nDone.", id="fences inside lines"),
-        pytest.param(f"```python\n{FUNCTION}", id="unclosed"),
-        pytest.param(f"```python\n{FUNCTION}\nassert halves([", id="unclosed, cut in a test"),
-        pytest.param(f"```\nhalves([4])\n```\nso\n```python\n{FUNCTION}```", id="second fence"),
-        pytest.param(
-            f"```python\n{FUNCTION}```\nOr:\n```python\n{HEADER}    return []\n```", id="first wins"
-        ),
-        pytest.param(
-            "1. Write it:\n   ```python\n"
-            + "".join(f"   {line}\n" for line in FUNCTION.splitlines())
-            + "   ```\n",
-            id="in a list",
-        ),
-        pytest.param(f"```python\n{BODY}```", id="body alone"),
-        pytest.param(f"```python\n{BODY.strip()}\n```", id="stripped body"),
-        pytest.param("```python\nreturn [half(n) for n in numbers]\n```", id="body at the margin"),
-        pytest.param(
-            "```python\nout = []\nfor n in numbers:\n    out.append(half(n))\nreturn out\n```",
-            id="longer body at the margin",
-        ),
-        pytest.param(BODY, id="unfenced body"),
-        pytest.param(FUNCTION, id="unfenced function"),
-        pytest.param(f"Here's the function:\n\n{FUNCTION}\nThat's all, isn't it?", id="no fences"),
-        pytest.param(f"import math\n\n{FUNCTION}\nThis is it", id="import first"),
-        pytest.param("```python\nhalves = lambda ns: [n // 2 for n in ns]\n```", id="lambda"),
-        pytest.param(
-            f"```python\n{FUNCTION}\nif __name__ == '__main__':\n    input()\n```", id="main guard"
-        ),
-    ],
-)
-def test_a_right_answer_is_found_in_what_the_model_wrote(completion: str) -> None:
-    assert solves(completion)
-
-
-@pytest.mark.parametrize(
-    "completion",
-    [
-        pytest.param("", id="nothing"),
-        pytest.param("I cannot do that.", id="refusal"),
-        pytest.param("```python\n```", id="empty fence"),
-        pytest.param(f"```python\n{HEADER}    return numbers\n```", id="wrong"),
-        pytest.param(f"```python\n{PROMPT}    pass\n```", id="no body"),
-        pytest.param(f"```python\n{FUNCTION}\n  bad indent(\n```", id="closed but does not parse"),
-        pytest.param(f"```python\n{FUNCTION.replace('halves', 'other')}```", id="other name"),
-        pytest.param(f"```python\n{HEADER}    halved = [\n", id="cut in the middle"),
-    ],
-)
-def test_a_wrong_answer_stays_wrong(completion: str) -> None:
-    assert not solves(completion)
-
-
-def test_a_base_completion_goes_on_from_the_prompt() -> None:
-    assert solves(BODY, form="base")
-
-
-def test_a_base_completion_ends_where_the_function_does() -> None:
-    assert solves(BODY + "\ndef halves(numbers):\n    return []\n", form="base")
-    assert solves(BODY + "\nprint(halves(1, 2, 3))\n", form="base")
-    assert solves(BODY + "\nif __name__ == '__main__':\n    raise ValueError\n", form="base")
-    assert extract_code("    x\nclass A: pass", "P\n", "f", "base") == "P\n    x"
-
-
-def test_the_server_takes_four_stops_at_most() -> None:
-    assert all(len(stops) <= 4 for stops in STOPS.values())
 
 
 def test_prompts() -> None:
@@ -128,10 +43,45 @@ def test_prompts() -> None:
     )
 
 
-@given(st.text(alphabet="`\n ab=():def halves", max_size=120))
-def test_no_answer_breaks_the_extraction(completion: str) -> None:
-    assert isinstance(extract_code(completion, PROMPT, "halves", "chat"), str)
-    assert extract_code(completion, PROMPT, "halves", "base").startswith(PROMPT)
+@pytest.mark.parametrize(
+    ("code", "outcome"),
+    [
+        (PROMPT + PROBLEM.canonical_solution, "passed"),
+        ("def halves(numbers):\n    return [n // 2 for n in numbers]\n", "passed"),
+        ("def halves(numbers):\n    return numbers\n", "failed"),
+        ("def half(x):\n    return x\n\n\ndef halves(numbers):\n    return [4, 3]\n", "failed"),
+        ("def halves(numbers):\n    return [", "failed"),
+    ],
+)
+def test_programs_show_what_solves_the_problem(code: str, outcome: str) -> None:
+    """The test's own `half` is the prompt's, whatever the model's code makes of it."""
+    execution = run_program(
+        program(PROBLEM, code),
+        seconds=10,
+        memory_bytes=2**28,
+        isolation=choose_isolation("none"),
+    )
+    assert execution.outcome == outcome, execution.detail
+
+
+def test_one_answer_is_greedy() -> None:
+    config = task_config("base", max_tokens=100, samples=1, temperature=0.8)
+    assert config["generation_kwargs"] == {
+        "until": ["\nclass", "\ndef", "\nif __name__", "\nprint"],
+        "max_gen_toks": 100,
+        "do_sample": False,
+        "temperature": 0.0,
+    }
+
+
+def test_several_answers_are_drawn() -> None:
+    config = task_config("chat", max_tokens=100, samples=5, temperature=0.8)
+    assert config["generation_kwargs"] == {
+        "until": [],
+        "max_gen_toks": 100,
+        "do_sample": True,
+        "temperature": 0.8,
+    }
 
 
 @given(st.integers(1, 8), st.integers(0, 8), st.integers(1, 8))

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from eval_gates.suites import rouge
 from pipeline.errors import EvaluationDataError
@@ -79,8 +81,31 @@ def test_a_summary_without_a_reference_cannot_be_scored() -> None:
         rouge.score("a summary", [])
 
 
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("It sat. It slept! Did it?", ["It sat.", "It slept!", "Did it?"]),
+        ('He said "No." Then left.', ['He said "No."', "Then left."]),
+        ("It grew (3 %.) It fell.", ["It grew (3 %.)", "It fell."]),
+        ("A 3.5 % rise, e.g. of prices.", ["A 3.5 % rise, e.g. of prices."]),
+        ("One line\nand another. 7 more", ["One line", "and another.", "7 more"]),
+        ("  no sentence at all  ", ["no sentence at all"]),
+        ("", [""]),
+    ],
+)
+def test_sentences_get_lines_of_their_own(text: str, lines: list[str]) -> None:
+    assert rouge.a_sentence_a_line(text).split("\n") == lines
+
+
+@given(st.text(alphabet="aB3 .!?\"')(\n", max_size=80))
+def test_splitting_sentences_changes_no_word(text: str) -> None:
+    split = rouge.a_sentence_a_line(text)
+    assert split.split() == text.split()
+    assert rouge.a_sentence_a_line(split) == split
+
+
 def test_the_task_generates_greedily_from_the_prompt() -> None:
-    config = rouge.task_config(Path("documents.jsonl"), "chat", max_tokens=48)
+    config = rouge.task_config("chat", max_tokens=48)
 
     assert config["doc_to_text"] == "Summarize the following text in one sentence.\n\n{{document}}"
     assert config["generation_kwargs"] == {
@@ -89,19 +114,24 @@ def test_the_task_generates_greedily_from_the_prompt() -> None:
         "do_sample": False,
         "temperature": 0.0,
     }
-    assert config["dataset_kwargs"] == {"data_files": {"test": "documents.jsonl"}}
-    assert [metric["metric"] for metric in config["metric_list"]] == ["rouge1", "rouge2", "rougeL"]
+    assert [metric["metric"] for metric in config["metric_list"]] == [
+        "rouge1",
+        "rouge2",
+        "rougeL",
+        "rougeLsum",
+        "bleu",
+    ]
     assert config["process_results"] is rouge.score_answer
 
 
 def test_a_base_model_stops_at_its_first_line() -> None:
-    config = rouge.task_config(Path("documents.jsonl"), "base", max_tokens=48)
+    config = rouge.task_config("base", max_tokens=48)
 
     assert config["generation_kwargs"]["until"] == ["\n"]
     assert config["doc_to_text"].endswith("Text: {{document}}\n\nSummary in one sentence:")
 
 
 def test_tasks_do_not_share_their_stops() -> None:
-    rouge.task_config(Path("a"), "chat", 1)["generation_kwargs"]["until"].append("changed")
+    rouge.task_config("chat", 1)["generation_kwargs"]["until"].append("changed")
 
     assert rouge.STOPS["chat"] == ["\n\n"]

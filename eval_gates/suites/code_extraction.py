@@ -1,0 +1,246 @@
+"""From what a model wrote to the code that it means: HumanEval's answers come in many wrappings.
+
+The rules are the same for baseline and variant, and lean to the model's side: a right function is
+to be found whatever stands around it, and nothing is invented.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import re
+import textwrap
+from typing import Literal
+
+Form = Literal["base", "chat"]
+
+# Where a completed function has ended. vLLM's server refuses more than four.
+STOPS: dict[Form, list[str]] = {
+    "base": ["\nclass", "\ndef", "\nif __name__", "\nprint"],
+    "chat": [],
+}
+
+_FENCE_OPENS = re.compile(r"(?P<before>^[ \t]*|(?<=[^`~\n]))(?P<fence>`{3,}|~{3,})[^\n`]*\n", re.M)
+_CODE_BEGINS = re.compile(
+    r"^(?:from \S+ import |import \S+|(?:async )?def |class |@)", re.MULTILINE
+)
+_DEFINING = (
+    ast.Import,
+    ast.ImportFrom,
+    ast.FunctionDef,
+    ast.AsyncFunctionDef,
+    ast.ClassDef,
+    ast.Assign,
+    ast.AnnAssign,
+)
+_THINKING_BEGINS, _THINKING_ENDS = "<think>", "</think>"
+
+
+def extract_code(completion: str, problem_prompt: str, entry_point: str, form: Form) -> str:
+    """The code that a completion means, complete with what the problem's prompt defines.
+
+    Base form: the prompt goes on as the completion, cut at the first stop.
+
+    Chat form: thoughts between <think> and </think> are left out. Then the first fenced block
+    that defines the function, with other blocks that only define what it uses; else the first
+    block, else the answer without the prose around it. In front goes what the prompt has before
+    the function (imports, other functions). Code that lacks the function's header is taken for
+    its body. An answer that broke off (no closing fence) loses its last lines until it parses; a
+    closed block is taken as it is, wrong syntax and all.
+
+    Args:
+        completion: what the model wrote.
+        problem_prompt: the problem's `prompt`.
+        entry_point: name of the function to define.
+        form: how the model was asked.
+    """
+    if form == "base":
+        return problem_prompt + _cut_at_stops(completion)
+    code = _chosen_code(_without_thoughts(completion), entry_point)
+    if _defines(code, entry_point):
+        return f"{preamble(problem_prompt, entry_point)}{code}"
+    return _with_body(problem_prompt, code)
+
+
+def preamble(problem_prompt: str, entry_point: str) -> str:
+    """What the prompt has before the function: imports and functions that it builds on."""
+    header = _header(entry_point).search(problem_prompt)
+    return problem_prompt[: header.start()] if header else ""
+
+
+def _cut_at_stops(completion: str) -> str:
+    """The server cuts here already; an endpoint that ignores stops is brought to the same."""
+    ends = [at for stop in STOPS["base"] if (at := completion.find(stop)) >= 0]
+    return completion[: min(ends)] if ends else completion
+
+
+def _without_thoughts(completion: str) -> str:
+    """What follows the thoughts; nothing where they were cut off, for then there is no answer.
+
+    A chat template may have opened the thoughts itself, so the opening mark may be missing.
+    """
+    _, closed, answer = completion.rpartition(_THINKING_ENDS)
+    if closed:
+        return answer
+    return "" if completion.lstrip().startswith(_THINKING_BEGINS) else completion
+
+
+def _chosen_code(completion: str, entry_point: str) -> str:
+    blocks = _blocks(completion)
+    for block in blocks:
+        if _defines(block, entry_point):
+            return _with_other_definitions(block, blocks, entry_point)
+    if blocks:
+        return blocks[0]
+    return _without_prose(completion, entry_point)
+
+
+def _blocks(text: str) -> list[str]:
+    """The code of each fenced block, in order; a block that holds blocks gives those instead."""
+    blocks: list[str] = []
+    at = 0
+    while (opening := _FENCE_OPENS.search(text, at)) is not None:
+        code, at = _block(text, opening)
+        inner = [] if _parses(code) else _blocks(code)
+        blocks.extend(inner or [code])
+    return blocks
+
+
+def _block(text: str, opening: re.Match[str]) -> tuple[str, int]:
+    """The code from this opening fence, and where it ends.
+
+    A docstring may have fences in it, so of the fences that could close the block the first is
+    taken with which the code parses, or else the first.
+    """
+    fence = opening["fence"]
+    closing = re.compile(rf"^[ \t]*{fence}{fence[0]}*[ \t]*$|{fence}[ \t]*$", re.MULTILINE)
+    candidates = list(closing.finditer(text, opening.end()))
+    for candidate in candidates:
+        code = _dedented(text[opening.end() : candidate.start()], opening["before"])
+        if _parses(code):
+            return code, candidate.end()
+    if candidates:
+        first = candidates[0]
+        return _dedented(text[opening.end() : first.start()], opening["before"]), first.end()
+    return _longest_parsing(_dedented(text[opening.end() :], opening["before"])), len(text)
+
+
+def _dedented(code: str, before_fence: str) -> str:
+    """A block inside a list is indented as its fence is."""
+    return textwrap.dedent(code) if before_fence else code
+
+
+def _with_other_definitions(code: str, blocks: list[str], entry_point: str) -> str:
+    """`code` after those blocks that define a name which it uses and does not define."""
+    wanted = _missing_names(code)
+    helpers = []
+    for block in blocks:
+        if block is code or _defines(block, entry_point) or not _only_defines(block):
+            continue
+        if wanted & _defined_names(block):
+            helpers.append(block.rstrip("\n") + "\n")
+            wanted |= _missing_names(block)
+    return "".join(helpers) + code
+
+
+def _only_defines(code: str) -> bool:
+    """Whether it can be run for its definitions' sake alone."""
+    return _parses(code) and all(isinstance(node, _DEFINING) for node in ast.parse(code).body)
+
+
+def _missing_names(code: str) -> set[str]:
+    if not _parses(code):
+        return set()
+    used = {
+        node.id
+        for node in ast.walk(ast.parse(code))
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+    }
+    return used - _defined_names(code) - set(dir(builtins))
+
+
+def _defined_names(code: str) -> set[str]:
+    """Names that the code's own top level binds."""
+    names: set[str] = set()
+    for node in ast.parse(code).body:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            names.add(node.name)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            names |= {alias.asname or alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+            names |= {n.id for n in ast.walk(node) if isinstance(n, ast.Name)} - {
+                n.id
+                for n in ast.walk(node)
+                if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)
+            }
+    return names
+
+
+def _without_prose(text: str, entry_point: str) -> str:
+    """Unfenced code: from its first import, class or function to where it stops parsing."""
+    header = _header(entry_point).search(text)
+    if header is None:
+        return text
+    starts = [
+        match.start() for match in _CODE_BEGINS.finditer(text) if match.start() < header.start()
+    ]
+    for start in [*starts, header.start()]:
+        code = _definitions(_longest_parsing(text[start:]))
+        if _defines(code, entry_point):
+            return code
+    return text[header.start() :]
+
+
+def _definitions(code: str) -> str:
+    """`code` up to its last definition: prose such as 'That is it' can be an expression."""
+    if not _parses(code):
+        return code
+    last = max(
+        (node.end_lineno or 0 for node in ast.parse(code).body if isinstance(node, _DEFINING)),
+        default=0,
+    )
+    return "".join(code.splitlines(keepends=True)[:last])
+
+
+def _longest_parsing(code: str) -> str:
+    """`code` without as many last lines as it takes to parse; whole if that never happens."""
+    lines = code.splitlines(keepends=True)
+    for end in range(len(lines), 0, -1):
+        kept = "".join(lines[:end])
+        if kept.strip() and _parses(kept):
+            return kept
+    return code
+
+
+def _parses(code: str) -> bool:
+    try:
+        ast.parse(code)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return True
+
+
+def _header(name: str) -> re.Pattern[str]:
+    return re.compile(
+        rf"^(?:async )?def {re.escape(name)}\s*\(|^{re.escape(name)}\s*=(?!=)", re.MULTILINE
+    )
+
+
+def _defines(code: str, name: str) -> bool:
+    return _header(name).search(code) is not None
+
+
+def _with_body(problem_prompt: str, body: str) -> str:
+    """The prompt's header and docstring with `body` under it, indented as a body must be.
+
+    Models give a body as it stands in the function, or at the left margin, or (a stripped
+    answer) with its first line alone at the left margin; or with tabs, which cannot follow the
+    docstring's spaces.
+    """
+    body = body.strip("\n").expandtabs(4)
+    head = problem_prompt if problem_prompt.endswith("\n") else problem_prompt + "\n"
+    if body[:1].isspace():
+        return head + body + "\n"
+    whole = head + textwrap.indent(body, "    ") + "\n"
+    first_line = f"{head}    {body}\n"
+    return first_line if _parses(first_line) and not _parses(whole) else whole

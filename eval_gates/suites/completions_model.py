@@ -1,0 +1,254 @@
+"""lm-eval's client of a completions endpoint, asking a multiple-choice question by one request.
+
+lm-eval scores every choice by a prompt of its own, and a server cannot take a scored prompt from
+its prefix cache: four choices are four whole prompts, computed anew. Where each choice is a single
+token, all of them stand in one distribution, that of the token after the question. So one request
+asks for one token and the log-probabilities of the choices' tokens (vLLM: `logprob_token_ids`);
+the worked examples before the question then come from the prefix cache.
+
+These are the numbers that scored prompts give, of the whole vocabulary's distribution: metrics
+that divide by a choice's length or look at the greedy token hold as well. What cannot be asked so
+(longer choices, another kind of server) is asked as lm-eval does. All choices after one context
+always go the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from pipeline.errors import StageError
+
+ScoredRequest = tuple[Any, list[int], list[int]]  # lm-eval's: its key, context, continuation
+Answer = tuple[float, bool]  # lm-eval's: log-probability, whether it is the greedy choice
+
+# Not the question's fault, so worth another try; other answers from 400 to 499 are refusals.
+_PASSING_STATUSES = (408, 429)
+# A model's generation_config.json may say otherwise, and vLLM would follow it.
+_PLAIN_SAMPLING = {
+    "temperature": 0,
+    "top_p": 1.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}
+
+
+class Item(NamedTuple):
+    """Continuations of one context, each of one token.
+
+    Attributes:
+        context: token ids.
+        places: for each of lm-eval's requests, its number and the id of its continuation.
+    """
+
+    context: tuple[int, ...]
+    places: tuple[tuple[int, int], ...]
+
+
+class Refusal(NamedTuple):
+    """The endpoint does not answer such a request; why, in its words or ours."""
+
+    reason: str
+
+
+def one_token_items(requests: list[ScoredRequest]) -> list[Item]:
+    """The requests of contexts whose every continuation is one token, in order of the contexts.
+
+    In that order neighbours have the longest common prefixes, which a prefix cache serves.
+    """
+    by_context: dict[tuple[int, ...], list[int]] = {}
+    for number, (_, context, _) in enumerate(requests):
+        by_context.setdefault(tuple(context), []).append(number)
+    return [
+        Item(context, tuple((number, requests[number][2][0]) for number in numbers))
+        for context, numbers in sorted(by_context.items())
+        if all(len(requests[number][2]) == 1 for number in numbers)
+    ]
+
+
+def payload(model: str, item: Item, seed: int) -> dict[str, Any]:
+    """The request's body: one token, and the log-probabilities of the continuations' tokens."""
+    ids = sorted({token for _, token in item.places})
+    return {
+        "model": model,
+        "prompt": list(item.context),
+        "max_tokens": 1,
+        "seed": seed,
+        "logprobs": len(ids),  # vLLM wants it beside the ids
+        "logprob_token_ids": ids,
+        "return_tokens_as_token_ids": True,
+        **_PLAIN_SAMPLING,
+    }
+
+
+def read_answer(body: Any, item: Item) -> dict[int, Answer] | Refusal:
+    """By the number of lm-eval's request, its answer; a Refusal where any token is missing.
+
+    A continuation is greedy when no token is more probable: the server's own choice is the
+    most probable of all.
+    """
+    try:
+        scored = body["choices"][0]["logprobs"]
+        found = {str(token): float(value) for token, value in scored["top_logprobs"][0].items()}
+        best = float(scored["token_logprobs"][0])
+        values = [(number, found[f"token_id:{token}"]) for number, token in item.places]
+    except (LookupError, TypeError, ValueError, AttributeError):
+        return Refusal("its answer lacks the log-probabilities of the tokens asked for")
+    return {number: (value, value >= best) for number, value in values}
+
+
+def check_fit(lengths: list[int], limit: int) -> None:
+    """Raise StageError where a prompt with its answer is longer than `limit` tokens.
+
+    lm-eval would cut its beginning, and with it the worked examples, and only log that.
+    """
+    too_long = [length for length in lengths if length > limit]
+    if too_long:
+        raise StageError(
+            f"{len(too_long)} of {len(lengths)} questions are too long: with the answer, the "
+            f"longest has {max(too_long)} tokens, and {limit} fit",
+            cure="raise max-model-len in the profile, or lower shots or max_tokens in the policy",
+        )
+
+
+def completions_model(
+    *,
+    url: str,
+    model: str,
+    tokenizer: str,
+    trust_remote_code: bool,
+    concurrency: int,
+    max_length: int,
+    timeout_seconds: int,
+    answered: Callable[[int], None],
+    note: Callable[[str], None],
+) -> Any:
+    """An lm-eval model (`lm=` of its `evaluate`) that asks an OpenAI-compatible endpoint.
+
+    Args:
+        url: the server's, without `/v1/completions`.
+        model: the name it serves under.
+        tokenizer: folder of the tokenizer.
+        trust_remote_code: let the tokenizer run code of its own.
+        concurrency: requests at a time.
+        max_length: tokens that the server takes, prompt and answer together.
+        timeout_seconds: for one request.
+        answered: called with the number of lm-eval's requests just answered; one item with four
+            choices is four, whichever way it was asked.
+        note: called with what a user should read.
+
+    Raises (its methods):
+        StageError: a prompt does not fit.
+    """
+    from lm_eval.models.openai_completions import LocalCompletionsAPI
+
+    class OneRequestCompletions(LocalCompletionsAPI):  # type: ignore[misc]
+        """lm-eval's `local-completions`, with one request an item where that can be."""
+
+        def __init__(self, **settings: Any) -> None:
+            super().__init__(**settings)
+            self._asks_once: bool | None = None  # whether the endpoint can; None: not tried yet
+            self._counts = {"requests": 0, "one_request": 0, "scored": 0, "fallen_back": 0}
+
+        def statistics(self) -> dict[str, int]:
+            """Of all calls so far: `requests` sent, and items by the way they were asked.
+
+            `one_request` and `scored` are items (contexts); `fallen_back` are those of the scored
+            ones that would have been asked by one request, had the endpoint answered it.
+            """
+            return dict(self._counts)
+
+        def _loglikelihood_tokens(
+            self, requests: list[ScoredRequest], **settings: Any
+        ) -> list[Answer]:
+            lengths: dict[tuple[int, ...], int] = {}
+            for _, context, continuation in requests:
+                length = len(context) + len(continuation)
+                lengths[tuple(context)] = max(length, lengths.get(tuple(context), 0))
+            check_fit(list(lengths.values()), self.max_length)
+            items = one_token_items(requests)
+            answers = self._ask_once(items)
+            rest = [number for number in range(len(requests)) if number not in answers]
+            contexts = {tuple(requests[number][1]) for number in rest}
+            self._counts["scored"] += len(contexts)
+            self._counts["fallen_back"] += sum(item.context in contexts for item in items)
+            if rest:
+                scored = super()._loglikelihood_tokens([requests[n] for n in rest], **settings)
+                answers.update(zip(rest, scored, strict=True))
+            return [answers[number] for number in range(len(requests))]
+
+        def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
+            prompts = self.tok_encode([request.args[0] for request in requests])
+            rooms = [r.args[1].get("max_gen_toks", self._max_gen_toks) for r in requests]
+            lengths = [len(prompt) + room for prompt, room in zip(prompts, rooms, strict=True)]
+            check_fit(lengths, self.max_length)
+            texts: list[str] = super().generate_until(requests, disable_tqdm)
+            return texts
+
+        def _ask_once(self, items: list[Item]) -> dict[int, Answer]:
+            """The answers to as many items as the endpoint answers by one request."""
+            if not items or self._asks_once is False:
+                return {}
+            found: list[dict[int, Answer] | Refusal] = []
+            if self._asks_once is None:
+                # One item alone tells whether the endpoint can; not every one need be refused.
+                found = self._send(items[:1])
+                self._asks_once = not isinstance(found[0], Refusal)
+                if isinstance(found[0], Refusal):
+                    note(
+                        "the endpoint does not give the log-probabilities of chosen tokens "
+                        f"({found[0].reason}): every choice is scored by a request of its own"
+                    )
+                    return {}
+            found += self._send(items[len(found) :])
+            known = [answer for answer in found if not isinstance(answer, Refusal)]
+            self._counts["one_request"] += len(known)
+            return {number: value for answer in known for number, value in answer.items()}
+
+        def _send(self, items: list[Item]) -> list[dict[int, Answer] | Refusal]:
+            """Send through lm-eval's own machinery: session, concurrency, tries, timeout."""
+            import asyncio
+
+            if not items:
+                return []
+            found = asyncio.run(self.get_batched_requests(items, [None] * len(items)))
+            return [answer for batch in found for answer in batch]
+
+        async def amodel_call(
+            self, session: Any, sem: Any, messages: list[Any], **settings: Any
+        ) -> Any:
+            """One request; lm-eval calls it for every message, again where it raises."""
+            self._counts["requests"] += 1
+            if not isinstance(messages[0], Item):
+                answers = await super().amodel_call(session, sem, messages, **settings)
+                answered(len(answers))
+                return answers
+            (item,) = messages
+            async with (
+                sem,
+                session.post(
+                    self.base_url,
+                    json=payload(self.model, item, self._seed),
+                    headers=self.header,
+                ) as response,
+            ):
+                if 400 <= response.status < 500 and response.status not in _PASSING_STATUSES:
+                    return [Refusal(f"it answered {response.status}: {await response.text()}")]
+                response.raise_for_status()
+                answer = read_answer(await response.json(), item)
+            if not isinstance(answer, Refusal):
+                answered(len(answer))
+            return [answer]
+
+    return OneRequestCompletions(
+        model=model,
+        base_url=f"{url}/v1/completions",
+        tokenizer_backend="huggingface",
+        tokenizer=tokenizer,
+        trust_remote_code=trust_remote_code,
+        num_concurrent=max(2, concurrency),  # below 2 lm-eval takes another way
+        max_length=max_length,
+        timeout=timeout_seconds,
+        max_retries=3,
+    )

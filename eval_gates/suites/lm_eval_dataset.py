@@ -1,0 +1,77 @@
+"""The dataset of an lm-eval task: read once, and kept with the splits that the task uses."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from eval_gates.suites.lm_eval_files import LOCAL_FORMATS
+from pipeline.errors import EvaluationDataError
+
+
+def save_dataset(config: dict[str, Any], revision: str | None, target: Path) -> str | None:
+    """Keep the splits that the task uses; the Hub's revision that they are of, if any.
+
+    Args:
+        config: of the task, with absolute paths of local data.
+        revision: of the Hub's dataset; the newest when None.
+        target: folder to make, as `datasets.load_from_disk` reads it.
+
+    Raises:
+        EvaluationDataError: the dataset cannot be read, or has no split to ask.
+    """
+    from datasets import Dataset, DatasetDict, load_dataset
+
+    options = dict(config.get("dataset_kwargs") or {})
+    options.pop("trust_remote_code", None)
+    path = config.get("dataset_path")
+    local = path in LOCAL_FORMATS or (path is not None and Path(path).is_absolute())
+    with TemporaryDirectory(prefix="prepare-dataset-") as cache:
+        try:
+            if callable(config.get("custom_dataset")):
+                splits = config["custom_dataset"](**(config.get("metadata") or {}), **options)
+            else:
+                options |= {"cache_dir": cache} if local else {"revision": revision}
+                splits = load_dataset(path, config.get("dataset_name"), **options)
+        except (OSError, ValueError, RuntimeError) as error:
+            raise EvaluationDataError(
+                f"the task's dataset cannot be read: {error}",
+                where=f"lm-eval task {config['task']}, dataset {path}",
+                cure="check the task's dataset, and whether the Hub can be reached",
+            ) from error
+        kept = {}
+        for name, rows in used_splits(config).items():
+            split = splits[name]
+            split = split if isinstance(split, Dataset) else Dataset.from_list(list(split))
+            kept[name] = split if rows is None else split.select(range(min(rows, len(split))))
+        DatasetDict(kept).save_to_disk(str(target))
+        checksums = next(iter(kept.values())).info.download_checksums or {}
+    found = re.search(r"@([0-9a-f]{40})/", " ".join(map(str, checksums)))
+    return found[1] if found else None
+
+
+def used_splits(config: dict[str, Any]) -> dict[str, int | None]:
+    """The splits that the task reads, and how many rows of each are enough (None: all).
+
+    Raises:
+        EvaluationDataError: the task names no split to ask.
+    """
+    asked = config.get("test_split") or config.get("validation_split")
+    examples = (
+        (config.get("fewshot_config") or {}).get("split")
+        or config.get("fewshot_split")
+        or config.get("training_split")
+        or config.get("validation_split")
+    )
+    if asked is None:
+        raise EvaluationDataError(
+            "the task names no split to ask",
+            where=f"lm-eval task {config['task']}",
+            cure="add test_split or validation_split to it",
+        )
+    used: dict[str, int | None] = {}
+    if examples is not None:
+        used[examples] = None if config.get("num_fewshot") else 1  # lm-eval looks at one anyway
+    return {**used, asked: None}

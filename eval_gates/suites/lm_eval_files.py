@@ -1,0 +1,174 @@
+"""A task of lm-eval in a YAML file of the user's: which files it is made of, and where its data is.
+
+The core reads this much to name the task by its content; lm-eval itself, in the evaluate
+environment, makes the task of it. Where lm-eval looks for local data from the folder it was
+started in, here paths are relative to the YAML file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pipeline.errors import EvaluationDataError
+
+# The `datasets` library's names of formats; such a dataset is files, not a place on the Hub.
+LOCAL_FORMATS = frozenset({"json", "csv", "text", "parquet", "arrow", "pandas", "xml"})
+_ENDINGS = (".yaml", ".yml")
+
+
+class TaskFile(NamedTuple):
+    """What a task's YAML file brings in.
+
+    Attributes:
+        path: the YAML file, absolute.
+        config: its content with that of the files it includes; functions are their names.
+        code: the YAML files and the Python modules beside them that they name, absolute.
+        data: the local data files, absolute; empty where the data is on the Hub.
+        dataset: id of the Hub's dataset, or None where the data is local.
+    """
+
+    path: Path
+    config: dict[str, Any]
+    code: list[Path]
+    data: list[Path]
+    dataset: str | None
+
+
+def is_task_file(task: str) -> bool:
+    """Whether a policy's `task` is a YAML file, not a name."""
+    return task.endswith(_ENDINGS)
+
+
+def read_task_file(path: Path) -> TaskFile:
+    """Read a task's YAML file, and what it includes; no code of it is run.
+
+    Raises:
+        EvaluationDataError: a file is missing or is no task.
+    """
+    path = path.expanduser().resolve()
+    code: list[Path] = []
+    config = _read_yaml(path, code)
+    if "group" in config or not isinstance(config.get("task"), str):
+        raise EvaluationDataError(
+            "this file does not describe one task",
+            where=str(path),
+            cure="name a YAML file with 'task: <name>', not a group's",
+        )
+    settings = localized(config, path.parent)
+    data = _data_files(settings)
+    hub = None if data or callable(config.get("custom_dataset")) else settings.get("dataset_path")
+    return TaskFile(path, config, code, data, hub)
+
+
+def localized(config: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The configuration with the paths of local data made absolute, globs expanded.
+
+    Args:
+        config: of a task.
+        folder: what its paths are relative to.
+
+    Raises:
+        EvaluationDataError: there is no such data file.
+    """
+    dataset, options = config.get("dataset_path"), dict(config.get("dataset_kwargs") or {})
+    if dataset in LOCAL_FORMATS:
+        files = options.get("data_files")
+        if files is None:
+            raise EvaluationDataError(
+                f"the task's data is '{dataset}', but no file is named",
+                where=str(folder),
+                cure="add dataset_kwargs: {data_files: {test: FILE}} to the task",
+            )
+        options["data_files"] = _absolute(files, folder)
+        return {**config, "dataset_kwargs": options}
+    if isinstance(dataset, str) and (folder / dataset).is_dir():
+        return {**config, "dataset_path": str(folder / dataset)}
+    return config
+
+
+def _absolute(files: Any, folder: Path) -> Any:
+    """`data_files` as the `datasets` library takes it: a path, a list, or either by split."""
+    if isinstance(files, dict):
+        return {split: _absolute(names, folder) for split, names in files.items()}
+    if isinstance(files, list):
+        return [path for name in files for path in _absolute(name, folder)]
+    if "://" in str(files):
+        return [files]
+    found = sorted(str(path) for path in _matching(folder, str(files)))
+    if not found:
+        raise EvaluationDataError(
+            "a data file of the task does not exist",
+            where=str(folder / str(files)),
+            cure="paths in dataset_kwargs.data_files are relative to the task's YAML file",
+        )
+    return found
+
+
+def _matching(folder: Path, pattern: str) -> Iterable[Path]:
+    if (folder / pattern).is_file():
+        return [folder / pattern]
+    if Path(pattern).is_absolute():
+        anchor = Path(Path(pattern).anchor)
+        return anchor.glob(str(Path(pattern).relative_to(anchor)))
+    return folder.glob(pattern)
+
+
+def _data_files(config: dict[str, Any]) -> list[Path]:
+    """The local files of a :func:`localized` configuration."""
+    dataset = config.get("dataset_path")
+    if dataset in LOCAL_FORMATS:
+        names = _flat(config["dataset_kwargs"]["data_files"])
+        return [Path(name) for name in names if "://" not in name]
+    if isinstance(dataset, str) and Path(dataset).is_absolute():
+        return sorted(path for path in Path(dataset).rglob("*") if path.is_file())
+    return []
+
+
+def _flat(files: Any) -> list[str]:
+    if isinstance(files, dict):
+        return [name for names in files.values() for name in _flat(names)]
+    return [str(name) for name in files]
+
+
+def _read_yaml(path: Path, code: list[Path]) -> dict[str, Any]:
+    """A YAML file merged with what it includes, as lm-eval merges; adds the files to `code`."""
+    import yaml
+
+    modules: list[Path] = []
+
+    class Loader(yaml.SafeLoader):
+        """Takes a function's name instead of the function."""
+
+    def function_name(loader: yaml.SafeLoader, node: Any) -> str:
+        name = str(loader.construct_scalar(node))
+        module = path.parent / f"{name.rpartition('.')[0].replace('.', '/')}.py"
+        if module.is_file():
+            modules.append(module)
+        return name
+
+    Loader.add_constructor("!function", function_name)
+    try:
+        config = yaml.load(path.read_text(encoding="utf-8"), Loader=Loader)  # noqa: S506 - safe
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise EvaluationDataError(
+            f"the task's file cannot be read: {error}",
+            where=str(path),
+            cure="give the path of a YAML file that lm-eval can read",
+        ) from error
+    if not isinstance(config, dict):
+        raise EvaluationDataError(
+            "the file is not a mapping of keys", where=str(path), cure="see lm-eval's task guide"
+        )
+    code.extend(file for file in [path, *modules] if file not in code)
+    included = config.pop("include", [])
+    merged: dict[str, Any] = {}
+    for name in included if isinstance(included, list) else [included]:
+        file = (path.parent / name).resolve()
+        if file in code:
+            raise EvaluationDataError(
+                "files include each other", where=f"{path} and {file}", cure="remove one include"
+            )
+        merged |= _read_yaml(file, code)
+    return merged | config

@@ -1,0 +1,113 @@
+"""Which metric of an lm-eval task can be a gate's: a number in [0, 1] for each document."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import isfinite
+from typing import Any, NamedTuple
+
+from pipeline.errors import EvaluationDataError
+
+NO_FILTER = "none"  # lm-eval's name where a task has no filters
+# Per document lm-eval gives these as a pair, or as nothing, whatever the aggregation is called.
+_NOT_NUMBERS = frozenset({"likelihood", "bypass", "brier_score", "mcc"})
+_SLACK = 1e-9  # of floating-point numbers about 0 and 1
+
+
+class Metric(NamedTuple):
+    """One entry of a task's metric list.
+
+    Attributes:
+        name: lm-eval's.
+        aggregation: lm-eval's name for how documents make one number.
+        higher_is_better: the direction.
+        filter: which of the task's answer filters it is taken after.
+        needs_hub: whether its code has to be downloaded.
+    """
+
+    name: str
+    aggregation: str
+    higher_is_better: bool
+    filter: str = NO_FILTER
+    needs_hub: bool = False
+
+    @property
+    def usable(self) -> bool:
+        """Whether it is a mean of numbers, one a document; their range shows in the answers."""
+        return self.aggregation == "mean" and self.name not in _NOT_NUMBERS and not self.needs_hub
+
+    @property
+    def label(self) -> str:
+        """Its name in reports; `1 - x` where lower values of x are better."""
+        name = self.name if self.filter == NO_FILTER else f"{self.name},{self.filter}"
+        return name if self.higher_is_better else f"1 - {name}"
+
+
+def choose_metric(
+    task: str, metrics: Sequence[Metric], filters: Sequence[str], wanted: str | None
+) -> Metric:
+    """The metric to gate by: the one asked for, or the task's first.
+
+    Args:
+        task: its name, for errors.
+        metrics: the task's, in its order.
+        filters: names of the task's answer filters, in its order; empty when it has none.
+        wanted: `metric` or `metric,filter`; the first filter when it names none.
+
+    Raises:
+        EvaluationDataError: the task has no such metric or filter, or the metric is not a mean
+            over documents.
+    """
+    filters = list(filters) or [NO_FILTER]
+    name, _, filter_name = (wanted or metrics[0].name).partition(",")
+    found = next((metric for metric in metrics if metric.name == name.strip()), None)
+    usable = [metric.name for metric in metrics if metric.usable]
+    listed = ", ".join(usable) if usable else "none of this task's"
+    if found is None:
+        raise EvaluationDataError(
+            f"the task has no metric '{name}'",
+            where=f"lm-eval task {task}",
+            cure=f"metrics that a gate can use: {listed}",
+        )
+    if not found.usable:
+        why = "is loaded from the Hub" if found.needs_hub else "is no mean over documents"
+        raise EvaluationDataError(
+            f"the metric '{found.name}' {why} ({found.aggregation}), so it cannot be judged "
+            "question by question",
+            where=f"lm-eval task {task}",
+            cure=f"set 'metric' in the policy; metrics that a gate can use: {listed}",
+        )
+    chosen_filter = filter_name.strip() or filters[0]
+    if chosen_filter not in filters:
+        raise EvaluationDataError(
+            f"the task has no filter '{chosen_filter}'",
+            where=f"lm-eval task {task}, metric {wanted}",
+            cure=f"filters of this task: {', '.join(filters)}",
+        )
+    return found._replace(filter=chosen_filter)
+
+
+def score_of(value: Any, metric: Metric, question: str) -> float:
+    """A document's score, higher better, in [0, 1].
+
+    Args:
+        value: what lm-eval gave for the document; None when it gave nothing.
+        metric: which it is.
+        question: the document's id, for errors.
+
+    Raises:
+        EvaluationDataError: it is no number in [0, 1].
+    """
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = float("nan")
+    if not isfinite(number) or not -_SLACK <= number <= 1 + _SLACK:
+        raise EvaluationDataError(
+            f"the metric '{metric.name}' is {value!r} here, not a number from 0 to 1",
+            where=f"question {question}",
+            cure="set 'metric' in the policy to one of the task's that is bounded so, such as "
+            "acc or exact_match",
+        )
+    bounded = min(1.0, max(0.0, number))
+    return bounded if metric.higher_is_better else 1 - bounded

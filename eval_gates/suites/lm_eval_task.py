@@ -1,0 +1,257 @@
+"""Any one task of lm-eval as a suite: found by name or in a YAML file, laid out, and opened again.
+
+Laying out keeps, beside the questions, all that asking needs: the splits of the dataset that the
+task uses and, of a task in a file, its YAML files and modules. So asking needs neither the Hub
+nor the user's files, and a dataset that changes meanwhile changes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from eval_gates.suites.fixed_task import digest_of, fixed_task
+from eval_gates.suites.lm_eval_dataset import save_dataset
+from eval_gates.suites.lm_eval_files import localized, read_task_file
+from eval_gates.suites.lm_eval_metrics import Metric, choose_metric
+from pipeline.errors import EvaluationDataError
+
+DATASET, CODE, PLACE = "dataset", "task", "task.json"
+_LENGTH_KEYS = ("max_gen_toks", "max_tokens")
+_SHOWN = 8  # names of a group's members in an error
+
+
+class OpenedTask(NamedTuple):
+    """A task whose documents are the questions, in their order, and how they score."""
+
+    task: Any
+    metric: Metric
+    requests_per_question: int
+
+
+class LaidOut(NamedTuple):
+    """A task's documents as questions, and what the record should say of them."""
+
+    rows: list[dict[str, Any]]
+    facts: dict[str, Any]
+
+
+def lay_out(
+    suite: dict[str, Any], file: Path | None, revision: str | None, folder: Path
+) -> LaidOut:
+    """Write what the task needs into a folder, and list its documents.
+
+    Args:
+        suite: task, metric, shots, max_tokens, as in the policy.
+        file: the task's YAML file, if it is not one of lm-eval's own.
+        revision: of the Hub's dataset; the newest when None.
+        folder: existing; gets `dataset/`, `task.json`, and `task/` for a task in a file.
+
+    Raises:
+        EvaluationDataError: there is no such task, it is a group, it runs code, it has no metric
+            that a gate can use, or its data cannot be had.
+    """
+    if file is None:
+        place = {"installed": _installed(suite["task"])}
+    else:
+        place = {"file": _copied(file, folder)}
+    (folder / PLACE).write_text(json.dumps(place))
+    config = _config(folder, suite)
+    _metric_of(config, suite)
+    local = localized(config, file.resolve().parent) if file else config
+    found_revision = save_dataset(local, revision, folder / DATASET)
+    task, metric, _ = open_task(suite, None, folder)
+    rows = [
+        {"id": f"{config['task']}/{n}", "doc_index": n, "doc_sha256": digest_of(document)}
+        for n, document in enumerate(task.eval_docs)
+    ]
+    facts = {"task": config["task"], "metric": metric.label, "revision": found_revision}
+    return LaidOut(rows, facts)
+
+
+def open_task(
+    suite: dict[str, Any], rows: Sequence[dict[str, Any]] | None, folder: Path
+) -> OpenedTask:
+    """The task over the laid-out questions, in their order; over all documents without them.
+
+    Args:
+        suite: as in :func:`lay_out`.
+        rows: the questions.
+        folder: that of :func:`lay_out`.
+
+    Raises:
+        EvaluationDataError: a document is not the one that was laid out.
+    """
+    from datasets import load_from_disk
+
+    config = _config(folder, suite)
+    metric = _metric_of(config, suite)
+    if config.get("filter_list"):
+        config["filter_list"] = [
+            entry for entry in config["filter_list"] if entry["name"] == metric.filter
+        ]
+    splits = dict(load_from_disk(str(folder / DATASET), keep_in_memory=True))
+    task = fixed_task(config, splits, [row["doc_index"] for row in rows] if rows else None)
+    for row, document in zip(rows or (), task.eval_docs, strict=False):
+        if digest_of(document) != row["doc_sha256"]:
+            raise EvaluationDataError(
+                f"document {row['doc_index']} of the task is not the one that was laid out",
+                where=f"question {row['id']}",
+                cure="its processing is not repeatable; choose another task, or mend its "
+                "process_docs",
+            )
+    choices = config["output_type"] == "multiple_choice"
+    per_question = len(task.doc_to_choice(task.eval_docs[0])) if choices else 1
+    return OpenedTask(task, metric, per_question)
+
+
+def _installed(name: str) -> str:
+    """Where lm-eval has that task, relative to its folder of tasks."""
+    from lm_eval import tasks
+    from lm_eval.tasks import TaskManager
+
+    manager = TaskManager()  # reads all of lm-eval's YAML files: some seconds
+    entry = manager.task_index.get(name)
+    if entry is None:
+        close = get_close_matches(name, manager.all_subtasks, n=5)
+        raise EvaluationDataError(
+            f"lm-eval knows no task '{name}'",
+            where="policy key 'task'",
+            cure=f"did you mean {', '.join(close)}?" if close else "see lm-eval's list of tasks",
+        )
+    if name in manager.all_groups or name in manager.all_tags:
+        members = sorted(entry.tags) or [
+            item if isinstance(item, str) else str(item.get("task") or item.get("group"))
+            for item in (entry.cfg or {}).get("task", [])
+        ]
+        more = f" and {len(members) - _SHOWN} more" if len(members) > _SHOWN else ""
+        raise EvaluationDataError(
+            f"'{name}' is a group of tasks, and a gate judges one",
+            where="policy key 'task'",
+            cure=f"its members: {', '.join(members[:_SHOWN])}{more}; make a suite of each you need",
+        )
+    return str(Path(entry.yaml_path).relative_to(Path(tasks.__file__).parent))
+
+
+def _copied(file: Path, folder: Path) -> str:
+    """Copy the task's YAML files and modules; the path of the copy, relative to the folder."""
+    found = read_task_file(file)
+    root = Path(os.path.commonpath([path.parent for path in found.code]))
+    for path in found.code:
+        copy = folder / CODE / path.relative_to(root)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, copy)
+    return str(Path(CODE) / found.path.relative_to(root))
+
+
+def _config(folder: Path, suite: dict[str, Any]) -> dict[str, Any]:
+    """The task's whole configuration with the policy's settings, functions and all.
+
+    Raises:
+        EvaluationDataError: it is no task that a gate can ask.
+    """
+    from lm_eval import tasks
+    from lm_eval.tasks._yaml_loader import load_yaml
+
+    place = json.loads((folder / PLACE).read_text())
+    if "file" in place:
+        path = folder / place["file"]
+    else:
+        path = Path(tasks.__file__).parent / place["installed"]
+    _refuse(load_yaml(path, resolve_func=False))  # before its code is run
+    try:
+        with _no_bytecode():  # beside a module in the store
+            config: dict[str, Any] = load_yaml(path)
+    except Exception as error:  # the task's own modules may raise anything
+        raise EvaluationDataError(
+            f"the task's own code cannot be loaded: {type(error).__name__}: {error}",
+            where=str(path),
+            cure="check the modules that it names with !function, and what they import",
+        ) from error
+    for key in ("tag", "group", "task_list"):  # lm-eval's own way of telling task from structure
+        config.pop(key, None)
+    config.setdefault("output_type", "generate_until")
+    if suite["shots"] is not None:
+        _set_shots(config, suite["shots"])
+    if config["output_type"] == "generate_until":
+        config["generation_kwargs"] = _generation(config, suite["max_tokens"])
+    return config
+
+
+@contextmanager
+def _no_bytecode() -> Iterator[None]:
+    before = sys.dont_write_bytecode
+    sys.dont_write_bytecode = True
+    try:
+        yield
+    finally:
+        sys.dont_write_bytecode = before
+
+
+def _refuse(config: dict[str, Any]) -> None:
+    reasons = {
+        "it runs code that a model wrote; the suite 'humaneval' does so in a sandbox": config.get(
+            "unsafe_code"
+        ),
+        "it is written as a Python class, whose documents cannot be fixed": "class" in config,
+        "it shows pictures or plays sounds": config.get("doc_to_image")
+        or config.get("doc_to_audio"),
+        "it asks every question several times, with one seed": config.get("repeats", 1) > 1,
+    }
+    for reason, is_so in reasons.items():
+        if is_so:
+            raise EvaluationDataError(
+                f"the task cannot be a gate: {reason}",
+                where=f"lm-eval task {config.get('task')}",
+                cure="choose another task",
+            )
+
+
+def _set_shots(config: dict[str, Any], shots: int) -> None:
+    if shots and config.get("num_fewshot") == 0:
+        raise EvaluationDataError(
+            f"{shots} worked examples were asked, but the task itself fixes none",
+            where=f"lm-eval task {config['task']}, num_fewshot: 0",
+            cure="remove 'shots' from the policy",
+        )
+    config["num_fewshot"] = shots
+    others = (config.get(f"{name}_split") for name in ("fewshot", "training", "validation"))
+    if shots and not config.get("fewshot_config") and not any(others):
+        # Said so, lm-eval never shows a question among its own examples.
+        config["fewshot_split"] = config["test_split"]
+
+
+def _generation(config: dict[str, Any], max_tokens: int) -> dict[str, Any]:
+    """The task's generation settings, greedy and of bounded length where it says nothing."""
+    given = dict(config.get("generation_kwargs") or {"do_sample": False, "temperature": 0.0})
+    length = given.pop("max_new_tokens", max_tokens)
+    if not any(key in given for key in _LENGTH_KEYS):
+        given["max_gen_toks"] = length
+    given.setdefault("until", [config.get("fewshot_delimiter", "\n\n")])
+    return given
+
+
+def _metric_of(config: dict[str, Any], suite: dict[str, Any]) -> Metric:
+    """The policy's metric among the task's, or the task's first."""
+    from lm_eval.api import registry
+
+    entries = config.get("metric_list") or [
+        {"metric": name} for name in registry.DEFAULT_METRIC_REGISTRY[config["output_type"]]
+    ]
+    metrics = []
+    for entry in entries:
+        name = entry["metric"] if isinstance(entry["metric"], str) else entry["metric"].__name__
+        way = entry.get("aggregation") or registry.get_metric_aggregation(name)
+        way = way if isinstance(way, str) else getattr(way, "__name__", str(way))
+        higher = entry.get("higher_is_better")
+        higher = registry.is_higher_better(name) if higher is None else bool(higher)
+        metrics.append(Metric(name, way, higher, needs_hub=bool(entry.get("hf_evaluate"))))
+    filters = [str(entry["name"]) for entry in config.get("filter_list") or []]
+    return choose_metric(config["task"], metrics, filters, suite["metric"])

@@ -1,0 +1,168 @@
+"""From what a model wrote to a program, which is then really run."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eval_gates.sandbox import Program, choose_isolation, run_program
+from eval_gates.suites.code_extraction import STOPS, extract_code
+
+HELPER = "def half(x: int) -> int:\n    return x // 2\n\n\n"
+HEADER = "def halves(numbers: List[int]) -> List[int]:\n"
+DOCSTRING = '    """ Halve each number.\n    >>> halves([4])\n    [2]\n    """\n'
+PROMPT = "from typing import List\n\n\n" + HELPER + HEADER + DOCSTRING
+BODY = (
+    "    halved = []\n    for number in numbers:\n        halved.append(half(number))\n"
+    "    return halved\n"
+)
+FUNCTION = HEADER + BODY
+TEST = "def check(f):\n    assert f([4, 7]) == [2, 3]\n\n\ncheck(halves)\n"
+
+
+def solves(completion: str, form: str = "chat") -> bool:
+    code = extract_code(completion, PROMPT, "halves", "base" if form == "base" else "chat")
+    return run_program(
+        Program(code, "halves", TEST),
+        seconds=10,
+        memory_bytes=2**28,
+        isolation=choose_isolation("none"),
+    ).passed
+
+
+@pytest.mark.parametrize(
+    "completion",
+    [
+        pytest.param(f"```python\n{PROMPT}{BODY}```", id="the whole file"),
+        pytest.param(f"```python\n{FUNCTION}```", id="without imports and helpers"),
+        pytest.param(f"```\n{FUNCTION}\n```", id="no language"),
+        pytest.param(f"```Python3 title=x\n{FUNCTION}\n```", id="odd language"),
+        pytest.param(f"Sure!\n\n```python\n{FUNCTION}```\nIt halves.", id="prose around"),
+        pytest.param(f"Sure: ```python\n{FUNCTION.rstrip()}```\nDone.", id="fences inside lines"),
+        pytest.param(f"```python\n{FUNCTION}", id="unclosed"),
+        pytest.param(f"```python\n{FUNCTION}\nassert halves([", id="unclosed, cut in a test"),
+        pytest.param(f"```\nhalves([4])\n```\nso\n```python\n{FUNCTION}```", id="second fence"),
+        pytest.param(
+            f"```python\n{FUNCTION}```\nOr:\n```python\n{HEADER}    return []\n```", id="first wins"
+        ),
+        pytest.param(
+            "1. Write it:\n   ```python\n"
+            + "".join(f"   {line}\n" for line in FUNCTION.splitlines())
+            + "   ```\n",
+            id="in a list",
+        ),
+        pytest.param(f"```python\n{BODY}```", id="body alone"),
+        pytest.param(f"```python\n{BODY.strip()}\n```", id="stripped body"),
+        pytest.param("```python\nreturn [half(n) for n in numbers]\n```", id="body at the margin"),
+        pytest.param(
+            "```python\nout = []\nfor n in numbers:\n    out.append(half(n))\nreturn out\n```",
+            id="longer body at the margin",
+        ),
+        pytest.param(BODY, id="unfenced body"),
+        pytest.param(FUNCTION, id="unfenced function"),
+        pytest.param(f"Here's the function:\n\n{FUNCTION}\nThat's all, isn't it?", id="no fences"),
+        pytest.param(f"import math\n\n{FUNCTION}\nThis is it", id="import first"),
+        pytest.param(f"```python\n{FUNCTION.replace('    ', chr(9))}```", id="tabs"),
+        pytest.param(f"```python\n{BODY.replace('    ', chr(9))}```", id="body with tabs"),
+        pytest.param(BODY.replace("    ", "\t"), id="unfenced body with tabs"),
+        pytest.param(f"~~~python\n{FUNCTION}~~~\nDone.", id="tildes"),
+        pytest.param(f"````markdown\nSure:\n```python\n{FUNCTION}```\n````", id="nested fences"),
+        pytest.param(f"````python\n{FUNCTION}````\n", id="four marks"),
+        pytest.param(
+            f'```python\n{HEADER}    """Halve.\n\n    ```\n    halves([4])\n    ```\n    """\n'
+            f"{BODY}```\nThat's it.",
+            id="fences in the docstring",
+        ),
+        pytest.param(f"<think>\nHm: {HEADER}    pass\n</think>\n{FUNCTION}", id="thoughts"),
+        pytest.param(
+            f"<think>\n```python\n{HEADER}    return []\n```\nNo.\n</think>\n\n"
+            f"```python\n{FUNCTION}```",
+            id="a draft in the thoughts",
+        ),
+        pytest.param(
+            f"Let me see.\n```python\n{HEADER}    return 1\n```\n</think>```python\n{FUNCTION}```",
+            id="thoughts that the template opened",
+        ),
+        pytest.param(
+            "First a helper:\n```python\ndef cut(n):\n    return n // 2\n```\nand then:\n"
+            f"```python\n{HEADER}    return [cut(n) for n in numbers]\n```\nHope it helps!",
+            id="a helper in a block before",
+        ),
+        pytest.param(
+            f"```python\n{HEADER}    return [cut(n) for n in numbers]\n```\nwhere\n"
+            "```python\ndef cut(n):\n    return n // TWO\n```\nand\n```python\nTWO = 2\n```",
+            id="helpers in blocks after",
+        ),
+        pytest.param(
+            f"```python\nimport nowhere\n```\n```python\n{FUNCTION}```\nA test:\n"
+            "```python\nimport pytest_that_is_not_here\n\ndef test_halves():\n    halves(1)\n```",
+            id="blocks that it does not need",
+        ),
+        pytest.param(
+            f"```python\nimport functools as tools\n```\nUse it:\n```python\n{HEADER}"
+            "    return list(tools.reduce(lambda a, n: [*a, half(n)], numbers, []))\n```",
+            id="an import in a block before",
+        ),
+        pytest.param(
+            f"```python\ndef cut(n):\n    return n // 2\n\n\n{HEADER}"
+            "    return [cut(n) for n in numbers]\n\n\ndef main():\n    halves([1])\n```",
+            id="three functions in one block",
+        ),
+        pytest.param(
+            f"### Explanation\n\nWe loop, so `halves([4])` is `[2]`.\n\n### Code\n\n"
+            f"```py\n{FUNCTION}```\n\n### Complexity\n\n```\nO(n)\n```\n",
+            id="explanations before and after",
+        ),
+        pytest.param(f"```python\r\n{FUNCTION}```".replace("\n", "\r\n"), id="Windows lines"),
+        pytest.param("```python\nhalves = lambda ns: [n // 2 for n in ns]\n```", id="lambda"),
+        pytest.param(
+            f"```python\n{FUNCTION}\nif __name__ == '__main__':\n    input()\n```", id="main guard"
+        ),
+    ],
+)
+def test_a_right_answer_is_found_in_what_the_model_wrote(completion: str) -> None:
+    assert solves(completion)
+
+
+@pytest.mark.parametrize(
+    "completion",
+    [
+        pytest.param("", id="nothing"),
+        pytest.param(f"<think>\nSo: ```python\n{FUNCTION}```", id="thoughts without an end"),
+        pytest.param(
+            f"<think>```python\n{FUNCTION}```</think>\nI give up.", id="right only in thoughts"
+        ),
+        pytest.param(f"```python\n{HEADER}\t  return [\n    2, 3\n```", id="mixed indentation"),
+        pytest.param("I cannot do that.", id="refusal"),
+        pytest.param("```python\n```", id="empty fence"),
+        pytest.param(f"```python\n{HEADER}    return numbers\n```", id="wrong"),
+        pytest.param(f"```python\n{PROMPT}    pass\n```", id="no body"),
+        pytest.param(f"```python\n{FUNCTION}\n  bad indent(\n```", id="closed but does not parse"),
+        pytest.param(f"```python\n{FUNCTION.replace('halves', 'other')}```", id="other name"),
+        pytest.param(f"```python\n{HEADER}    halved = [\n", id="cut in the middle"),
+    ],
+)
+def test_a_wrong_answer_stays_wrong(completion: str) -> None:
+    assert not solves(completion)
+
+
+def test_a_base_completion_goes_on_from_the_prompt() -> None:
+    assert solves(BODY, form="base")
+
+
+def test_a_base_completion_ends_where_the_function_does() -> None:
+    assert solves(BODY + "\ndef halves(numbers):\n    return []\n", form="base")
+    assert solves(BODY + "\nprint(halves(1, 2, 3))\n", form="base")
+    assert solves(BODY + "\nif __name__ == '__main__':\n    raise ValueError\n", form="base")
+    assert extract_code("    x\nclass A: pass", "P\n", "f", "base") == "P\n    x"
+
+
+def test_the_server_takes_four_stops_at_most() -> None:
+    assert all(len(stops) <= 4 for stops in STOPS.values())
+
+
+@given(st.text(alphabet="`\n ab=():def halves", max_size=120))
+def test_no_answer_breaks_the_extraction(completion: str) -> None:
+    assert isinstance(extract_code(completion, PROMPT, "halves", "chat"), str)
+    assert extract_code(completion, PROMPT, "halves", "base").startswith(PROMPT)

@@ -1,0 +1,174 @@
+"""Multiple choice by one request: grouping, the request, its answer (sending: see tests/e2e)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eval_gates.suites.completions_model import (
+    Item,
+    Refusal,
+    check_fit,
+    one_token_items,
+    payload,
+    read_answer,
+)
+from pipeline.errors import StageError
+
+ITEM = Item((5, 6, 7), ((0, 330), (1, 365), (2, 367), (3, 414)))
+
+
+def answer(values: dict[int, float], greedy: int) -> dict[str, Any]:
+    """A body as vLLM answers, with tokens as ids."""
+    tops = {f"token_id:{token}": value for token, value in values.items()}
+    logprobs = {
+        "tokens": [f"token_id:{greedy}"],
+        "token_logprobs": [values[greedy]],
+        "top_logprobs": [tops],
+    }
+    return {"choices": [{"index": 0, "text": " A", "logprobs": logprobs}]}
+
+
+# --- which requests go together -------------------------------------------------------------------
+
+
+def test_choices_after_one_context_are_one_item() -> None:
+    requests = [(("q", " A"), [1, 2], [10]), (("q", " B"), [1, 2], [11])]
+    assert one_token_items(requests) == [Item((1, 2), ((0, 10), (1, 11)))]
+
+
+def test_one_longer_choice_keeps_all_of_its_item_out() -> None:
+    """A question's choices are compared with each other, so they are asked the same way."""
+    requests = [
+        (None, [1, 2], [10]),
+        (None, [3], [10]),
+        (None, [1, 2], [11, 12]),
+        (None, [3], [11]),
+    ]
+    assert one_token_items(requests) == [Item((3,), ((1, 10), (3, 11)))]
+
+
+def test_a_choice_that_has_no_token_of_its_own_is_left_to_lm_eval() -> None:
+    assert one_token_items([(None, [1], [10]), (None, [1], [])]) == []
+
+
+def test_contexts_that_begin_alike_are_neighbours() -> None:
+    shots, others = list(range(50)), list(range(1, 51))
+    contexts = [[*shots, 3], [*others, 2], [*shots, 1], [*others, 1], [*shots, 2]]
+    found = one_token_items([(None, context, [9]) for context in contexts])
+    assert [list(item.context) for item in found] == sorted(contexts)
+    assert [item.context[0] for item in found] == [0, 0, 0, 1, 1]
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.none(),
+            st.lists(st.integers(0, 3), min_size=1, max_size=3),
+            st.lists(st.integers(0, 9), min_size=1, max_size=2),
+        ),
+        max_size=30,
+    )
+)
+def test_no_request_is_lost_or_asked_twice(requests: list[Any]) -> None:
+    items = one_token_items(requests)
+    placed = {number: (item.context, token) for item in items for number, token in item.places}
+    assert sum(len(item.places) for item in items) == len(placed)
+    for number, (_, context, continuation) in enumerate(requests):
+        alone = all(len(other[2]) == 1 for other in requests if other[1] == context)
+        assert placed.get(number) == ((tuple(context), continuation[0]) if alone else None)
+
+
+# --- the request ----------------------------------------------------------------------------------
+
+
+def test_the_request_asks_for_the_choices_tokens() -> None:
+    asked = payload("m", ITEM, 1234)
+    assert asked["prompt"] == [5, 6, 7]
+    assert asked["max_tokens"] == 1
+    assert asked["logprob_token_ids"] == [330, 365, 367, 414]
+    assert asked["logprobs"] == 4
+    assert asked["return_tokens_as_token_ids"] is True
+    assert "echo" not in asked
+
+
+def test_the_models_own_sampling_settings_do_not_matter() -> None:
+    """vLLM would take them from generation_config.json, and a penalty moves the greedy choice."""
+    asked = payload("m", ITEM, 1234)
+    assert asked["temperature"] == 0
+    assert asked["repetition_penalty"] == 1.0
+    assert asked["presence_penalty"] == asked["frequency_penalty"] == 0.0
+
+
+def test_equal_choices_are_asked_for_once() -> None:
+    item = Item((5,), ((0, 330), (1, 365), (2, 330)))
+    assert payload("m", item, 1)["logprob_token_ids"] == [330, 365]
+    found = read_answer(answer({330: -1.0, 365: -2.0}, greedy=330), item)
+    assert found == {0: (-1.0, True), 1: (-2.0, False), 2: (-1.0, True)}
+
+
+# --- the answer -----------------------------------------------------------------------------------
+
+
+def test_log_probabilities_are_found_by_token() -> None:
+    body = answer({28: -0.5, 414: -4.0, 330: -1.0, 365: -2.0, 367: -3.0}, greedy=28)
+    assert read_answer(body, ITEM) == {
+        0: (-1.0, False),
+        1: (-2.0, False),
+        2: (-3.0, False),
+        3: (-4.0, False),
+    }
+
+
+def test_a_choice_is_greedy_when_nothing_is_more_probable() -> None:
+    body = answer({330: -1.0, 365: -0.25, 367: -3.0, 414: -0.25}, greedy=365)
+    found = read_answer(body, ITEM)
+    assert isinstance(found, dict)
+    # As lm-eval has it: the same probability as the best is the best.
+    assert [greedy for _, greedy in found.values()] == [False, True, False, True]
+
+
+def without(token: int) -> dict[str, Any]:
+    body = answer({330: -1.0, 365: -2.0, 367: -3.0, 414: -4.0}, greedy=330)
+    del body["choices"][0]["logprobs"]["top_logprobs"][0][f"token_id:{token}"]
+    return body
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        without(414),  # a server that gives its own most probable ones
+        without(330),
+        {"choices": [{"text": " A", "logprobs": None}]},  # one that ignores `logprobs`
+        {"choices": []},
+        {"choices": [{"logprobs": {"token_logprobs": [-1.0], "top_logprobs": [None]}}]},
+        {"choices": [{"logprobs": {"token_logprobs": [None], "top_logprobs": [{" A": -1.0}]}}]},
+        {"object": "error", "message": "no"},
+        [],
+        None,
+        "text",
+    ],
+)
+def test_an_answer_without_a_choice_is_a_refusal(body: Any) -> None:
+    found = read_answer(body, ITEM)
+    assert isinstance(found, Refusal)
+    assert "log-probabilities of the tokens" in found.reason
+
+
+# --- prompts that do not fit ----------------------------------------------------------------------
+
+
+def test_prompts_that_fit() -> None:
+    check_fit([], 5)
+    check_fit([1, 5, 5], 5)
+
+
+def test_prompts_that_do_not_fit_are_counted() -> None:
+    with pytest.raises(StageError) as caught:
+        check_fit([5, 6, 9, 1], 5)
+    assert "2 of 4 questions" in caught.value.what
+    assert "longest has 9 tokens, and 5 fit" in caught.value.what
+    assert "max-model-len" in caught.value.cure

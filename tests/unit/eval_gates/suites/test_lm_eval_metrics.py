@@ -1,0 +1,79 @@
+"""Which of a task's metrics a gate can use, and scores by it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eval_gates.suites.lm_eval_metrics import Metric, choose_metric, score_of
+from pipeline.errors import EvaluationDataError
+
+PERPLEXITY = Metric("perplexity", "perplexity", False)
+ACC = Metric("acc", "mean", True)
+ERROR = Metric("wer", "mean", False)
+METRICS = [ACC, PERPLEXITY, ERROR, Metric("bleu", "bleu", True)]
+
+
+def test_the_first_when_none_is_named() -> None:
+    assert choose_metric("t", METRICS, [], None) == ACC
+
+
+def test_the_one_that_is_named_after_the_first_filter() -> None:
+    chosen = choose_metric("t", METRICS, ["strict", "loose"], "wer")
+    assert (chosen.name, chosen.filter, chosen.label) == ("wer", "strict", "1 - wer,strict")
+
+
+def test_metric_and_filter() -> None:
+    chosen = choose_metric("t", METRICS, ["strict", "loose"], "acc, loose")
+    assert (chosen.name, chosen.filter, chosen.label) == ("acc", "loose", "acc,loose")
+
+
+@pytest.mark.parametrize(
+    ("metrics", "wanted", "what", "cure"),
+    [
+        (METRICS, "f1", "no metric 'f1'", "acc, wer"),
+        (METRICS, "bleu", "'bleu' is no mean over documents", "acc, wer"),
+        ([PERPLEXITY, ACC], None, "'perplexity' is no mean over documents", "use: acc"),
+        ([PERPLEXITY], None, "'perplexity'", "none of this task's"),
+        ([Metric("likelihood", "mean", True)], None, "'likelihood'", "none of this task's"),
+        ([Metric("rouge", "mean", True, needs_hub=True)], None, "from the Hub", "none of"),
+        ([Metric("acc", "nanmean", True)], None, "nanmean", "none of"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_with_what_can(
+    metrics: list[Metric], wanted: str | None, what: str, cure: str
+) -> None:
+    with pytest.raises(EvaluationDataError) as caught:
+        choose_metric("my_task", metrics, [], wanted)
+    assert what in caught.value.what
+    assert cure in caught.value.cure
+    assert "my_task" in caught.value.where
+
+
+def test_a_filter_that_the_task_has_not() -> None:
+    with pytest.raises(EvaluationDataError, match="no filter 'loose'") as caught:
+        choose_metric("t", METRICS, ["strict"], "acc,loose")
+    assert "strict" in caught.value.cure
+
+
+@given(st.floats(0, 1))
+def test_bounded_values(value: float) -> None:
+    assert score_of(value, ACC, "q") == value
+    assert score_of(value, ERROR, "q") == 1 - value
+
+
+@pytest.mark.parametrize(("value", "score"), [(True, 1.0), (0, 0.0), (1 + 1e-12, 1.0)])
+def test_values_that_mean_a_bounded_number(value: Any, score: float) -> None:
+    assert score_of(value, ACC, "q") == score
+
+
+@pytest.mark.parametrize(
+    "value", [1.01, -0.5, 37.0, float("nan"), float("inf"), None, (0.1, 3), "high", [1]]
+)
+def test_other_values_are_refused(value: Any) -> None:
+    with pytest.raises(EvaluationDataError, match="not a number from 0 to 1") as caught:
+        score_of(value, ACC, "task/3")
+    assert caught.value.where == "question task/3"
