@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import difflib
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
 from pydantic import ValidationError
 
 import recipes
 from pipeline.errors import UsageError
-from recipes.schema import Described, Policy, Recipe, ServingProfile
+from recipes.policy import Policy
+from recipes.schema import Described, Recipe, ServingProfile
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
 RECIPES = Path(recipes.__file__).parent
 DESCRIBED = TypeVar("DESCRIBED", bound=Described)
@@ -102,9 +106,9 @@ def parse(path: Path, noun: str, kind: type[DESCRIBED]) -> DESCRIBED:
         first = min(error.errors(), key=lambda fault: fault["type"] != "extra_forbidden")
         key = ".".join(_users_path(first["loc"], data, first["type"])) or "(the whole file)"
         raise UsageError(
-            f"the {noun} is wrong at '{key}': {first['msg']}",
+            f"the {noun} is wrong at '{key}': {_explained(first)}",
             where=f"{path}, key {key}",
-            cure=_known(kind),
+            cure=_cure(kind, first),
         ) from error
 
 
@@ -119,6 +123,65 @@ def _users_path(location: tuple[int | str, ...], data: Any, fault: str) -> list[
             continue
         path.append(str(part))
     return path
+
+
+def _explained(fault: ErrorDetails) -> str:
+    """What is wrong, without the words of the library that found it."""
+    given, message = fault["input"], fault["msg"].removeprefix("Value error, ")
+    if fault["type"] == "extra_forbidden":
+        return "there is no such key"
+    if fault["type"] == "missing":
+        return "this key is required"
+    if fault["type"] == "union_tag_invalid":
+        tags = fault["ctx"]
+        return f"the kind '{tags['tag']}' is not known: {tags['expected_tags']}"
+    if fault["type"] == "union_tag_not_found":
+        return "the key 'kind' is required"
+    if fault["type"] in ("model_type", "model_attributes_type", "dict_type"):
+        message = "Input should be a mapping of keys"
+    if isinstance(given, (bool, int, float, str)) or given is None:
+        return message.replace("Input should", f"{given!r} should", 1)
+    return message
+
+
+def _cure(kind: type[Described], fault: ErrorDetails) -> str:
+    """What the faulty key is for; or, where a key is not known or missing, which ones there are."""
+    schema = kind.model_json_schema()
+    node, keys, around = schema, list(schema["properties"]), "at the top"
+    meaning = ""
+    location = fault["loc"]
+    if location and location[-1] == "[key]":  # the key itself, so what it lies in is of interest
+        location = location[:-2]
+    for part in location:
+        node = _inside(node, part, schema)
+        if node.get("properties"):
+            keys, around = list(node["properties"]), f"in {part}"
+        meaning = f"{part}: {node['description']}" if node.get("description") else ""
+    known = f"keys known {around}: {', '.join(keys)}"
+    if fault["type"] == "extra_forbidden":
+        close = difflib.get_close_matches(str(fault["loc"][-1]), keys, n=1)
+        return f"did you mean '{close[0]}'? {known}" if close else known
+    return known if fault["type"] == "missing" or not meaning else meaning
+
+
+def _inside(node: dict[str, Any], part: int | str, schema: dict[str, Any]) -> dict[str, Any]:
+    """The JSON schema of what lies under that part of a location; empty where there is nothing."""
+    tags = node.get("discriminator", {}).get("mapping", {})
+    by_pattern = next(iter(node.get("patternProperties", {}).values()), None)
+    more = node.get("additionalProperties")
+    found = (
+        node.get("properties", {}).get(part)
+        or ({"$ref": tags[part]} if part in tags else None)
+        or by_pattern
+        or (more if isinstance(more, dict) else None)
+        or (node.get("items") if isinstance(part, int) else None)
+        or {}
+    )
+    options = [option for option in found.get("anyOf", []) if option.get("type") != "null"]
+    found = {**options[0], **found} if len(options) == 1 else found
+    if "$ref" in found:
+        return {**schema["$defs"][found["$ref"].rpartition("/")[2]], **found}
+    return dict(found)
 
 
 def _known(kind: type[Described]) -> str:

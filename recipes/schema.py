@@ -1,4 +1,4 @@
-"""The shape of recipes, profiles and policies; unknown keys are errors that name the known ones."""
+"""The shape of recipes and serving profiles; unknown keys are errors that name the known ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from pydantic import (
     Field,
     StringConstraints,
     field_validator,
-    model_validator,
 )
 
 
@@ -164,101 +163,3 @@ class ServingProfile(Described):
                     f"the dashes in front, and not {', '.join(ENGINE_ARGUMENTS_OF_OURS)}"
                 )
         return arguments
-
-
-# --- policies -----------------------------------------------------------------------------------
-
-Family = Literal["fp8", "int4"]
-Source = Literal["eval-data", "hub", "packages", "carried"]
-
-
-class Suite(Described):
-    """What every suite of a policy says."""
-
-    margins: dict[Family, float] = Field(
-        description="largest acceptable drop of the mean score, as a fraction: 0.01 is one point"
-    )
-    questions: int | None = Field(None, ge=1, description="how many at most; all when absent")
-    concurrency: int = Field(32, ge=1, description="requests in flight")
-
-    @model_validator(mode="after")
-    def _margins_are_fractions(self) -> Suite:
-        for family, margin in self.margins.items():
-            if not 0 < margin < 1:
-                raise ValueError(f"margins.{family} must be between 0 and 1, not {margin}")
-        return self
-
-
-class MmluSuite(Suite):
-    """Multiple choice over 57 subjects, scored by log-likelihood through lm-eval."""
-
-    kind: Literal["mmlu"] = "mmlu"
-    form: Literal["letter", "cloze"] = Field(
-        "letter", description="letter: answer A-D; cloze: the answer's text (for small models)"
-    )
-    shots: int = Field(5, ge=0, le=5)
-    sources: list[Source] = ["eval-data", "hub", "packages"]
-
-
-class HumanEvalSuite(Suite):
-    """Python functions from their docstrings, judged by running their tests; pass@1, greedy."""
-
-    kind: Literal["humaneval"] = "humaneval"
-    form: Literal["base", "chat"] = "chat"
-    max_tokens: int = Field(512, ge=16)
-    seconds_per_problem: float = Field(10, gt=0)
-    memory_mb_per_problem: int = Field(1024, ge=64)
-    problems: list[str] = Field(default=[], description="task ids; all 164 when empty")
-    sources: list[Source] = ["packages"]
-
-
-class RougeSuite(Suite):
-    """Summaries against references, scored by rouge-score through lm-eval."""
-
-    kind: Literal["rouge"] = "rouge"
-    metric: Literal["rouge1", "rouge2", "rougeL"] = "rougeL"
-    form: Literal["base", "chat"] = "chat"
-    max_tokens: int = Field(96, ge=8)
-    sources: list[Source] = ["eval-data", "hub", "carried"]
-
-
-AnySuite = Annotated[MmluSuite | HumanEvalSuite | RougeSuite, Field(discriminator="kind")]
-
-
-class ThroughputGate(Described):
-    """Output tokens a second of the variant over the baseline's, on this machine."""
-
-    minimum_ratio: dict[Literal["cpu", "cuda"], float] = Field(
-        description="below this the gate fails; by accelerator, since FP8 is emulated on CPUs"
-    )
-    maximum_failed_requests: int = Field(0, ge=0)
-
-
-class Promotion(Described):
-    """Which alias moves, and which variant gets it when several pass."""
-
-    alias: str = "champion"
-    previous_alias: str = "previous"
-    prefer: Literal["throughput", "smallest"] = "throughput"
-
-
-RESERVED_SUITE_NAMES = ("quantize", "verify", "coherence", "benchmark", "judge")
-
-
-class Policy(Described):
-    """What a variant must show before it is promoted."""
-
-    name: Name
-    summary: str
-    alpha: float = Field(0.05, gt=0, lt=0.5, description="error rate of each one-sided bound")
-    suites: dict[Name, AnySuite] = Field(min_length=1)
-    throughput: ThroughputGate
-    promotion: Promotion = Promotion()
-
-    @field_validator("suites")
-    @classmethod
-    def _names_are_free(cls, suites: dict[str, AnySuite]) -> dict[str, AnySuite]:
-        for name in suites:
-            if name in RESERVED_SUITE_NAMES:
-                raise ValueError(f"a suite cannot be called '{name}', a stage is")
-        return suites

@@ -65,7 +65,7 @@ def test_the_package_carries_what_the_documentation_promises() -> None:
     assert {"fp8-dynamic", "awq-w4a16"} <= set(catalog.recipe_names())
     assert catalog.BASELINE not in catalog.recipe_names()
     assert {"cpu", "h100", "h200"} <= set(catalog.profile_names())
-    assert {"default", "demo"} <= set(catalog.policy_names())
+    assert {"default", "strict", "demo"} <= set(catalog.policy_names())
 
 
 @pytest.mark.parametrize(("noun", "name"), CARRIED)
@@ -194,7 +194,10 @@ POLICY_FAULTS = [
     ("suites.mmlu.shots", 6),
     ("suites.mmlu.questions", 0),
     ("suites.mmlu.margins.fp8", "small"),
-    ("suites.rouge.metric", "bleu"),
+    ("suites.rouge.metric", "meteor"),
+    ("suites.mmlu.tier", "critcal"),
+    ("suites.mmlu.margins.int4", {"recovery": 1.2}),
+    ("suites.mmlu.margins.fp8", {"points": 0.1, "recovery": 0.9}),
     ("throughput.minimum_ratio", 1.0),
     ("promotion.prefer", "newest"),
 ]
@@ -227,13 +230,108 @@ def test_a_wrong_value_names_file_and_key(
     assert found == key or found.startswith(f"{key}.")
 
 
-@pytest.mark.parametrize("margin", [0, 1, -0.01, 1.5, 2])
-def test_a_margin_is_a_fraction(tmp_path: Path, margin: float) -> None:
+BOTH = {"points": 0.1, "recovery": 0.9}
+
+
+@pytest.mark.parametrize(
+    ("margin", "words", "cure"),
+    [
+        (0, "0 should be greater than 0", "0.01 is a point"),
+        (-0.01, "-0.01 should be greater than 0", "0.01 is a point"),
+        (1, "1 should be less than 1", "0.01 is a point"),
+        (1.5, "1.5 should be less than 1", "0.01 is a point"),
+        ("x", "'x' should be a mapping of keys", "`0.01` (one point)"),
+        (True, "True should be a mapping of keys", "`0.01` (one point)"),
+        (None, "None should be a mapping of keys", "`0.01` (one point)"),
+        (BOTH, "give a number of points such as 0.01, or one of", "`{recovery: 0.99}`"),
+        ({}, "give a number of points such as 0.01, or one of", "`{recovery: 0.99}`"),
+    ],
+)
+def test_an_impossible_margin_is_explained(
+    tmp_path: Path, margin: object, words: str, cure: str
+) -> None:
     data = contents("policy", "default")
     data["suites"]["humaneval"]["margins"]["int4"] = margin
     error = complaint(tmp_path, "policy", data)
-    assert error.where.endswith("key suites.humaneval")
-    assert "margins.int4 must be between 0 and 1" in error.what
+    key = "suites.humaneval.margins.int4"
+    assert error.where.endswith(f"key {key}")
+    assert error.what.startswith(f"the policy is wrong at '{key}': {words}")
+    assert cure in error.cure
+
+
+def test_a_key_inside_a_margin_is_named(tmp_path: Path) -> None:
+    data = contents("policy", "default")
+    data["suites"]["mmlu"]["margins"]["fp8"] = {"recovery": 1.2}
+    error = complaint(tmp_path, "policy", data)
+    assert error.where.endswith("key suites.mmlu.margins.fp8.recovery")
+    assert "1.2 should be less than 1" in error.what
+    assert error.cure == "recovery: smallest acceptable share of the baseline's mean score"
+
+
+@pytest.mark.parametrize(
+    ("path", "misspelt", "known"),
+    [
+        ("suites.mmlu", "shot", "shots"),
+        ("suites.mmlu.margins.fp8", "recovry", "recovery"),
+        ("throughput", "minimum_ratios", "minimum_ratio"),
+    ],
+)
+def test_a_misspelt_key_inside_is_guessed_among_its_neighbours(
+    tmp_path: Path, path: str, misspelt: str, known: str
+) -> None:
+    data = contents("policy", "default")
+    data["suites"]["mmlu"]["margins"]["fp8"] = {"points": 0.01}
+    place = data
+    for key in path.split("."):
+        place = place[key]
+    place[misspelt] = 1
+    error = complaint(tmp_path, "policy", data)
+    assert error.where.endswith(f"key {path}.{misspelt}")
+    assert error.cure.startswith(f"did you mean '{known}'? keys known in {path.split('.')[-1]}: ")
+    assert "summary" not in error.cure  # a key of the whole file
+
+
+def test_an_unknown_family_names_the_known_ones(tmp_path: Path) -> None:
+    data = contents("policy", "default")
+    data["suites"]["mmlu"]["margins"]["fp9"] = 0.1
+    error = complaint(tmp_path, "policy", data)
+    assert error.where.endswith("key suites.mmlu.margins.fp9")
+    assert "'fp9' should be 'fp8' or 'int4'" in error.what
+    assert error.cure.startswith("margins: largest acceptable loss")
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("mmlu-pro", "the kind 'mmlu-pro' is not known: 'mmlu', 'humaneval', 'rouge', 'lm_eval'"),
+        (None, "'mmlu', 'humaneval', 'rouge', 'lm_eval'"),
+    ],
+)
+def test_an_unknown_kind_of_suite(tmp_path: Path, kind: str | None, words: str) -> None:
+    data = contents("policy", "default")
+    data["suites"]["mmlu"]["kind"] = kind
+    error = complaint(tmp_path, "policy", data)
+    assert error.where.endswith("key suites.mmlu")
+    assert words in error.what
+
+
+def test_a_suite_without_a_kind(tmp_path: Path) -> None:
+    data = contents("policy", "default")
+    del data["suites"]["mmlu"]["kind"]
+    error = complaint(tmp_path, "policy", data)
+    assert error.where.endswith("key suites.mmlu")
+    assert "'kind' is required" in error.what
+
+
+def test_what_no_key_alone_is_wrong_with(tmp_path: Path) -> None:
+    data = contents("policy", "default")
+    for suite in data["suites"].values():
+        suite["tier"] = "advisory"
+    error = complaint(tmp_path, "policy", data)
+    assert error.what == (
+        "the policy is wrong at '(the whole file)': no suite is critical, "
+        "so a variant need not show anything"
+    )
 
 
 @pytest.mark.parametrize("kind", ["gptq", None])

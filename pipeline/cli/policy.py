@@ -1,0 +1,156 @@
+"""`prepare policy`: what a variant must show, and whether the questions there are can show it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pipeline.cli.options import EvalDataOption, JsonOption, RecipeOption
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pipeline.policy_power import GatePower
+
+app = typer.Typer(
+    rich_markup_mode=None, no_args_is_help=True, help="Policies: what variants must show."
+)
+
+NameArgument = Annotated[
+    str, typer.Argument(help="Policy name or YAML file.", show_default=False, metavar="NAME")
+]
+POWER_HEADINGS = (
+    *("suite", "tier", "family", "margin", "questions", "expected", "decided", "passed"),
+    "drop seen",
+)
+POWER_LEGEND = (
+    "expected: questions until a decision; decided, passed: chances; all if nothing is lost. "
+    "drop seen: the smallest that fails in 80 % of runs."
+)
+
+
+@app.command("list")
+def list_policies(as_json: JsonOption = False) -> None:
+    """List the policies that the package carries.
+
+    Example
+
+      prepare policy list --json
+    """
+    from pipeline import catalog
+    from pipeline.cli.tables import print_json, print_table
+
+    found = [catalog.load_policy(name) for name in catalog.policy_names()]
+    if as_json:
+        print_json([policy.model_dump() for policy in found])
+        return
+    print_table(
+        ["policy", "alpha", "suites", "what it asks"],
+        [[p.name, f"{p.alpha:g}", ", ".join(p.suites), p.summary] for p in found],
+    )
+
+
+@app.command("show")
+def show(name: NameArgument, as_json: JsonOption = False) -> None:
+    """Show one policy with all its defaults filled in.
+
+    Example
+
+      prepare policy show default > my-policy.yaml
+    """
+    import yaml
+
+    from pipeline import catalog
+    from pipeline.cli.tables import print_json
+
+    policy = catalog.load_policy(name).model_dump(exclude_none=True)
+    if as_json:
+        print_json(policy)
+    else:
+        print(yaml.safe_dump(policy, sort_keys=False), end="")
+
+
+@app.command("check")
+def check(
+    name: NameArgument,
+    recipe: RecipeOption = None,
+    eval_data: EvalDataOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Check a policy, and say what its gates can show with the questions there are.
+
+    Ends with 2 where the file is wrong, or where a suite that blocks could not pass even
+    a variant that answers just as the baseline does.
+
+    Examples
+
+      prepare policy check default --eval-data ./questions
+
+      prepare policy check my-policy.yaml --recipe fp8-dynamic --json
+    """
+    from pipeline import catalog
+    from pipeline.cli.display import open_display
+    from pipeline.cli.tables import print_json
+    from pipeline.data_sources import SourceResolver
+    from pipeline.digest import FileDigests
+    from pipeline.environments.environment import Accelerator, identity
+    from pipeline.policy_power import check_decidable, policy_power
+    from pipeline.preparation import DEFAULT_RECIPES, check_margins
+    from pipeline.settings import load_settings
+
+    policy = catalog.load_policy(name)
+    recipes = [catalog.load_recipe(recipe) for recipe in recipe or DEFAULT_RECIPES]
+    for one in recipes:
+        check_margins(one, policy)
+    settings = load_settings(None)
+    with open_display(as_json=as_json) as progress:
+        sources = SourceResolver(
+            eval_data,
+            # The same for every accelerator as far as the number of questions goes.
+            identity("evaluate", Accelerator.CPU, settings),
+            FileDigests(settings.home / "digests.json"),
+            progress,
+        )
+        counts = sources.counts(policy)
+        power = policy_power(policy, recipes, counts)
+        if as_json:
+            answer = {"schema_version": 1, "policy": policy.name, "alpha": policy.alpha}
+            print_json({**answer, "gates": [gate.to_dict() for gate in power]})
+        else:
+            print_power(power)
+        check_decidable(policy, recipes, counts, progress)
+
+
+def print_power(power: Sequence[GatePower]) -> None:
+    """What to expect of each gate, and in words where that is not enough."""
+    from pipeline.cli.tables import print_table
+
+    print_table(POWER_HEADINGS, [power_row(gate) for gate in power])
+    print(POWER_LEGEND)
+    for gate in power:
+        if gate.decidable is not True or gate.is_doubtful:
+            print(f"{gate.suite}, {gate.family}: {gate.words}")
+
+
+def power_row(gate: GatePower) -> list[str]:
+    """One gate's row under POWER_HEADINGS; drops in points."""
+    drop = gate.smallest_visible_drop
+    return [
+        gate.suite,
+        gate.tier,
+        gate.family,
+        gate.margin,
+        "not known yet" if gate.questions is None else f"{gate.questions}",
+        f"about {gate.expected_questions:.0f}" if gate.decidable is not False else "-",
+        "cannot" if gate.decidable is False else per_cent(gate.chance_of_decision),
+        "cannot" if gate.decidable is False else per_cent(gate.chance_of_pass),
+        f"{100 * drop:.1f}" if drop is not None else "none" if gate.decidable is not None else "-",
+    ]
+
+
+def per_cent(chance: float | None) -> str:
+    """A chance for people; none is 100 % unless it is."""
+    if chance is None:
+        return "-"
+    return f"{100 * chance:.0f} %" if chance < 0.995 or chance == 1 else "> 99 %"

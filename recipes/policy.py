@@ -1,0 +1,223 @@
+"""The shape of policies: what a variant must show, suite by suite, before it is promoted."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from recipes.schema import Described, Name
+
+Family = Literal["fp8", "int4"]
+Source = Literal["eval-data", "hub", "packages", "carried"]
+Tier = Literal["critical", "supporting", "advisory"]
+
+
+class Margin(Described):
+    """What a variant may lose: `0.01` (one point), `{points: 0.01}` or `{recovery: 0.99}`."""
+
+    points: float | None = Field(
+        None, gt=0, lt=1, description="largest acceptable drop of the mean score; 0.01 is a point"
+    )
+    recovery: float | None = Field(
+        None, gt=0, lt=1, description="smallest acceptable share of the baseline's mean score"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _a_number_is_points(cls, value: Any) -> Any:
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        return {"points": value} if is_number else value
+
+    @model_validator(mode="after")
+    def _is_one_of_them(self) -> Margin:
+        if (self.points is None) == (self.recovery is None):
+            raise ValueError(
+                "give a number of points such as 0.01, or one of {points: 0.01} and "
+                "{recovery: 0.99}"
+            )
+        return self
+
+    @property
+    def words(self) -> str:
+        """For tables: `1 point`, `99 % recovery`."""
+        if self.recovery is not None:
+            return f"{100 * self.recovery:g} % recovery"
+        points = 100 * (self.points or 0)
+        return f"{points:g} point" + ("" if points == 1 else "s")
+
+
+class Suite(Described):
+    """What every suite of a policy says."""
+
+    margins: dict[Family, Margin] = Field(
+        description="largest acceptable loss by family of recipe, in points or as a recovery"
+    )
+    tier: Tier = Field(
+        "critical",
+        description="critical: must pass. supporting: must not fail. advisory: never blocks. "
+        "A missing result always blocks",
+    )
+    test: Literal["sequential", "fixed"] = Field(
+        "sequential",
+        description="sequential: stop as soon as it is decided, valid at any time (betting). "
+        "fixed: ask all, then one bound (Tango, BCa)",
+    )
+    about: Literal["population", "benchmark"] = Field(
+        "population",
+        description="population: of all such questions. benchmark: of this finite list alone, "
+        "which is decided by its end",
+    )
+    questions: int | None = Field(None, ge=1, description="how many at most; all when absent")
+    batch: int = Field(64, ge=1, description="questions asked between two looks")
+    minutes: float | None = Field(
+        None, gt=0, description="time budget of each round's answers; what is open then stays open"
+    )
+    expected_flips: float = Field(
+        0.04, gt=0, le=1, description="share of answers expected to change; sizes the first round"
+    )
+    repeat: int = Field(
+        0, ge=0, description="questions the baseline is asked twice: the flips of serving alone"
+    )
+    concurrency: int = Field(32, ge=1, description="requests in flight")
+
+    @model_validator(mode="after")
+    def _the_test_suits_the_claim(self) -> Suite:
+        if self.test == "fixed" and self.about == "benchmark":
+            raise ValueError(
+                "'test: fixed' bounds the population that the questions come from; for a claim "
+                "about the benchmark alone take 'test: sequential'"
+            )
+        return self
+
+
+class MmluSuite(Suite):
+    """Multiple choice over 57 subjects, scored by log-likelihood through lm-eval."""
+
+    kind: Literal["mmlu"] = "mmlu"
+    form: Literal["letter", "cloze"] = Field(
+        "letter", description="letter: answer A-D; cloze: the answer's text (for small models)"
+    )
+    shots: int = Field(5, ge=0, le=5)
+    sources: list[Source] = Field(default=["eval-data", "hub", "packages"])
+
+
+class HumanEvalSuite(Suite):
+    """Python functions from their docstrings, judged by running their tests in a sandbox."""
+
+    kind: Literal["humaneval"] = "humaneval"
+    form: Literal["base", "chat"] = "chat"
+    batch: int = Field(32, ge=1, description="problems asked between two looks")
+    max_tokens: int = Field(512, ge=16)
+    k: int = Field(1, ge=1, description="the metric is pass@k, by the unbiased estimator")
+    samples: int = Field(1, ge=1, description="answers drawn for each problem; greedy when 1")
+    temperature: float = Field(0.8, gt=0, description="of the samples, when there are several")
+    seconds_per_problem: float = Field(10, gt=0)
+    memory_mb_per_problem: int = Field(1024, ge=64)
+    sandbox: Literal["auto", "bubblewrap", "namespaces", "none"] = Field(
+        "auto", description="how model-written code is kept in; none: limits alone, no isolation"
+    )
+    problems: list[str] = Field(default=[], description="task ids; all 164 when empty")
+    sources: list[Source] = Field(default=["packages"])
+
+    @model_validator(mode="after")
+    def _samples_suffice(self) -> HumanEvalSuite:
+        if self.k > self.samples:
+            raise ValueError(f"pass@{self.k} needs at least {self.k} samples, not {self.samples}")
+        return self
+
+
+class RougeSuite(Suite):
+    """Summaries against references, scored by rouge-score or sacrebleu through lm-eval."""
+
+    kind: Literal["rouge"] = "rouge"
+    metric: Literal["rouge1", "rouge2", "rougeL", "rougeLsum", "bleu"] = "rougeL"
+    form: Literal["base", "chat"] = "chat"
+    batch: int = Field(32, ge=1, description="documents asked between two looks")
+    expected_flips: float = Field(
+        0.5, gt=0, le=1, description="share of scores expected to change; sizes the first round"
+    )
+    max_tokens: int = Field(96, ge=8)
+    sources: list[Source] = Field(default=["eval-data", "hub", "carried"])
+
+
+class LmEvalSuite(Suite):
+    """Any task that lm-eval knows by name, or describes in a YAML file."""
+
+    kind: Literal["lm_eval"] = "lm_eval"
+    task: str = Field(min_length=1, description="lm-eval's name of one task, or a task's YAML file")
+    metric: str | None = Field(None, description="one of the task's own; its first when absent")
+    shots: int | None = Field(None, ge=0, description="few-shot examples; the task's own if absent")
+    form: Literal["base", "chat"] = Field("base", description="chat: with the chat template")
+    max_tokens: int = Field(256, ge=1, description="of a generated answer, unless the task says")
+    sources: list[Source] = Field(default=["hub"])
+
+
+AnySuite = Annotated[
+    MmluSuite | HumanEvalSuite | RougeSuite | LmEvalSuite, Field(discriminator="kind")
+]
+
+# What decides, not what is asked: a change here judges the same answers anew.
+KEYS_OF_THE_TEST = frozenset(
+    {
+        "margins",
+        "tier",
+        "test",
+        "about",
+        "questions",
+        "batch",
+        "minutes",
+        "expected_flips",
+        "repeat",
+        "sources",
+        "concurrency",
+    }
+)
+
+
+class ThroughputGate(Described):
+    """Output tokens a second of the variant over the baseline's, on this machine."""
+
+    minimum_ratio: dict[Literal["cpu", "cuda"], float] = Field(
+        description="below this the gate fails; by accelerator, since FP8 is emulated on CPUs"
+    )
+    maximum_failed_requests: int = Field(0, ge=0)
+    tier: Tier = "critical"
+
+
+class Promotion(Described):
+    """Which alias moves, and which variant gets it when several pass."""
+
+    alias: str = "champion"
+    previous_alias: str = "previous"
+    prefer: Literal["throughput", "smallest"] = "throughput"
+
+
+RESERVED_SUITE_NAMES = ("quantize", "verify", "coherence", "benchmark", "judge", "throughput")
+
+
+class Policy(Described):
+    """What a variant must show before it is promoted."""
+
+    name: Name
+    summary: str
+    alpha: float = Field(
+        0.05, gt=0, lt=0.5, description="chance that a variant worse than allowed is promoted"
+    )
+    suites: dict[Name, AnySuite] = Field(min_length=1)
+    throughput: ThroughputGate
+    promotion: Promotion = Promotion()
+
+    @field_validator("suites")
+    @classmethod
+    def _names_are_free(cls, suites: dict[str, AnySuite]) -> dict[str, AnySuite]:
+        for name in suites:
+            if name in RESERVED_SUITE_NAMES:
+                raise ValueError(f"a suite cannot be called '{name}', a stage or gate is")
+        return suites
+
+    @model_validator(mode="after")
+    def _something_must_pass(self) -> Policy:
+        if not any(suite.tier == "critical" for suite in self.suites.values()):
+            raise ValueError("no suite is critical, so a variant need not show anything")
+        return self

@@ -1,0 +1,184 @@
+"""`prepare policy`: the carried policies, and what a check of a user's own says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from small_checkpoint import write_files
+from typer.testing import CliRunner
+
+from pipeline import catalog
+from pipeline.cli.main import app
+from pipeline.cli.policy import power_row
+from pipeline.errors import UsageError
+from pipeline.policy_power import GatePower
+
+DATA = {
+    "mmlu_test.jsonl": b"{}\n" * 3000,
+    "summarization_test.jsonl": b"{}\n" * 1000,
+}
+
+
+@pytest.fixture
+def prepare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Runs `prepare policy ...` at home in a folder of its own; its output."""
+    monkeypatch.setenv("PREPARE_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+    def run(*arguments: str) -> str:
+        result = CliRunner().invoke(app, ["policy", *arguments])
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            result.exception.__notes__ = [result.stdout]
+            raise result.exception
+        assert result.exit_code == 0
+        return result.stdout
+
+    return run
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> str:
+    return str(write_files(tmp_path / "data", DATA))
+
+
+def mine(tmp_path: Path, **suite: Any) -> str:
+    """A policy of one suite of MMLU, beside HumanEval with a wide margin."""
+    path = tmp_path / "mine.yaml"
+    content = {
+        "name": "mine",
+        "summary": "mine",
+        "suites": {
+            "mmlu": {"kind": "mmlu", "margins": {"fp8": 0.02, "int4": 0.03}, **suite},
+            "humaneval": {"kind": "humaneval", "margins": {"fp8": 0.2, "int4": 0.2}},
+        },
+        "throughput": {"minimum_ratio": {"cpu": 0.1}},
+    }
+    path.write_text(yaml.safe_dump(content, sort_keys=False))
+    return str(path)
+
+
+def test_list(prepare: Callable[..., str]) -> None:
+    found = json.loads(prepare("list", "--json"))
+    assert [policy["name"] for policy in found] == catalog.policy_names()
+    said = prepare("list")
+    assert all(name in said for name in catalog.policy_names())
+
+
+@pytest.mark.parametrize("name", catalog.policy_names())
+def test_what_is_shown_can_be_given_back(
+    prepare: Callable[..., str], tmp_path: Path, name: str
+) -> None:
+    path = tmp_path / "again.yaml"
+    path.write_text(prepare("show", name))
+    assert catalog.load_policy(str(path)) == catalog.load_policy(name)
+    assert json.loads(prepare("show", str(path), "--json")) == json.loads(
+        prepare("show", name, "--json")
+    )
+
+
+def test_an_unknown_name(prepare: Callable[..., str]) -> None:
+    with pytest.raises(UsageError, match="no policy 'strickt'") as caught:
+        prepare("show", "strickt")
+    assert "did you mean 'strict'?" in caught.value.cure
+
+
+class TestCheck:
+    def test_a_table(self, prepare: Callable[..., str], tmp_path: Path, data: str) -> None:
+        said = prepare("check", mine(tmp_path), "--eval-data", data)
+        for word in ("suite", "margin", "drop seen", "mmlu", "humaneval", "2 points", "3000"):
+            assert word in said
+        assert said.count("int4") == 2
+
+    def test_as_json(self, prepare: Callable[..., str], tmp_path: Path, data: str) -> None:
+        said = prepare(
+            *("check", mine(tmp_path), "--recipe", "fp8-dynamic", "--eval-data", data, "--json")
+        )
+        found = json.loads(said)
+        assert (found["schema_version"], found["policy"], found["alpha"]) == (1, "mine", 0.05)
+        assert [(gate["suite"], gate["family"]) for gate in found["gates"]] == [
+            ("mmlu", "fp8"),
+            ("humaneval", "fp8"),
+        ]
+        assert found["gates"][0]["alpha"] == 0.05  # one variant
+        assert found["gates"][0]["questions"] == 3000
+
+    def test_where_it_cannot_decide_it_says_so_and_is_refused(
+        self, prepare: Callable[..., str], tmp_path: Path
+    ) -> None:
+        path = mine(tmp_path, sources=["packages"], margins={"fp8": 0.005, "int4": 0.2})
+        with pytest.raises(UsageError, match="'mmlu' cannot decide its margin") as caught:
+            prepare("check", path)
+        assert caught.value.where == "policy key suites.mmlu.margins.fp8"
+        (said,) = caught.value.__notes__
+        assert said.count("cannot decide") == 1
+        assert "20 points" in said  # the table comes first
+
+    def test_an_advisory_suite_is_let_through(
+        self, prepare: Callable[..., str], tmp_path: Path
+    ) -> None:
+        path = mine(
+            tmp_path,
+            sources=["packages"],
+            margins={"fp8": 0.005, "int4": 0.2},
+            tier="advisory",
+        )
+        assert "cannot" in prepare("check", path)
+
+    def test_a_recipe_without_a_margin(self, prepare: Callable[..., str], tmp_path: Path) -> None:
+        path = mine(tmp_path, margins={"int4": 0.1})
+        with pytest.raises(UsageError, match="no margin for fp8 recipes") as caught:
+            prepare("check", path)
+        assert caught.value.where == "policy key suites.mmlu.margins"
+
+    def test_a_wrong_file(self, prepare: Callable[..., str], tmp_path: Path) -> None:
+        with pytest.raises(UsageError, match=r"suites\.mmlu\.shot") as caught:
+            prepare("check", mine(tmp_path, shot=5))
+        assert "did you mean 'shots'?" in caught.value.cure
+
+
+def gate(**changes: Any) -> GatePower:
+    fields: dict[str, Any] = {
+        "suite": "mmlu",
+        "tier": "critical",
+        "test": "sequential",
+        "about": "population",
+        "family": "fp8",
+        "margin": "1 point",
+        "alpha": 0.05,
+        "questions": 2000,
+        "expected_questions": 1234.5,
+        "chance_of_decision": 0.999,
+        "chance_of_pass": 0.5,
+        "smallest_visible_drop": 0.0234,
+        "decidable": True,
+        "words": "words",
+    }
+    return GatePower(**(fields | changes))
+
+
+@pytest.mark.parametrize(
+    ("found", "cells"),
+    [
+        (gate(), ["2000", "about 1234", "> 99 %", "50 %", "2.3"]),
+        (gate(chance_of_decision=1.0), ["2000", "about 1234", "100 %", "50 %", "2.3"]),
+        (gate(smallest_visible_drop=None), ["2000", "about 1234", "> 99 %", "50 %", "none"]),
+        (gate(decidable=False), ["2000", "-", "cannot", "cannot", "2.3"]),
+        (
+            gate(
+                questions=None,
+                decidable=None,
+                chance_of_decision=None,
+                chance_of_pass=None,
+                smallest_visible_drop=None,
+            ),
+            ["not known yet", "about 1234", "-", "-", "-"],
+        ),
+    ],
+)
+def test_a_row(found: GatePower, cells: list[str]) -> None:
+    assert power_row(found) == ["mmlu", "critical", "fp8", "1 point", *cells]

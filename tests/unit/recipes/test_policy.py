@@ -1,0 +1,192 @@
+"""The shape of policies: margins in points or as recovery, suites by kind, and what is refused."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import TypeAdapter, ValidationError
+
+from recipes.policy import (
+    KEYS_OF_THE_TEST,
+    RESERVED_SUITE_NAMES,
+    AnySuite,
+    HumanEvalSuite,
+    LmEvalSuite,
+    Margin,
+    MmluSuite,
+    Policy,
+    Promotion,
+    RougeSuite,
+    Suite,
+    ThroughputGate,
+)
+
+MARGINS = {"fp8": 0.01, "int4": {"recovery": 0.98}}
+suites: TypeAdapter[Any] = TypeAdapter(AnySuite)
+KINDS = {"mmlu": MmluSuite, "humaneval": HumanEvalSuite, "rouge": RougeSuite}
+
+
+def policy(**suites: Any) -> Policy:
+    return Policy.model_validate(
+        {
+            "name": "p",
+            "summary": "s",
+            "suites": suites,
+            "throughput": {"minimum_ratio": {"cuda": 1.0}},
+        }
+    )
+
+
+class TestMargin:
+    @given(st.floats(allow_nan=True, allow_infinity=True) | st.integers())
+    def test_a_number_is_points_and_lies_between_zero_and_one(self, number: float) -> None:
+        if 0 < number < 1:
+            assert Margin.model_validate(number) == Margin(points=number)
+        else:
+            with pytest.raises(ValidationError):
+                Margin.model_validate(number)
+
+    @given(st.sampled_from(["points", "recovery"]), st.floats(allow_nan=True))
+    def test_the_long_forms(self, key: str, number: float) -> None:
+        if 0 < number < 1:
+            margin = Margin.model_validate({key: number})
+            assert margin.model_dump()[key] == number
+            assert sum(value is None for value in margin.model_dump().values()) == 1
+            assert Margin.model_validate(margin.model_dump()) == margin  # as policies are kept
+        else:
+            with pytest.raises(ValidationError):
+                Margin.model_validate({key: number})
+
+    @pytest.mark.parametrize(
+        "given",
+        [
+            {},
+            {"points": 0.1, "recovery": 0.9},
+            {"points": None},
+            {"point": 0.1},
+            True,
+            False,
+            None,
+            "x",
+            [0.1],
+            math.nan,
+        ],
+    )
+    def test_neither_both_or_something_else_is_refused(self, given: Any) -> None:
+        with pytest.raises(ValidationError):
+            Margin.model_validate(given)
+
+    @pytest.mark.parametrize(
+        ("given", "words"),
+        [
+            (0.01, "1 point"),
+            (0.02, "2 points"),
+            (0.005, "0.5 points"),
+            ({"recovery": 0.99}, "99 % recovery"),
+            ({"recovery": 0.995}, "99.5 % recovery"),
+        ],
+    )
+    def test_in_words(self, given: Any, words: str) -> None:
+        assert Margin.model_validate(given).words == words
+
+
+class TestSuites:
+    @pytest.mark.parametrize(("kind", "model"), KINDS.items())
+    def test_the_kind_chooses(self, kind: str, model: type) -> None:
+        assert type(suites.validate_python({"kind": kind, "margins": MARGINS})) is model
+
+    def test_a_task_of_lm_eval_must_be_named(self) -> None:
+        suite = {"kind": "lm_eval", "margins": MARGINS}
+        assert type(suites.validate_python({**suite, "task": "arc_easy"})) is LmEvalSuite
+        with pytest.raises(ValidationError, match="task"):
+            suites.validate_python(suite)
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_what_is_kept_loads_again(self, kind: str) -> None:
+        suite = suites.validate_python({"kind": kind, "margins": MARGINS})
+        assert suites.validate_python(suite.model_dump()) == suite
+
+    def test_margins_are_by_a_known_family(self) -> None:
+        with pytest.raises(ValidationError, match="'fp8' or 'int4'"):
+            suites.validate_python({"kind": "mmlu", "margins": {"fp4": 0.1}})
+
+    @pytest.mark.parametrize(
+        "key_and_value",
+        [
+            ("tier", "important"),
+            ("test", "peeking"),
+            ("about", "everything"),
+            ("questions", 0),
+            ("batch", 0),
+            ("minutes", 0),
+            ("expected_flips", 0),
+            ("expected_flips", 1.1),
+            ("repeat", -1),
+            ("concurrency", 0),
+        ],
+    )
+    def test_values_out_of_range_are_refused(self, key_and_value: tuple[str, Any]) -> None:
+        key, value = key_and_value
+        with pytest.raises(ValidationError) as caught:
+            MmluSuite.model_validate({"margins": MARGINS, key: value})
+        assert caught.value.errors()[0]["loc"] == (key,)
+
+    def test_pass_at_k_needs_k_samples(self) -> None:
+        assert HumanEvalSuite.model_validate({"margins": MARGINS, "k": 5, "samples": 10}).k == 5
+        with pytest.raises(ValidationError, match="at least 5 samples, not 4"):
+            HumanEvalSuite.model_validate({"margins": MARGINS, "k": 5, "samples": 4})
+
+    def test_the_keys_of_the_test_are_keys_of_every_suite(self) -> None:
+        assert set(Suite.model_fields) | {"sources"} == KEYS_OF_THE_TEST
+        models: list[type[Suite]] = [MmluSuite, HumanEvalSuite, RougeSuite, LmEvalSuite]
+        for model in models:
+            assert set(model.model_fields) >= KEYS_OF_THE_TEST
+
+
+class TestPolicy:
+    def test_what_it_must_say(self) -> None:
+        with pytest.raises(ValidationError) as caught:
+            Policy.model_validate({})
+        missing = {error["loc"] for error in caught.value.errors() if error["type"] == "missing"}
+        assert missing == {("name",), ("summary",), ("suites",), ("throughput",)}
+
+    def test_defaults_are_strict(self) -> None:
+        found = policy(rouge={"kind": "rouge", "margins": MARGINS})
+        assert found.alpha == 0.05
+        assert found.throughput == ThroughputGate(
+            minimum_ratio={"cuda": 1.0}, maximum_failed_requests=0, tier="critical"
+        )
+        assert found.promotion == Promotion(
+            alias="champion", previous_alias="previous", prefer="throughput"
+        )
+        rouge = found.suites["rouge"]
+        assert (rouge.tier, rouge.test, rouge.about) == ("critical", "sequential", "population")
+
+    def test_it_cannot_be_changed(self) -> None:
+        with pytest.raises(ValidationError, match="frozen"):
+            policy(rouge={"kind": "rouge", "margins": MARGINS}).alpha = 0.4  # type: ignore[misc]
+
+    def test_one_that_asks_nothing_is_none(self) -> None:
+        with pytest.raises(ValidationError, match="at least 1"):
+            policy()
+
+    @pytest.mark.parametrize("tier", ["advisory", "supporting"])
+    def test_one_without_a_critical_suite_is_none(self, tier: str) -> None:
+        suite = {"kind": "rouge", "margins": MARGINS}
+        with pytest.raises(ValidationError, match="no suite is critical"):
+            policy(one={**suite, "tier": tier}, other={**suite, "tier": "advisory"})
+        assert policy(one={**suite, "tier": tier}, other=suite).suites
+
+    @pytest.mark.parametrize("name", RESERVED_SUITE_NAMES)
+    def test_a_suite_does_not_take_a_stages_name(self, name: str) -> None:
+        with pytest.raises(ValidationError, match=f"cannot be called '{name}'"):
+            policy(**{name: {"kind": "rouge", "margins": MARGINS}})
+
+    @pytest.mark.parametrize("name", ["", "../up", "Upper", "a b", "mmlu again"])
+    def test_a_suites_name_can_be_part_of_a_files(self, name: str) -> None:
+        with pytest.raises(ValidationError, match="pattern"):
+            policy(**{name: {"kind": "rouge", "margins": MARGINS}})
