@@ -5,22 +5,40 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from eval_gates.records import GateReport, ThroughputReport, Verdict
-from eval_gates.statistics.decision import decide
-from eval_gates.statistics.paired import Interval, bca_interval, tango_interval
+from eval_gates.records import (
+    Floor,
+    GateReport,
+    GroupReport,
+    ThroughputReport,
+    TrailPoint,
+    Verdict,
+)
+from eval_gates.statistics.decision import Scores, decide
+from eval_gates.statistics.finding import (
+    Finding,
+    above_guessing_p,
+    fixed_finding,
+    paired_interval,
+    sequential_finding,
+)
+from eval_gates.statistics.multiplicity import all_gates_p
+from eval_gates.stopping import comparison_of
 from eval_gates.suites.mmlu import GUESSING
-from recipes.schema import AnySuite, Family
+from eval_gates.suites.mmlu_subjects import by_group
+from recipes.policy import AnySuite, Family
 
 Answers = Sequence[Mapping[str, Any]]
-BOOTSTRAP_SEED = 20240814
 
 
 def judge_suite(
     name: str,
     suite: AnySuite,
     *,
+    metric: str,
     baseline: Answers,
     candidate: Answers,
+    again: Answers,
+    available: int,
     family: Family,
     alpha: float,
 ) -> GateReport:
@@ -29,49 +47,100 @@ def judge_suite(
     Args:
         name: of the suite in the policy.
         suite: its settings; margins by recipe family.
-        baseline: rows with id, prompt_sha256 and score in [0, 1].
-        candidate: rows to the same questions.
+        metric: what a score is, as the suite calls it.
+        baseline: rows with id, prompt_sha256 and score in [0, 1], in the order of asking.
+        candidate: rows to the same questions, or to the first of them.
+        again: the baseline's rows to its first questions, asked a second time; may be none.
+        available: questions that the source has.
         family: of the variant's recipe.
-        alpha: error rate of each one-sided bound.
+        alpha: error rate of the verdict.
 
     Raises:
         ValueError: the two sides were not asked the same questions with the same prompts, or a
             score is missing.
     """
+    floor = floor_of(name, baseline, again)
+    check_scores(name, baseline)
+    all_of_baseline = [float(row["score"]) for row in baseline]
+    baseline = baseline[: len(candidate)]
     check_paired(name, baseline, candidate)
     before = [float(row["score"]) for row in baseline]
     after = [float(row["score"]) for row in candidate]
     n = len(before)
-    interval = paired_interval(before, after, alpha)
-    margin = suite.margins[family]
-    mean_before, mean_after = sum(before) / n, sum(after) / n
-    difference = sum(a - b for a, b in zip(after, before, strict=True)) / n
-    decision = decide(
-        interval,
-        margin,
-        questions=n,
-        difference=difference,
-        baseline=mean_before,
-        alpha=alpha,
-        floor=GUESSING if suite.kind == "mmlu" else 0.0,
+    population = available if suite.about == "benchmark" else None
+    finding = found(suite, family, before, after, alpha, population)
+    changes = [abs(a - b) for a, b in zip(after, before, strict=True) if a != b]
+    scores = Scores(
+        baseline=sum(before) / n,
+        candidate=sum(after) / n,
+        flips=len(changes) / n,
+        flip_size=sum(changes) / len(changes) if changes else 0.0,
+        guessing=GUESSING if suite.kind == "mmlu" else 0.0,
+        above_guessing_p=above_guessing_p(all_of_baseline, GUESSING)
+        if suite.kind == "mmlu"
+        else 0.0,
+        baseline_of_all=sum(all_of_baseline) / len(all_of_baseline),
     )
+    decision = decide(finding, scores, population)
+    companion = paired_interval(before, after, alpha)
+    comparison = finding.comparison
     return GateReport(
         suite=name,
-        metric=metric_of(suite),
+        metric=metric,
+        tier=suite.tier,
+        test=suite.test,
+        about=suite.about,
         n=n,
-        baseline=mean_before,
-        candidate=mean_after,
-        difference=difference,
-        bound=interval.lower,
-        upper_bound=interval.upper,
-        margin=margin,
+        available=available,
+        decided_at=finding.decided_at,
+        baseline=scores.baseline,
+        candidate=scores.candidate,
+        difference=sum(a - b for a, b in zip(after, before, strict=True)) / n,
+        recovery=scores.candidate / scores.baseline if scores.baseline > 0 else None,
+        value="candidate - baseline"
+        if comparison.kind == "points"
+        else f"candidate - {comparison.size:g} baseline",
+        bound=finding.lower,
+        upper_bound=finding.upper,
+        threshold=comparison.threshold,
+        margin=suite.margins[family].words,
         alpha=alpha,
-        method=interval.method,
-        flips=sum(a != b for a, b in zip(after, before, strict=True)),
+        p_value=finding.p_value,
+        method=finding.method,
+        interval=(companion.lower, companion.upper),
+        interval_method=companion.method,
+        flips=len(changes),
+        gains=sum(a > b for a, b in zip(after, before, strict=True)),
+        floor=floor,
+        groups=by_subject(baseline, candidate) if suite.kind == "mmlu" else [],
+        trail=[
+            TrailPoint(
+                n=point.questions,
+                mean=point.mean,
+                log10_e_pass=point.log10_pass,
+                log10_e_fail=point.log10_fail,
+            )
+            for point in finding.trail
+        ],
         verdict=decision.verdict,
         reason=decision.reason,
         suspicious=decision.suspicious,
     )
+
+
+def found(
+    suite: AnySuite,
+    family: Family,
+    before: Sequence[float],
+    after: Sequence[float],
+    alpha: float,
+    population: int | None,
+) -> Finding:
+    """Run the test that the policy asks for."""
+    comparison = comparison_of(suite.margins[family].model_dump())
+    if suite.test == "fixed":
+        return fixed_finding(before, after, comparison, alpha)
+    return sequential_finding(before, after, comparison, alpha, population)
 
 
 def check_paired(name: str, baseline: Answers, candidate: Answers) -> None:
@@ -81,44 +150,93 @@ def check_paired(name: str, baseline: Answers, candidate: Answers) -> None:
     """
     if len(baseline) != len(candidate) or not baseline:
         raise ValueError(f"{name}: {len(baseline)} answers against {len(candidate)}")
-    for row in (*baseline, *candidate):
-        score = row.get("score")
-        if not isinstance(score, (int, float)) or not 0 <= score <= 1:  # NaN is refused, too
-            raise ValueError(f"{name}: question {row['id']} has the score {score}")
+    check_scores(name, (*baseline, *candidate))
     for ours, theirs in zip(baseline, candidate, strict=True):
         for key in ("id", "prompt_sha256"):
             if ours[key] != theirs[key]:
                 raise ValueError(f"{name}: '{key}' differs for question {ours['id']}")
 
 
-def paired_interval(before: Sequence[float], after: Sequence[float], alpha: float) -> Interval:
-    """Tango's score interval for right-or-wrong answers, the BCa bootstrap for other scores."""
-    pairs = list(zip(before, after, strict=True))
-    if all(score in (0.0, 1.0) for pair in pairs for score in pair):
-        return tango_interval(
-            both=pairs.count((1.0, 1.0)),
-            only_baseline=pairs.count((1.0, 0.0)),
-            only_candidate=pairs.count((0.0, 1.0)),
-            neither=pairs.count((0.0, 0.0)),
-            alpha=alpha,
+def check_scores(name: str, answers: Answers) -> None:
+    """Raise ValueError unless every score is there, and in [0, 1]."""
+    for row in answers:
+        score = row.get("score")
+        if not isinstance(score, (int, float)) or not 0 <= score <= 1:  # NaN is refused, too
+            raise ValueError(f"{name}: question {row['id']} has the score {score}")
+
+
+def floor_of(name: str, first: Answers, again: Answers) -> Floor | None:
+    """How often the baseline's own scores flipped when it was asked again; None if it was not.
+
+    Raises:
+        ValueError: it was not asked the same.
+    """
+    asked = min(len(first), len(again))
+    if not asked:
+        return None
+    check_paired(f"{name}, asked again", first[:asked], again[:asked])
+    pairs = zip(first[:asked], again[:asked], strict=True)
+    return Floor(n=asked, flips=sum(one["score"] != other["score"] for one, other in pairs))
+
+
+def by_subject(baseline: Answers, candidate: Answers) -> list[GroupReport]:
+    """Scores and flips of both sides by group of subjects, then by subject."""
+    pairs = list(zip(baseline, candidate, strict=True))
+    changed = [{"subject": b["subject"], "score": b["score"] != c["score"]} for b, c in pairs]
+    before, after, flips = by_group(baseline), by_group(candidate), by_group(changed)
+    return [
+        GroupReport(
+            group=name,
+            is_subject=is_subject,
+            n=score.n,
+            baseline=score.score,
+            candidate=theirs[name].score,
+            flips=round(flipped[name].score * score.n),
         )
-    return bca_interval([b - a for a, b in pairs], alpha, BOOTSTRAP_SEED)
+        for is_subject, ours, theirs, flipped in (
+            (False, before.groups, after.groups, flips.groups),
+            (True, before.subjects, after.subjects, flips.subjects),
+        )
+        for name, score in ours.items()
+    ]
 
 
-def metric_of(suite: AnySuite) -> str:
-    """What the mean is of."""
-    if suite.kind == "mmlu":
-        return "acc" if suite.form == "letter" else "acc_norm"
-    return "pass@1" if suite.kind == "humaneval" else suite.metric
+def overall(
+    gates: Sequence[GateReport], throughput: ThroughputReport | None
+) -> tuple[Verdict, str, float]:
+    """The variant's verdict, its reason, and its p-value.
 
+    Critical gates must pass; supporting ones must not fail; advisory ones do not count. One fail
+    fails, else one undecided leaves it undecided. All must pass at once, so no correction for
+    their number is called for; the p-value is the largest of the critical gates'.
 
-def overall(gates: Sequence[GateReport], throughput: ThroughputReport) -> tuple[Verdict, str]:
-    """All gates must pass: one fail fails, else one undecided leaves it undecided."""
-    verdicts = [(gate.suite, gate.verdict) for gate in gates]
-    verdicts.append(("throughput", throughput.verdict))
-    for verdict in ("fail", "undecided"):
-        names = [name for name, own in verdicts if own == verdict]
-        if names:
-            words = "failed" if verdict == "fail" else "could not be decided"
-            return ("fail" if verdict == "fail" else "undecided"), f"{', '.join(names)} {words}"
-    return "pass", f"all {len(verdicts)} gates passed"
+    Args:
+        gates: of all suites.
+        throughput: None where no load was measured, as of endpoints that someone else serves.
+
+    Raises:
+        ValueError: there is no gate, so nothing was shown.
+    """
+    if not gates:
+        raise ValueError("no gates: nothing was shown")
+    judged: list[tuple[str, str, Verdict]] = [(g.suite, g.tier, g.verdict) for g in gates]
+    if throughput is not None:
+        judged.append(("throughput", throughput.tier, throughput.verdict))
+    failed = [name for name, tier, verdict in judged if verdict == "fail" and tier != "advisory"]
+    undecided = [
+        name for name, tier, verdict in judged if verdict == "undecided" and tier == "critical"
+    ]
+    p_value = all_gates_p({g.suite: g.p_value for g in gates if g.tier == "critical"} or {"": 1.0})
+    if failed:
+        return "fail", f"{', '.join(failed)} failed", p_value
+    if undecided:
+        return "undecided", f"{', '.join(undecided)} could not be decided", p_value
+    passed = sum(verdict == "pass" for _, _, verdict in judged)
+    others = [
+        f"{name}, {tier}, {'failed' if verdict == 'fail' else 'could not be decided'}"
+        for name, tier, verdict in judged
+        if verdict != "pass"
+    ]
+    if others:
+        return "pass", f"{passed} of {len(judged)} gates passed ({'; '.join(others)})", p_value
+    return "pass", f"all {len(judged)} gates passed", p_value

@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 Verdict = Literal["pass", "fail", "undecided"]
+Tier = Literal["critical", "supporting", "advisory"]
 
 
 class Record(BaseModel):
@@ -15,21 +16,73 @@ class Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+class TrailPoint(Record):
+    """The evidence after so many questions."""
+
+    n: int = Field(description="questions answered by both")
+    mean: float = Field(description="mean of the compared value so far")
+    log10_e_pass: float = Field(description="evidence against 'inferior', as a power of ten")
+    log10_e_fail: float = Field(description="evidence against 'not inferior', as a power of ten")
+
+
+class Floor(Record):
+    """The baseline against itself: what serving alone changes, since greedy is not bit-stable."""
+
+    n: int = Field(description="questions that the baseline was asked twice")
+    flips: int = Field(description="of these, how many scores differed")
+
+
+class GroupReport(Record):
+    """One subject, or group of subjects, of a suite."""
+
+    group: str
+    is_subject: bool = Field(description="one of MMLU's 57 subjects; else a group of them")
+    n: int
+    baseline: float = Field(description="mean score, 0 to 1")
+    candidate: float = Field(description="mean score, 0 to 1")
+    flips: int = Field(description="questions whose score changed")
+
+
 class GateReport(Record):
     """One suite's comparison of a variant with the baseline."""
 
     suite: str = Field(description="name of the suite in the policy")
     metric: str = Field(description="what the mean is of, such as acc or rougeL")
+    tier: Tier = Field(
+        description="critical must pass, supporting must not fail, advisory never blocks"
+    )
+    test: Literal["sequential", "fixed"] = Field(description="how it was decided")
+    about: Literal["population", "benchmark"] = Field(
+        description="what the verdict is a claim about: all such questions, or this finite list"
+    )
     n: int = Field(description="questions answered by both")
+    available: int = Field(description="questions that the source has")
+    decided_at: int | None = Field(description="questions after which it was decided; None if not")
     baseline: float = Field(description="mean score of the baseline, 0 to 1")
     candidate: float = Field(description="mean score of the variant, 0 to 1")
     difference: float = Field(description="candidate minus baseline, paired by question")
-    bound: float = Field(description="lower one-sided confidence bound of the difference")
-    upper_bound: float = Field(description="upper one-sided confidence bound of the difference")
-    margin: float = Field(description="largest acceptable drop")
-    alpha: float = Field(description="error rate of each bound")
+    recovery: float | None = Field(description="candidate over baseline; None over zero")
+    value: str = Field(
+        description="what the bounds are of: 'candidate - baseline', or with a recovery margin "
+        "'candidate - 0.99 baseline'"
+    )
+    bound: float = Field(description="lower one-sided confidence bound of that value")
+    upper_bound: float = Field(description="upper one-sided confidence bound of that value")
+    threshold: float = Field(description="what the lower bound must lie above to pass")
+    margin: str = Field(description="the policy's, in words")
+    alpha: float = Field(description="error rate of each bound, and of the verdict")
+    p_value: float = Field(description="of 'inferior'; the smaller, the surer the pass")
     method: str = Field(description="where the bounds come from")
+    interval: tuple[float, float] = Field(
+        description="fixed-n companion: one-sided bounds of the difference by interval_method; "
+        "they hold for one look, so they do not decide a sequential gate"
+    )
+    interval_method: str
     flips: int = Field(description="questions whose score changed")
+    gains: int = Field(description="of these, how many the candidate did better")
+    floor: Floor | None = Field(description="None where the policy does not ask for it")
+    groups: list[GroupReport] = Field(description="by subject and group of subjects, where known")
+    trail: list[TrailPoint] = Field(description="the evidence as it grew; empty for a fixed test")
     verdict: Verdict
     reason: str = Field(description="the verdict in words")
     suspicious: bool = Field(False, description="better than the baseline by more than the margin")
@@ -38,6 +91,7 @@ class GateReport(Record):
 class ThroughputReport(Record):
     """The load test of a variant beside the baseline's."""
 
+    tier: Tier = "critical"
     output_tokens_per_s: float = Field(description="of the variant")
     baseline_output_tokens_per_s: float
     ratio: float = Field(description="variant over baseline")

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from eval_gates.records import ThroughputReport, Verdict
+from eval_gates.records import ThroughputReport, Tier, Verdict
 
 
 def judge_throughput(
@@ -15,6 +15,7 @@ def judge_throughput(
     *,
     minimum_ratio: float,
     maximum_failed_requests: int,
+    tier: Tier = "critical",
     note: str | None,
 ) -> ThroughputReport:
     """Compare two load tests of the same workload on the same machine.
@@ -24,6 +25,7 @@ def judge_throughput(
         candidate: result of the variant's benchmark stage.
         minimum_ratio: smallest acceptable ratio of output tokens a second.
         maximum_failed_requests: of the variant's load test.
+        tier: whether it may keep the variant out.
         note: said beside the ratio.
 
     Raises:
@@ -42,6 +44,7 @@ def judge_throughput(
     else:
         reason = f"{ratio:.3f} of the baseline's output tokens/s, at least {minimum_ratio}"
     return ThroughputReport(
+        tier=tier,
         output_tokens_per_s=rates[1],
         baseline_output_tokens_per_s=rates[0],
         ratio=ratio,

@@ -6,34 +6,50 @@ so it can be part of a stage's key.
 
 from __future__ import annotations
 
+import gzip
+import os
+import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import eval_gates
 import recipes
+from eval_gates.suites.json_lines import find_files
+from eval_gates.suites.lm_eval_files import is_task_file, read_task_file
 from pipeline.digest import FileDigests, digest_json
 from pipeline.errors import EvaluationDataError, UsageError
 from pipeline.events import Progress
 from pipeline.hub import resolve_dataset_revision
-from recipes.schema import AnySuite, AwqQuantization, Calibration, CalibrationLimit
+from recipes.policy import AnySuite, HumanEvalSuite, LmEvalSuite, Policy
+from recipes.schema import AwqQuantization, Calibration, CalibrationLimit
 
-# What a folder given with --eval-data may hold for each kind of suite.
-FOLDER_PATTERNS = {"mmlu": "mmlu*.jsonl*", "rouge": "summarization*.jsonl*", "humaneval": ""}
+# How the names of the files begin that a folder given with --eval-data may hold, by kind of suite.
+FOLDER_STEMS = {"mmlu": "mmlu", "rouge": "summarization"}
+EXAMPLES_STEM = "mmlu_dev"  # worked examples, which are not asked
 HUB_DATASETS = {
     "mmlu": {"id": "cais/mmlu", "config": "all", "split": "test", "shots_split": "dev"},
     "rouge": {"id": "abisee/cnn_dailymail", "config": "3.0.0", "split": "test"},
 }
+# For planning before anything is read; a dataset that has other numbers is asked as it is.
+HUB_QUESTIONS = {"mmlu": 14_042, "rouge": 11_490}
+PACKAGED_QUESTIONS = {"mmlu": 280, "humaneval": 164}
 CARRIED_SUMMARIES = Path(eval_gates.__file__).parent / "data" / "summaries.jsonl"
 CARRIED_CALIBRATION = Path(recipes.__file__).parent / "calibration" / "general.jsonl"
 
 
 @dataclass(frozen=True)
 class SuiteSource:
-    """Where a suite's questions come from: `identity` goes into the key, `folder` does not."""
+    """Where a suite's questions come from.
+
+    `identity` goes into the key, `folder` does not; `questions` is how many there are, where that
+    is known without reading them.
+    """
 
     identity: dict[str, Any]
     folder: Path | None = None
+    questions: int | None = None
 
 
 class SourceResolver:
@@ -64,20 +80,30 @@ class SourceResolver:
         self._digests = digests
         self._progress = progress
         self._revisions: dict[str, str | None] = {}
+        self._suites: dict[str, SuiteSource] = {}
 
     def suite(self, name: str, suite: AnySuite) -> SuiteSource:
-        """The first of the suite's sources that can be had.
+        """The first of the suite's sources that can be had; looked for once a suite.
 
         Raises:
-            EvaluationDataError: none can.
+            EvaluationDataError: none can, or a local file is missing or damaged.
         """
+        asked = f"{name} {suite.model_dump_json()}"
+        if asked not in self._suites:
+            self._suites[asked] = self._find(name, suite)
+        return self._suites[asked]
+
+    def _find(self, name: str, suite: AnySuite) -> SuiteSource:
+        if isinstance(suite, LmEvalSuite):
+            return self._lm_eval(name, suite)
         for source in suite.sources:
-            found = self._try(source, suite.kind)
+            found = self._try(source, suite)
             if found is not None:
                 return found
             if source == "eval-data" and self._eval_data is not None:
+                stem = FOLDER_STEMS.get(suite.kind)
                 self._progress.note(
-                    f"{name}: {self._eval_data} has no {FOLDER_PATTERNS[suite.kind] or 'file'} "
+                    f"{name}: {self._eval_data} has no {f'{stem}*.jsonl[.gz]' if stem else 'file'} "
                     "for it; looking elsewhere"
                 )
             if source == "hub":
@@ -88,6 +114,14 @@ class SourceResolver:
             cure="give a folder with --eval-data (docs/evaluation.md says what it holds), "
             "or run where the Hub can be reached",
         )
+
+    def counts(self, policy: Policy) -> dict[str, int | None]:
+        """By suite, how many questions its source has; None where that is not known yet.
+
+        Raises:
+            EvaluationDataError: as :meth:`suite`.
+        """
+        return {name: self.suite(name, suite).questions for name, suite in policy.suites.items()}
 
     def calibration(
         self, quantization: AwqQuantization, limit: CalibrationLimit | None, variant: str
@@ -149,38 +183,116 @@ class SourceResolver:
             )
         return calibration.model_copy(update={"samples": samples, "max_tokens": tokens})
 
-    def _try(self, source: str, kind: str) -> SuiteSource | None:
+    def _try(self, source: str, suite: AnySuite) -> SuiteSource | None:
         if source == "eval-data":
-            return self._folder(kind)
+            return self._folder(suite)
         if source == "hub":
-            dataset = HUB_DATASETS.get(kind)
+            dataset = HUB_DATASETS.get(suite.kind)
             revision = self._revision(dataset["id"]) if dataset else None
-            return (
-                SuiteSource({"kind": "hub", **dataset, "revision": revision})
-                if (dataset and revision)
-                else None
-            )
-        if source == "packages" and kind in ("mmlu", "humaneval"):
-            return SuiteSource({"kind": "packages", "environment": self._evaluate_environment})
-        if source == "carried" and kind == "rouge":
-            digest = self._digests.of(CARRIED_SUMMARIES)
-            return SuiteSource({"kind": "carried", "digest": digest})
+            if dataset is None or revision is None:
+                return None
+            return _source({"kind": "hub", **dataset, "revision": revision}, None, suite)
+        if source == "packages" and suite.kind in PACKAGED_QUESTIONS:
+            identity = {"kind": "packages", "environment": self._evaluate_environment}
+            return _source(identity, None, suite)
+        if source == "carried" and suite.kind == "rouge":
+            identity = {"kind": "carried", "digest": self._digests.of(CARRIED_SUMMARIES)}
+            return _source(identity, None, suite)
         return None
 
-    def _folder(self, kind: str) -> SuiteSource | None:
-        pattern = FOLDER_PATTERNS[kind]
-        if self._eval_data is None or not pattern:
+    def _folder(self, suite: AnySuite) -> SuiteSource | None:
+        if self._eval_data is None or suite.kind not in FOLDER_STEMS:
             return None
-        files = sorted(self._eval_data.glob(pattern))
-        if not files:
+        if not question_files(suite.kind, self._eval_data):
             return None
+        files = find_files(self._eval_data, FOLDER_STEMS[suite.kind])  # examples, too
         digest = digest_json([[path.name, self._digests.of(path)] for path in files])
-        return SuiteSource({"kind": "folder", "digest": digest}, self._eval_data)
+        return _source({"kind": "folder", "digest": digest}, self._eval_data, suite)
+
+    def _lm_eval(self, name: str, suite: LmEvalSuite) -> SuiteSource:
+        """A task by name, which the environment's lm-eval knows, or the user's file of one."""
+        if not is_task_file(suite.task):
+            identity = {"kind": "hub", "task": suite.task}
+            return SuiteSource({**identity, "environment": self._evaluate_environment})
+        file = read_task_file(Path(suite.task))
+        folder = file.path.parent
+        parts = [
+            [os.path.relpath(path, folder), self._digests.of(path)]
+            for path in (*file.code, *file.data)
+        ]
+        identity = {"kind": "task", "digest": digest_json(parts)}
+        if file.dataset is not None:
+            revision = self._revision(file.dataset)
+            if revision is None:
+                raise EvaluationDataError(
+                    f"the dataset of the suite '{name}' cannot be reached on the Hub",
+                    where=f"{file.path}, key dataset_path: {file.dataset}",
+                    cure="run where the Hub can be reached, or name local files there "
+                    "(dataset_path: json, dataset_kwargs: {data_files: ...})",
+                )
+            identity |= {"dataset": file.dataset, "revision": revision}
+        return SuiteSource(identity, folder)
 
     def _revision(self, dataset: str) -> str | None:
         if dataset not in self._revisions:
             self._revisions[dataset] = resolve_dataset_revision(dataset)
         return self._revisions[dataset]
+
+
+def question_count(suite: AnySuite, identity: Mapping[str, Any], folder: Path | None) -> int | None:
+    """How many questions that source has for the suite; None where only reading it would tell.
+
+    Raises:
+        EvaluationDataError: the folder's files cannot be read, or hold nothing.
+    """
+    kind = identity["kind"]
+    if isinstance(suite, LmEvalSuite):
+        return None
+    if isinstance(suite, HumanEvalSuite) and suite.problems:
+        return len(suite.problems)
+    if kind == "hub":
+        return HUB_QUESTIONS[suite.kind]
+    if kind == "packages":
+        return PACKAGED_QUESTIONS[suite.kind]
+    if folder is None:
+        return _lines(CARRIED_SUMMARIES)
+    files = question_files(suite.kind, folder)
+    number = sum(_lines(path) for path in files)
+    if not number:
+        raise EvaluationDataError(
+            "there are no questions in the evaluation data",
+            where=", ".join(str(path) for path in files) or str(folder),
+            cure="write one question a line (docs/evaluation.md says which keys), or remove the "
+            "file so that another source is used",
+        )
+    return number
+
+
+def question_files(kind: str, folder: Path) -> list[Path]:
+    """The files of a folder whose lines are questions of that kind of suite.
+
+    Raises:
+        EvaluationDataError: a file is there both plain and gzipped.
+    """
+    return find_files(folder, FOLDER_STEMS[kind], but_not=EXAMPLES_STEM)
+
+
+def _source(identity: dict[str, Any], folder: Path | None, suite: AnySuite) -> SuiteSource:
+    return SuiteSource(identity, folder, question_count(suite, identity, folder))
+
+
+def _lines(path: Path) -> int:
+    """Lines that are not empty, as those who read the questions count them."""
+    opened = gzip.open if path.name.endswith(".gz") else open
+    try:
+        with opened(path, "rt", encoding="utf-8") as lines:
+            return sum(1 for line in lines if line.strip())
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
+        raise EvaluationDataError(
+            f"cannot read the evaluation data: {error}",
+            where=str(path),
+            cure="check that the file is whole, readable, and UTF-8 text (gzipped if it ends .gz)",
+        ) from error
 
 
 def _is_file_name(name: str) -> bool:

@@ -1,4 +1,7 @@
-"""What `prepare model` would do, without doing it: what is cached, sizes, and expected times."""
+"""What `prepare model` would do, without doing it.
+
+What is cached, sizes, expected times, and what the gates can show with the questions there are.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +17,19 @@ from pipeline.digest import FileDigests
 from pipeline.environments.environment import Accelerator, EnvironmentStatus, status
 from pipeline.events import Progress
 from pipeline.hub import bytes_to_download
+from pipeline.plan import Find, Plan
+from pipeline.policy_power import GatePower, policy_power
 from pipeline.preparation import (
     ENVIRONMENTS,
     Choices,
     Request,
     choose,
     demo_stage,
+    find_data,
     locate,
     make_plan,
 )
-from pipeline.records import StageSpec
+from pipeline.records import StageRecord, StageSpec
 from pipeline.settings import Settings
 from pipeline.store import RECORD, Store
 from pipeline.variant_size import estimated_bytes
@@ -53,6 +59,8 @@ class Forecast:
     choices: Choices
     checkpoint: Checkpoint | None
     stages: tuple[PlannedStage, ...]
+    power: tuple[GatePower, ...]
+    may_ask_more: bool
     environments: tuple[EnvironmentStatus, ...]
     weights_bytes: dict[str, int]
     not_here: str
@@ -68,6 +76,8 @@ class Forecast:
             else None,
             "estimated_weights_bytes": self.weights_bytes,
             "stages": [vars(stage) for stage in self.stages],
+            "more_rounds_may_follow": self.may_ask_more,
+            "gates": [gate.to_dict() for gate in self.power],
             "environments": [
                 {"environment": env.key, "state": str(env.state), "size_bytes": env.size_bytes}
                 for env in self.environments
@@ -123,7 +133,11 @@ class Forecast:
         to_run = sum(not stage.cached for stage in self.stages)
         seconds = self.expected_seconds()
         words = f"about {seconds / 60:.1f} minutes" if seconds is not None else "time not known yet"
-        return f"{to_run} stages to run, {len(self.stages) - to_run} cached; {words}"
+        more = "; more rounds of questions may follow while gates are open"
+        return (
+            f"{to_run} stages to run, {len(self.stages) - to_run} cached; {words}"
+            f"{more if self.may_ask_more else ''}"
+        )
 
 
 def expected_words(stage: PlannedStage) -> str:
@@ -151,13 +165,18 @@ def forecast(request: Request, settings: Settings, progress: Progress) -> Foreca
             raise NotHereYetError("to be made first")
         return store.stage_folder(spec.stage, spec.key) / "output"
 
-    specs: list[StageSpec]
+    def find(spec: StageSpec) -> StageRecord | None:
+        return store.find(spec.stage, spec.key)
+
+    sources = find_data(choices, settings, digests, progress)
     checkpoint: Checkpoint | None = None
-    not_here = ""
+    not_here, may_ask_more = "", False
     try:
         check_downloaded(choices)
         checkpoint = locate(choices, settings, made_demo, digests, progress)
-        specs = make_plan(choices, checkpoint, settings, digests, progress).stages()
+        plan = make_plan(choices, checkpoint, settings, sources)
+        specs = plan.stages(find)
+        may_ask_more = rounds_may_follow(plan, find)
     except NotHereYetError as reason:
         not_here = str(reason)
         specs = [demo_stage(choices, settings)] if choices.reference.kind == "demo" else []
@@ -166,6 +185,8 @@ def forecast(request: Request, settings: Settings, progress: Progress) -> Foreca
         checkpoint=checkpoint,
         not_here=not_here,
         stages=tuple(with_servers(specs, store, seen_seconds(store))),
+        power=policy_power(choices.policy, choices.recipes, sources.counts(choices.policy)),
+        may_ask_more=may_ask_more,
         weights_bytes={
             recipe.name: estimated_bytes(checkpoint.path, recipe.quantization)
             for recipe in choices.recipes
@@ -173,6 +194,15 @@ def forecast(request: Request, settings: Settings, progress: Progress) -> Foreca
         if checkpoint
         else {},
         environments=tuple(status(name, accelerator, settings) for name in ENVIRONMENTS),
+    )
+
+
+def rounds_may_follow(plan: Plan, find: Find) -> bool:
+    """Whether some suite has more rounds, and the last that is planned may leave its gate open."""
+    return any(
+        last is not variant.rounds[suite][-1] and find(last) is None
+        for variant in plan.variants
+        for suite, last in variant.reached(find).items()
     )
 
 
@@ -200,24 +230,25 @@ def with_servers(specs: list[StageSpec], store: Store, seen: Seen) -> Iterator[P
 
 def planned(spec: StageSpec, store: Store, seen: Seen) -> PlannedStage:
     """One stage with what the store knows of such stages."""
-    name, kind = kind_of(spec.stage, spec.parameters)
+    kind = kind_of(spec.stage, spec.parameters)
     times = seen.get((spec.stage, kind))
+    suite = spec.runtime.get("suite")
     return PlannedStage(
-        name=name,
+        name=f"{spec.stage} {suite}" if suite else spec.stage,
         variant=spec.variant,
         cached=store.find(spec.stage, spec.key) is not None,
         expected_seconds=statistics.median(times) if times else None,
     )
 
 
-def kind_of(stage: str, parameters: dict[str, Any]) -> tuple[str, str]:
-    """A stage's name for people, and what its duration depends on most."""
+def kind_of(stage: str, parameters: dict[str, Any]) -> str:
+    """What a stage's duration depends on most."""
     if stage in ("evaluate", "questions"):
-        kind = str(parameters["suite"]["kind"])
-        return f"{stage} {kind}", kind
+        repeated = " again" if parameters.get("repeat") else ""
+        return f"{parameters['suite']['kind']}{repeated}"
     if stage == "quantize":
-        return stage, str(parameters["quantization"]["kind"])
-    return stage, ""
+        return str(parameters["quantization"]["kind"])
+    return ""
 
 
 def seen_seconds(store: Store) -> Seen:
@@ -228,7 +259,7 @@ def seen_seconds(store: Store) -> Seen:
             record = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             continue  # damaged; `prepare model` says so when it needs it
-        _, kind = kind_of(record["stage"], record["parameters"])
+        kind = kind_of(record["stage"], record["parameters"])
         seen.setdefault((record["stage"], kind), []).append(float(record["seconds"]))
         if record["stage"] == "coherence":
             ready = float(record["result"]["server"]["ready_seconds"])

@@ -17,10 +17,13 @@ from pipeline.errors import CheckpointError, UsageError
 from pipeline.events import Progress
 from pipeline.hardware import compute_capability, gpu_name, hardware
 from pipeline.hub import download
-from pipeline.plan import Plan, Planner, stage_spec
+from pipeline.plan import Plan, stage_spec
+from pipeline.planner import Planner
+from pipeline.policy_power import check_decidable
 from pipeline.records import StageSpec
 from pipeline.settings import Settings
-from recipes.schema import Policy, Recipe, ServingProfile
+from recipes.policy import Policy
+from recipes.schema import Recipe, ServingProfile
 
 ENVIRONMENTS = ("quantize", "serve", "evaluate")
 DEFAULT_RECIPES = ("fp8-dynamic", "awq-w4a16")
@@ -158,7 +161,8 @@ def check_margins(recipe: Recipe, policy: Policy) -> None:
             raise UsageError(
                 f"the policy '{policy.name}' has no margin for {recipe.family} recipes",
                 where=f"policy key suites.{name}.margins",
-                cure=f"add '{recipe.family}: 0.02' there",
+                cure=f"add '{recipe.family}: 0.02' (points) or "
+                f"'{recipe.family}: {{recovery: 0.98}}' there",
             )
 
 
@@ -260,23 +264,36 @@ def check_supported(checkpoint: Checkpoint, choices: Choices) -> None:
         )
 
 
+def find_data(
+    choices: Choices, settings: Settings, digests: FileDigests, progress: Progress
+) -> SourceResolver:
+    """Where questions come from, seen to be enough for the policy; needs no checkpoint.
+
+    Raises:
+        EvaluationDataError: a suite's questions cannot be had.
+        UsageError: a suite could not decide its margin, however good a variant is.
+    """
+    evaluate = identity("evaluate", Accelerator(choices.profile.accelerator), settings)
+    sources = SourceResolver(choices.eval_data, evaluate, digests, progress)
+    check_decidable(choices.policy, choices.recipes, sources.counts(choices.policy), progress)
+    return sources
+
+
 def make_plan(
-    choices: Choices,
-    checkpoint: Checkpoint,
-    settings: Settings,
-    digests: FileDigests,
-    progress: Progress,
+    choices: Choices, checkpoint: Checkpoint, settings: Settings, sources: SourceResolver
 ) -> Plan:
-    """The plan for these choices; raises PrepareError where data cannot be had."""
+    """The plan for these choices; raises PrepareError where calibration data cannot be had."""
     accelerator = Accelerator(choices.profile.accelerator)
     identities = {name: identity(name, accelerator, settings) for name in ENVIRONMENTS}
     return Planner(
         checkpoint=checkpoint,
         profile=choices.profile,
         policy=choices.policy,
+        recipes=choices.recipes,
+        baseline=choices.baseline,
         identities=identities,
         hardware=hardware(choices.profile.accelerator),
-        sources=SourceResolver(choices.eval_data, identities["evaluate"], digests, progress),
+        sources=sources,
         store=settings.store.resolve(),
         trust_remote_code=choices.trust_remote_code,
-    ).plan(list(choices.recipes), choices.baseline)
+    ).plan()

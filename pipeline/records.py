@@ -11,7 +11,7 @@ from pydantic import Field
 
 from eval_gates.records import GateReport, Record, ThroughputReport, Verdict
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 StageStatus = Literal["ran", "reused", "failed"]
 
@@ -74,6 +74,9 @@ class VariantReport(Record):
     weights_bytes: int | None = Field(description="None when it was never made")
     verdict: Verdict | Literal["error"]
     reason: str = Field(description="why, in words; for an error what, where and the cure")
+    p_value: float | None = Field(
+        None, description="of 'worse than allowed', the largest of its gates'; None if not judged"
+    )
     promoted: bool
     registry_version: str | None = Field(None, description="when it was registered")
     gates: list[GateReport]

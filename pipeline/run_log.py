@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,6 +13,7 @@ from filelock import FileLock, Timeout
 from pipeline.errors import PrepareError, StoreError, UsageError
 from pipeline.events import Progress
 from pipeline.records import (
+    SCHEMA_VERSION,
     CheckpointReport,
     RunReport,
     StageReport,
@@ -133,11 +135,20 @@ def read_run(folder: Path) -> RunReport:
     """The record in that run's folder; raises StoreError when it is missing or damaged."""
     path = folder / RUN_RECORD
     try:
-        report = RunReport.model_validate_json(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        version = json.loads(text).get("schema_version", SCHEMA_VERSION)
+        if version != SCHEMA_VERSION:
+            raise StoreError(
+                f"this run's record has schema version {version}, this prepare reads "
+                f"{SCHEMA_VERSION}",
+                where=str(path),
+                cure="read it with the version of prepare that wrote it, or run the command again",
+            )
+        report = RunReport.model_validate_json(text)
         if report.status == "running" and not is_alive(folder):
             return report.model_copy(update={"status": "killed"})
         return report
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, AttributeError) as error:
         raise StoreError(f"a run's record cannot be read: {error}", where=str(path)) from error
 
 

@@ -75,6 +75,10 @@ class StageRunner:
         """Whether `run` would find the stage done."""
         return self._reusable(spec) is not None
 
+    def found(self, spec: StageSpec) -> StageRecord | None:
+        """The stage's record, if it is in the store."""
+        return self.store.find(spec.stage, spec.key)
+
     def finished(self, spec: StageSpec) -> StageRecord:
         """The record of a stage that has been run; raises StoreError when it has vanished."""
         record = self.store.find(spec.stage, spec.key)

@@ -7,11 +7,13 @@ from functools import cache
 from pathlib import Path
 
 from pipeline.digest import FileDigests
+from pipeline.endpoints import LocalServers
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.errors import ExitCode, PrepareError, StoreError
 from pipeline.events import Progress
 from pipeline.executors.local import LocalExecutor
-from pipeline.preparation import Choices, Request, choose, locate, make_plan
+from pipeline.preparation import Choices, Request, choose, find_data, locate, make_plan
+from pipeline.promotion import Promotion
 from pipeline.records import RunReport, StageSpec
 from pipeline.run_log import NotingProgress, RunLog
 from pipeline.runner import Runner
@@ -68,11 +70,14 @@ def run_choices(
 
     digests = FileDigests(settings.home / "digests.json")
     try:
+        sources = find_data(choices, settings, digests, progress)
         checkpoint = locate(choices, settings, make_demo, digests, progress)
         log.checkpoint(checkpoint.ref, checkpoint.digest, choices.name)
-        plan = make_plan(choices, checkpoint, settings, digests, progress)
-        return Runner(plan, stages, settings.home / "server.lock").run(
-            name=choices.name, registry=choices.registry
+        plan = make_plan(choices, checkpoint, settings, sources)
+        servers = LocalServers(
+            stages, settings.home / "server.lock", choices.profile.ready_timeout_seconds
         )
+        Runner(plan, stages, servers).run()
+        return Promotion(plan, stages, checkpoint).run(choices.name, choices.registry)
     finally:
         stages.cancel()

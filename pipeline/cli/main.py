@@ -9,7 +9,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from pipeline import __version__
-from pipeline.cli import env, model, plan, recipes, registry, runs, stage
+from pipeline.cli import env, gate, model, plan, policy, recipes, registry, runs, stage, verify
 from pipeline.errors import ExitCode, PrepareError
 
 app = typer.Typer(
@@ -24,8 +24,11 @@ app = typer.Typer(
 )
 app.command("model")(model.model)
 app.command("plan")(plan.plan)
+app.command("gate")(gate.gate)
+app.command("verify")(verify.verify)
 app.add_typer(env.app, name="env")
 app.add_typer(recipes.app, name="recipes")
+app.add_typer(policy.app, name="policy")
 app.add_typer(runs.app, name="runs")
 app.add_typer(registry.app, name="registry")
 app.add_typer(stage.app, name="stage")

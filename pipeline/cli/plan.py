@@ -1,4 +1,4 @@
-"""`prepare plan`: what would run, what is cached, sizes and expected time; no work is done."""
+"""`prepare plan`: what would run, what is cached, sizes, expected time and what gates can show."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def plan(
     """Say what `prepare model` with the same options would do; nothing is done.
 
     Expected times are medians of what the store has seen of such stages; a stage
-    that was never run here has none.
+    that was never run here has none. For each gate it says how many questions it
+    takes to decide if nothing is lost, and the smallest drop that it would see.
 
     Examples
 
@@ -40,6 +41,7 @@ def plan(
       prepare plan ./my-checkpoint --recipe fp8-dynamic --json
     """
     from pipeline.cli.display import open_display
+    from pipeline.cli.policy import print_power
     from pipeline.cli.tables import print_json, print_table
     from pipeline.forecast import forecast
     from pipeline.preparation import Request
@@ -64,5 +66,6 @@ def plan(
     print_table(["stage", "variant", "state", "expected"], found.stage_rows())
     if rows := found.size_rows():
         print_table(["variant", "weights, estimated", ""], rows)
+    print_power(found.power)
     print_table(["environment", "state", "size"], found.environment_rows())
     print(found.total())

@@ -53,10 +53,10 @@ def print_run(report: RunReport) -> None:
     from rich.table import Table
 
     out = console()
-    digest = report.checkpoint.digest[:12] if report.checkpoint else "not inspected"
+    digest = f" ({report.checkpoint.digest[:12]})" if report.checkpoint else ""
     table = Table(
         title=escape(
-            f"{report.command['checkpoint']} ({digest}), policy {report.command['policy']}, "
+            f"{report.command['checkpoint']}{digest}, policy {report.command['policy']}, "
             f"profile {report.command['profile']}"
         ),
         title_justify="left",
@@ -77,15 +77,27 @@ def print_run(report: RunReport) -> None:
         for gate in variant.gates:
             if gate.verdict != "pass" or gate.suspicious:
                 out.print(f"  {gate.suite}: {escape(gate.reason)}")
+    for line in floor_lines(report):
+        out.print(line)
     notes = {v.throughput.note for v in report.variants if v.throughput and v.throughput.note}
     for note in sorted(notes):
         out.print(f"throughput: {escape(note)}")
     out.print(escape(next_step(report)))
 
 
+def floor_lines(report: RunReport) -> list[str]:
+    """What serving alone changes, suite by suite; the same baseline for all variants."""
+    floors = {gate.suite: gate.floor for v in report.variants for gate in v.gates if gate.floor}
+    return [
+        f"{suite}: the baseline asked twice changed {floor.flips} of {floor.n} scores"
+        for suite, floor in floors.items()
+    ]
+
+
 def add_variant(table: Any, variant: VariantReport) -> None:
     """One row a gate; variant and size stand in the first."""
-    size = f"{variant.weights_bytes / 1e6:,.1f} MB" if variant.weights_bytes else "not made"
+    not_made = "-" if variant.gates else "not made"
+    size = f"{variant.weights_bytes / 1e6:,.1f} MB" if variant.weights_bytes else not_made
     rows = [gate_row(gate) for gate in variant.gates]
     if variant.throughput:
         rows.append(throughput_row(variant.throughput))
@@ -99,18 +111,39 @@ def add_variant(table: Any, variant: VariantReport) -> None:
 def gate_row(gate: GateReport) -> list[str]:
     """Scores in per cent, the difference with its bound and margin in points."""
     return [
-        f"{gate.suite} {gate.metric} (n={gate.n})",
+        f"{gate.suite} {gate.metric} ({counted(gate)}){of_tier(gate.tier)}",
         f"{100 * gate.baseline:.1f} %",
         f"{100 * gate.candidate:.1f} %",
-        f"{100 * gate.difference:+.1f} (> {100 * gate.bound:+.1f}, margin {100 * -gate.margin:+g})",
+        difference_words(gate),
         coloured(gate.verdict),
     ]
+
+
+def counted(gate: GateReport) -> str:
+    """How many questions, and how many of them it took."""
+    if gate.decided_at is None or gate.decided_at == gate.n:
+        return f"n={gate.n}"
+    return f"decided at {gate.decided_at} of n={gate.n}"
+
+
+def of_tier(tier: str) -> str:
+    """The tier, where it is not the usual one."""
+    return "" if tier == "critical" else f", {tier}"
+
+
+def difference_words(gate: GateReport) -> str:
+    """The difference in points with its bound and margin; a recovery margin as it is meant."""
+    points = f"{100 * gate.difference:+.1f}"
+    if gate.threshold < 0:
+        return f"{points} (> {100 * gate.bound:+.1f}, margin {100 * gate.threshold:+g})"
+    recovery = f"{100 * gate.recovery:.1f} %" if gate.recovery is not None else "none"
+    return f"{points} ({recovery} recovered, margin {gate.margin})"
 
 
 def throughput_row(throughput: ThroughputReport) -> list[str]:
     """Output tokens a second, and their ratio."""
     return [
-        "throughput, output tokens/s",
+        f"throughput, output tokens/s{of_tier(throughput.tier)}",
         f"{throughput.baseline_output_tokens_per_s:,.0f}",
         f"{throughput.output_tokens_per_s:,.0f}",
         f"x {throughput.ratio:.2f} (at least {throughput.minimum_ratio})",
@@ -129,6 +162,8 @@ def next_step(report: RunReport) -> str:
     done = f"{len(report.stages)} stages, {reused} reused, {report.seconds:.0f} s. "
     if any(variant.promoted for variant in report.variants):
         return f"{done}Next: prepare registry show {report.registered_name}"
+    if report.command.get("gate"):
+        return f"{done}Next: prepare verify {report.run}"
     return f"{done}Nothing was promoted. Next: prepare runs show {report.run}"
 
 

@@ -14,6 +14,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from eval_gates.sandbox import SandboxError, choose_isolation
 from pipeline.environments.accelerator import ask_driver, detect_accelerator
 from pipeline.environments.definition import LOCKED_PYTHON, Accelerator, EnvironmentName, define
 from pipeline.environments.folders import environments_folder
@@ -63,6 +64,7 @@ def diagnose(settings: Settings) -> list[Finding]:
         lambda: _check_disk(settings, accelerator),
         lambda: _check_environments(settings, accelerator),
         _check_driver,
+        _check_sandbox,
     ]
     if accelerator is Accelerator.CPU:
         checks += [_check_processor, _check_torch_source]
@@ -100,6 +102,16 @@ def _check_python() -> Iterator[Finding]:
         f"{version}; the locks were resolved for {locked}, a package may have no wheel for yours",
         f"if a build fails, run prepare with Python {locked}",
     )
+
+
+def _check_sandbox() -> Iterator[Finding]:
+    """Whether model-written code can be kept in; HumanEval is refused where it cannot."""
+    try:
+        isolation = choose_isolation("auto")
+    except SandboxError as error:
+        yield Finding("sandbox", Severity.PROBLEM, error.what, error.cure)
+    else:
+        yield Finding("sandbox", Severity.OK, str(isolation))
 
 
 def _check_uv() -> Iterator[Finding]:

@@ -7,13 +7,14 @@ gives it a perplexity many times the baseline's, which a glance at an answer cou
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 from pipeline.errors import ServingError
-from pipeline.serving_names import SERVED_NAME
+from pipeline.openai_endpoint import authorization
 from pipeline.stages.context import StageContext
 
-REVISION = 1
+REVISION = 2
 
 PASSAGE = (
     "The old library stood at the corner of the market square. Every morning the doors were "
@@ -23,28 +24,38 @@ PASSAGE = (
 )
 PROMPT = "The capital of France is"
 MAXIMUM_PERPLEXITY_RATIO = 2.0
+REFUSALS = (400, 404, 405, 422, 501)
 
 
 def run(context: StageContext) -> dict[str, Any]:
     """Score the passage and generate a few words.
 
     Returns:
-        perplexity (None where it is not a number), the sample, facts about the server, and
-        `incoherent`: why the model must be held to be broken, or "" when it is not.
+        perplexity (None where it is not a number, or the endpoint does not score prompts), the
+        sample, facts about the server, and `incoherent`: why the model must be held to be broken,
+        or "" when it is not.
 
     Raises:
         ServingError: the server does not answer.
     """
-    perplexity = passage_perplexity(context.runtime["url"])
-    text = complete(context.runtime["url"])
+    ask = Asking(context.runtime["url"], context.runtime["model"])
+    text = ask.complete()
+    scored = True
+    try:
+        perplexity = ask.passage_perplexity()
+    except UnsupportedRequestError as error:
+        if "endpoint" not in context.parameters:
+            raise
+        perplexity, scored = None, False
+        context.note(f"perplexity not measured, the endpoint does not score prompts: {error.what}")
     baseline = None
     if "baseline" in context.spec.inputs:
-        baseline = float(context.input_record("baseline").result["perplexity"])
+        baseline = context.input_record("baseline").result["perplexity"]
     return {
         "perplexity": perplexity,
         "perplexity_ratio": perplexity / baseline if perplexity and baseline else None,
         "sample": text,
-        "incoherent": incoherence(perplexity, baseline, text),
+        "incoherent": incoherence(perplexity, baseline, text) if scored else silence(text),
         "server": context.runtime["server"],
     }
 
@@ -59,8 +70,8 @@ def incoherence(perplexity: float | None, baseline: float | None, text: str) -> 
     """
     if perplexity is None:
         return "the served model is broken: its log-probabilities are not numbers"
-    if not text.strip():
-        return "the served model answers with nothing"
+    if silence(text):
+        return silence(text)
     if baseline is not None and perplexity > MAXIMUM_PERPLEXITY_RATIO * baseline:
         return (
             f"the served model is incoherent: perplexity {perplexity:.1f} on plain English, "
@@ -69,37 +80,64 @@ def incoherence(perplexity: float | None, baseline: float | None, text: str) -> 
     return ""
 
 
-def passage_perplexity(url: str) -> float | None:
-    """Perplexity of the passage's tokens after the first, by the server's own scoring."""
-    answer = post(url, {"prompt": PASSAGE, "max_tokens": 1, "echo": True, "logprobs": 1})
-    # The first token has no log-probability; the last one was generated.
-    values = answer["choices"][0]["logprobs"]["token_logprobs"][1:-1]
-    if not values or any(value is None or not math.isfinite(value) for value in values):
-        return None
-    try:
-        return math.exp(-sum(values) / len(values))
-    except OverflowError:
-        return None
+def silence(text: str) -> str:
+    """Why a model that answers with this must be held to be broken; "" when it speaks."""
+    return "" if text.strip() else "the served model answers with nothing"
 
 
-def complete(url: str) -> str:
-    """A short greedy answer."""
-    answer = post(url, {"prompt": PROMPT, "max_tokens": 16})
-    return str(answer["choices"][0]["text"])
+class UnsupportedRequestError(ServingError):
+    """The endpoint refuses this kind of request."""
 
 
-def post(url: str, request: dict[str, Any]) -> dict[str, Any]:
-    """One greedy completion request; raises ServingError when the server does not answer it."""
-    import httpx
+@dataclass(frozen=True)
+class Asking:
+    """Single greedy requests to one served model."""
 
-    body = {"model": SERVED_NAME, "temperature": 0, **request}
-    try:
-        answer = httpx.post(f"{url}/v1/completions", json=body, timeout=300, trust_env=False)
-    except httpx.HTTPError as error:
-        raise ServingError(f"the model server did not answer: {error}", where=url) from error
-    if answer.status_code != 200:
-        raise ServingError(
-            f"the model server answered {answer.status_code}: {answer.text[:500]}", where=url
-        )
-    data: dict[str, Any] = answer.json()
-    return data
+    url: str
+    model: str
+
+    def passage_perplexity(self) -> float | None:
+        """Perplexity of the passage's tokens after the first, by the server's own scoring."""
+        answer = self._post({"prompt": PASSAGE, "max_tokens": 1, "echo": True, "logprobs": 1})
+        try:
+            # The first token has no log-probability; the last one was generated.
+            values = answer["choices"][0]["logprobs"]["token_logprobs"][1:-1]
+        except (LookupError, TypeError) as error:
+            raise UnsupportedRequestError(
+                "it echoes no log-probabilities", where=self.url
+            ) from error
+        if not values or any(value is None or not math.isfinite(value) for value in values):
+            return None
+        try:
+            return math.exp(-sum(values) / len(values))
+        except OverflowError:
+            return None
+
+    def complete(self) -> str:
+        """A short greedy answer."""
+        answer = self._post({"prompt": PROMPT, "max_tokens": 16})
+        return str(answer["choices"][0]["text"])
+
+    def _post(self, request: dict[str, Any]) -> dict[str, Any]:
+        """The answer to one completion request; raises ServingError when there is none."""
+        import httpx
+
+        body = {"model": self.model, "temperature": 0, **request}
+        place = f"{self.url}/v1/completions"
+        local = self.url.startswith(("http://127.0.0.1", "http://localhost"))
+        try:
+            answer = httpx.post(
+                place, json=body, timeout=300, trust_env=not local, headers=authorization()
+            )
+        except httpx.HTTPError as error:
+            raise ServingError(
+                f"the model server did not answer: {error}", where=self.url
+            ) from error
+        if answer.status_code != 200:
+            kind = UnsupportedRequestError if answer.status_code in REFUSALS else ServingError
+            raise kind(
+                f"the model server answered {answer.status_code}: {answer.text[:500]}",
+                where=self.url,
+            )
+        data: dict[str, Any] = answer.json()
+        return data

@@ -1,56 +1,197 @@
-"""Asks a served model one suite's questions and keeps every answer, one line each.
+"""Asks a served model one suite's questions, as many as it takes, and keeps every answer.
 
-`answers.jsonl` has, per question and in the questions' order: id, prompt_sha256, answer, score
+A round asks up to a number of questions, and stops earlier where the policy's rule decides the
+gate against the baseline's answers. Answers go into the store's answer book of this served model
+and suite as they come in, whatever the rule: another margin, or a higher cap, begins with them.
+
+`answers.jsonl` has, per question and in the order of asking: id, prompt_sha256, answer, score
 (0 to 1) and whatever the suite adds.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.digest import digest_bytes
-from pipeline.errors import StageError
-from pipeline.stages.context import StageContext
+from filelock import FileLock
 
-REVISION = 1
+from eval_gates.answers import AnswerBook
+from eval_gates.stopping import Stopping, rule_of
+from eval_gates.suites.json_lines import read_rows, write_rows
+from pipeline.digest import digest_bytes, digest_json
+from pipeline.errors import StageError, StoreError
+from pipeline.records import StageRecord, StageSpec
+from pipeline.stages.context import StageContext
+from pipeline.store import Store
+
+REVISION = 2
 ANSWERS = "answers.jsonl"
+# What only says how far to go, and against whom; not what a question's answer depends on.
+NOT_OF_THE_ANSWER = ("upto", "batch", "rule")
+NOT_OF_THE_MODEL = ("baseline", "coherence")
+
+
+@dataclass(frozen=True)
+class Round:
+    """What one round of a suite has to do: the questions, the answers so far, when to stop."""
+
+    questions_file: Path
+    ids: list[str]
+    available: int
+    book_file: Path
+    stopping: Stopping
+
+    @property
+    def book(self) -> AnswerBook:
+        """The answers so far."""
+        return AnswerBook(self.book_file, self.ids)
+
+    def is_over(self) -> bool:
+        """Whether the answers that are kept suffice, so that no model need be served."""
+        scores = [float(row["score"]) for row in self.book.rows()]
+        return not self.stopping.next_batch(scores[: self.stopping.upto])
+
+
+def is_answered(spec: StageSpec, store: Store) -> bool:
+    """Whether the stage can be done from kept answers, without a server."""
+    return round_of(spec, store).is_over()
 
 
 def run(context: StageContext) -> dict[str, Any]:
-    """Run the suite against the endpoint.
+    """Ask until the round is over.
+
+    Returns:
+        n, score (mean), state (pass, fail or open), `more` (open, and another round could ask
+        more), ended_by (decided, asked, time), and the answers' digest.
 
     Raises:
-        StageError: there is not exactly one answer a question.
+        StageError: an answer is missing.
     """
-    questions = context.input_folder("questions")
-    facts = context.run_worker(
-        "evaluate",
-        {
-            "suite": context.parameters["suite"],
-            "questions": str(questions / "questions.jsonl"),
-            "url": context.runtime["url"],
-            "tokenizer": context.runtime["tokenizer"],
-            "max_length": context.parameters["max_length"],
-            "trust_remote_code": context.parameters["trust_remote_code"],
-        },
-    )
-    answers = read_answers(context.folder)
-    expected = context.input_record("questions").result["questions"]
-    if len(answers) != expected:
-        raise StageError(
-            f"{len(answers)} answers to {expected} questions", where=str(context.folder / ANSWERS)
-        )
+    todo = round_of(context.spec, context.store)
+    facts: dict[str, Any] = {"ended_by": "asked", "metric": metric_of(context)}
+    with locked(todo.book_file):
+        if not todo.is_over():
+            facts |= context.run_worker("evaluate", worker_spec(context, todo))
+        rows = todo.book.rows()[: todo.stopping.upto]
+    if not rows:
+        raise StageError("no question was answered", where=str(todo.book_file))
+    write_rows(context.folder / ANSWERS, rows)
+    scores = [float(row["score"]) for row in rows]
+    state = todo.stopping.state(scores)
+    if state != "open":
+        facts["ended_by"] = "decided"
+        context.note(f"{context.runtime['suite']}: decided after {len(rows)} questions ({state})")
     return {
         **facts,
-        "n": len(answers),
-        "score": sum(answer["score"] for answer in answers) / len(answers),
+        "n": len(rows),
+        "available": todo.available,
+        "score": sum(scores) / len(scores),
+        "state": state,
+        "more": state == "open" and facts["ended_by"] == "asked" and len(rows) < todo.available,
         "answers_digest": digest_bytes((context.folder / ANSWERS).read_bytes()),
     }
 
 
+def metric_of(context: StageContext) -> str:
+    """What a score is, as the field calls it."""
+    suite = context.parameters["suite"]
+    if suite["kind"] == "mmlu":
+        return "acc" if suite["form"] == "letter" else "acc_norm"
+    if suite["kind"] == "humaneval":
+        return f"pass@{suite['k']}"
+    if suite["kind"] == "lm_eval":  # its own, known since its documents were laid out
+        return str(context.input_record("questions").result["metric"])
+    return str(suite["metric"])
+
+
+def round_of(spec: StageSpec, store: Store) -> Round:
+    """What the stage has to do; raises StoreError where an input is not in the store."""
+    parameters = spec.parameters
+    questions_file = folder_of(spec, store, "questions") / "questions.jsonl"
+    ids = [row["id"] for _, row in read_rows(questions_file)]
+    upto = min(parameters["upto"] or len(ids), len(ids))
+    baseline: list[float] = []
+    rule = None
+    if "baseline" in spec.inputs:
+        baseline = [row["score"] for row in read_answers(folder_of(spec, store, "baseline"))]
+        upto = min(upto, len(baseline))
+    if wanted := parameters["rule"]:
+        population = len(ids) if wanted["about"] == "benchmark" else None
+        rule = rule_of(wanted["margin"], wanted["alpha"], population)
+    return Round(
+        questions_file=questions_file,
+        ids=ids,
+        available=len(ids),
+        book_file=store.root / "answers" / f"{book_key(spec, store)}.jsonl",
+        stopping=Stopping(upto, parameters["batch"], rule, baseline),
+    )
+
+
+def book_key(spec: StageSpec, store: Store) -> str:
+    """Digest of everything that an answer depends on: the model as served, suite, questions."""
+    asked = {k: v for k, v in spec.parameters.items() if k not in NOT_OF_THE_ANSWER}
+    inputs = {
+        role: digest_json(record_of(spec, store, role).result)
+        for role in spec.inputs
+        if role not in NOT_OF_THE_MODEL
+    }
+    return digest_json({"stage": spec.stage, "revision": REVISION, **asked, "inputs": inputs})
+
+
+def worker_spec(context: StageContext, todo: Round) -> dict[str, Any]:
+    """What the worker is told."""
+    parameters, stopping = context.parameters, todo.stopping
+    return {
+        "suite": parameters["suite"],
+        "questions": str(todo.questions_file),
+        "book": str(todo.book_file),
+        "stopping": {
+            "upto": stopping.upto,
+            "batch": stopping.batch,
+            "rule": stopping.rule,
+            "baseline": list(stopping.baseline),
+        },
+        "minutes": (parameters["rule"] or {}).get("minutes"),
+        "concurrency": context.runtime["concurrency"],
+        "url": context.runtime["url"],
+        "model": context.runtime["model"],
+        "tokenizer": context.runtime["tokenizer"],
+        "max_length": parameters["max_length"],
+        "trust_remote_code": parameters["trust_remote_code"],
+    }
+
+
+@contextmanager
+def locked(book_file: Path) -> Iterator[None]:
+    """Hold the book, so that two runs do not both append to it."""
+    book_file.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{book_file}.lock"):
+        yield
+
+
+def record_of(spec: StageSpec, store: Store, role: str) -> StageRecord:
+    """The record of the earlier stage in that role; raises StoreError when it is not there."""
+    reference = spec.inputs[role]
+    record = store.find(reference.stage, reference.key)
+    if record is None:
+        raise StoreError(
+            f"the stage '{spec.stage}' needs '{reference.stage}' done before",
+            where=str(store.stage_folder(reference.stage, reference.key)),
+            cure="run the whole command again",
+        )
+    return record
+
+
+def folder_of(spec: StageSpec, store: Store, role: str) -> Path:
+    """The outputs of the earlier stage in that role."""
+    return store.stage_folder(spec.inputs[role].stage, spec.inputs[role].key)
+
+
 def read_answers(folder: Path) -> list[dict[str, Any]]:
-    """The answers in that stage folder, in the questions' order."""
+    """The answers in that stage folder, in the order of asking."""
     with (folder / ANSWERS).open(encoding="utf-8") as lines:
         return [json.loads(line) for line in lines]

@@ -2,43 +2,80 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from eval_gates.judge import judge_suite, overall
+from eval_gates.records import ThroughputReport
 from eval_gates.throughput import judge_throughput
+from pipeline.records import StageRecord
 from pipeline.stages.context import StageContext
 from pipeline.stages.evaluate import read_answers
-from recipes.schema import Policy
+from recipes.policy import Policy
 
-REVISION = 1
+REVISION = 2
+
+Folder = Callable[[str], Path]
+Record = Callable[[str], StageRecord]
 
 
 def run(context: StageContext) -> dict[str, Any]:
-    """Judge every suite of the policy and the throughput; all must pass."""
-    policy = Policy.model_validate(context.parameters["policy"])
-    family = context.parameters["family"]
+    """Judge every suite of the policy, and the throughput where one was measured."""
+    return judged(
+        context.parameters, set(context.spec.inputs), context.input_folder, context.input_record
+    )
+
+
+def judged(
+    parameters: dict[str, Any], roles: set[str], folder: Folder, record: Record
+) -> dict[str, Any]:
+    """The verdict from kept evidence; nothing else is read, so anyone can compute it again.
+
+    Args:
+        parameters: of the judge stage: policy, family, accelerator, throughput_note.
+        roles: of the stages that are there.
+        folder: of a stage's outputs, by role.
+        record: of a stage, by role.
+    """
+    policy = Policy.model_validate(parameters["policy"])
     gates = [
         judge_suite(
             name,
             suite,
-            baseline=read_answers(context.input_folder(f"baseline.{name}")),
-            candidate=read_answers(context.input_folder(f"candidate.{name}")),
-            family=family,
+            metric=record(f"candidate.{name}").result["metric"],
+            baseline=read_answers(folder(f"baseline.{name}")),
+            candidate=read_answers(folder(f"candidate.{name}")),
+            again=read_answers(folder(f"again.{name}")) if f"again.{name}" in roles else [],
+            available=record(f"questions.{name}").result["questions"],
+            family=parameters["family"],
             alpha=policy.alpha,
         )
         for name, suite in policy.suites.items()
     ]
-    throughput = judge_throughput(
-        context.input_record("baseline.benchmark").result,
-        context.input_record("candidate.benchmark").result,
-        minimum_ratio=policy.throughput.minimum_ratio[context.parameters["accelerator"]],
-        maximum_failed_requests=policy.throughput.maximum_failed_requests,
-        note=context.parameters["throughput_note"],
-    )
-    verdict, reason = overall(gates, throughput)
+    throughput = throughput_of(policy, parameters, record) if measured(roles) else None
+    verdict, reason, p_value = overall(gates, throughput)
     return {
         "verdict": verdict,
         "reason": reason,
+        "p_value": p_value,
         "gates": [gate.model_dump() for gate in gates],
-        "throughput": throughput.model_dump(),
+        "throughput": throughput.model_dump() if throughput else None,
     }
+
+
+def measured(roles: set[str]) -> bool:
+    """Whether there is a load test; endpoints that someone else serves have none."""
+    return "candidate.benchmark" in roles
+
+
+def throughput_of(policy: Policy, parameters: dict[str, Any], record: Record) -> ThroughputReport:
+    """The throughput gate."""
+    return judge_throughput(
+        record("baseline.benchmark").result,
+        record("candidate.benchmark").result,
+        minimum_ratio=policy.throughput.minimum_ratio[parameters["accelerator"]],
+        maximum_failed_requests=policy.throughput.maximum_failed_requests,
+        tier=policy.throughput.tier,
+        note=parameters["throughput_note"],
+    )

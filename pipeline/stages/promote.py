@@ -10,7 +10,7 @@ from artifacts.registry.mlflow_registry import TUPLE_TAG, MlflowRegistry, still_
 from pipeline.digest import digest_json
 from pipeline.records import StageRecord
 from pipeline.stages.context import StageContext
-from recipes.schema import Policy
+from recipes.policy import Policy
 
 REVISION = 1
 

@@ -173,10 +173,60 @@ def test_both_variants_are_judged_on_every_suite_and_throughput(demo: Demo) -> N
         for gate in variant["gates"]:
             assert gate["bound"] <= gate["difference"] <= gate["upper_bound"]
             assert gate["baseline"] > 0
+            assert 0 <= gate["p_value"] <= 1
+            # SmolLM2-135M is not shown to do better at MMLU than guessing, and that is said.
+            assert gate["suite"] == "mmlu" or "blind" not in gate["reason"]
         assert variant["throughput"]["ratio"] > 0
         assert variant["throughput"]["failed_requests"] == 0
         assert "not a GPU's" in variant["throughput"]["note"]
         assert variant["verdict"] in {"pass", "fail", "undecided"}, variant["reason"]
+
+
+def test_a_sequential_gate_stops_when_it_knows(demo: Demo) -> None:
+    (gate,) = [
+        gate
+        for variant in demo.report["variants"]
+        for gate in variant["gates"]
+        if (variant["recipe"], gate["suite"]) == ("fp8-dynamic", "mmlu")
+    ]
+    assert gate["test"] == "sequential"
+    assert gate["decided_at"] is not None, gate["reason"]
+    assert gate["n"] < gate["available"]
+    assert gate["trail"][-1]["n"] == gate["n"]
+    # The baseline is asked some questions twice: what serving alone changes.
+    assert gate["floor"]["n"] > 0
+    assert {group["group"] for group in gate["groups"] if not group["is_subject"]} <= {
+        "STEM",
+        "humanities",
+        "social sciences",
+        "other",
+    }
+
+
+def test_model_written_code_was_isolated(demo: Demo) -> None:
+    for stage in demo.report["stages"]:
+        if stage["name"] == "evaluate humaneval":
+            folder = demo.store / "stages" / "evaluate" / stage["key"]
+            for line in (folder / "answers.jsonl").read_text().splitlines():
+                assert json.loads(line)["isolation"] in {"bubblewrap", "namespaces"}
+
+
+def test_what_was_asked_before_the_kill_was_not_asked_again(demo: Demo) -> None:
+    """The baseline was killed in the middle of MMLU; its book has each question once."""
+    books = [
+        [json.loads(line)["id"] for line in book.read_text().splitlines()]
+        for book in (demo.store / "answers").glob("*.jsonl")
+    ]
+    assert all(len(set(ids)) == len(ids) for ids in books)
+    assert max(len(ids) for ids in books) >= 64
+
+
+def test_every_verdict_follows_from_the_kept_answers(demo: Demo) -> None:
+    verified = demo.prepare("verify", "latest", "--json")
+    assert verified.returncode == 0, verified.stdout
+    checked = json.loads(verified.stdout)
+    assert checked["same"]
+    assert {variant["recipe"] for variant in checked["variants"]} == RECIPES
 
 
 def test_one_variant_holds_the_alias(demo: Demo) -> None:
@@ -224,7 +274,7 @@ def test_the_fp8_variant_was_served_with_fp8_kv_cache(demo: Demo) -> None:
 def test_the_report_is_kept(demo: Demo) -> None:
     shown = json.loads(demo.prepare("runs", "show", "latest", "--json").stdout)
     assert shown == demo.report
-    assert demo.report["schema_version"] == 1
+    assert demo.report["schema_version"] == 2
     assert demo.report["checkpoint"]["ref"] == "demo:smollm2-135m"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import subprocess
@@ -21,17 +22,18 @@ from pipeline.data_sources import (
 )
 from pipeline.digest import FileDigests, digest_bytes
 from pipeline.errors import EvaluationDataError, UsageError
-from recipes.schema import (
+from recipes.policy import (
     AnySuite,
-    AwqQuantization,
-    Calibration,
-    CalibrationLimit,
     HumanEvalSuite,
+    LmEvalSuite,
+    Margin,
     MmluSuite,
+    Policy,
     RougeSuite,
 )
+from recipes.schema import AwqQuantization, Calibration, CalibrationLimit
 
-MARGINS: dict[Any, float] = {"fp8": 0.1, "int4": 0.2}
+MARGINS: dict[Any, Margin] = {"fp8": Margin(points=0.1), "int4": Margin(recovery=0.9)}
 PACKAGES = {"kind": "packages", "environment": "evaluate's identity"}
 
 # huggingface_hub reads its settings when it is imported, so the Hub is asked in child processes.
@@ -42,7 +44,8 @@ from pathlib import Path
 from pipeline.data_sources import SourceResolver
 from pipeline.digest import FileDigests
 from pipeline.errors import PrepareError
-from recipes.schema import AwqQuantization, MmluSuite
+from recipes.policy import LmEvalSuite, MmluSuite
+from recipes.schema import AwqQuantization
 
 folder, asked = Path(sys.argv[1]), json.loads(sys.argv[2])
 listener = Listener()
@@ -52,7 +55,10 @@ for what, settings in asked:
     try:
         if what == "suite":
             found = resolver.suite("mmlu", MmluSuite.model_validate(settings))
-            answers.append({"identity": found.identity})
+            answers.append({"identity": found.identity, "questions": found.questions})
+        elif what == "task":
+            found = resolver.suite("mine", LmEvalSuite.model_validate(settings))
+            answers.append({"identity": found.identity, "questions": found.questions})
         else:
             awq = AwqQuantization.model_validate({"kind": "awq", "calibration": settings})
             used, identity, file = resolver.calibration(awq, None, "awq")
@@ -139,7 +145,7 @@ class TestSuite:
         (data / "mmlu_test.jsonl").write_text("{ }")
         changed = identity()
         assert changed != before
-        (data / "mmlu_dev.jsonl.gz").write_bytes(b"examples")
+        (data / "mmlu_dev.jsonl").write_bytes(b"examples")
         assert identity() not in (before, changed)
 
     def test_a_folder_without_such_files_is_said_aloud(self, tmp_path: Path, data: Path) -> None:
@@ -148,7 +154,7 @@ class TestSuite:
         found = resolving.resolver.suite("summaries", suite)
         digest = digest_bytes(CARRIED_SUMMARIES.read_bytes())
         assert (found.identity, found.folder) == ({"kind": "carried", "digest": digest}, None)
-        words = f"summaries: {data} has no summarization*.jsonl* for it; looking elsewhere"
+        words = f"summaries: {data} has no summarization*.jsonl[.gz] for it; looking elsewhere"
         assert resolving.notes == [words]
 
     def test_no_folder_given_is_nothing_to_say(self, resolving: Resolving) -> None:
@@ -177,10 +183,154 @@ class TestSuite:
         assert caught.value.where == f"policy key suites.mine.sources: {', '.join(suite.sources)}"
         assert "--eval-data" in caught.value.cure
 
+    def test_examples_alone_are_no_questions(self, tmp_path: Path) -> None:
+        folder = write_files(tmp_path / "data", {"mmlu_dev.jsonl": b"{}"})
+        suite = MmluSuite(margins=MARGINS, sources=["eval-data", "packages"])
+        assert Resolving(tmp_path, folder).resolver.suite("mmlu", suite).identity == PACKAGES
+
+    def test_one_file_plain_and_gzipped_is_refused(self, tmp_path: Path, data: Path) -> None:
+        (data / "mmlu_test.jsonl.gz").write_bytes(gzip.compress(b"{}"))
+        with pytest.raises(EvaluationDataError, match="count every question twice"):
+            Resolving(tmp_path, data).resolver.suite("mmlu", MmluSuite(margins=MARGINS))
+
     def test_a_folder_that_does_not_exist(self, tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="does not exist") as caught:
             Resolving(tmp_path, tmp_path / "none")
         assert caught.value.where == f"--eval-data {tmp_path / 'none'}"
+
+
+LINES = b"{}\n\n  \n{}\r\n{}"  # three questions, however the lines end
+
+
+class TestHowMany:
+    def of(self, tmp_path: Path, suite: AnySuite, files: dict[str, bytes]) -> int | None:
+        folder = write_files(tmp_path / "data", files) if files else None
+        return Resolving(tmp_path, folder).resolver.suite("mine", suite).questions
+
+    @pytest.mark.parametrize(
+        ("suite", "files", "number"),
+        [
+            (MmluSuite(margins=MARGINS), {"mmlu_test.jsonl": LINES}, 3),
+            (
+                MmluSuite(margins=MARGINS),
+                {
+                    "mmlu_test.jsonl": LINES,
+                    "mmlu.more.jsonl.gz": gzip.compress(LINES),
+                    "mmlu_dev.jsonl": LINES,
+                    "mmlu_old.jsonl.bak": LINES,
+                    "summarization.jsonl": LINES,
+                },
+                6,
+            ),
+            (RougeSuite(margins=MARGINS), {"summarization_test.jsonl": LINES}, 3),
+            (MmluSuite(margins=MARGINS, sources=["packages"]), {}, 280),
+            (HumanEvalSuite(margins=MARGINS), {}, 164),
+            (HumanEvalSuite(margins=MARGINS, problems=["HumanEval/1", "HumanEval/2"]), {}, 2),
+            (RougeSuite(margins=MARGINS, sources=["carried"]), {}, 32),
+            (LmEvalSuite(margins=MARGINS, task="arc_easy"), {}, None),
+        ],
+    )
+    def test_counted_without_reading_them(
+        self, tmp_path: Path, suite: AnySuite, files: dict[str, bytes], number: int | None
+    ) -> None:
+        assert self.of(tmp_path, suite, files) == number
+
+    @pytest.mark.parametrize("content", [b"", b"\n \n"])
+    def test_an_empty_file_is_said(self, tmp_path: Path, content: bytes) -> None:
+        with pytest.raises(EvaluationDataError, match="no questions in the evaluation data") as e:
+            self.of(tmp_path, MmluSuite(margins=MARGINS), {"mmlu_test.jsonl": content})
+        assert e.value.where == str(tmp_path / "data" / "mmlu_test.jsonl")
+
+    @pytest.mark.parametrize(
+        ("name", "content"),
+        [
+            ("mmlu_test.jsonl.gz", b"not gzip"),
+            ("mmlu_test.jsonl.gz", gzip.compress(LINES)[:-9]),
+            ("mmlu_test.jsonl.gz", gzip.compress(LINES)[:12] + b"\xff" * 20),
+            ("mmlu_test.jsonl", b"\xff\xfe"),
+        ],
+    )
+    def test_a_damaged_file_is_said(self, tmp_path: Path, name: str, content: bytes) -> None:
+        with pytest.raises(EvaluationDataError, match="cannot read the evaluation data") as e:
+            self.of(tmp_path, MmluSuite(margins=MARGINS), {name: content})
+        assert e.value.where == str(tmp_path / "data" / name)
+
+    def test_of_a_whole_policy(self, tmp_path: Path, data: Path) -> None:
+        policy = Policy.model_validate(
+            {
+                "name": "p",
+                "summary": "s",
+                "suites": {
+                    "knowledge": {"kind": "mmlu", "margins": {"fp8": 0.1}},
+                    "code": {"kind": "humaneval", "margins": {"fp8": 0.1}},
+                    "task": {"kind": "lm_eval", "task": "arc_easy", "margins": {"fp8": 0.1}},
+                },
+                "throughput": {"minimum_ratio": {}},
+            }
+        )
+        counts = Resolving(tmp_path, data).resolver.counts(policy)
+        assert counts == {"knowledge": 1, "code": 164, "task": None}
+
+
+TASK = b"task: mine\ninclude: base.yaml\n"
+BASE = b"dataset_path: json\ndataset_kwargs: {data_files: {test: qa*.jsonl}}\n"
+TASK_FILES = {"mine.yaml": TASK, "base.yaml": BASE, "qa_1.jsonl": b"{}"}
+
+
+class TestLmEvalTask:
+    def identity(self, tmp_path: Path, task: Path | str) -> dict[str, Any]:
+        suite = LmEvalSuite(margins=MARGINS, task=str(task))
+        return Resolving(tmp_path).resolver.suite("mine", suite).identity
+
+    def test_a_name_is_the_environments(self, tmp_path: Path) -> None:
+        assert self.identity(tmp_path, "arc_easy") == {
+            "kind": "hub",
+            "task": "arc_easy",
+            "environment": PACKAGES["environment"],
+        }
+
+    def test_a_file_is_its_content_and_that_of_all_it_names(self, tmp_path: Path) -> None:
+        task = write_files(tmp_path / "task", TASK_FILES) / "mine.yaml"
+        first = self.identity(tmp_path, task)
+        assert first.keys() == {"kind", "digest"}
+        assert first["kind"] == "task"
+        moved = write_files(tmp_path / "elsewhere", TASK_FILES) / "mine.yaml"
+        assert self.identity(tmp_path, moved) == first
+        seen = [first]
+        for name in TASK_FILES:
+            with (task.parent / name).open("ab") as file:
+                file.write(b"\n")
+            seen.append(self.identity(tmp_path, task))
+            assert seen[-1] not in seen[:-1], name
+
+    def test_the_folder_is_where_the_worker_looks(self, tmp_path: Path) -> None:
+        task = write_files(tmp_path / "task", TASK_FILES) / "mine.yaml"
+        suite = LmEvalSuite(margins=MARGINS, task=str(task), sources=[])
+        found = Resolving(tmp_path).resolver.suite("mine", suite)
+        assert (found.folder, found.questions) == (task.parent, None)
+
+    def test_a_missing_file_is_said(self, tmp_path: Path) -> None:
+        with pytest.raises(EvaluationDataError, match="cannot be read") as caught:
+            self.identity(tmp_path, tmp_path / "none.yaml")
+        assert caught.value.where == str(tmp_path / "none.yaml")
+
+    def test_a_dataset_on_the_hub_is_pinned(self, tmp_path: Path) -> None:
+        task = write_files(tmp_path / "task", {"mine.yaml": b"task: mine\ndataset_path: org/qa\n"})
+        asked = [("task", {"margins": {"fp8": 0.1}, "task": str(task / "mine.yaml")})]
+        (refused,) = ask_in_child(tmp_path, asked, HF_HUB_OFFLINE="1")["answers"]
+        assert refused["kind"] == "EvaluationDataError"
+        assert "org/qa" in refused["where"]
+        with HubStandIn() as hub:
+            hub.datasets = {"org/qa": Repository({"a.txt": b"a"})}
+            (found,) = ask_in_child(tmp_path, asked, HF_ENDPOINT=hub.url)["answers"]
+            assert (
+                found["identity"].items()
+                >= {
+                    "kind": "task",
+                    "dataset": "org/qa",
+                    "revision": hub.datasets["org/qa"].commit,
+                }.items()
+            )
 
 
 def awq(**calibration: Any) -> AwqQuantization:
@@ -245,8 +395,8 @@ class TestHub:
         ("calibration", {"dataset": "org/chats", "fallback": "carried"}),
         ("calibration", {"dataset": "org/chats"}),
         ("calibration", {"dataset": "org/chats", "revision": "abc"}),
-        ("suite", {"margins": MARGINS, "sources": ["hub", "packages"]}),
-        ("suite", {"margins": MARGINS, "sources": ["hub"]}),
+        ("suite", {"margins": {"fp8": 0.1}, "sources": ["hub", "packages"]}),
+        ("suite", {"margins": {"fp8": 0.1}, "sources": ["hub"]}),
     )
 
     def test_offline(self, tmp_path: Path) -> None:
@@ -260,6 +410,7 @@ class TestHub:
         # A commit needs no looking up; whether it is in the Hub's cache shows when it is read.
         assert pinned["identity"] == {"hub": "org/chats", "revision": "abc"}
         assert elsewhere["identity"] == {"kind": "packages", "environment": "e"}
+        assert elsewhere["questions"] == 280
         assert none_left["kind"] == "EvaluationDataError"
         assert said["notes"] == [
             "awq: the Hub cannot be reached for org/chats; "
@@ -290,5 +441,6 @@ class TestHub:
             "shots_split": "dev",
             "revision": hub.datasets["cais/mmlu"].commit,
         }
+        assert suite["questions"] == 14_042
         assert said["notes"] == []
         assert asked == ["/api/datasets/org/chats", "/api/datasets/cais/mmlu"]

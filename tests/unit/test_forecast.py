@@ -12,18 +12,22 @@ from listener import Listener
 from quantized_checkpoint import SIZE, source_files
 from small_checkpoint import write_files
 
+from pipeline import catalog
 from pipeline.digest import FileDigests
 from pipeline.errors import CheckpointError, UsageError
 from pipeline.forecast import Forecast, forecast
-from pipeline.preparation import Request, choose, locate, make_plan
+from pipeline.preparation import Request, choose, find_data, locate, make_plan
 from pipeline.records import StageSpec
 from pipeline.settings import Settings
 from pipeline.store import Store
 
 RECIPE = "fp8-dynamic"
-SERVED = ("coherence", "evaluate mmlu", "evaluate humaneval", "evaluate rouge", "benchmark")
-QUESTIONS = tuple(f"questions {kind}" for kind in ("mmlu", "humaneval", "rouge"))
-STAGES = (*QUESTIONS, "quantize", "verify", *SERVED, *SERVED, "judge")
+SUITES = ("mmlu", "humaneval", "rouge")
+SERVED = ("coherence", *(f"evaluate {suite}" for suite in SUITES), "benchmark")
+OF_BASELINE = (*SERVED[:-1], "evaluate mmlu again", "benchmark")
+QUESTIONS = tuple(f"questions {suite}" for suite in SUITES)
+STAGES = (*QUESTIONS, "quantize", "verify", *OF_BASELINE, *SERVED, "judge")
+MORE = "more rounds of questions may follow while gates are open"
 SERVER_FACTS = {"server": {"ready_seconds": 50.0}}
 
 
@@ -35,13 +39,14 @@ class Planning:
         self.checkpoint = folder / "model"
         self.settings = Settings(home=folder / "home", store=folder / "store")
         self.store = Store(self.settings.store)
+        self.policy = "demo"
 
     def request(self, **changes: Any) -> Request:
         options: dict[str, Any] = {
             "checkpoint": str(self.checkpoint),
             "recipes": (RECIPE,),
             "profile": "cpu",
-            "policy": "demo",
+            "policy": self.policy,
             "name": None,
             "registry": None,
             "eval_data": None,
@@ -58,14 +63,28 @@ class Planning:
         digests = FileDigests(self.settings.home / "digests.json")
         never_asked = Path("/none")
         checkpoint = locate(choices, self.settings, lambda spec: never_asked, digests, Listener())
-        return make_plan(choices, checkpoint, self.settings, digests, Listener()).stages()
+        plan = make_plan(
+            choices,
+            checkpoint,
+            self.settings,
+            find_data(choices, self.settings, digests, Listener()),
+        )
+        return plan.stages(lambda spec: self.store.find(spec.stage, spec.key))
 
-    def finish(self, spec: StageSpec, seconds: float = 1.0) -> None:
-        """As if the stage had been run."""
-        self.remember(spec.stage, spec.key, spec.parameters, seconds)
+    def finish(self, spec: StageSpec, seconds: float = 1.0, *, more: bool = False) -> None:
+        """As if the stage had been run, and left its gate open or not."""
+        self.remember(spec.stage, spec.key, spec.parameters, seconds, more=more)
 
-    def remember(self, stage: str, key: str, parameters: dict[str, Any], seconds: float) -> None:
-        result = SERVER_FACTS if stage == "coherence" else {}
+    def remember(
+        self,
+        stage: str,
+        key: str,
+        parameters: dict[str, Any],
+        seconds: float,
+        *,
+        more: bool = False,
+    ) -> None:
+        result: dict[str, Any] = SERVER_FACTS if stage == "coherence" else {"more": more}
         record = stage_record(
             stage=stage,
             key=key,
@@ -80,6 +99,15 @@ class Planning:
     def files(self) -> dict[str, bytes]:
         """Everything there is, by path."""
         return {str(path): path.read_bytes() for path in self.folder.rglob("*") if path.is_file()}
+
+
+def changed_demo(planning: Planning, **mmlu: Any) -> str:
+    """A file of the demo policy with other keys of MMLU."""
+    path = planning.folder / "changed.yaml"
+    policy = catalog.load_policy("demo").model_dump(exclude_none=True)
+    policy["suites"]["mmlu"] |= mmlu
+    path.write_text(json.dumps(policy))  # JSON is YAML
+    return str(path)
 
 
 @pytest.fixture
@@ -170,6 +198,7 @@ class TestCached:
             planning.finish(spec)
         found = planning.forecast()
         assert found.total() == f"0 stages to run, {len(STAGES)} cached; about 0.0 minutes"
+        assert not found.may_ask_more
         assert found.expected_seconds() == 0
 
     def test_one_that_is_being_written_is_not_done(self, planning: Planning) -> None:
@@ -200,13 +229,13 @@ class TestTimes:
         planning.remember("quantize", "awq", {"quantization": {"kind": "awq"}}, 1000.0)
         planning.remember("evaluate", "old", {"suite": {"kind": "rouge"}}, 33.0)
         planning.remember("coherence", "old", {}, 2.0)
-        for variant in (RECIPE, "baseline"):
+        for variant, served in ((RECIPE, SERVED), ("baseline", OF_BASELINE)):
             of = rows(planning.forecast(), variant)
             assert of["evaluate rouge"] == ["to run", "33 s"]
             assert of["evaluate mmlu"] == ["to run", "not measured here yet"]
             assert of["coherence"] == ["to run", "2 s"]
             assert of["serve"] == ["to run", "50 s"]
-        assert of.keys() == {"serve", *SERVED}
+            assert of.keys() >= {"serve", *served}
         assert rows(planning.forecast())["quantize"] == ["to run", "20 s"]
         assert planning.forecast().expected_seconds() is None
 
@@ -215,13 +244,80 @@ class TestTimes:
             planning.remember(spec.stage, f"old {spec.key}", spec.parameters, 6.0)
         found = planning.forecast()
         assert found.expected_seconds() == 6.0 * len(STAGES) + 2 * 50
-        assert found.total().endswith(f"about {(6.0 * len(STAGES) + 2 * 50) / 60:.1f} minutes")
+        minutes = (6.0 * len(STAGES) + 2 * 50) / 60
+        assert found.total().endswith(f"about {minutes:.1f} minutes")
 
     def test_a_damaged_record_is_no_reason_not_to_plan(self, planning: Planning) -> None:
         planning.remember("verify", "old", {}, 4.0)
         planning.remember("verify", "damaged", {}, 400.0)
         (planning.store.stage_folder("verify", "damaged") / "stage.json").write_text("{")
         assert rows(planning.forecast())["verify"] == ["to run", "4 s"]
+
+
+class TestRounds:
+    @pytest.fixture
+    def planning(self, planning: Planning) -> Planning:
+        """By a policy whose first round of MMLU is not all the 280 questions there are."""
+        policy = changed_demo(
+            planning, about="population", margins={"fp8": 0.2}, expected_flips=0.02
+        )
+        planning.policy = policy
+        return planning
+
+    def test_it_is_said_that_more_may_follow(self, planning: Planning) -> None:
+        found = planning.forecast()
+        assert found.may_ask_more
+        assert found.total().endswith(MORE)
+        assert found.to_dict()["more_rounds_may_follow"] is True
+
+    def test_an_open_gate_calls_for_another_until_there_is_none(self, planning: Planning) -> None:
+        asked = 0
+        while planning.forecast().may_ask_more:
+            for spec in planning.specs():
+                is_open = spec.variant == RECIPE and spec.stage == "evaluate"
+                planning.finish(spec, more=is_open and spec.runtime["suite"].startswith("mmlu"))
+            asked += 1
+            found = planning.forecast()
+            to_run = [(stage.name, stage.variant) for stage in found.stages if not stage.cached]
+            assert to_run == [
+                ("serve", "baseline"),
+                (f"evaluate mmlu, round {asked + 1}", "baseline"),
+                ("serve", RECIPE),
+                (f"evaluate mmlu, round {asked + 1}", RECIPE),
+                ("judge", RECIPE),
+            ]
+        assert asked >= 2
+        assert MORE not in planning.forecast().total()
+
+    def test_a_decided_gate_calls_for_none(self, planning: Planning) -> None:
+        for spec in planning.specs():
+            planning.finish(spec)
+        found = planning.forecast()
+        assert not found.may_ask_more
+        assert all(stage.cached for stage in found.stages)
+
+
+class TestGates:
+    def test_what_they_can_show(self, planning: Planning) -> None:
+        found = planning.forecast(recipes=(RECIPE, "awq-w4a16"))
+        assert [(gate.suite, gate.family) for gate in found.power] == [
+            (suite, family) for suite in SUITES for family in ("fp8", "int4")
+        ]
+        assert found.power[0].alpha == 0.025
+        assert found.to_dict()["gates"][0]["chance_of_pass"] == found.power[0].chance_of_pass
+
+    def test_the_number_of_questions_is_the_sources(self, planning: Planning) -> None:
+        data = write_files(planning.folder / "data", {"mmlu_test.jsonl": b"{}\n" * 50})
+        by_suite = {gate.suite: gate for gate in planning.forecast(eval_data=data).power}
+        assert by_suite["mmlu"].questions == 50
+        assert by_suite["humaneval"].questions == 16
+
+    def test_of_a_checkpoint_that_is_not_here_yet(self, planning: Planning) -> None:
+        demo = planning.forecast(checkpoint="demo:smollm2-135m")
+        assert demo.power == planning.forecast().power
+        planning.policy = changed_demo(planning, questions=50, margins={"fp8": 0.01})
+        with pytest.raises(UsageError, match="cannot decide its margin"):
+            planning.forecast(checkpoint="demo:smollm2-135m")
 
 
 class TestWords:

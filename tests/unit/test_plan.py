@@ -17,12 +17,16 @@ from pipeline.catalog import load_policy, load_profile, load_recipe
 from pipeline.checkpoint import Checkpoint
 from pipeline.data_sources import SourceResolver
 from pipeline.digest import FileDigests
-from pipeline.plan import Plan, Planner
-from recipes.schema import AwqQuantization, Policy, Recipe, ServingProfile
+from pipeline.plan import Plan, again
+from pipeline.planner import Planner
+from pipeline.records import StageRecord, StageSpec
+from recipes.policy import Policy
+from recipes.schema import AwqQuantization, Recipe, ServingProfile
 
 BASELINE, FP8, AWQ = "baseline", "fp8-dynamic", "awq-w4a16"
 SUITES = ("mmlu", "humaneval", "rouge")
 SERVED = ("coherence", *SUITES, "benchmark")
+AGAIN = again("mmlu")
 MADE = ("quantize", "verify")
 TEXTS = '{"text": "The old library stood at the corner."}\n'
 
@@ -36,7 +40,7 @@ class Wanted:
     checkpoint: Checkpoint
     calibration: Path
     store: Path
-    policy: Policy = field(default_factory=lambda: load_policy("demo"))
+    policy: Policy = field(default_factory=lambda: policy())
     profile: ServingProfile = field(default_factory=lambda: load_profile("cpu"))
     identities: Mapping[str, str] = field(
         default_factory=lambda: {"quantize": "q", "serve": "s", "evaluate": "e"}
@@ -54,6 +58,8 @@ class Wanted:
             checkpoint=self.checkpoint,
             profile=self.profile,
             policy=self.policy,
+            recipes=tuple(self.recipe(name) for name in self.names),
+            baseline=load_recipe(BASELINE),
             identities=self.identities,
             hardware=dict(self.hardware),
             sources=SourceResolver(
@@ -62,7 +68,7 @@ class Wanted:
             store=self.store,
             trust_remote_code=self.trust,
         )
-        return planner.plan([self.recipe(name) for name in self.names], load_recipe(BASELINE))
+        return planner.plan()
 
     def recipe(self, name: str) -> Recipe:
         recipe = load_recipe(name)
@@ -80,11 +86,18 @@ class Wanted:
         """The key of every stage by variant ('shared' for the questions) and role."""
         plan = self.plan()
         variants = (plan.baseline, *plan.variants)
-        return {("shared", role): spec.key for role, spec in plan.shared.items()} | {
-            (variant.recipe.name, role): spec.key
-            for variant in variants
-            for role, spec in variant.stages.items()
-        }
+        return (
+            {("shared", role): spec.key for role, spec in plan.shared.items()}
+            | {
+                (variant.recipe.name, role): spec.key
+                for variant in variants
+                for role, spec in variant.stages.items()
+            }
+            | {
+                (v.recipe.name, "judge"): plan.judge_stage(v, v.reached(nothing_found)).key
+                for v in plan.variants
+            }
+        )
 
 
 @pytest.fixture
@@ -93,6 +106,19 @@ def wanted(tmp_path: Path) -> Wanted:
     calibration = tmp_path / "texts.jsonl"
     calibration.write_text(TEXTS)
     return Wanted(checkpoint, calibration, tmp_path / "store")
+
+
+def nothing_found(spec: StageSpec) -> None:
+    """The store of a run that has not begun."""
+
+
+def policy() -> Policy:
+    """Three suites; MMLU's first questions are asked of the baseline twice."""
+    demo = load_policy("demo")
+    counts: dict[str, Any] = {"test": "sequential", "batch": 8, "questions": 128, "repeat": 0}
+    suites = {name: suite.model_copy(update=counts) for name, suite in demo.suites.items()}
+    suites["mmlu"] = suites["mmlu"].model_copy(update={"repeat": 4})
+    return demo.model_copy(update={"suites": suites})
 
 
 def changed(before: Wanted, after: Wanted) -> set[Label]:
@@ -116,7 +142,7 @@ def with_profile(wanted: Wanted, **changes: Any) -> Wanted:
     return replace(wanted, profile=wanted.profile.model_copy(update=changes))
 
 
-ALL_SERVED = of((BASELINE, FP8, AWQ), SERVED)
+ALL_SERVED = of((BASELINE, FP8, AWQ), SERVED) | {(BASELINE, AGAIN)}
 JUDGES = of((FP8, AWQ), ("judge",))
 
 
@@ -134,7 +160,7 @@ class TestStages:
 
     def test_every_input_comes_before(self, wanted: Wanted) -> None:
         seen: set[tuple[str, str]] = set()
-        for spec in wanted.plan().stages():
+        for spec in wanted.plan().stages(nothing_found):
             assert {(i.stage, i.key) for i in spec.inputs.values()} <= seen
             seen.add((spec.stage, spec.key))
         assert len(seen) == len(wanted.keys())
@@ -155,9 +181,12 @@ class TestSame:
         assert changed(wanted, replace(wanted, names=(AWQ, FP8))) == set()
 
     def test_a_recipe_alone(self, wanted: Wanted) -> None:
+        """It need not show as much as one of several; all else is the same."""
         alone = replace(wanted, names=(AWQ,)).keys()
         both = wanted.keys()
-        assert alone == {label: both[label] for label in alone}
+        different = {label for label in alone if alone[label] != both[label]}
+        assert different <= {*of((BASELINE, AWQ), SUITES), (BASELINE, AGAIN), (AWQ, "judge")}
+        assert of((AWQ,), SUITES) <= different
 
     def test_places_do_not_count(self, wanted: Wanted, tmp_path: Path) -> None:
         """The same content in other folders: checkpoint, store and evaluation data."""
@@ -187,6 +216,9 @@ class TestSame:
         fewer = with_suite(wanted, "mmlu", sources=["packages"])
         assert changed(wanted, fewer) == JUDGES  # which keep the whole policy
 
+    def test_how_many_requests_are_in_flight(self, wanted: Wanted) -> None:
+        assert changed(wanted, with_suite(wanted, "mmlu", concurrency=2)) == JUDGES
+
     def test_a_longer_wait_for_the_server(self, wanted: Wanted) -> None:
         assert changed(wanted, with_profile(wanted, ready_timeout_seconds=9.0)) == set()
 
@@ -215,23 +247,86 @@ class TestRecipe:
 
 class TestPolicy:
     def test_margin(self, wanted: Wanted) -> None:
-        other = with_suite(wanted, "rouge", margins={"fp8": 0.2, "int4": 0.3})
-        assert changed(wanted, other) == JUDGES
+        """Where asking stops; the baseline's questions are as many, up to the grid of rounds."""
+        margin = wanted.policy.suites["rouge"].margins["fp8"]
+        nearly = margin.model_copy(update={"points": (margin.points or 0) * 1.001})
+        margins = {**wanted.policy.suites["rouge"].margins, "fp8": nearly}
+        other = with_suite(wanted, "rouge", margins=margins)
+        assert changed(wanted, other) == {(FP8, "rouge")} | JUDGES
 
     def test_alpha(self, wanted: Wanted) -> None:
-        other = replace(wanted, policy=wanted.policy.model_copy(update={"alpha": 0.01}))
-        assert changed(wanted, other) == JUDGES
+        other = replace(wanted, policy=wanted.policy.model_copy(update={"alpha": 0.0499}))
+        assert changed(wanted, other) == of((FP8, AWQ), SUITES) | JUDGES
 
-    @pytest.mark.parametrize("suite", ["mmlu", "rouge"])
-    def test_number_of_questions(self, wanted: Wanted, suite: str) -> None:
-        other = with_suite(wanted, suite, questions=7)
-        asked = {("shared", f"questions.{suite}"), *of((BASELINE, FP8, AWQ), (suite,))}
+    def test_cap(self, wanted: Wanted) -> None:
+        """More questions go on from the same answers: neither questions nor repeats change."""
+        other = with_suite(wanted, "mmlu", questions=8)
+        assert changed(wanted, other) == of((BASELINE, FP8, AWQ), ("mmlu",)) | JUDGES
+
+    def test_tier_and_claim(self, wanted: Wanted) -> None:
+        assert changed(wanted, with_suite(wanted, "mmlu", tier="advisory")) == JUDGES
+        other = with_suite(wanted, "mmlu", about="benchmark")
+        assert changed(wanted, other) == of((FP8, AWQ), ("mmlu",)) | JUDGES
+
+    def test_how_questions_are_asked(self, wanted: Wanted) -> None:
+        other = with_suite(wanted, "rouge", max_tokens=31)
+        asked = {("shared", "questions.rouge"), *of((BASELINE, FP8, AWQ), ("rouge",))}
         assert changed(wanted, other) == asked | JUDGES
 
-    def test_requests_in_flight(self, wanted: Wanted) -> None:
-        """May change answers (batches differ), not the questions."""
-        other = with_suite(wanted, "mmlu", concurrency=2)
-        assert changed(wanted, other) == of((BASELINE, FP8, AWQ), ("mmlu",)) | JUDGES
+
+class TestRounds:
+    def test_each_variants_round_follows_the_baselines(self, wanted: Wanted) -> None:
+        plan = wanted.plan()
+        for variant in plan.variants:
+            for suite, rounds in variant.rounds.items():
+                theirs = plan.baseline.rounds[suite]
+                assert [spec.inputs["baseline"].key for spec in rounds] == [s.key for s in theirs]
+                sizes = [spec.parameters["upto"] for spec in rounds]
+                assert sizes == [spec.parameters["upto"] for spec in theirs]
+                assert sizes == sorted(set(sizes))
+
+    def test_the_last_round_is_the_cap(self, wanted: Wanted) -> None:
+        plan = with_suite(wanted, "mmlu", questions=99).plan()
+        assert plan.baseline.rounds["mmlu"][-1].parameters["upto"] == 99
+
+    def test_a_fixed_test_has_one_round_without_a_rule(self, wanted: Wanted) -> None:
+        plan = with_suite(wanted, "mmlu", test="fixed").plan()
+        (only,) = plan.variants[0].rounds["mmlu"]
+        assert only.parameters["rule"] is None
+        assert only.parameters["upto"] == 128
+
+    def test_asking_stops_at_the_strictest_of_holms_levels(self, wanted: Wanted) -> None:
+        rule = wanted.plan().variants[0].rounds["mmlu"][0].parameters["rule"]
+        assert rule["alpha"] == wanted.policy.alpha / 2
+
+    def test_open_rounds_call_for_the_next(self, wanted: Wanted) -> None:
+        plan = with_suite(wanted, "mmlu", questions=280, expected_flips=0.01).plan()
+        first, second, third, *_ = plan.variants[0].rounds["mmlu"]
+        open_rounds = {first.key: True, second.key: True}
+
+        def find(spec: StageSpec) -> StageRecord | None:
+            if spec.key not in open_rounds:
+                return None
+            return StageRecord(
+                **spec.model_dump(include={"stage", "variant", "key", "parameters", "inputs"}),
+                input_digests={},
+                result={"more": open_rounds[spec.key]},
+                notes=[],
+                seconds=1,
+                finished="",
+            )
+
+        assert plan.variants[0].reached(find)["mmlu"] == third
+        assert plan.variants[1].reached(find)["mmlu"] == plan.variants[1].rounds["mmlu"][0]
+        labels = [(spec.variant, spec.key) for spec in plan.stages(find)]
+        baseline = plan.baseline.rounds["mmlu"]
+        assert labels.index((BASELINE, baseline[2].key)) < labels.index((FP8, third.key))
+        judged = plan.judge_stage(plan.variants[0], plan.variants[0].reached(find))
+        assert judged.inputs["candidate.mmlu"].key == third.key
+        assert judged.inputs["baseline.mmlu"].key == baseline[2].key
+
+        open_rounds[second.key] = False
+        assert plan.variants[0].reached(find)["mmlu"] == second
 
 
 class TestMachine:
@@ -260,6 +355,8 @@ class TestMachine:
     def test_environment(self, wanted: Wanted, name: str, roles: tuple[str, ...]) -> None:
         other = replace(wanted, identities={**wanted.identities, name: "another"})
         expected = of((BASELINE, FP8, AWQ), roles) | JUDGES
+        if "mmlu" in roles:
+            expected |= {(BASELINE, AGAIN)}
         if name == "quantize":
             expected |= of((FP8, AWQ), (*MADE, *SERVED))
         if name == "evaluate":

@@ -18,7 +18,7 @@ from small_checkpoint import write_files
 from pipeline.checkpoint import Checkpoint
 from pipeline.digest import FileDigests
 from pipeline.errors import CheckpointError, UsageError
-from pipeline.preparation import Choices, Request, choose, locate, make_plan
+from pipeline.preparation import Choices, Request, choose, find_data, locate, make_plan
 from pipeline.records import StageSpec
 from pipeline.settings import Settings
 
@@ -302,9 +302,11 @@ class TestPlan:
         checkpoint = checkpoints.located(choices)
         digests = FileDigests(settings.home / "digests.json")
         listener = Listener()
-        plan = make_plan(choices, checkpoint, settings, digests, listener)
+        sources = find_data(choices, settings, digests, listener)
+        plan = make_plan(choices, checkpoint, settings, sources)
         assert [variant.recipe.name for variant in plan.variants] == ["fp8-dynamic"]
-        assert plan.checkpoint == checkpoint
+        checked = plan.baseline.stages["coherence"].parameters["checkpoint"]
+        assert checked == checkpoint.digest
         parameters = plan.baseline.stages["benchmark"].parameters
         assert parameters["hardware"]["accelerator"] == "cpu"
         assert parameters["hardware"]["cores"] >= 1
@@ -318,6 +320,7 @@ class TestPlan:
         checkpoints.write()
         choices = checkpoints.choices(policy="demo", recipes=("fp8-dynamic",))
         digests = FileDigests(settings.home / "digests.json")
-        plan = make_plan(choices, checkpoints.located(choices), settings, digests, Listener())
+        sources = find_data(choices, settings, digests, Listener())
+        plan = make_plan(choices, checkpoints.located(choices), settings, sources)
         hardware = plan.variants[0].stages["coherence"].parameters["hardware"]
         assert hardware == {"accelerator": "cuda", "gpu": "NVIDIA H100 80GB HBM3"}

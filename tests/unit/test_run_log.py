@@ -53,7 +53,7 @@ def test_a_run_is_on_disk_from_its_first_moment(store: Store, log: RunLog) -> No
     assert data["status"] == "running"
     assert data["exit_code"] is None
     assert data["command"] == COMMAND
-    assert data["schema_version"] == 1
+    assert data["schema_version"] == 2
     assert store.run_folders() == [log.folder]
 
 
@@ -197,6 +197,14 @@ def test_an_unknown_run_names_the_newest(store: Store, three: list[RunReport], n
     with pytest.raises(UsageError, match="no run starts with") as caught:
         find_run(store, name)
     assert three[-1].run in caught.value.cure
+
+
+def test_a_record_of_another_version_says_so(log: RunLog) -> None:
+    path = log.folder / RUN_RECORD
+    path.write_text(path.read_text().replace('"schema_version": 2', '"schema_version": 1'))
+    with pytest.raises(StoreError, match="schema version 1, this prepare reads 2") as caught:
+        read_run(log.folder)
+    assert "run the command again" in caught.value.cure
 
 
 def test_no_runs_at_all(store: Store) -> None:

@@ -46,12 +46,17 @@ MODEL_FLAGS = {
 COMMANDS = {
     "model",
     "plan",
+    "verify",
+    "gate",
     "env list",
     "env build",
     "env doctor",
     "env gc",
     "recipes list",
     "recipes show",
+    "policy list",
+    "policy show",
+    "policy check",
     "runs list",
     "runs show",
     "registry list",
@@ -191,7 +196,8 @@ def test_options_come_from_variables_too(tmp_path: Path) -> None:
 
 def test_a_missing_checkpoint_is_1_and_its_run_says_so(tmp_path: Path) -> None:
     missing = tmp_path / "no-such-checkpoint"
-    done = prepare(tmp_path, "model", str(missing), "--profile", "cpu", "--json")
+    options = ("--profile", "cpu", "--policy", "demo", "--json")
+    done = prepare(tmp_path, "model", str(missing), *options)
     assert done.returncode == 1
     report = json.loads(done.stdout)
     assert report["status"] == "failed"

@@ -16,7 +16,14 @@ from sample_reports import (
     variant_report,
 )
 
-from pipeline.cli.tables import next_step, print_json, print_run, print_stages, print_table
+from pipeline.cli.tables import (
+    gate_row,
+    next_step,
+    print_json,
+    print_run,
+    print_stages,
+    print_table,
+)
 from pipeline.records import RunReport
 from pipeline.store import Store
 
@@ -36,7 +43,8 @@ def test_a_promoted_variant(capsys: Capture) -> None:
     assert lines[0] == "demo:smollm2-135m (0123456789ab), policy demo, profile cpu"
     assert lines[1] == "variant weights gate baseline candidate difference verdict"
     assert lines[3] == (
-        "fp8-dynamic 163.4 MB mmlu acc (n=14042) 65.1 % 65.0 % -0.1 (> -0.4, margin -1) pass"
+        "fp8-dynamic 163.4 MB mmlu acc (decided at 1796 of n=2048) 65.1 % 65.0 % "
+        "-0.1 (> -0.4, margin -1) pass"
     )
     assert lines[4] == "throughput, output tokens/s 2,050 3,075 x 1.50 (at least 1.0) pass"
     assert "fp8-dynamic: promoted: all 2 gates passed" in lines
@@ -94,7 +102,7 @@ def test_a_throughput_note_is_said_once(capsys: Capture) -> None:
 def test_a_run_that_failed_before_it_had_variants(capsys: Capture) -> None:
     report = run_report(checkpoint=None, variants=[], stages=[], status="failed", exit_code=1)
     lines = shown(capsys, report)
-    assert lines[0].startswith("demo:smollm2-135m (not inspected)")
+    assert lines[0].startswith("demo:smollm2-135m, policy demo")
     assert lines[-1].startswith("0 stages, 0 reused, 372 s. Nothing was promoted.")
 
 
@@ -102,8 +110,29 @@ def test_a_run_that_failed_before_it_had_variants(capsys: Capture) -> None:
     ("margin", "words"), [(0.01, "margin -1)"), (0.005, "margin -0.5)"), (0.07, "margin -7)")]
 )
 def test_margins_are_shown_in_full(capsys: Capture, margin: float, words: str) -> None:
-    variant = variant_report(gates=[gate_report(margin=margin)])
+    variant = variant_report(gates=[gate_report(threshold=-margin)])
     assert any(words in line for line in shown(capsys, run_report(variants=[variant])))
+
+
+def test_a_recovery_margin_is_shown_as_one() -> None:
+    gate = gate_report(threshold=0.0, margin="99 % recovery", recovery=0.9973, tier="supporting")
+    name, _, _, difference, _ = gate_row(gate)
+    assert difference == "-0.1 (99.7 % recovered, margin 99 % recovery)"
+    assert name.endswith("n=2048), supporting")
+
+
+def test_a_gate_that_was_not_decided_early_has_one_number(capsys: Capture) -> None:
+    gate = gate_report(decided_at=None)
+    lines = shown(capsys, run_report(variants=[variant_report(gates=[gate])]))
+    assert any("mmlu acc (n=2048)" in line for line in lines)
+
+
+def test_the_floor_is_told_once_a_suite(capsys: Capture) -> None:
+    gates = [gate_report(floor={"n": 32, "flips": 1})]
+    variants = [variant_report(gates=gates), variant_report(recipe="awq-w4a16", gates=gates)]
+    lines = shown(capsys, run_report(variants=variants))
+    said = "mmlu: the baseline asked twice changed 1 of 32 scores"
+    assert [line for line in lines if "asked twice" in line] == [said]
 
 
 def test_brackets_are_no_markup(capsys: Capture) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eval_gates.records import ThroughputReport
+from eval_gates.records import ThroughputReport, Tier
 from eval_gates.throughput import judge_throughput
 
 
@@ -85,6 +85,23 @@ def test_the_report_is_of_the_variant() -> None:
     assert (report.output_tokens_per_s, report.baseline_output_tokens_per_s) == (300.0, 200.0)
     assert (report.ratio, report.ttft_ms_p50, report.requests) == (1.5, 7.0, 32)
     assert report.note == "measured on a CPU"
+
+
+@pytest.mark.parametrize("tier", ["critical", "supporting", "advisory"])
+def test_the_tier_is_the_policys_and_changes_no_verdict(tier: Tier) -> None:
+    report = judge_throughput(
+        side(100.0),
+        side(50.0),
+        minimum_ratio=0.9,
+        maximum_failed_requests=0,
+        tier=tier,
+        note=None,
+    )
+    assert (report.tier, report.verdict) == (tier, "fail")
+
+
+def test_it_is_critical_where_nothing_else_is_said() -> None:
+    assert judged(side(100.0), side(100.0)).tier == "critical"
 
 
 RATES = st.floats(1e-3, 1e6)

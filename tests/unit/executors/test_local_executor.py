@@ -38,7 +38,7 @@ from pipeline.plan import stage_spec
 from pipeline.processes import GuardedProcess
 from pipeline.records import StageReference, StageSpec
 from pipeline.store import Store
-from recipes.schema import RougeSuite
+from recipes.policy import RougeSuite
 
 SUITE = RougeSuite(margins={"fp8": 0.1, "int4": 0.1}, questions=5)
 
@@ -146,11 +146,11 @@ def test_a_worker_in_an_interpreter_of_its_own(run: Run) -> None:
     run.submit(spec).wait(run.listener)
     record = run.store.find("questions", spec.key)
     assert record is not None
-    assert record.result["questions"] == 5
+    assert record.result["questions"] == 32
     assert record.peak_memory_bytes is not None
     assert record.peak_memory_bytes > 1_000_000
     folder = run.store.stage_folder("questions", spec.key)
-    assert len((folder / "questions.jsonl").read_text().splitlines()) == 5
+    assert len((folder / "questions.jsonl").read_text().splitlines()) == 32
 
 
 def test_a_stage_that_is_done_is_not_run_again(run: Run) -> None:

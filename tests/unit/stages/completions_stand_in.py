@@ -22,6 +22,8 @@ class CompletionsStandIn:
         odd_logprobs: other values by the token's position.
         text: what it generates.
         status: answered to every request; with 200 as told above.
+        scores: whether it answers requests that ask it to score a prompt.
+        headers: of all requests, in order.
     """
 
     def __init__(self) -> None:
@@ -30,6 +32,8 @@ class CompletionsStandIn:
         self.odd_logprobs: dict[int, float | None] = {}
         self.text = " Paris, on the Seine."
         self.status = 200
+        self.scores = True
+        self.headers: list[dict[str, str]] = []
         stand_in = self
 
         class Handler(_Handler):
@@ -76,8 +80,11 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server_told.requests.append(asked)
+        self.server_told.headers.append(dict(self.headers))
         known = self.path == "/v1/completions"
         status = self.server_told.status if known else 404
+        if asked.get("echo") and not self.server_told.scores:
+            status = 400
         body = self.server_told.answer(asked) if status == 200 else {"error": "EngineCore is dead"}
         content = json.dumps(body).encode()
         self.send_response(status)

@@ -35,7 +35,7 @@ def store(tmp_path: Path) -> Store:
     return Store(tmp_path / "store")
 
 
-def run(store: Store, url: str, baseline: float | None = None) -> StageRecord:
+def run(store: Store, url: str, baseline: float | None = None, **parameters: Any) -> StageRecord:
     """The stage of a variant, or of the baseline itself where no baseline is given."""
     inputs = {}
     if baseline is not None:
@@ -44,9 +44,10 @@ def run(store: Store, url: str, baseline: float | None = None) -> StageRecord:
             stage_record(stage="coherence", key="base", result={"perplexity": baseline}, inputs={}),
         )
         inputs["baseline"] = StageReference(stage="coherence", key="base")
-    runtime: dict[str, Any] = {"url": url, "server_log": "server.log", "server": SERVER_FACTS}
+    runtime: dict[str, Any] = {"url": url, "model": SERVED_NAME, "server": SERVER_FACTS}
+    parameters = {"serving": {}, **parameters}
     return execute(
-        stage_spec("coherence", "fp8", {"serving": {}}, inputs, runtime, store.root), Listener()
+        stage_spec("coherence", "fp8", parameters, inputs, runtime, store.root), Listener()
     )
 
 
@@ -75,7 +76,7 @@ class TestCoherent:
 
     def test_what_is_asked(self, store: Store, server: CompletionsStandIn) -> None:
         run(store, server.url)
-        scored, generated = server.requests
+        generated, scored = server.requests
         assert {request["model"] for request in server.requests} == {SERVED_NAME}
         assert {request["temperature"] for request in server.requests} == {0}
         assert (scored["prompt"], scored["echo"], scored["logprobs"]) == (PASSAGE, True, 1)
@@ -134,6 +135,35 @@ class TestBroken:
         """A model for another language than English is no broken model."""
         server.logprob = -8.0
         assert run(store, server.url).result["incoherent"] == ""
+
+
+class TestServedBySomeoneElse:
+    """Not every OpenAI-compatible server scores prompts."""
+
+    def test_one_that_does_not_score_is_asked_to_speak(
+        self, store: Store, server: CompletionsStandIn
+    ) -> None:
+        server.scores = False
+        record = run(store, server.url, baseline=7.0, endpoint=server.url)
+        assert (record.result["perplexity"], record.result["incoherent"]) == (None, "")
+        assert "perplexity not measured" in record.notes[0]
+
+    def test_and_must_speak(self, store: Store, server: CompletionsStandIn) -> None:
+        server.scores = False
+        server.text = ""
+        assert run(store, server.url, endpoint=server.url).result["incoherent"]
+
+    def test_ours_must_score(self, store: Store, server: CompletionsStandIn) -> None:
+        server.scores = False
+        with pytest.raises(ServingError, match="answered 400"):
+            run(store, server.url)
+
+    def test_the_key_of_the_environment_is_sent(
+        self, store: Store, server: CompletionsStandIn, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("OPENAI_API_KEY", "a key")
+        run(store, server.url, endpoint=server.url)
+        assert {sent["Authorization"] for sent in server.headers} == {"Bearer a key"}
 
 
 class TestNoAnswer:

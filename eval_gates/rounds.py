@@ -1,0 +1,73 @@
+"""How many questions the baseline is asked before each variant's turn, round by round.
+
+Baseline and variants are served one after another, so a variant can be asked only what the
+baseline has answered. A first round is sized to decide most gates; each further round doubles it.
+How far a round goes has no influence on a verdict's error rate: a sequential test is valid
+whenever one looks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from eval_gates.statistics.betting import LARGEST_BET, NUMBER_OF_BETS, SMALLEST_BET
+
+# Of the expected number: about what the mixture of bets costs, and a little luck.
+SAFETY = 1.25
+# Where neither the policy nor the source says how many questions there are.
+UNKNOWN_MANY = 1 << 20
+_STEP = (LARGEST_BET / SMALLEST_BET) ** (1 / (NUMBER_OF_BETS - 1))
+_BETS = [SMALLEST_BET * _STEP**number for number in range(NUMBER_OF_BETS)]
+
+
+def expected_questions(
+    margin: Mapping[str, Any], alpha: float, flips: float, flip_size: float
+) -> float:
+    """About how many questions decide, when the variant is in truth no worse.
+
+    By the growth rate of the best of the test's bets (Kelly), for differences that are plus or
+    minus `flip_size` with probability `flips` / 2 each, and else zero. Infinite where every bet
+    loses, as with a margin that is small beside the flips.
+
+    Args:
+        margin: `points`, or `recovery` (then taken at a baseline that scores 50 %).
+        alpha: error rate of the gate.
+        flips: share of questions whose score changes.
+        flip_size: by how much it changes.
+    """
+    recovery = margin.get("recovery")
+    points = 0.5 * (1 - recovery) if recovery is not None else margin["points"]
+    growth = max(
+        flips / 2 * math.log1p(bet * (points + flip_size))
+        + flips / 2 * math.log1p(bet * (points - flip_size))
+        + (1 - flips) * math.log1p(bet * points)
+        for bet in (share / (1 - points) for share in _BETS)
+        if bet * (flip_size - points) < 1
+    )
+    # A uniform mixture over a dozen bets costs the log of those that do about as well as the best.
+    return (math.log(1 / alpha) + math.log(4)) / growth if growth > 0 else math.inf
+
+
+def round_sizes(expected: float, batch: int, cap: int | None) -> list[int]:
+    """Questions up to which each round goes: doubling, on a grid, the last one the cap.
+
+    The grid (batch times 1, 2, 3, 4, 6, 8, 12...) lets other recipes and margins reuse a round.
+    """
+    cap = cap if cap is not None else UNKNOWN_MANY
+    size = batch
+    for multiple in _grid():
+        size = batch * multiple
+        if size >= SAFETY * expected or size >= cap:
+            break
+    sizes = []
+    while size < cap:
+        sizes.append(size)
+        size *= 2
+    return [*sizes, cap]
+
+
+def _grid() -> list[int]:
+    """1, 2, 3, 4, 6, 8, 12, 16..."""
+    return [1, *(value for power in range(1, 21) for value in (2**power, 3 * 2 ** (power - 1)))]

@@ -1,0 +1,120 @@
+"""`prepare gate`: judges two endpoints that someone else serves."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pipeline.cli.options import EvalDataOption, JsonOption, StoreOption
+
+
+def gate(
+    baseline: Annotated[
+        str,
+        typer.Option(
+            envvar="PREPARE_BASELINE", help="URL of the unquantized model.", show_default=False
+        ),
+    ],
+    candidate: Annotated[
+        str,
+        typer.Option(
+            envvar="PREPARE_CANDIDATE", help="URL of the model to judge.", show_default=False
+        ),
+    ],
+    tokenizer: Annotated[
+        Path,
+        typer.Option(
+            envvar="PREPARE_TOKENIZER",
+            help="Folder with the models' tokenizer, such as the checkpoint's.",
+            show_default=False,
+        ),
+    ],
+    policy: Annotated[
+        str, typer.Option(envvar="PREPARE_POLICY", help="Policy name or YAML file.")
+    ] = "default",
+    family: Annotated[
+        str,
+        typer.Option(envvar="PREPARE_FAMILY", help="Whose margins apply: fp8 or int4."),
+    ] = "fp8",
+    baseline_model: Annotated[
+        str | None,
+        typer.Option(help="Of an endpoint that serves several models.", show_default=False),
+    ] = None,
+    candidate_model: Annotated[
+        str | None,
+        typer.Option(help="Of an endpoint that serves several models.", show_default=False),
+    ] = None,
+    max_length: Annotated[
+        int | None,
+        typer.Option(
+            min=128,
+            help="Tokens of a prompt with its answer. Default: what the endpoints say.",
+            show_default=False,
+        ),
+    ] = None,
+    session: Annotated[
+        str | None,
+        typer.Option(
+            envvar="PREPARE_SESSION",
+            help="Go on from the answers kept under this name. Default: ask everything anew.",
+            show_default=False,
+        ),
+    ] = None,
+    eval_data: EvalDataOption = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Judge a candidate endpoint against a baseline endpoint, suite by suite.
+
+    Both are OpenAI-compatible servers that are already up; nothing is quantized,
+    measured under load or promoted. Every answer is kept, and `prepare verify`
+    computes the verdict again.
+
+    Examples
+
+      prepare gate --baseline http://a:8000 --candidate http://b:8000 --tokenizer ./my-checkpoint
+
+      prepare gate --baseline URL --candidate URL --tokenizer DIR --policy strict --json
+
+    Exit codes: 0 passed, 1 error, 2 usage, 3 unexpected error,
+    4 the gates said no, 5 undecided, 130 interrupted.
+    """
+    from pipeline.cli.display import open_display
+    from pipeline.cli.tables import print_json, print_run
+    from pipeline.endpoint_gate import GateRequest, run_gate
+    from pipeline.errors import PrepareError, UsageError, from_dict
+    from pipeline.openai_endpoint import OpenAIEndpoint
+    from pipeline.records import SCHEMA_VERSION
+    from pipeline.settings import load_settings
+
+    if family not in ("fp8", "int4"):
+        raise UsageError(
+            f"there is no family '{family}'", where="--family", cure="known: fp8, int4"
+        )
+    request = GateRequest(
+        baseline=OpenAIEndpoint.at(baseline, baseline_model),
+        candidate=OpenAIEndpoint.at(candidate, candidate_model),
+        policy=policy,
+        family="fp8" if family == "fp8" else "int4",
+        tokenizer=tokenizer.expanduser().resolve(),
+        max_length=max_length,
+        eval_data=eval_data.expanduser().resolve() if eval_data else None,
+        session=session,
+    )
+    try:
+        with open_display(as_json=as_json) as progress:
+            report = run_gate(request, load_settings(store), progress)
+    except PrepareError as error:
+        if as_json:
+            print_json({"schema_version": SCHEMA_VERSION, "run": None, "error": error.to_dict()})
+        raise
+    if as_json:
+        print(report.model_dump_json(indent=1))
+    elif report.error is None:
+        print_run(report)
+    if report.error is not None:
+        print(f"error: {from_dict(report.error)}", file=sys.stderr)
+    raise typer.Exit(report.exit_code or 0)

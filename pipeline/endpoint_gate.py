@@ -1,0 +1,265 @@
+"""Judges two endpoints that someone else serves, with the evidence and verdicts of `prepare model`.
+
+Nothing is quantized, served, measured under load or promoted: the same questions go to both, round
+by round, until every gate is decided.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pipeline.catalog import load_policy
+from pipeline.data_sources import SourceResolver
+from pipeline.digest import FileDigests
+from pipeline.environments.environment import Accelerator, ensure, identity
+from pipeline.errors import ExitCode, PrepareError, StoreError, UsageError
+from pipeline.evaluation_plan import EvaluationPlanner, Served
+from pipeline.events import Progress
+from pipeline.executors.local import LocalExecutor
+from pipeline.openai_endpoint import OpenAIEndpoint
+from pipeline.plan import Plan, VariantPlan, stage_spec
+from pipeline.policy_power import check_decidable
+from pipeline.promotion import exit_code_of
+from pipeline.records import RunReport, StageSpec
+from pipeline.run_log import NotingProgress, RunLog
+from pipeline.runner import Runner
+from pipeline.settings import Settings
+from pipeline.stage_runner import StageRunner
+from pipeline.store import Store
+from recipes.policy import Family, Policy
+from recipes.schema import NoQuantization, Recipe
+
+
+@dataclass(frozen=True)
+class GateRequest:
+    """The options of `prepare gate`."""
+
+    baseline: OpenAIEndpoint
+    candidate: OpenAIEndpoint
+    policy: str
+    family: Family
+    tokenizer: Path
+    max_length: int | None
+    eval_data: Path | None
+    session: str | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for the run's record."""
+        return {
+            "gate": True,
+            "checkpoint": f"{self.candidate.url} against {self.baseline.url}",
+            "baseline": self.baseline.url,
+            "candidate": self.candidate.url,
+            "recipes": ["candidate"],
+            "policy": self.policy,
+            "profile": f"endpoints, margins for {self.family}",
+            "tokenizer": str(self.tokenizer),
+            "eval_data": str(self.eval_data) if self.eval_data else None,
+            "session": self.session,
+        }
+
+
+class ExternalEndpoints:
+    """The two endpoints, which are neither started nor stopped here."""
+
+    def __init__(self, endpoints: dict[str, OpenAIEndpoint]) -> None:
+        self._endpoints = endpoints
+
+    def opened(self, variant: VariantPlan) -> dict[str, Any]:
+        """What a stage must know of the side's endpoint."""
+        endpoint = self._endpoints[variant.recipe.name]
+        return {
+            "url": endpoint.url,
+            "model": endpoint.model,
+            "server_log": f"the log of {endpoint.url}",
+            "server": {"url": endpoint.url, "model": endpoint.model, "ready_seconds": 0.0},
+        }
+
+    def check_alive(self) -> None:
+        """Nothing to look at: a request that fails says so itself."""
+
+    @contextmanager
+    def exclusively(self) -> Iterator[None]:
+        """They run whether we ask them or not."""
+        yield
+
+    def close(self) -> None:
+        """Nothing was opened."""
+
+
+def run_gate(request: GateRequest, settings: Settings, progress: Progress) -> RunReport:
+    """Judge the candidate against the baseline.
+
+    Returns:
+        the report, whose `exit_code` says how it went: 0 pass, 4 fail, 5 undecided.
+
+    Raises:
+        PrepareError: the request itself is wrong, or an endpoint does not answer at all.
+    """
+    policy = checked_policy(request)
+    request = answered(request)
+    store = Store(settings.store.resolve())
+    log = RunLog(store, request.to_dict())
+    try:
+        code = judge_endpoints(request, policy, settings, store, NotingProgress(progress, log), log)
+    except PrepareError as error:
+        with contextlib.suppress(StoreError):
+            log.finish("failed", error.exit_code, error)
+        return log.report()
+    except BaseException as error:
+        stopped = isinstance(error, KeyboardInterrupt)
+        code = ExitCode.INTERRUPTED if stopped else ExitCode.UNEXPECTED
+        with contextlib.suppress(StoreError):
+            log.finish("interrupted" if stopped else "failed", code)
+        raise
+    log.finish("finished", code)
+    return log.report()
+
+
+def judge_endpoints(
+    request: GateRequest,
+    policy: Policy,
+    settings: Settings,
+    store: Store,
+    progress: Progress,
+    log: RunLog,
+) -> ExitCode:
+    """Ask, judge, and say how it ends."""
+    # Which accelerator someone else serves on does not matter for the asking.
+    environment = ensure("evaluate", Accelerator.CPU, settings, progress)
+    stages = StageRunner(store, LocalExecutor(), lambda _: environment.python, log, progress)
+    plan = plan_of(request, policy, settings, store.root, log.run_id, progress)
+    endpoints = ExternalEndpoints({"baseline": request.baseline, "candidate": request.candidate})
+    Runner(plan, stages, endpoints).run()
+    (report,) = log.variants()
+    return ExitCode.PROMOTED if report.verdict == "pass" else exit_code_of([report.verdict])
+
+
+def plan_of(
+    request: GateRequest,
+    policy: Policy,
+    settings: Settings,
+    store: Path,
+    run_id: str,
+    progress: Progress,
+) -> Plan:
+    """The plan: the suites for both sides, nothing to make and no load test."""
+    evaluate = identity("evaluate", Accelerator.CPU, settings)
+    candidate = Recipe(
+        name="candidate",
+        summary="served by someone else",
+        family=request.family,
+        quantization=NoQuantization(),
+    )
+    planner = EvaluationPlanner(
+        policy,
+        (candidate,),
+        SourceResolver(
+            request.eval_data, evaluate, FileDigests(settings.home / "digests.json"), progress
+        ),
+        evaluate,
+        store,
+    )
+    counts = {name: source.questions for name, source in planner.found.items()}
+    check_decidable(policy, (candidate,), counts, progress)
+    baseline = side(planner, request, candidate, run_id, None)
+    return Plan(
+        policy=policy,
+        shared=planner.questions,
+        baseline=baseline,
+        variants=(side(planner, request, candidate, run_id, baseline),),
+    )
+
+
+def side(
+    planner: EvaluationPlanner,
+    request: GateRequest,
+    candidate: Recipe,
+    run_id: str,
+    baseline: VariantPlan | None,
+) -> VariantPlan:
+    """The baseline's stages, or the candidate's that follow them."""
+    endpoint = request.baseline if baseline is None else request.candidate
+    recipe = candidate
+    if baseline is None:
+        recipe = candidate.model_copy(update={"name": "baseline", "family": "baseline"})
+    # Another day another model may answer there: answers are kept for one session only. And a
+    # model may be judged against itself, which is asked twice then.
+    served_as = {
+        "side": recipe.name,
+        "endpoint": endpoint.url,
+        "model": endpoint.model,
+        "session": request.session or run_id,
+    }
+    before = {"baseline": baseline.stages["coherence"]} if baseline is not None else {}
+    coherence = stage_spec("coherence", recipe.name, served_as, before, {}, planner.store)
+    length = request.max_length or min(request.baseline.max_length, request.candidate.max_length)
+    served = Served(
+        recipe,
+        {**served_as, "trust_remote_code": False},
+        {"coherence": coherence},
+        request.tokenizer,
+        length,
+    )
+    rounds = planner.rounds(served, baseline.rounds if baseline is not None else None)
+    stages: dict[str, StageSpec] = {
+        "coherence": coherence,
+        **{name: specs[0] for name, specs in rounds.items()},
+        **(planner.repeats(rounds) if baseline is None else {}),
+    }
+    return VariantPlan(
+        recipe=recipe,
+        model=request.tokenizer,
+        arguments=None,
+        stages=stages,
+        served=tuple(stages),
+        rounds=rounds,
+    )
+
+
+def checked_policy(request: GateRequest) -> Policy:
+    """The policy, which must say what a variant of that family may lose.
+
+    Raises:
+        UsageError: it does not, or the tokenizer's folder has no tokenizer.
+    """
+    policy = load_policy(request.policy)
+    for name, suite in policy.suites.items():
+        if request.family not in suite.margins:
+            raise UsageError(
+                f"the policy '{policy.name}' has no margin for {request.family} variants",
+                where=f"policy key suites.{name}.margins",
+                cure=f"add '{request.family}: 0.02' there, or name another --family",
+            )
+    if not (request.tokenizer / "tokenizer_config.json").is_file():
+        raise UsageError(
+            "there is no tokenizer in that folder",
+            where=f"--tokenizer {request.tokenizer}",
+            cure="name the checkpoint's folder: it holds tokenizer_config.json and tokenizer.json",
+        )
+    return policy
+
+
+def answered(request: GateRequest) -> GateRequest:
+    """The request with the models' names as the endpoints themselves give them.
+
+    Raises:
+        ServingError: an endpoint does not answer, or serves several models and none was named.
+    """
+    if request.baseline.url == request.candidate.url and not (
+        request.baseline.model and request.candidate.model
+    ):
+        raise UsageError(
+            "baseline and candidate are the same endpoint",
+            where=f"--baseline and --candidate {request.baseline.url}",
+            cure="name two endpoints; of one that serves both, name the models with "
+            "--baseline-model and --candidate-model",
+        )
+    return replace(
+        request, baseline=request.baseline.resolved(), candidate=request.candidate.resolved()
+    )

@@ -1,0 +1,79 @@
+"""An OpenAI-compatible endpoint that someone else serves."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pipeline.errors import ServingError
+
+API_KEY_VARIABLE = "OPENAI_API_KEY"
+# Of an endpoint that does not say how long its prompts may be; vLLM's does.
+USUAL_MAX_LENGTH = 4096
+
+
+@dataclass(frozen=True)
+class OpenAIEndpoint:
+    """Where a model answers.
+
+    Args:
+        url: without the `/v1` at its end.
+        model: as the endpoint calls it; "" for the only one that it serves.
+        max_length: tokens that a prompt and its answer may have together.
+    """
+
+    url: str
+    model: str = ""
+    max_length: int = USUAL_MAX_LENGTH
+
+    @classmethod
+    def at(cls, url: str, model: str | None) -> OpenAIEndpoint:
+        """The endpoint at a URL as users write it, with or without `/v1`."""
+        return cls(url.rstrip("/").removesuffix("/v1"), model or "")
+
+    def resolved(self) -> OpenAIEndpoint:
+        """With the model's name and limit as the endpoint gives them.
+
+        Raises:
+            ServingError: it does not answer, or does not serve that model, or serves several.
+        """
+        served = self._models()
+        known = ", ".join(served) or "none"
+        if self.model and self.model not in served:
+            raise ServingError(
+                f"the endpoint does not serve the model '{self.model}'",
+                where=self.url,
+                cure=f"it serves: {known}",
+            )
+        if not self.model and len(served) != 1:
+            raise ServingError(
+                f"the endpoint serves {len(served)} models",
+                where=self.url,
+                cure="name one with --baseline-model or --candidate-model; it serves: " + known,
+            )
+        model = self.model or next(iter(served))
+        length = served[model].get("max_model_len")
+        return replace(self, model=model, max_length=int(length or USUAL_MAX_LENGTH))
+
+    def _models(self) -> dict[str, dict[str, Any]]:
+        import httpx
+
+        place = f"{self.url}/v1/models"
+        try:
+            answer = httpx.get(place, headers=authorization(), timeout=30)
+            answer.raise_for_status()
+            return {entry["id"]: entry for entry in answer.json()["data"]}
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, TypeError) as error:
+            raise ServingError(
+                f"the endpoint does not name its models: {error}",
+                where=place,
+                cure="give the URL of an OpenAI-compatible server, such as http://127.0.0.1:8000; "
+                f"one that asks for a key is given that of {API_KEY_VARIABLE}",
+            ) from error
+
+
+def authorization() -> dict[str, str]:
+    """The header that carries the key of the environment; none without one."""
+    key = os.environ.get(API_KEY_VARIABLE)
+    return {"Authorization": f"Bearer {key}"} if key else {}

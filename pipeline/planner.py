@@ -1,0 +1,209 @@
+"""Builds the plan of `prepare model` from what was chosen and found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from pipeline.checkpoint import Checkpoint
+from pipeline.data_sources import SourceResolver
+from pipeline.evaluation_plan import EvaluationPlanner, Served
+from pipeline.hardware import machine
+from pipeline.plan import Plan, VariantPlan, stage_spec
+from pipeline.records import StageSpec
+from pipeline.serving import ServingArguments
+from recipes.policy import Policy
+from recipes.schema import AwqQuantization, Recipe, ServingProfile
+
+
+@dataclass(frozen=True)
+class Planner:
+    """Builds a Plan.
+
+    Args:
+        checkpoint: inspected.
+        profile: serving profile.
+        policy: gates and margins.
+        recipes: of the variants.
+        baseline: the recipe that changes nothing.
+        identities: environment name to identity digest.
+        hardware: facts about the machine that the serving tuple depends on.
+        sources: resolves questions and calibration texts.
+        store: folder of the store.
+        trust_remote_code: run Python code from the checkpoint's folder.
+    """
+
+    checkpoint: Checkpoint
+    profile: ServingProfile
+    policy: Policy
+    recipes: tuple[Recipe, ...]
+    baseline: Recipe
+    identities: Mapping[str, str]
+    hardware: dict[str, Any]
+    sources: SourceResolver
+    store: Path
+    trust_remote_code: bool = False
+
+    @cached_property
+    def evaluation(self) -> EvaluationPlanner:
+        """Plans the suites."""
+        return EvaluationPlanner(
+            self.policy, self.recipes, self.sources, self.identities["evaluate"], self.store
+        )
+
+    def plan(self) -> Plan:
+        """The plan for these recipes; raises EvaluationDataError where a suite has no questions."""
+        baseline = self._baseline()
+        return Plan(
+            policy=self.policy,
+            shared=self.evaluation.questions,
+            baseline=baseline,
+            variants=tuple(self._variant(recipe, baseline) for recipe in self.recipes),
+            accelerator=self.profile.accelerator,
+            throughput_note=self.profile.throughput_note,
+        )
+
+    def _baseline(self) -> VariantPlan:
+        arguments = ServingArguments.of(self.profile, is_baseline=True)
+        model = self.checkpoint.path
+        coherence = self._coherence_stage(self.baseline, arguments, {})
+        served = self._served(self.baseline, arguments, {"coherence": coherence}, model)
+        rounds = self.evaluation.rounds(served, None)
+        stages = {
+            "coherence": coherence,
+            **{name: specs[0] for name, specs in rounds.items()},
+            **self.evaluation.repeats(rounds),
+            "benchmark": self._benchmark_stage(served),
+        }
+        return self._variant_plan(self.baseline, arguments, model, stages, tuple(stages), rounds)
+
+    def _variant(self, recipe: Recipe, baseline: VariantPlan) -> VariantPlan:
+        arguments = ServingArguments.of(self.profile, is_baseline=False)
+        quantize = self._quantize_stage(recipe)
+        verify = self._verify_stage(recipe, quantize)
+        model = Path(quantize.store) / "stages" / "quantize" / quantize.key / "output"
+        coherence = self._coherence_stage(
+            recipe, arguments, {"weights": verify, "baseline": baseline.stages["coherence"]}
+        )
+        after = {"weights": verify, "coherence": coherence}
+        served = self._served(recipe, arguments, after, model)
+        rounds = self.evaluation.rounds(served, baseline.rounds)
+        stages = {
+            "coherence": coherence,
+            **{name: specs[0] for name, specs in rounds.items()},
+            "benchmark": self._benchmark_stage(served),
+        }
+        made = {"quantize": quantize, "verify": verify}
+        return self._variant_plan(
+            recipe, arguments, model, {**made, **stages}, tuple(stages), rounds
+        )
+
+    def _variant_plan(
+        self,
+        recipe: Recipe,
+        arguments: ServingArguments,
+        model: Path,
+        stages: dict[str, StageSpec],
+        served: tuple[str, ...],
+        rounds: Mapping[str, tuple[StageSpec, ...]],
+    ) -> VariantPlan:
+        return VariantPlan(
+            recipe=recipe,
+            model=model,
+            arguments=arguments,
+            stages=stages,
+            served=served,
+            rounds=rounds,
+            trust_remote_code=self.trust_remote_code,
+        )
+
+    def _quantize_stage(self, recipe: Recipe) -> StageSpec:
+        quantization = recipe.quantization
+        runtime: dict[str, Any] = {
+            "checkpoint": self.checkpoint.model_dump(mode="json"),
+            "environment": "quantize",
+        }
+        data: dict[str, Any] = {}
+        if isinstance(quantization, AwqQuantization):
+            quantization, data, file = self.sources.calibration(
+                quantization, self.profile.calibration_limit, recipe.name
+            )
+            runtime["calibration_file"] = str(file) if file else None
+            runtime["needs_hub"] = file is None
+        return stage_spec(
+            "quantize",
+            recipe.name,
+            {
+                "checkpoint": self.checkpoint.digest,
+                "quantization": quantization.model_dump(),
+                "calibration_data": data,
+                "environment": self.identities["quantize"],
+                "trust_remote_code": self.trust_remote_code,
+            },
+            {},
+            runtime,
+            self.store,
+        )
+
+    def _verify_stage(self, recipe: Recipe, quantize: StageSpec) -> StageSpec:
+        return stage_spec(
+            "verify",
+            recipe.name,
+            {
+                "checkpoint": self.checkpoint.digest,
+                "quantization": {
+                    "kind": recipe.quantization.kind,
+                    "ignore": getattr(recipe.quantization, "ignore", []),
+                },
+            },
+            {"weights": quantize},
+            {"checkpoint": self.checkpoint.model_dump(mode="json")},
+            self.store,
+        )
+
+    def _coherence_stage(
+        self, recipe: Recipe, arguments: ServingArguments, inputs: dict[str, StageSpec]
+    ) -> StageSpec:
+        identity = self._identity(arguments)
+        return stage_spec("coherence", recipe.name, identity, inputs, {}, self.store)
+
+    def _benchmark_stage(self, served: Served) -> StageSpec:
+        return stage_spec(
+            "benchmark",
+            served.recipe.name,
+            {
+                **served.identity,
+                "workload": self.profile.workload.model_dump(),
+                "machine": machine(),
+            },
+            served.after,
+            {"tokenizer": str(served.tokenizer), "environment": "serve"},
+            self.store,
+        )
+
+    def _served(
+        self,
+        recipe: Recipe,
+        arguments: ServingArguments,
+        after: dict[str, StageSpec],
+        model: Path,
+    ) -> Served:
+        return Served(recipe, self._identity(arguments), after, model, self._max_length())
+
+    def _identity(self, arguments: ServingArguments) -> dict[str, Any]:
+        """What answers, and how it is served; the weights come by the stages before."""
+        return {
+            "checkpoint": self.checkpoint.digest,
+            "serving": arguments.to_dict(),
+            "engine": self.identities["serve"],
+            "hardware": self.hardware,
+            "trust_remote_code": self.trust_remote_code,
+        }
+
+    def _max_length(self) -> int:
+        """Tokens that prompt and answer may have together: the engine's limit, or the model's."""
+        limit = self.profile.engine_arguments.get("max-model-len")
+        return int(limit) if limit else self.checkpoint.max_position_embeddings

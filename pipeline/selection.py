@@ -1,0 +1,36 @@
+"""From verdicts on single variants to those that hold for all of them together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from eval_gates.statistics.multiplicity import holm
+from pipeline.records import VariantReport
+
+
+def corrected(reports: Sequence[VariantReport], alpha: float) -> list[VariantReport]:
+    """The reports whose verdict changes because several variants are tried at once, by Holm.
+
+    Each variant has its own chance `alpha` to pass though it is worse than allowed; with several,
+    the chance that one such passes adds up. Asking stops at the strictest of Holm's levels, so a
+    variant that passes alone and not together is one whose questions or time had run out.
+
+    Args:
+        reports: of all variants of the run; one without a p-value cannot pass and counts as one.
+        alpha: the policy's.
+    """
+    if len(reports) < 2:
+        return []
+    rejected = holm({r.recipe: r.p_value if r.p_value is not None else 1.0 for r in reports}, alpha)
+    return [
+        report.model_copy(
+            update={
+                "verdict": "undecided",
+                "reason": f"passes alone, but not with {len(reports)} variants tried "
+                f"(p = {report.p_value:.3g}; Holm's correction of {alpha:g}): needs more "
+                "questions, or fewer recipes at once",
+            }
+        )
+        for report in reports
+        if report.verdict == "pass" and not rejected[report.recipe]
+    ]

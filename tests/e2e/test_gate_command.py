@@ -1,0 +1,101 @@
+"""`prepare gate` on a real server: the demo model against itself, question by question."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.serving import Server
+from pipeline.serving_names import SERVED_NAME
+
+# The first test may have to build the environments.
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
+
+POLICY = """
+name: itself
+summary: the same model on both sides
+suites: {suites}
+throughput: {{minimum_ratio: {{cpu: 0.5}}}}
+"""
+SUMMARIES = "{rouge: {kind: rouge, margins: {fp8: 0.3}, batch: 8, max_tokens: 24, repeat: 8}}"
+# SmolLM2-135M is at chance in the letter form.
+LETTERS = "{mmlu: {kind: mmlu, form: letter, shots: 0, margins: {fp8: 0.3}, questions: 48}}"
+
+
+def gate(server: Server, tokenizer: Path, store: Path, suites: str) -> tuple[int, dict[str, Any]]:
+    """The exit code of the command, and what it printed."""
+    store.mkdir(exist_ok=True)
+    policy = store / "policy.yaml"
+    policy.write_text(POLICY.format(suites=suites))
+    answer = prepare(
+        store,
+        "gate",
+        *("--baseline", f"{server.url}/v1", "--baseline-model", SERVED_NAME),
+        *("--candidate", server.url, "--candidate-model", SERVED_NAME),
+        *("--tokenizer", str(tokenizer), "--policy", str(policy), "--json"),
+    )
+    return answer.returncode, json.loads(answer.stdout)
+
+
+def prepare(store: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "pipeline.cli.main", *arguments],
+        env={**os.environ, "PREPARE_STORE": str(store)},
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+    )
+
+
+def test_a_model_is_not_inferior_to_itself(
+    server: Server, demo_model: Path, tmp_path: Path
+) -> None:
+    store = tmp_path / "store"
+    code, report = gate(server, demo_model, store, SUMMARIES)
+    assert code == 0, report
+    (variant,) = report["variants"]
+    (found,) = variant["gates"]
+    assert (variant["verdict"], found["verdict"], found["test"]) == ("pass", "pass", "sequential")
+    assert found["decided_at"] <= found["n"] < found["available"]
+    assert found["floor"]["n"] == 8
+    assert found["baseline"] > 0.05
+    assert variant["throughput"] is None
+
+    verified = prepare(store, "verify", "--json")
+    assert verified.returncode == 0, verified.stdout
+    checked = json.loads(verified.stdout)
+    assert checked["same"]
+    assert checked["variants"][0]["answers"] >= 2 * found["n"]
+
+    answers = next((store / "stages" / "evaluate").glob("*/answers.jsonl"))
+    answers.write_bytes(answers.read_bytes().replace(b"the", b"teh", 1))
+    tampered = prepare(store, "verify", "--json")
+    assert tampered.returncode == 1
+    assert "not those that were given" in tampered.stdout
+
+
+def test_a_baseline_that_guesses_decides_nothing(
+    server: Server, demo_model: Path, tmp_path: Path
+) -> None:
+    code, report = gate(server, demo_model, tmp_path / "store", LETTERS)
+    assert code == 5, report
+    assert "blind" in report["variants"][0]["gates"][0]["reason"]
+
+
+def test_an_endpoint_that_is_not_there(server: Server, demo_model: Path, tmp_path: Path) -> None:
+    answer = prepare(
+        tmp_path,
+        "gate",
+        *("--baseline", server.url, "--candidate", "http://127.0.0.1:9"),
+        *("--tokenizer", str(demo_model), "--policy", "demo"),
+    )
+    assert answer.returncode == 1
+    assert "does not name its models" in answer.stderr
+    assert "http://127.0.0.1:9/v1/models" in answer.stderr

@@ -1,0 +1,221 @@
+"""From kept answers to verdicts: sequential and fixed tests, and gates that see nothing."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kept_answers import HUMANEVAL, MARGINS, MMLU, ROUGE, fixed, flipped, judged, recovery
+
+from eval_gates.records import GateReport
+from eval_gates.statistics.finding import SEQUENTIAL
+from eval_gates.statistics.paired import BCA, IDENTICAL, TANGO, bca_interval, tango_interval
+from eval_gates.stopping import Stopping, rule_of
+from recipes.policy import AnySuite, Family, Margin, MmluSuite
+
+
+class TestSequential:
+    def test_it_stops_where_the_worker_stopped(self) -> None:
+        before, after = flipped(4000, 40, 40, 2600)
+        suite = MmluSuite(margins={"fp8": Margin(points=0.02)})
+        stopping = Stopping(4000, 64, rule_of({"points": 0.02}, 0.05, None), before)
+        asked: list[float] = []
+        while batch := stopping.next_batch(asked):
+            asked += after[batch.start : batch.stop]
+        report = judged(before, asked, suite)
+
+        assert report.verdict == stopping.state(asked) == "pass"
+        assert report.decided_at is not None
+        assert report.n == math.ceil(report.decided_at / 64) * 64 < 2000
+        assert (report.test, report.about, report.method) == (
+            "sequential",
+            "population",
+            SEQUENTIAL,
+        )
+        assert report.trail[-1].n == report.n
+        assert max(point.log10_e_pass for point in report.trail) >= math.log10(20)
+
+    def test_later_answers_do_not_change_it(self) -> None:
+        before, after = flipped(2000, 4, 4, 1500)
+        first, whole = (judged(before, after[:n], HUMANEVAL) for n in (600, 2000))
+        assert first.verdict == whole.verdict == "pass"
+        assert first.decided_at == whole.decided_at
+
+    def test_a_level_for_several_variants_takes_more(self) -> None:
+        before, after = flipped(2000, 20, 20, 1500)
+        one, several = (judged(before, after, HUMANEVAL, alpha=a) for a in (0.05, 0.0125))
+        assert one.decided_at is not None
+        assert several.decided_at is not None
+        assert one.decided_at < several.decided_at
+
+    def test_the_finite_benchmark_is_decided_by_its_end(self) -> None:
+        suite = HUMANEVAL.model_copy(update={"about": "benchmark"})
+        before, after = flipped(40, 1, 0, 30)
+        alone = judged(before, after, suite, available=40)
+        endless = judged(before, after, HUMANEVAL, available=40)
+
+        assert (alone.verdict, alone.about) == ("pass", "benchmark")
+        assert alone.bound == alone.upper_bound == pytest.approx(-0.025)
+        assert (endless.verdict, endless.decided_at) == ("undecided", None)
+
+    def test_the_companion_is_the_interval_of_one_look(self) -> None:
+        before, after = flipped(100, 3, 2, 80)
+        tango = tango_interval(77, 3, 2, 18, 0.05)
+        for suite in (HUMANEVAL, fixed(HUMANEVAL), recovery(HUMANEVAL)):
+            report = judged(before, after, suite)
+            assert report.interval == (tango.lower, tango.upper)
+            assert report.interval_method == TANGO
+
+    def test_it_is_plain_data(self) -> None:
+        report = judged(*flipped(100, 3, 2, 80), MMLU)
+        assert GateReport.model_validate(json.loads(report.model_dump_json())) == report
+
+
+class TestFixed:
+    @pytest.mark.parametrize(
+        ("before", "after", "method"),
+        [
+            ([1.0, 0.0, 1.0, 1.0], [1.0, 1.0, 1.0, 0.0], TANGO),
+            ([1, 0, 1, 1], [1, 1, 1, 0], TANGO),
+            ([0.5, 0.25, 0.75, 1.0], [0.5, 0.5, 0.5, 1.0], BCA),
+            ([1.0, 0.0, 1.0], [1.0, 0.0, 0.5], BCA),
+            ([0.5, 0.25], [0.5, 0.25], IDENTICAL),
+        ],
+    )
+    def test_the_method_goes_by_the_scores(
+        self, before: list[float], after: list[float], method: str
+    ) -> None:
+        report = judged(before, after, fixed(ROUGE))
+        assert report.method == report.interval_method == method
+        assert (report.bound, report.upper_bound) == report.interval
+        assert (report.test, report.trail) == ("fixed", [])
+
+    def test_margin_by_family(self) -> None:
+        """The same answers: too many lost for FP8's 5 points, few enough for INT4's 25."""
+        before, after = [1.0] * 100, [1.0] * 86 + [0.0] * 14
+        strict, wide = (judged(before, after, fixed(HUMANEVAL), family=f) for f in MARGINS)
+        assert (strict.margin, strict.threshold, strict.verdict) == ("5 points", -0.05, "fail")
+        assert (wide.margin, wide.threshold, wide.verdict) == ("25 points", -0.25, "pass")
+        assert strict.bound == wide.bound
+
+    def test_undecided_between(self) -> None:
+        report = judged([1.0] * 20, [1.0] * 19 + [0.0], fixed(HUMANEVAL))
+        assert (report.verdict, report.decided_at) == ("undecided", None)
+        assert "more questions" in report.reason
+
+    def test_summaries(self) -> None:
+        draw = random.Random(2)
+        before = [draw.uniform(0.1, 0.5) for _ in range(200)]
+        after = [score + draw.choice([-0.04, 0.0, 0.0, 0.035]) for score in before]
+        report = judged(before, after, fixed(ROUGE))
+        changes = [a - b for a, b in zip(after, before, strict=True)]
+
+        assert report.verdict == "pass"
+        assert report.bound == bca_interval(changes, 0.05, 20240814).lower
+        assert report.flips == sum(change != 0 for change in changes)
+        assert report.gains == sum(change > 0 for change in changes)
+
+
+class TestBlind:
+    @pytest.mark.parametrize("suite", [HUMANEVAL, ROUGE, fixed(ROUGE), recovery(ROUGE)])
+    def test_a_baseline_that_knows_nothing(self, suite: AnySuite) -> None:
+        report = judged([0.0] * 500, [0.0] * 500, suite)
+        assert report.verdict == "undecided"
+        assert "blind" in report.reason
+
+    @pytest.mark.parametrize("suite", [MMLU, fixed(MMLU), recovery(MMLU)])
+    def test_a_baseline_that_guesses_above_its_average(self, suite: AnySuite) -> None:
+        """27 % of 400 is more than a quarter, and what guessing gives in one of five tries."""
+        report = judged(*flipped(400, 0, 0, 108), suite, family="int4")
+        assert report.baseline == 0.27
+        assert report.verdict == "undecided"
+        assert "27.0% is not shown to be better than guessing (25.0%" in report.reason
+
+    def test_the_same_answers_are_seen_where_there_are_no_choices(self) -> None:
+        assert judged(*flipped(400, 0, 0, 108), HUMANEVAL, family="int4").verdict == "pass"
+
+    def test_more_questions_open_its_eyes(self) -> None:
+        assert judged(*flipped(4000, 0, 0, 1080), MMLU, family="int4").verdict == "pass"
+
+    def test_the_cloze_form_has_four_choices_too(self) -> None:
+        cloze = MmluSuite(margins=MARGINS, form="cloze")
+        assert "blind" in judged(*flipped(400, 0, 0, 108), cloze).reason
+
+    @pytest.mark.parametrize("suite", [MMLU, fixed(MMLU)])
+    def test_a_candidate_that_guesses_does_not_pass(self, suite: AnySuite) -> None:
+        before, after = flipped(1000, 180, 10, 400)
+        report = judged(before, after, suite, family="int4")
+        assert report.candidate == 0.23
+        assert report.bound > report.threshold
+        assert report.verdict == "undecided"
+        assert "the candidate is no better than guessing" in report.reason
+
+    @pytest.mark.parametrize("suite", [HUMANEVAL, fixed(HUMANEVAL)])
+    def test_too_good_is_suspicious(self, suite: AnySuite) -> None:
+        report = judged(*flipped(100, 0, 40, 50), suite)
+        assert (report.verdict, report.suspicious) == ("pass", True)
+        assert "suspicious: 40.00 points better" in report.reason
+        assert not judged(*flipped(100, 0, 4, 50), suite).suspicious
+
+
+BINARY = st.tuples(st.sampled_from([0.0, 1.0]), st.sampled_from([0.0, 1.0]))
+REAL = st.tuples(st.floats(0, 1), st.floats(0, 1))
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    scores=st.lists(BINARY, min_size=1, max_size=200) | st.lists(REAL, min_size=1, max_size=30),
+    suite=st.sampled_from([MMLU, HUMANEVAL, ROUGE]),
+    is_fixed=st.booleans(),
+    is_recovery=st.booleans(),
+    family=st.sampled_from(["fp8", "int4"]),
+    alpha=st.sampled_from([0.01, 0.05, 0.2]),
+)
+def test_laws(
+    scores: list[tuple[float, float]],
+    suite: AnySuite,
+    is_fixed: bool,
+    is_recovery: bool,
+    family: Family,
+    alpha: float,
+) -> None:
+    suite = fixed(suite) if is_fixed else suite
+    suite = recovery(suite) if is_recovery else suite
+    before, after = [a for a, _ in scores], [b for _, b in scores]
+    report = judged(before, after, suite, family=family, alpha=alpha)
+
+    if report.verdict == "pass":
+        assert report.p_value <= alpha * (1 + 1e-12)
+        contradicted = "later answers" in report.reason
+        assert report.bound > report.threshold - 1e-6 or contradicted or is_recovery
+    if report.verdict == "fail":
+        contradicted = "later answers" in report.reason
+        assert report.upper_bound < report.threshold + 1e-6 or contradicted or is_recovery
+    if report.verdict == "undecided" and report.decided_at is not None:
+        assert "blind" in report.reason or "says nothing" in report.reason
+    assert report.flips >= report.gains >= 0
+    assert report.reason
+    assert judged(before, after, suite, family=family, alpha=alpha) == report
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    lost=st.integers(0, 60),
+    more=st.integers(0, 20),
+    suite=st.sampled_from([HUMANEVAL, fixed(HUMANEVAL), recovery(fixed(HUMANEVAL))]),
+)
+def test_losing_more_is_never_judged_better(lost: int, more: int, suite: AnySuite) -> None:
+    order = ["fail", "undecided", "pass"]
+    places = list(range(100))
+    random.Random(4).shuffle(places)
+    verdicts = [
+        judged(
+            [1.0] * 100, [float(place >= count) for place in places], suite, family="int4"
+        ).verdict
+        for count in (lost, lost + more)
+    ]
+    assert order.index(verdicts[1]) <= order.index(verdicts[0])

@@ -1,0 +1,110 @@
+"""From gates to a variant's verdict: tiers, the p-value, and that nothing is no pass."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sample_reports import gate_report, throughput_report
+
+from eval_gates.judge import overall
+from eval_gates.records import GateReport, ThroughputReport, Tier, Verdict
+
+
+def gate(
+    suite: str, verdict: Verdict, tier: Tier = "critical", p_value: float = 0.01
+) -> GateReport:
+    return gate_report(suite=suite, verdict=verdict, tier=tier, p_value=p_value)
+
+
+def throughput(verdict: Verdict, tier: Tier = "critical") -> ThroughputReport:
+    return throughput_report(verdict=verdict, tier=tier)
+
+
+class TestOverall:
+    @pytest.mark.parametrize(
+        ("mmlu", "rouge", "speed", "verdict", "words"),
+        [
+            ("pass", "pass", "pass", "pass", "all 3 gates passed"),
+            ("pass", "undecided", "pass", "undecided", "rouge could not be decided"),
+            ("fail", "undecided", "pass", "fail", "mmlu failed"),
+            ("undecided", "fail", "pass", "fail", "rouge failed"),
+            ("undecided", "undecided", "fail", "fail", "throughput failed"),
+            ("fail", "fail", "fail", "fail", "mmlu, rouge, throughput failed"),
+            ("pass", "pass", "fail", "fail", "throughput failed"),
+        ],
+    )
+    def test_fail_beats_undecided_beats_pass(
+        self, mmlu: Verdict, rouge: Verdict, speed: Verdict, verdict: Verdict, words: str
+    ) -> None:
+        gates = [gate("mmlu", mmlu), gate("rouge", rouge)]
+        assert overall(gates, throughput(speed)) == (verdict, words, 0.01)
+
+    @pytest.mark.parametrize(
+        ("tier", "rouge", "verdict", "words"),
+        [
+            ("critical", "pass", "pass", "all 2 gates passed"),
+            ("critical", "undecided", "undecided", "rouge could not be decided"),
+            ("critical", "fail", "fail", "rouge failed"),
+            ("supporting", "pass", "pass", "all 2 gates passed"),
+            (
+                "supporting",
+                "undecided",
+                "pass",
+                "1 of 2 gates passed (rouge, supporting, could not be decided)",
+            ),
+            ("supporting", "fail", "fail", "rouge failed"),
+            ("advisory", "pass", "pass", "all 2 gates passed"),
+            (
+                "advisory",
+                "undecided",
+                "pass",
+                "1 of 2 gates passed (rouge, advisory, could not be decided)",
+            ),
+            ("advisory", "fail", "pass", "1 of 2 gates passed (rouge, advisory, failed)"),
+        ],
+    )
+    def test_tiers(self, tier: Tier, rouge: Verdict, verdict: Verdict, words: str) -> None:
+        gates = [gate("mmlu", "pass"), gate("rouge", rouge, tier)]
+        assert overall(gates, None)[:2] == (verdict, words)
+
+    @pytest.mark.parametrize(("tier", "verdict"), [("critical", "fail"), ("advisory", "pass")])
+    def test_the_throughputs_tier(self, tier: Tier, verdict: Verdict) -> None:
+        assert overall([gate("mmlu", "pass")], throughput("fail", tier))[0] == verdict
+
+    def test_the_p_value_is_the_largest_of_the_critical_gates(self) -> None:
+        gates = [
+            gate("mmlu", "pass", p_value=0.02),
+            gate("rouge", "pass", p_value=0.03),
+            gate("humaneval", "undecided", "supporting", 0.6),
+            gate("bleu", "fail", "advisory", 1.0),
+        ]
+        assert overall(gates, throughput("pass"))[2] == 0.03
+
+    def test_nothing_critical_shows_nothing(self) -> None:
+        assert overall([gate("mmlu", "pass", "supporting", 0.001)], None)[2] == 1.0
+
+    @pytest.mark.parametrize("speed", [None, throughput("pass")])
+    def test_no_gate_is_no_pass(self, speed: ThroughputReport | None) -> None:
+        with pytest.raises(ValueError, match="nothing was shown"):
+            overall([], speed)
+
+    @given(
+        st.lists(
+            st.tuples(
+                st.sampled_from(["pass", "fail", "undecided"]),
+                st.sampled_from(["critical", "supporting", "advisory"]),
+            ),
+            min_size=1,
+            max_size=5,
+        )
+    )
+    def test_laws(self, facts: list[tuple[Verdict, Tier]]) -> None:
+        gates = [gate(f"suite-{n}", *fact) for n, fact in enumerate(facts)]
+        verdict, reason, _ = overall(gates, None)
+        blocks = ("fail", "critical") in facts or ("fail", "supporting") in facts
+        opens = ("undecided", "critical") in facts
+        assert verdict == ("fail" if blocks else "undecided" if opens else "pass")
+        for name, (each, tier) in enumerate(facts):
+            if each == "fail" and tier != "advisory":
+                assert f"suite-{name}" in reason

@@ -1,0 +1,158 @@
+"""When a round ends: decided, at its last question, and the same whatever the batches."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import asdict
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from eval_gates.statistics.comparison import Comparison
+from eval_gates.statistics.sequential import sequential_test
+from eval_gates.stopping import Stopping, comparison_of, rule_of
+
+POINTS = {"points": 0.2, "recovery": None}
+RECOVERY = {"points": None, "recovery": 0.8}
+SLOW = settings(max_examples=25, deadline=None)
+
+
+def paired_scores(seed: int, n: int, lost: float, gained: float) -> tuple[list[float], list[float]]:
+    """Right-or-wrong answers of a baseline that knows 70 %, and of a variant."""
+    draw = random.Random(seed)
+    before, after = [], []
+    for _ in range(n):
+        right = draw.random() < 0.7
+        flips = draw.random() < (lost if right else gained)
+        before.append(float(right))
+        after.append(float(right != flips))
+    return before, after
+
+
+def asked(stopping: Stopping, answers: list[float]) -> int:
+    """Ask a variant that would give these answers, as a worker does; how many it was asked."""
+    scores: list[float] = []
+    while batch := stopping.next_batch(scores):
+        assert batch.start == len(scores)
+        assert 1 <= len(batch) <= stopping.batch
+        scores += answers[batch.start : batch.stop]
+    return len(scores)
+
+
+def test_margins_become_comparisons() -> None:
+    assert comparison_of(POINTS) == comparison_of({"points": 0.2}) == Comparison.points(0.2)
+    assert comparison_of(RECOVERY) == comparison_of({"recovery": 0.8}) == Comparison.recovery(0.8)
+
+
+@pytest.mark.parametrize("margin", [POINTS, RECOVERY, {"points": 0.1 + 0.2, "recovery": None}])
+@pytest.mark.parametrize("population", [None, 300])
+def test_a_rule_survives_the_way_to_the_worker(
+    margin: dict[str, float | None], population: int | None
+) -> None:
+    before, after = paired_scores(7, 120, 0.1, 0.05)
+    stopping = Stopping(120, 16, rule_of(margin, 0.05 / 3, population), before)
+    arrived = Stopping(**json.loads(json.dumps(asdict(stopping))))
+
+    assert arrived == stopping
+    assert asked(arrived, after) == asked(stopping, after)
+    assert arrived.state(after) == stopping.state(after)
+
+
+def test_without_a_rule_all_is_asked() -> None:
+    stopping = Stopping(upto=100, batch=32)
+
+    assert asked(stopping, [0.0] * 100) == 100
+    assert stopping.state([0.0] * 100) == "open"
+
+
+def test_nothing_answered_is_open() -> None:
+    stopping = Stopping(64, 16, rule_of(POINTS, 0.05, None), [1.0] * 64)
+
+    assert stopping.state([]) == "open"
+    assert stopping.next_batch([]) == range(16)
+
+
+@pytest.mark.parametrize(("answer", "state"), [(1.0, "pass"), (0.0, "fail")])
+@pytest.mark.parametrize("margin", [POINTS, RECOVERY])
+def test_what_is_decided_stops(margin: dict[str, float | None], answer: float, state: str) -> None:
+    stopping = Stopping(1000, 8, rule_of(margin, 0.05, None), [1.0] * 1000)
+    answers = [answer] * 1000
+    count = asked(stopping, answers)
+
+    assert count < 100
+    assert stopping.state(answers[:count]) == state
+    assert stopping.state(answers[: count - 8]) == "open"
+    assert stopping.next_batch(answers[:count]) == range(0)
+
+
+def test_what_is_open_at_the_cap_stays_open() -> None:
+    stopping = Stopping(20, 8, rule_of(POINTS, 0.001, None), [1.0] * 20)
+
+    assert asked(stopping, [1.0] * 20) == 20
+    assert stopping.state([1.0] * 20) == "open"
+    assert stopping.next_batch([1.0] * 16) == range(16, 20)
+    assert stopping.next_batch([1.0] * 25) == range(0)  # an earlier policy's round went further
+
+
+def test_a_stricter_level_asks_more() -> None:
+    counts = [
+        asked(Stopping(1000, 1, rule_of(POINTS, alpha, None), [1.0] * 1000), [1.0] * 1000)
+        for alpha in (0.05, 0.05 / 4, 0.001)
+    ]
+    assert counts == sorted(set(counts))
+
+
+def test_a_finite_benchmark_is_decided_by_its_end() -> None:
+    """5 of 24 lost, with a margin of 20 points; and 4 of 24."""
+    for lost, state in ((5, "fail"), (4, "pass")):
+        answers = [0.0] * lost + [1.0] * (24 - lost)
+        random.Random(3).shuffle(answers)
+        whole = Stopping(24, 5, rule_of(POINTS, 0.05, 24), [1.0] * 24)
+        assert whole.state(answers) == state
+        endless = Stopping(24, 5, rule_of(POINTS, 0.05, None), [1.0] * 24)
+        assert endless.state(answers) == "open"
+
+
+@SLOW
+@given(
+    seed=st.integers(0, 10_000),
+    lost=st.sampled_from([0.0, 0.05, 0.3, 0.8]),
+    batches=st.lists(st.integers(1, 200), min_size=2, max_size=4),
+    margin=st.sampled_from([POINTS, RECOVERY]),
+    finite=st.booleans(),
+)
+def test_the_state_does_not_depend_on_the_batches(
+    seed: int, lost: float, batches: list[int], margin: dict[str, float | None], finite: bool
+) -> None:
+    n = 150
+    before, after = paired_scores(seed, n, lost, 0.05)
+    population = 200 if finite else None
+    result = sequential_test(before, after, comparison_of(margin), 0.05, population, bounds=False)
+    for batch in batches:
+        stopping = Stopping(n, batch, rule_of(margin, 0.05, population), before)
+        count = asked(stopping, after)
+        assert stopping.state(after[:count]) == result.verdict
+        needed = n if result.decided_at is None else result.decided_at
+        assert count == min(-(-needed // batch) * batch, n)
+
+
+@SLOW
+@given(seed=st.integers(0, 10_000), first=st.integers(1, 149), batch=st.integers(1, 40))
+def test_a_round_goes_on_where_the_last_one_ended(seed: int, first: int, batch: int) -> None:
+    before, after = paired_scores(seed, 150, 0.1, 0.1)
+    rule = rule_of(POINTS, 0.05, None)
+    done = asked(Stopping(first, batch, rule, before[:first]), after)
+    second = Stopping(150, batch, rule, before)
+    scores = after[:done]
+    while following := second.next_batch(scores):
+        scores += after[following.start : following.stop]
+
+    assert second.state(scores) == Stopping(150, 150, rule, before).state(after)
+
+
+def test_scores_without_the_baselines_are_refused() -> None:
+    stopping = Stopping(10, 5, rule_of(POINTS, 0.05, None), [1.0] * 3)
+    with pytest.raises(ValueError, match="3 scores against 5"):
+        stopping.state([1.0] * 5)

@@ -1,0 +1,82 @@
+"""Answers of a baseline and a variant as they are kept, and their judging, for tests."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from eval_gates.judge import judge_suite
+from eval_gates.records import GateReport
+from recipes.policy import AnySuite, Family, HumanEvalSuite, Margin, MmluSuite, RougeSuite
+
+Rows = list[dict[str, Any]]
+SUBJECTS = ("anatomy", "philosophy", "virology", "sociology")
+MARGINS = {"fp8": Margin(points=0.05), "int4": Margin(points=0.25)}
+SHARES = {"fp8": Margin(recovery=0.9), "int4": Margin(recovery=0.5)}
+MMLU = MmluSuite(margins=MARGINS)
+HUMANEVAL = HumanEvalSuite(margins=MARGINS)
+ROUGE = RougeSuite(margins=MARGINS)
+
+
+def fixed(suite: AnySuite) -> AnySuite:
+    return suite.model_copy(update={"test": "fixed"})
+
+
+def recovery(suite: AnySuite) -> AnySuite:
+    return suite.model_copy(update={"margins": SHARES})
+
+
+def answers(scores: Sequence[Any]) -> Rows:
+    """Rows as a suite's worker writes them."""
+    return [
+        {
+            "id": f"{SUBJECTS[n % 4]}/{n}",
+            "prompt_sha256": hashlib.sha256(str(n).encode()).hexdigest(),
+            "answer": [-1.0, -2.5, -0.25, -4.0],
+            "score": score,
+            "subject": SUBJECTS[n % 4],
+        }
+        for n, score in enumerate(scores)
+    ]
+
+
+def judged_rows(
+    baseline: Rows,
+    candidate: Rows,
+    suite: AnySuite = ROUGE,
+    family: Family = "fp8",
+    alpha: float = 0.05,
+    again: Sequence[dict[str, Any]] = (),
+    available: int = 14_042,
+) -> GateReport:
+    return judge_suite(
+        "suite",
+        suite,
+        metric="acc",
+        baseline=baseline,
+        candidate=candidate,
+        again=again,
+        available=available,
+        family=family,
+        alpha=alpha,
+    )
+
+
+def judged(
+    before: Sequence[float], after: Sequence[float], suite: AnySuite = ROUGE, **changes: Any
+) -> GateReport:
+    return judged_rows(answers(before), answers(after), suite, **changes)
+
+
+def flipped(n: int, lost: int, gained: int, right: int) -> tuple[list[float], list[float]]:
+    """Answers in random order: the baseline knows `right` of `n`."""
+    pairs = (
+        [(1.0, 0.0)] * lost
+        + [(1.0, 1.0)] * (right - lost)
+        + [(0.0, 1.0)] * gained
+        + [(0.0, 0.0)] * (n - right - gained)
+    )
+    random.Random(n).shuffle(pairs)
+    return [b for b, _ in pairs], [a for _, a in pairs]
