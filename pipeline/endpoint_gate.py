@@ -7,15 +7,17 @@ by round, until every gate is decided.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from pipeline.catalog import load_policy
+from pipeline.checkpoint import SMALL_FILES
 from pipeline.data_sources import SourceResolver
-from pipeline.digest import FileDigests
+from pipeline.digest import FileDigests, digest_json
 from pipeline.environments.environment import Accelerator, ensure, identity
 from pipeline.errors import ExitCode, PrepareError, StoreError, UsageError
 from pipeline.evaluation_plan import EvaluationPlanner, Served
@@ -130,9 +132,13 @@ def judge_endpoints(
     log: RunLog,
 ) -> ExitCode:
     """Ask, judge, and say how it ends."""
-    # Which accelerator someone else serves on does not matter for the asking.
-    environment = ensure("evaluate", Accelerator.CPU, settings, progress)
-    stages = StageRunner(store, LocalExecutor(), lambda _: environment.python, log, progress)
+
+    @cache
+    def python_of(environment: str) -> Path:
+        # Which accelerator someone else serves on does not matter for the asking.
+        return ensure(environment, Accelerator.CPU, settings, progress).python
+
+    stages = StageRunner(store, LocalExecutor(), python_of, log, progress)
     plan = plan_of(request, policy, settings, store.root, log.run_id, progress)
     endpoints = ExternalEndpoints({"baseline": request.baseline, "candidate": request.candidate})
     Runner(plan, stages, endpoints).run()
@@ -156,34 +162,51 @@ def plan_of(
         family=request.family,
         quantization=NoQuantization(),
     )
+    digests = FileDigests(settings.home / "digests.json")
     planner = EvaluationPlanner(
         policy,
         (candidate,),
-        SourceResolver(
-            request.eval_data, evaluate, FileDigests(settings.home / "digests.json"), progress
-        ),
+        SourceResolver(request.eval_data, evaluate, digests, progress),
         evaluate,
         store,
     )
     counts = {name: source.questions for name, source in planner.found.items()}
     check_decidable(policy, (candidate,), counts, progress)
-    baseline = side(planner, request, candidate, run_id, None)
+    asked_as = {
+        "session": request.session or run_id,
+        "tokenizer": tokenizer_digest(request.tokenizer, digests),
+    }
+    baseline = side(planner, request, candidate, asked_as, None)
     return Plan(
         policy=policy,
         shared=planner.questions,
         baseline=baseline,
-        variants=(side(planner, request, candidate, run_id, baseline),),
+        variants=(side(planner, request, candidate, asked_as, baseline),),
     )
+
+
+def tokenizer_digest(folder: Path, digests: FileDigests) -> str:
+    """Of all files that a prompt's tokens depend on: another tokenizer asks other questions."""
+    files = {path for pattern in SMALL_FILES for path in folder.glob(pattern) if path.is_file()}
+    return digest_json([[path.name, digests.of(path)] for path in sorted(files)])
 
 
 def side(
     planner: EvaluationPlanner,
     request: GateRequest,
     candidate: Recipe,
-    run_id: str,
+    asked_as: Mapping[str, str],
     baseline: VariantPlan | None,
 ) -> VariantPlan:
-    """The baseline's stages, or the candidate's that follow them."""
+    """The baseline's stages, or the candidate's that follow them.
+
+    Args:
+        planner: of the suites.
+        request: names the endpoints.
+        candidate: the recipe that stands for it.
+        asked_as: session and tokenizer, of both sides.
+        baseline: None for the baseline itself.
+    """
     endpoint = request.baseline if baseline is None else request.candidate
     recipe = candidate
     if baseline is None:
@@ -194,7 +217,7 @@ def side(
         "side": recipe.name,
         "endpoint": endpoint.url,
         "model": endpoint.model,
-        "session": request.session or run_id,
+        **asked_as,
     }
     before = {"baseline": baseline.stages["coherence"]} if baseline is not None else {}
     coherence = stage_spec("coherence", recipe.name, served_as, before, {}, planner.store)

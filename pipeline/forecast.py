@@ -166,7 +166,7 @@ def forecast(request: Request, settings: Settings, progress: Progress) -> Foreca
         return store.stage_folder(spec.stage, spec.key) / "output"
 
     def find(spec: StageSpec) -> StageRecord | None:
-        return store.find(spec.stage, spec.key)
+        return store.current(spec.stage, spec.key)
 
     sources = find_data(choices, settings, digests, progress)
     checkpoint: Checkpoint | None = None
@@ -202,7 +202,7 @@ def rounds_may_follow(plan: Plan, find: Find) -> bool:
     return any(
         last is not variant.rounds[suite][-1] and find(last) is None
         for variant in plan.variants
-        for suite, last in variant.reached(find).items()
+        for suite, last in plan.last_rounds(variant, find).items()
     )
 
 
@@ -236,7 +236,7 @@ def planned(spec: StageSpec, store: Store, seen: Seen) -> PlannedStage:
     return PlannedStage(
         name=f"{spec.stage} {suite}" if suite else spec.stage,
         variant=spec.variant,
-        cached=store.find(spec.stage, spec.key) is not None,
+        cached=store.current(spec.stage, spec.key) is not None,
         expected_seconds=statistics.median(times) if times else None,
     )
 

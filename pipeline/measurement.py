@@ -49,15 +49,11 @@ class Measurement:
 
         None once a gate has failed that blocks: more answers would not save the variant.
         """
-        policy = self._plan.policy
-        found = {}
-        for suite, spec in variant.reached(self._stages.found).items():
-            record = self._stages.found(spec)
-            if record is None:
-                found[suite] = variant.rounds[suite].index(spec)
-            elif record.result["state"] == "fail" and policy.suites[suite].tier != "advisory":
-                return {}
-        return found
+        return {
+            suite: variant.rounds[suite].index(spec)
+            for suite, spec in self._plan.last_rounds(variant, self._stages.found).items()
+            if self._stages.found(spec) is None
+        }
 
     def baseline_round(self, variants: Sequence[VariantPlan]) -> None:
         """Ask the baseline what the open suites of these variants call for next."""

@@ -74,7 +74,7 @@ class Plan:
         """Every stage that the answers so far call for, about in the order in which they run."""
         made = [[v.stages["quantize"], v.stages["verify"]] for v in self.variants]
         measured = [[v.stages[role] for role in v.served] for v in (self.baseline, *self.variants)]
-        judged = [self.judge_stage(v, v.reached(find)) for v in self.variants]
+        judged = [self.judge_stage(v, self.last_rounds(v, find)) for v in self.variants]
         return [
             *self.shared.values(),
             *chain(*made),
@@ -82,6 +82,24 @@ class Plan:
             *self._further_rounds(find),
             *judged,
         ]
+
+    def last_rounds(self, variant: VariantPlan, find: Find) -> dict[str, StageSpec]:
+        """By suite, the last round of the variant's; it may be still to run.
+
+        As `reached`, but a variant that has failed a suite which blocks is asked no more, so its
+        other suites end with the rounds that they have.
+        """
+        reached = variant.reached(find)
+        if not any(
+            self.policy.suites[suite].tier != "advisory" and has_failed(find(spec))
+            for suite, spec in reached.items()
+        ):
+            return reached
+        return {
+            suite: spec if find(spec) else rounds[max(0, rounds.index(spec) - 1)]
+            for suite, spec in reached.items()
+            for rounds in (variant.rounds[suite],)
+        }
 
     def judge_stage(self, variant: VariantPlan, last: Mapping[str, StageSpec]) -> StageSpec:
         """The verdict on a variant from its suites' last rounds."""
@@ -113,7 +131,7 @@ class Plan:
         """Rounds after the first, the baseline's before each variant's."""
         specs: dict[str, StageSpec] = {}
         for variant in self.variants:
-            for suite, last in variant.reached(find).items():
+            for suite, last in self.last_rounds(variant, find).items():
                 for number in range(1, variant.rounds[suite].index(last) + 1):
                     for side in (self.baseline, variant):
                         spec = side.rounds[suite][number]
@@ -124,6 +142,11 @@ class Plan:
 def wants_more(record: StageRecord | None) -> bool:
     """Whether that round is done and left its gate open, with more questions to ask."""
     return record is not None and bool(record.result["more"])
+
+
+def has_failed(record: StageRecord | None) -> bool:
+    """Whether that round is done and decided against the variant."""
+    return record is not None and record.result.get("state") == "fail"
 
 
 def again(suite: str) -> str:

@@ -70,7 +70,8 @@ class Promotion:
         for variant, report in passed:
             recipe = variant.recipe.name
             inputs[f"weights.{recipe}"] = variant.stages["quantize"].as_reference()
-            judged = self._plan.judge_stage(variant, variant.reached(self._stages.found))
+            last = self._plan.last_rounds(variant, self._stages.found)
+            judged = self._plan.judge_stage(variant, last)
             inputs[f"judge.{recipe}"] = judged.as_reference()
             if report.throughput is None:
                 raise ValueError(f"{recipe} passed without a throughput report")

@@ -102,7 +102,7 @@ class Runner:
                 going = [v for v in going if self._try(v, measurement.next_round)]
 
     def _judge(self, variant: VariantPlan) -> None:
-        last = variant.reached(self._stages.found)
+        last = self._plan.last_rounds(variant, self._stages.found)
         judged = self._stages.run(self._plan.judge_stage(variant, last))
         report = VariantReport(
             recipe=variant.recipe.name,

@@ -27,8 +27,7 @@ def corrected(reports: Sequence[VariantReport], alpha: float) -> list[VariantRep
             update={
                 "verdict": "undecided",
                 "reason": f"passes alone, but not with {len(reports)} variants tried "
-                f"(p = {report.p_value:.3g}; Holm's correction of {alpha:g}): needs more "
-                "questions, or fewer recipes at once",
+                f"(p = {report.p_value:.3g}; Holm's correction of {alpha:g}): needs more questions",
             }
         )
         for report in reports

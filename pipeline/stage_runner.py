@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.digest import digest_json
 from pipeline.errors import StoreError
 from pipeline.events import Progress
 from pipeline.executors import Executor, Job
@@ -76,8 +75,8 @@ class StageRunner:
         return self._reusable(spec) is not None
 
     def found(self, spec: StageSpec) -> StageRecord | None:
-        """The stage's record, if it is in the store."""
-        return self.store.find(spec.stage, spec.key)
+        """The stage's record, if it is in the store and rests on what is there now."""
+        return self.store.current(spec.stage, spec.key)
 
     def finished(self, spec: StageSpec) -> StageRecord:
         """The record of a stage that has been run; raises StoreError when it has vanished."""
@@ -101,22 +100,10 @@ class StageRunner:
         if record is None:
             return None
         still_holds = getattr(stage_module(spec.stage), "still_holds", None)
-        if self._inputs_changed(record) or (still_holds is not None and not still_holds(record)):
+        if self.found(spec) is None or (still_holds is not None and not still_holds(record)):
             self.store.discard(spec.stage, spec.key)
             return None
         return record
-
-    def _inputs_changed(self, record: StageRecord) -> bool:
-        """Whether an input was removed and made again with another result.
-
-        A key names what goes into a stage, not what comes out, and quantizing on a GPU is not
-        bit-stable: answers of weights that are gone say nothing of the new ones.
-        """
-        for role, reference in record.inputs.items():
-            source = self.store.find(reference.stage, reference.key)
-            if source is not None and digest_json(source.result) != record.input_digests[role]:
-                return True
-        return False
 
     def _with_runtime(self, spec: StageSpec, extra_runtime: ExtraRuntime | None) -> StageSpec:
         runtime = dict(spec.runtime)

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from pipeline.digest import digest_json
 from pipeline.errors import StoreError
 from pipeline.records import StageRecord
 
@@ -63,6 +64,25 @@ class Store:
                 where=str(path),
                 cure=f"delete the folder to have the stage run again: {path.parent}",
             ) from error
+
+    def current(self, stage: str, key: str) -> StageRecord | None:
+        """The record of a finished stage, unless an input was made again with another result.
+
+        A key names what goes into a stage, not what comes out, and quantizing on a GPU is not
+        bit-stable: answers of weights that are gone say nothing of the new ones. Of an input that
+        is not there nothing is known, so it changes nothing.
+
+        Raises:
+            StoreError: a record is there and cannot be read.
+        """
+        record = self.find(stage, key)
+        if record is None:
+            return None
+        for role, reference in record.inputs.items():
+            source = self.find(reference.stage, reference.key)
+            if source is not None and digest_json(source.result) != record.input_digests[role]:
+                return None
+        return record
 
     def discard(self, stage: str, key: str) -> None:
         """Remove a finished stage, so that it runs again; no error when it is gone already."""

@@ -44,20 +44,27 @@ class VariantCheck:
 
 
 def check_run(report: RunReport, store: Store) -> list[VariantCheck]:
-    """Check every variant of a run that was judged.
+    """Check every variant of a run that was judged, or is said to have been.
 
     Raises:
         UsageError: no variant of the run got as far as a verdict by gates.
     """
-    keys = {stage.variant: stage.key for stage in report.stages if stage.name == "judge"}
-    variants = [v for v in report.variants if v.recipe in keys and v.gates]
+    keys = {
+        stage.variant: str(stage.key)
+        for stage in report.stages
+        if stage.name == "judge" and stage.status != "failed"
+    }
+    # Who failed without a verdict of the judge, such as one that does not speak, has no gates.
+    variants = [
+        v for v in report.variants if v.recipe in keys or v.verdict in ("pass", "undecided")
+    ]
     if not variants:
         raise UsageError(
             f"no variant of run {report.run} was judged, so there is no verdict to compute again",
             where=f"{store.root}/runs/{report.run}",
             cure="`prepare runs list` names the runs and their verdicts",
         )
-    evidence = {v.recipe: Evidence(store, str(keys[v.recipe])) for v in variants}
+    evidence = {v.recipe: Evidence(store, keys.get(v.recipe)) for v in variants}
     again = {recipe: each.judged_again() for recipe, each in evidence.items()}
     together = selected_again(report, again, evidence)
     return [
@@ -101,15 +108,19 @@ class Evidence:
 
     Args:
         store: where it lies.
-        key: of the judge stage.
+        key: of the judge stage; None where the run names none.
     """
 
-    def __init__(self, store: Store, key: str) -> None:
+    def __init__(self, store: Store, key: str | None) -> None:
         self._store = store
         self.problems: list[str] = []
         self.answers = 0
         self.alpha: float | None = None
-        self._judge = self._found(StageReference(stage="judge", key=key))
+        self._judge: StageRecord | None = None
+        if key is None:
+            self.problems.append("the run names no stage 'judge' for it: its evidence is missing")
+        else:
+            self._judge = self._found(StageReference(stage="judge", key=key))
         self._inputs = self._judge.inputs if self._judge is not None else {}
         if self._judge is not None:
             self._check_record(self._judge)
@@ -166,10 +177,23 @@ class Evidence:
         place = self._store.stage_folder(reference.stage, reference.key)
         if digest_json(record.result) != judge.input_digests[role]:
             self.problems.append(f"{role}: {place}: its result is not the one that was judged")
+        self._check_rests(role, record)
         if reference.stage == "evaluate":
             self._check_answers(role, place / ANSWERS, record)
         if reference.stage == "questions":
             self._check_questions(role, place / QUESTIONS, record)
+
+    def _check_rests(self, role: str, record: StageRecord) -> None:
+        """Answers of weights, or to questions, that were made again since say nothing of them."""
+        for name, reference in record.inputs.items():
+            place = self._store.stage_folder(reference.stage, reference.key)
+            try:
+                source = self._store.find(reference.stage, reference.key)
+            except StoreError as error:
+                self.problems.append(f"{role}: its '{name}', {place}: {error.what}")
+                continue
+            if source is not None and digest_json(source.result) != record.input_digests[name]:
+                self.problems.append(f"{role}: rests on another '{name}' than is in {place} now")
 
     def _check_questions(self, role: str, file: Path, record: StageRecord) -> None:
         if not file.is_file():

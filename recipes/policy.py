@@ -88,6 +88,11 @@ class Suite(Described):
                 "'test: fixed' bounds the population that the questions come from; for a claim "
                 "about the benchmark alone take 'test: sequential'"
             )
+        if self.test == "fixed" and self.minutes is not None:
+            raise ValueError(
+                "'test: fixed' asks all questions, so 'minutes' cannot end it; remove 'minutes', "
+                "or take 'test: sequential'"
+            )
         return self
 
 
@@ -125,6 +130,14 @@ class HumanEvalSuite(Suite):
         if self.k > self.samples:
             raise ValueError(f"pass@{self.k} needs at least {self.k} samples, not {self.samples}")
         return self
+
+    @field_validator("problems")
+    @classmethod
+    def _problems_differ(cls, problems: list[str]) -> list[str]:
+        for name in problems:
+            if problems.count(name) > 1:
+                raise ValueError(f"'{name}' is there twice, and would count as two problems")
+        return problems
 
 
 class RougeSuite(Suite):

@@ -90,21 +90,21 @@ def gate(
     from pipeline.records import SCHEMA_VERSION
     from pipeline.settings import load_settings
 
-    if family not in ("fp8", "int4"):
-        raise UsageError(
-            f"there is no family '{family}'", where="--family", cure="known: fp8, int4"
-        )
-    request = GateRequest(
-        baseline=OpenAIEndpoint.at(baseline, baseline_model),
-        candidate=OpenAIEndpoint.at(candidate, candidate_model),
-        policy=policy,
-        family="fp8" if family == "fp8" else "int4",
-        tokenizer=tokenizer.expanduser().resolve(),
-        max_length=max_length,
-        eval_data=eval_data.expanduser().resolve() if eval_data else None,
-        session=session,
-    )
     try:
+        if family not in ("fp8", "int4"):
+            raise UsageError(
+                f"there is no family '{family}'", where="--family", cure="known: fp8, int4"
+            )
+        request = GateRequest(
+            baseline=OpenAIEndpoint.at(baseline, baseline_model),
+            candidate=OpenAIEndpoint.at(candidate, candidate_model),
+            policy=policy,
+            family="fp8" if family == "fp8" else "int4",
+            tokenizer=tokenizer.expanduser().resolve(),
+            max_length=max_length,
+            eval_data=eval_data.expanduser().resolve() if eval_data else None,
+            session=session,
+        )
         with open_display(as_json=as_json) as progress:
             report = run_gate(request, load_settings(store), progress)
     except PrepareError as error:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import pretend_stages
 import pytest
 from listener import Listener
-from pretend_stages import PretendExecutor, PretendModels, Score, edit
+from pretend_stages import PretendContext, PretendExecutor, PretendModels, Score, edit
 
 from pipeline.data_sources import SuiteSource
 from pipeline.errors import PrepareError, UsageError
@@ -198,7 +201,8 @@ class TestRounds:
     def test_a_failed_variant_gets_no_more_rounds(self, bench: Bench) -> None:
         suites = {
             "code": bench.policy.suites["code"],
-            "more": bench.policy.suites["code"].model_copy(update={"questions": None}),
+            # Not the same to be asked, or the two would share their stages.
+            "more": bench.policy.suites["code"].model_copy(update={"max_tokens": 600}),
         }
         bench.policy = bench.policy.model_copy(update={"suites": suites})
         bench.models.questions = 4000
@@ -207,8 +211,14 @@ class TestRounds:
             return (lost(2) if suite == "code" else flipping(3))(variant, suite, number)
 
         bench.models.score = score
-        assert bench.verdict().verdict == "fail"
+        verdict = bench.verdict()
+        assert (verdict.verdict, verdict.reason) == ("fail", "code failed")
+        assert [gate.verdict for gate in verdict.gates] == ["fail", "undecided"]
         assert bench.models.served == ["baseline", ONE]
+        assert {stage.status for stage in bench.run().stages} == {"reused"}
+        store = Store(bench.root)
+        planned = bench.plan().stages(lambda spec: store.current(spec.stage, spec.key))
+        assert all(store.find(spec.stage, spec.key) for spec in planned)
 
 
 class TestWhatIsKept:
@@ -240,6 +250,39 @@ class TestWhatIsKept:
         verdict = bench.verdict()
         assert verdict.verdict == "pass"
         assert bench.asked(ONE) == verdict.gates[0].n - 48
+
+    def test_no_round_of_weights_that_are_gone_is_judged(
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        bench.models.score = flipping(3)
+        bench.models.questions = 4000
+        first = bench.verdict()
+        assert first.verdict == "pass"
+        in_first_round = bench.models.asked[1][2]
+        assert first.gates[0].n > in_first_round
+
+        # The same recipe gives other weights, which answer like the old ones only at first.
+        (questions,) = (bench.root / "stages" / "questions").glob("*/questions.jsonl")
+        order = [json.loads(line)["id"] for line in questions.read_text().splitlines()]
+        as_before = set(order[:in_first_round])
+
+        def score(variant: str, suite: str, number: int) -> float:
+            if variant == "baseline" or str(number) in as_before:
+                return flipping(3)(variant, suite, number)
+            return 0.0
+
+        bench.models.score = score
+        shutil.rmtree(bench.root / "stages" / "quantize")
+        found = pretend_stages.result_of
+
+        def result_of(context: PretendContext, models: PretendModels) -> dict[str, Any]:
+            other = context.spec.stage in ("quantize", "verify")
+            return found(context, models) | ({"weights_digest": "others"} if other else {})
+
+        monkeypatch.setattr(pretend_stages, "result_of", result_of)
+        again = bench.run()
+        assert again.variants[0].verdict == "fail"
+        assert all(not check.differences for check in check_run(again, Store(bench.root)))
 
     def test_a_used_up_time_budget_leaves_the_gate_open(self, bench: Bench) -> None:
         bench.models.score = flipping(3)
@@ -372,6 +415,29 @@ class TestVerify:
         found = self.differences(bench, run)
         assert "its result is not the one that was judged" in found
         assert "throughput.ratio: kept 1.0, computed 9.0" in found
+
+    def test_a_pass_without_a_judge(self, bench: Bench, run: RunReport) -> None:
+        stages = [stage for stage in run.stages if (stage.name, stage.variant) != ("judge", ONE)]
+        bare = run.variants[0].model_copy(update={"gates": []})
+        edited = run.model_copy(update={"stages": stages, "variants": [bare, run.variants[1]]})
+        assert "names no stage 'judge'" in self.differences(bench, edited)
+
+    def test_a_pass_without_its_gates(self, bench: Bench, run: RunReport) -> None:
+        bare = run.variants[0].model_copy(update={"gates": []})
+        edited = run.model_copy(update={"variants": [bare, run.variants[1]]})
+        assert "gates: kept 0 of them, computed 1" in self.differences(bench, edited)
+
+    def test_answers_of_other_weights(self, bench: Bench, run: RunReport) -> None:
+        def other(record: dict[str, Any]) -> None:
+            record["result"]["weights_digest"] = "others"
+
+        edit(self.folder(bench, "verify") / "stage.json", other)
+        assert "candidate.code: rests on another 'weights'" in self.differences(bench, run)
+
+    def test_an_error_is_no_verdict_to_check(self, bench: Bench) -> None:
+        bench.recipes = (ONE, TWO)
+        bench.models.broken = {ONE}
+        assert [check.recipe for check in check_run(bench.run(), Store(bench.root))] == [TWO]
 
     def test_a_run_without_verdicts(self, bench: Bench) -> None:
         bench.models.broken = {ONE}

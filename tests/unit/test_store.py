@@ -14,8 +14,9 @@ from pathlib import Path
 
 import filelock  # noqa: F401 - before the user id is changed: it may then not be readable
 import pytest
-from finished_stage import stage_record
+from finished_stage import put_record, stage_record
 
+from pipeline.digest import digest_json
 from pipeline.errors import ExitCode, StoreError
 from pipeline.store import RECORD, Store, write_atomically
 
@@ -186,6 +187,21 @@ def test_a_discarded_stage_can_be_run_again(store: Store) -> None:
     assert [path.name for path in (store.root / "stages" / "judge").iterdir()] == ["other"]
     finish(store, output="second")
     assert (store.stage_folder("judge", "abc") / "output.txt").read_text() == "second"
+
+
+def test_a_stage_is_current_until_an_input_is_made_again(store: Store) -> None:
+    made_of = stage_record(
+        stage="quantize", key="def", inputs={}, input_digests={}, result={"a": 1}
+    )
+    record = stage_record(input_digests={"weights": digest_json({"a": 1})})
+    put_record(store, record)
+    assert store.current("judge", "abc") == record  # nothing is known of an input that is gone
+    put_record(store, made_of)
+    assert store.current("judge", "abc") == record
+    put_record(store, made_of.model_copy(update={"result": {"a": 2}}))
+    assert store.current("judge", "abc") is None
+    assert store.find("judge", "abc") == record
+    assert store.current("judge", "other") is None
 
 
 def test_runs_are_listed_oldest_first(store: Store) -> None:

@@ -161,6 +161,13 @@ def test_the_version(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, f"prepare {__version__}\n", "")
 
 
+def test_an_unknown_family_is_told_as_json_too(tmp_path: Path) -> None:
+    sides = ("--baseline", "http://a", "--candidate", "http://b", "--tokenizer", str(tmp_path))
+    done = prepare(tmp_path, "gate", *sides, "--family", "fp4", "--json")
+    assert done.returncode == 2
+    assert json.loads(done.stdout)["error"]["what"] == "there is no family 'fp4'"
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

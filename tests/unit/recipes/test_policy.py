@@ -140,6 +140,17 @@ class TestSuites:
         with pytest.raises(ValidationError, match="at least 5 samples, not 4"):
             HumanEvalSuite.model_validate({"margins": MARGINS, "k": 5, "samples": 4})
 
+    def test_a_fixed_test_has_no_time_budget(self) -> None:
+        suite = {"margins": MARGINS, "minutes": 5}
+        assert MmluSuite.model_validate(suite).minutes == 5
+        with pytest.raises(ValidationError, match="'minutes' cannot end it"):
+            MmluSuite.model_validate({**suite, "test": "fixed"})
+
+    def test_a_problem_counts_once(self) -> None:
+        problems = ["HumanEval/0", "HumanEval/1", "HumanEval/0"]
+        with pytest.raises(ValidationError, match="'HumanEval/0' is there twice"):
+            HumanEvalSuite.model_validate({"margins": MARGINS, "problems": problems})
+
     def test_the_keys_of_the_test_are_keys_of_every_suite(self) -> None:
         assert set(Suite.model_fields) | {"sources"} == KEYS_OF_THE_TEST
         models: list[type[Suite]] = [MmluSuite, HumanEvalSuite, RougeSuite, LmEvalSuite]

@@ -1,0 +1,84 @@
+"""The plan of `prepare gate`: whose answers may be used again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from listener import Listener
+
+from pipeline import endpoint_gate
+from pipeline.catalog import load_policy
+from pipeline.endpoint_gate import GateRequest, plan_of
+from pipeline.openai_endpoint import OpenAIEndpoint
+from pipeline.settings import Settings
+
+
+@pytest.fixture
+def request_of(tmp_path: Path) -> GateRequest:
+    tokenizer = tmp_path / "tokenizer"
+    tokenizer.mkdir()
+    for name in ("tokenizer_config.json", "tokenizer.json", "model.safetensors"):
+        (tokenizer / name).write_text("{}")
+    return GateRequest(
+        baseline=OpenAIEndpoint("http://a", "m"),
+        candidate=OpenAIEndpoint("http://b", "m"),
+        policy="demo",
+        family="fp8",
+        tokenizer=tokenizer,
+        max_length=None,
+        eval_data=None,
+        session="s",
+    )
+
+
+def keys(request: GateRequest, run_id: str = "run") -> set[str]:
+    """Of all stages that ask."""
+    home = request.tokenizer.parent
+    settings = Settings(home=home / "home", store=home / "store")
+    policy = load_policy(request.policy)
+    plan = plan_of(request, policy, settings, settings.store, run_id, Listener())
+    sides = (plan.baseline, *plan.variants)
+    return {spec.key for side in sides for rounds in side.rounds.values() for spec in rounds}
+
+
+def test_a_session_goes_on(request_of: GateRequest) -> None:
+    assert keys(request_of, "one run") == keys(request_of, "another")
+    alone = replace(request_of, session=None)
+    assert keys(alone, "one run").isdisjoint(keys(alone, "another"))
+
+
+@pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"])
+def test_another_tokenizer_asks_anew(request_of: GateRequest, file: str) -> None:
+    before = keys(request_of)
+    (request_of.tokenizer / file).write_text('{"other": 1}')
+    assert keys(request_of).isdisjoint(before)
+
+
+def test_where_the_tokenizer_lies_is_of_no_account(request_of: GateRequest) -> None:
+    before = keys(request_of)
+    moved = request_of.tokenizer.rename(request_of.tokenizer.parent / "moved")
+    (moved / "model.safetensors").write_text("weights are not of the tokenizer")
+    assert keys(replace(request_of, tokenizer=moved)) == before
+
+
+def test_a_policy_that_cannot_decide_is_refused_before_an_environment_is_built(
+    request_of: GateRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: Any) -> None:
+        raise AssertionError("an environment was built")
+
+    monkeypatch.setattr(endpoint_gate, "ensure", never)
+    monkeypatch.setattr(OpenAIEndpoint, "resolved", lambda self: self)
+    policy = tmp_path / "tight.yaml"
+    policy.write_text(
+        "{name: tight, summary: s, throughput: {minimum_ratio: {cpu: 0.5}},"
+        " suites: {code: {kind: humaneval, margins: {fp8: 0.001}}}}"
+    )
+    settings = Settings(home=tmp_path / "home", store=tmp_path / "store")
+    report = endpoint_gate.run_gate(replace(request_of, policy=str(policy)), settings, Listener())
+    assert report.exit_code == 2
+    assert report.error is not None
+    assert "cannot decide its margin" in report.error["what"]
