@@ -23,7 +23,6 @@ from eval_gates.statistics.finding import (
 )
 from eval_gates.statistics.multiplicity import all_gates_p
 from eval_gates.stopping import comparison_of
-from eval_gates.suites.mmlu import GUESSING
 from eval_gates.suites.mmlu_subjects import by_group
 from recipes.policy import AnySuite, Family
 
@@ -39,6 +38,7 @@ def judge_suite(
     candidate: Answers,
     again: Answers,
     available: int,
+    guessing: float,
     family: Family,
     alpha: float,
 ) -> GateReport:
@@ -52,6 +52,7 @@ def judge_suite(
         candidate: rows to the same questions, or to the first of them.
         again: the baseline's rows to its first questions, asked a second time; may be none.
         available: questions that the source has.
+        guessing: the mean score of a model that knows nothing: 0.25 with four choices.
         family: of the variant's recipe.
         alpha: error rate of the verdict.
 
@@ -75,10 +76,8 @@ def judge_suite(
         candidate=sum(after) / n,
         flips=len(changes) / n,
         flip_size=sum(changes) / len(changes) if changes else 0.0,
-        guessing=GUESSING if suite.kind == "mmlu" else 0.0,
-        above_guessing_p=above_guessing_p(all_of_baseline, GUESSING)
-        if suite.kind == "mmlu"
-        else 0.0,
+        guessing=guessing,
+        above_guessing_p=above_guessing_p(all_of_baseline, guessing) if guessing > 0 else 0.0,
         baseline_of_all=sum(all_of_baseline) / len(all_of_baseline),
     )
     decision = decide(finding, scores, population)

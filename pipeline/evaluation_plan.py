@@ -176,6 +176,8 @@ class EvaluationPlanner:
             "alpha": self.level(),
             "about": suite.about,
             "minutes": suite.minutes,
+            # What a time budget left open, a higher cap goes on with, as a larger budget does.
+            "cap": suite.questions if suite.minutes is not None else None,
         }
 
 

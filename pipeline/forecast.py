@@ -15,6 +15,7 @@ from typing import Any
 from pipeline.checkpoint import Checkpoint
 from pipeline.digest import FileDigests
 from pipeline.environments.environment import Accelerator, EnvironmentStatus, status
+from pipeline.errors import PrepareError
 from pipeline.events import Progress
 from pipeline.hub import bytes_to_download
 from pipeline.plan import Find, Plan
@@ -31,6 +32,7 @@ from pipeline.preparation import (
 )
 from pipeline.records import StageRecord, StageSpec
 from pipeline.settings import Settings
+from pipeline.stages.evaluate import is_answered
 from pipeline.store import RECORD, Store
 from pipeline.variant_size import estimated_bytes
 
@@ -220,12 +222,29 @@ def with_servers(specs: list[StageSpec], store: Store, seen: Seen) -> Iterator[P
     served: set[str] = set()
     for spec in specs:
         stage = planned(spec, store, seen)
-        if spec.stage in SERVED and not stage.cached and spec.variant not in served:
+        if needs_server(spec, stage, store) and spec.variant not in served:
             served.add(spec.variant)
             times = seen.get(("serve", ""))
             expected = statistics.median(times) if times else None
             yield PlannedStage("serve", spec.variant, cached=False, expected_seconds=expected)
         yield stage
+
+
+def needs_server(spec: StageSpec, stage: PlannedStage, store: Store) -> bool:
+    """Whether a server has to come up for it: not where the answers that are kept suffice."""
+    if spec.stage not in SERVED or stage.cached:
+        return False
+    try:
+        return not (
+            spec.stage == "evaluate" and has_inputs(spec, store) and is_answered(spec, store)
+        )
+    except (PrepareError, OSError):
+        return True  # damaged; `prepare model` says so when it needs it
+
+
+def has_inputs(spec: StageSpec, store: Store) -> bool:
+    """Whether all that the stage reads is there."""
+    return all(store.current(each.stage, each.key) for each in spec.inputs.values())
 
 
 def planned(spec: StageSpec, store: Store, seen: Seen) -> PlannedStage:

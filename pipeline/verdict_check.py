@@ -15,6 +15,7 @@ from pipeline.digest import digest_bytes, digest_json
 from pipeline.errors import StoreError, UsageError
 from pipeline.plan import stage_key
 from pipeline.records import RunReport, StageRecord, StageReference, VariantReport
+from pipeline.runner import unjudged
 from pipeline.selection import corrected
 from pipeline.stages.evaluate import ANSWERS
 from pipeline.stages.judge import judged
@@ -98,6 +99,13 @@ def selected_again(
                 **found,
             )
     reports = [computed.get(variant.recipe, variant) for variant in report.variants]
+    # Holm counts all that were tried: leaving one out of the record does not loosen it.
+    tried = {variant.recipe for variant in report.variants}
+    reports += [
+        unjudged(recipe, "error", "missing from the record", None)
+        for recipe in report.command.get("recipes", [])
+        if recipe not in tried
+    ]
     alphas = [each.alpha for each in evidence.values() if each.alpha is not None]
     changed = corrected(reports, min(alphas)) if alphas else []
     return {**computed, **{r.recipe: r for r in changed if r.recipe in computed}}

@@ -28,6 +28,10 @@ _LENGTH_KEYS = ("max_gen_toks", "max_tokens")
 _SHOWN = 8  # names of a group's members in an error
 
 
+# Metrics that are right or wrong by the likeliest choice.
+ACCURACIES = ("acc", "acc_norm", "acc_mutual_info", "exact_match")
+
+
 class OpenedTask(NamedTuple):
     """A task whose documents are the questions, in their order, and how they score."""
 
@@ -72,8 +76,21 @@ def lay_out(
         {"id": f"{config['task']}/{n}", "doc_index": n, "doc_sha256": digest_of(document)}
         for n, document in enumerate(task.eval_docs)
     ]
-    facts = {"task": config["task"], "metric": metric.label, "revision": found_revision}
+    facts = {
+        "task": config["task"],
+        "metric": metric.label,
+        "revision": found_revision,
+        "guessing": guessing(task, config, metric),
+    }
     return LaidOut(rows, facts)
+
+
+def guessing(task: Any, config: dict[str, Any], metric: Metric) -> float:
+    """The score of a model that knows nothing: one in so many choices; 0 without choices."""
+    if config["output_type"] != "multiple_choice" or metric.name not in ACCURACIES:
+        return 0.0
+    shares = [1 / len(task.doc_to_choice(document)) for document in task.eval_docs]
+    return sum(shares) / len(shares)
 
 
 def open_task(

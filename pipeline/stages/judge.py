@@ -9,22 +9,34 @@ from typing import Any
 from eval_gates.judge import judge_suite, overall
 from eval_gates.records import ThroughputReport
 from eval_gates.throughput import judge_throughput
+from pipeline.errors import EvaluationDataError
 from pipeline.records import StageRecord
 from pipeline.stages.context import StageContext
 from pipeline.stages.evaluate import read_answers
 from recipes.policy import Policy
 
-REVISION = 2
+REVISION = 3
 
 Folder = Callable[[str], Path]
 Record = Callable[[str], StageRecord]
 
 
 def run(context: StageContext) -> dict[str, Any]:
-    """Judge every suite of the policy, and the throughput where one was measured."""
-    return judged(
-        context.parameters, set(context.spec.inputs), context.input_folder, context.input_record
-    )
+    """Judge every suite of the policy, and the throughput where one was measured.
+
+    Raises:
+        EvaluationDataError: the evidence of the two sides does not fit together.
+    """
+    try:
+        return judged(
+            context.parameters, set(context.spec.inputs), context.input_folder, context.input_record
+        )
+    except ValueError as error:
+        raise EvaluationDataError(
+            f"the answers of baseline and variant cannot be compared: {error}",
+            where=", ".join(str(context.input_folder(role)) for role in context.spec.inputs),
+            cure="delete these folders and run the command again: what is missing is asked anew",
+        ) from error
 
 
 def judged(
@@ -48,6 +60,7 @@ def judged(
             candidate=read_answers(folder(f"candidate.{name}")),
             again=read_answers(folder(f"again.{name}")) if f"again.{name}" in roles else [],
             available=record(f"questions.{name}").result["questions"],
+            guessing=record(f"questions.{name}").result["guessing"],
             family=parameters["family"],
             alpha=policy.alpha,
         )

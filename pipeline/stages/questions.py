@@ -10,7 +10,7 @@ from typing import Any
 from pipeline.digest import digest_bytes
 from pipeline.stages.context import StageContext
 
-REVISION = 2
+REVISION = 3
 
 
 def run(context: StageContext) -> dict[str, Any]:

@@ -5,6 +5,7 @@ Runs in the `evaluate` environment, whose packages carry questions and read the 
 
 from __future__ import annotations
 
+import json
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from eval_gates.suites.lm_eval_task import lay_out
 from pipeline.errors import EvaluationDataError
 from pipeline.events import Progress
 
+LARGEST_SHARE_OF_COPIES = 0.05  # MMLU's own is 0.007
 Rows = list[dict[str, Any]]
 Read = tuple[Rows, dict[str, Any]]  # the questions, and what the record should say of them
 
@@ -34,14 +36,44 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
         EvaluationDataError: the source has no such questions, or they are malformed.
     """
     rows, facts = READERS[spec["suite"]["kind"]](spec, progress, output)
+    check_not_repeated(rows, progress)
     write_rows(output / "questions.jsonl", shuffled(rows, spec["seed"]))
     return {
         "questions": len(rows),
         "source": spec["source"],
         "dropped": 0,
+        "guessing": 0.0,  # the score of a model that knows nothing
         "dropped_why": "questions were left out: the package's text of them is not whole",
         **facts,
     }
+
+
+def check_not_repeated(rows: Rows, progress: Progress) -> None:
+    """Say how many questions are copies of others.
+
+    Raises:
+        EvaluationDataError: more than a few are, as where a file and its copy lie in one folder:
+            each copy would count as evidence of its own. Or an id is there twice.
+    """
+    ids = Counter(str(row["id"]) for row in rows)
+    name, times = ids.most_common(1)[0] if ids else ("", 1)
+    if times > 1:
+        raise EvaluationDataError(
+            f"{times} questions have the id '{name}'",
+            where=f"question {name}",
+            cure="give each question an id of its own, or leave the ids out",
+        )
+    contents = Counter(json.dumps({**row, "id": ""}, sort_keys=True) for row in rows)
+    copies = len(rows) - len(contents)
+    if copies > LARGEST_SHARE_OF_COPIES * len(rows):
+        raise EvaluationDataError(
+            f"{copies} of {len(rows)} questions are copies of others",
+            where="the suite's questions, one of them: "
+            + next(text for text, count in contents.items() if count > 1)[:200],
+            cure="each would count as evidence of its own: see whether a file lies there twice",
+        )
+    if copies:
+        progress.note(f"{copies} of {len(rows)} questions are copies of others")
 
 
 def shuffled(rows: Rows, seed: int) -> Rows:
@@ -74,7 +106,7 @@ def mmlu_rows(spec: dict[str, Any], progress: Progress, output: Path) -> Read:
             )
     rows = mmlu.with_examples(questions, pool, suite["form"], shots)
     numbered = [{"id": f"{row['subject']}/{n}", **row} for n, row in enumerate(rows)]
-    return numbered, {"dropped": dropped}
+    return numbered, {"dropped": dropped, "guessing": mmlu.GUESSING}
 
 
 def humaneval_rows(spec: dict[str, Any], progress: Progress, output: Path) -> Read:

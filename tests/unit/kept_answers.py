@@ -9,6 +9,7 @@ from typing import Any
 
 from eval_gates.judge import judge_suite
 from eval_gates.records import GateReport
+from eval_gates.suites.mmlu import GUESSING
 from recipes.policy import AnySuite, Family, HumanEvalSuite, Margin, MmluSuite, RougeSuite
 
 Rows = list[dict[str, Any]]
@@ -59,6 +60,7 @@ def judged_rows(
         candidate=candidate,
         again=again,
         available=available,
+        guessing=GUESSING if suite.kind == "mmlu" else 0.0,
         family=family,
         alpha=alpha,
     )

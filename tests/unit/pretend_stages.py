@@ -181,7 +181,7 @@ def result_of(context: PretendContext, models: PretendModels) -> dict[str, Any]:
         random.Random(1).shuffle(rows)  # as the real one lays them out
         write_rows(context.folder / "questions.jsonl", rows)
         content = (context.folder / "questions.jsonl").read_bytes()
-        return {"questions": len(rows), "questions_digest": digest_bytes(content)}
+        return {"questions": len(rows), "questions_digest": digest_bytes(content), "guessing": 0.0}
     return {
         "quantize": {"weights_digest": f"weights of {variant}", "weights_bytes": 1000},
         "verify": {"weights_digest": f"weights of {variant}"},

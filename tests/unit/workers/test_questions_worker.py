@@ -14,7 +14,7 @@ from listener import Listener
 
 from eval_gates.suites.rouge import read_carried
 from pipeline.errors import EvaluationDataError
-from pipeline.workers.questions import run, shuffled
+from pipeline.workers.questions import check_not_repeated, run, shuffled
 from recipes.policy import KEYS_OF_THE_TEST, HumanEvalSuite, MmluSuite, RougeSuite
 
 MARGINS: dict[Any, Any] = {"fp8": 0.1, "int4": 0.2}
@@ -212,3 +212,28 @@ class TestHumanEval:
         suite = HumanEvalSuite(margins=MARGINS, problems=["HumanEval/0", "HumanEval/3"])
         with pytest.raises(EvaluationDataError, match="no problem 'HumanEval/3'"):
             lay_out(tmp_path / "out", suite, PACKAGES)
+
+
+class TestCopies:
+    """A file and its old copy in one folder would count every question twice."""
+
+    def test_many_are_refused(self) -> None:
+        rows = [{"id": str(n), "question": str(n // 2)} for n in range(40)]
+        with pytest.raises(EvaluationDataError, match="20 of 40 questions are copies"):
+            check_not_repeated(rows, Listener())
+
+    def test_a_few_are_said_aloud(self) -> None:
+        rows = [{"id": str(n), "question": str(max(n, 1))} for n in range(40)]
+        listener = Listener()
+        check_not_repeated(rows, listener)
+        assert listener.notes == ["1 of 40 questions are copies of others"]
+
+    def test_none_need_no_word(self) -> None:
+        listener = Listener()
+        check_not_repeated([{"id": str(n), "question": str(n)} for n in range(40)], listener)
+        assert listener.notes == []
+
+    def test_an_id_twice(self) -> None:
+        rows = [{"id": "a", "question": "1"}, {"id": "a", "question": "2"}]
+        with pytest.raises(EvaluationDataError, match="2 questions have the id 'a'"):
+            check_not_repeated(rows, Listener())
