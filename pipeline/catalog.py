@@ -1,4 +1,4 @@
-"""Finds recipes, profiles and policies: by name in the package, or as a YAML file of the user's."""
+"""Finds recipes, profiles, policies and GPUs: by name, or as a YAML file of the user's."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 import recipes
 from pipeline.errors import UsageError
+from recipes.gpu import Gpu
 from recipes.policy import Policy
 from recipes.schema import Described, Recipe, ServingProfile
 
@@ -40,6 +41,17 @@ def load_policy(name: str) -> Policy:
 def load_profile(name: str) -> ServingProfile:
     """The profile of that name, or in that YAML file; raises UsageError as load_recipe does."""
     return _load(name, RECIPES / "profiles", "profile", ServingProfile)
+
+
+def load_gpu(name: str) -> Gpu:
+    """The GPU of that name, or in that YAML file; raises UsageError as load_recipe does."""
+    return _load(name, RECIPES / "gpus", "gpu", Gpu)
+
+
+def gpu_names() -> list[str]:
+    """Names of the GPUs that the package carries, from the smallest memory to the largest."""
+    folder = RECIPES / "gpus"
+    return sorted(_names(folder), key=lambda name: load_gpu(name).memory_gib)
 
 
 def recipe_names() -> list[str]:

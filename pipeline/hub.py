@@ -48,11 +48,11 @@ def download(repo_id: str, revision: str | None, *, progress: Progress) -> tuple
         HubError: repository or revision are not there or not open to us, the Hub cannot be
             reached and the cache lacks it, the disk is full, or there are no safetensors.
     """
-    with _explained(repo_id, revision):
-        info = _ask(repo_id, revision)
-        sizes = _file_sizes(info) if info is not None else {}
+    with explained(repo_id, revision):
+        info = ask_hub(repo_id, revision)
+        sizes = file_sizes(info) if info is not None else {}
         if info is not None:
-            _check_has_safetensors(repo_id, sizes)
+            check_has_safetensors(repo_id, sizes)
         # By the name the user gave, so that the library remembers which commit it meant.
         snapshot = _fetch(repo_id, revision, list(SMALL_FILES), offline=info is None)
         commit = snapshot.name
@@ -80,12 +80,12 @@ def bytes_to_download(repo_id: str, revision: str | None) -> int:
     """
     from huggingface_hub import try_to_load_from_cache
 
-    with _explained(repo_id, revision):
-        info = _ask(repo_id, revision)
+    with explained(repo_id, revision):
+        info = ask_hub(repo_id, revision)
         if info is None:
             return 0
-        sizes = _file_sizes(info)
-        _check_has_safetensors(repo_id, sizes)
+        sizes = file_sizes(info)
+        check_has_safetensors(repo_id, sizes)
         return sum(
             size
             for name, size in sizes.items()
@@ -119,7 +119,7 @@ def resolve_dataset_revision(dataset_id: str) -> str | None:
     return answer[0] if answer else None
 
 
-def _ask(repo_id: str, revision: str | None) -> ModelInfo | None:
+def ask_hub(repo_id: str, revision: str | None) -> ModelInfo | None:
     """What the Hub says about the repository at that revision; None when it cannot be reached."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
@@ -144,7 +144,7 @@ def _transport_error() -> type[Exception]:
     return base
 
 
-def _file_sizes(info: ModelInfo) -> dict[str, int]:
+def file_sizes(info: ModelInfo) -> dict[str, int]:
     """Bytes of the repository's top-level files, by name."""
     return {
         file.rfilename: file.size or 0 for file in info.siblings or [] if "/" not in file.rfilename
@@ -237,7 +237,8 @@ def _bar_class(progress: Progress | None, task: str, total: int) -> type[Any]:
     return ReportingBar
 
 
-def _check_has_safetensors(repo_id: str, sizes: dict[str, int]) -> None:
+def check_has_safetensors(repo_id: str, sizes: dict[str, int]) -> None:
+    """Raise HubError for a repository without safetensors at its top."""
     if not any(fnmatchcase(name, "*.safetensors") for name in sizes):
         raise _no_safetensors(repo_id, list(sizes))
 
@@ -254,7 +255,7 @@ def _no_safetensors(repo_id: str, names: list[str]) -> HubError:
 
 
 @contextmanager
-def _explained(repo_id: str, revision: str | None) -> Iterator[None]:
+def explained(repo_id: str, revision: str | None) -> Iterator[None]:
     """Turn the library's errors into a HubError with a cure."""
     from huggingface_hub import errors
 

@@ -98,7 +98,7 @@ def read_header(path: Path) -> SafetensorsHeader:
         ) from error
     entries = _parse(text, path)
     metadata = _metadata(entries.pop(METADATA_KEY, {}), path)
-    tensors = {name: _tensor(name, entry, path) for name, entry in entries.items()}
+    tensors = {name: checked_tensor(name, entry, path) for name, entry in entries.items()}
     data_bytes = _check_coverage(tensors, path)
     promised = PREFIX_BYTES + header_bytes + data_bytes
     if size != promised:
@@ -160,7 +160,8 @@ def _metadata(value: Any, path: Path) -> dict[str, str]:
     return value
 
 
-def _tensor(name: str, entry: Any, path: Path) -> Tensor:
+def checked_tensor(name: str, entry: Any, path: Path) -> Tensor:
+    """One entry of a header; raises CheckpointError where it contradicts itself."""
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
         raise _damaged(f"the entry of tensor '{name}' lacks dtype, shape or data_offsets", path)
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]

@@ -2,16 +2,52 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
+from pipeline.inspection.precision import Precision, dividing_group, precision_of
 from pipeline.safetensors_header import Tensor, read_header
 from pipeline.stages.verify import is_quantizable
-from pipeline.weight_files import weight_files
+from pipeline.weight_files import read_json, weight_files
 from recipes.schema import AwqQuantization, NoQuantization, Quantization
 
-SCALE_BYTES = 2  # scales are kept in the source's 16-bit type
-SHAPE_BYTES = 16  # compressed-tensors keeps the unpacked shape as two 64-bit numbers
+
+@dataclass(frozen=True)
+class VariantTensor:
+    """A tensor of the source, and what the recipe makes of it.
+
+    Attributes:
+        name: in the source.
+        tensor: of the source.
+        bytes: that it takes in the variant, with scales and zero points.
+        quantized: the recipe quantizes it.
+    """
+
+    name: str
+    tensor: Tensor
+    bytes: int
+    quantized: bool
+
+
+@dataclass(frozen=True)
+class VariantWeights:
+    """All tensors of a variant.
+
+    Attributes:
+        tensors: in the source's order.
+        precision: of the quantized ones; None where nothing is quantized.
+        undivided: columns that none of the recipe's group sizes divides; quantizing will refuse.
+    """
+
+    tensors: tuple[VariantTensor, ...]
+    precision: Precision | None
+    undivided: tuple[int, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Of all tensors; the files have headers besides."""
+        return sum(tensor.bytes for tensor in self.tensors)
 
 
 def estimated_bytes(folder: Path, quantization: Quantization) -> int:
@@ -20,39 +56,55 @@ def estimated_bytes(folder: Path, quantization: Quantization) -> int:
     Raises:
         CheckpointError: the source's files are missing or damaged.
     """
-    return sum(
-        quantized_bytes(tensor, quantization)
-        if not isinstance(quantization, NoQuantization)
-        and is_quantizable(name, tensor, quantization.ignore)
-        else tensor.end - tensor.begin
+    tensors = {
+        name: tensor
         for path in weight_files(folder)
         for name, tensor in read_header(path).tensors.items()
-        if not is_stored_twice(name, folder)
+    }
+    tied = bool(read_json(folder / "config.json").get("tie_word_embeddings", False))
+    return variant_weights(tensors, quantization, tied=tied).bytes
+
+
+def variant_weights(
+    tensors: Mapping[str, Tensor], quantization: Quantization, *, tied: bool
+) -> VariantWeights:
+    """What the recipe quantizes and leaves, with the bytes of each tensor.
+
+    Args:
+        tensors: of the source, by name.
+        quantization: of the recipe.
+        tied: the output head is the embedding; where the source stores it twice, it is saved once.
+    """
+    kept = {
+        name: tensor
+        for name, tensor in tensors.items()
+        if not (tied and name.startswith("lm_head"))
+    }
+    chosen = set()
+    if not isinstance(quantization, NoQuantization):
+        chosen = {n for n, t in kept.items() if is_quantizable(n, t, quantization.ignore)}
+    columns = {kept[name].shape[1] for name in chosen}
+    precision = precision_of(quantization, columns) if chosen else None
+    return VariantWeights(
+        tensors=tuple(
+            VariantTensor(name, tensor, _bytes(tensor, precision, name in chosen), name in chosen)
+            for name, tensor in kept.items()
+        ),
+        precision=precision,
+        undivided=_undivided(quantization, columns),
     )
 
 
-def quantized_bytes(tensor: Tensor, quantization: Quantization) -> int:
-    """Bytes of one linear layer's matrix with its scales and zero points."""
+def _bytes(tensor: Tensor, precision: Precision | None, chosen: bool) -> int:
+    if precision is None or not chosen:
+        return tensor.end - tensor.begin
     rows, columns = tensor.shape
-    if not isinstance(quantization, AwqQuantization):
-        return rows * columns + SCALE_BYTES * rows
-    groups = rows * (columns // dividing_group_size(columns, quantization))
-    zero_points = 0 if quantization.symmetric else groups * quantization.bits // 8
-    weights = rows * columns * quantization.bits // 8
-    return weights + SCALE_BYTES * groups + zero_points + SHAPE_BYTES
+    return precision.matrix_bytes(rows, columns)
 
 
-def dividing_group_size(columns: int, quantization: AwqQuantization) -> int:
-    """The largest of the recipe's group sizes that divides; the whole row where none does."""
-    for size in (quantization.group_size, *quantization.smaller_group_sizes):
-        if columns % size == 0:
-            return size
-    return columns
-
-
-def is_stored_twice(name: str, folder: Path) -> bool:
-    """A tied output head that the source stores beside the embeddings is saved once."""
-    if not name.startswith("lm_head"):
-        return False
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    return bool(config.get("tie_word_embeddings", False))
+def _undivided(quantization: Quantization, columns: set[int]) -> tuple[int, ...]:
+    """The columns in the way of a group size; empty where one divides all."""
+    if not isinstance(quantization, AwqQuantization) or dividing_group(quantization, columns):
+        return ()
+    smallest = min((quantization.group_size, *quantization.smaller_group_sizes))
+    return tuple(sorted(width for width in columns if width % smallest))

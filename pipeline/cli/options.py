@@ -76,6 +76,28 @@ StoreOption = Annotated[
         show_default=False,
     ),
 ]
+GpuOption = Annotated[
+    str | None,
+    typer.Option(
+        "--gpu",
+        envvar="PREPARE_GPU",
+        help="Kind of GPU to plan for, such as h100, or a YAML file: say what fits on it.",
+        show_default=False,
+    ),
+]
+GpusOption = Annotated[
+    int, typer.Option("--gpus", envvar="PREPARE_GPUS", min=1, help="How many of them.")
+]
+ContextOption = Annotated[
+    int | None,
+    typer.Option(
+        "--context",
+        envvar="PREPARE_CONTEXT",
+        min=1,
+        help="Tokens of a sequence. Default: the model's, or the profile's max-model-len.",
+        show_default=False,
+    ),
+]
 JsonOption = Annotated[
     bool, typer.Option("--json", envvar="PREPARE_JSON", help="Print one JSON object on stdout.")
 ]

@@ -1,10 +1,13 @@
-"""`prepare plan`: what would run, what is cached, sizes, expected time and what gates can show."""
+"""`prepare plan`: what would run, sizes, time and what gates can show; or what fits on GPUs."""
 
 from __future__ import annotations
 
 from pipeline.cli.options import (
     CheckpointArgument,
+    ContextOption,
     EvalDataOption,
+    GpuOption,
+    GpusOption,
     JsonOption,
     NameOption,
     PolicyOption,
@@ -25,6 +28,9 @@ def plan(
     registry: RegistryOption = None,
     eval_data: EvalDataOption = None,
     store: StoreOption = None,
+    gpu: GpuOption = None,
+    gpus: GpusOption = 1,
+    context: ContextOption = None,
     as_json: JsonOption = False,
     yes_trust_remote_code: TrustOption = False,
 ) -> None:
@@ -34,11 +40,17 @@ def plan(
     that was never run here has none. For each gate it says how many questions it
     takes to decide if nothing is lost, and the smallest drop that it would see.
 
+    With --gpu it says instead whether the checkpoint and each variant fit on such
+    GPUs, and what they hold there. That takes config.json and the headers of the
+    weights only, so a checkpoint on the Hub is not downloaded.
+
     Examples
 
       prepare plan demo:smollm2-135m
 
       prepare plan ./my-checkpoint --recipe fp8-dynamic --json
+
+      prepare plan org/name --gpu h100 --gpus 8 --context 32768
     """
     from pipeline.cli.display import open_display
     from pipeline.cli.policy import print_power
@@ -57,6 +69,16 @@ def plan(
         eval_data=eval_data,
         trust_remote_code=yes_trust_remote_code,
     )
+    if gpu is not None:
+        from pipeline.capacity.capacity_request import answer
+        from pipeline.cli.capacity_tables import print_capacity
+
+        capacity = answer(request, load_settings(store), gpu, gpus, context)
+        if as_json:
+            print_json(capacity.to_dict())
+        else:
+            print_capacity(capacity)
+        return
     with open_display(as_json=as_json) as progress:
         found = forecast(request, load_settings(store), progress)
     if as_json:

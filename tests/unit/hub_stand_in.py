@@ -230,11 +230,13 @@ class _Handler(BaseHTTPRequestHandler):
         return entry
 
     def send_content(self, path: str, content: bytes, headers: dict[str, str]) -> None:
-        start = 0
-        if match := re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range") or ""):
+        start, whole = 0, len(content)
+        match = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or "")
+        if match:
             start = int(match[1])
-            headers |= {"Content-Range": f"bytes {start}-{len(content) - 1}/{len(content)}"}
-        self.send_response(206 if start else 200)
+            content = content[: int(match[2]) + 1] if match[2] else content
+            headers |= {"Content-Range": f"bytes {start}-{len(content) - 1}/{whole}"}
+        self.send_response(206 if match else 200)
         for key, value in headers.items():
             self.send_header(key, value)
         self.send_header("Accept-Ranges", "bytes")

@@ -23,7 +23,7 @@ from small_checkpoint import checkpoint_files, safetensors
 from pipeline.checkpoint import inspect_folder
 from pipeline.digest import FileDigests
 from pipeline.errors import HubError
-from pipeline.hub import _explained
+from pipeline.hub import explained
 
 CHILD = """
 import json, sys
@@ -275,7 +275,7 @@ def test_dataset_revision_of_a_silent_server(hub: HubStandIn, child: Child) -> N
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
 def test_disk_that_fills_up_meanwhile(number: int) -> None:
-    with pytest.raises(HubError, match="the disk is full") as caught, _explained("org/name", None):
+    with pytest.raises(HubError, match="the disk is full") as caught, explained("org/name", None):
         raise OSError(number, os.strerror(number), "/cache/blob")
     assert caught.value.where == "/cache/blob"
     assert "HF_HOME" in caught.value.cure

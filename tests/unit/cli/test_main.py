@@ -139,10 +139,13 @@ def test_the_flags_of_model_are_a_decision_and_have_variables() -> None:
     assert found == MODEL_FLAGS
 
 
-def test_plan_takes_the_very_same_options() -> None:
-    assert [param.opts for param in TREE["plan"].params] == [
+def test_plan_takes_the_very_same_options_and_gpus() -> None:
+    gpus = [["--gpu"], ["--gpus"], ["--context"]]
+    options = [param.opts for param in TREE["plan"].params]
+    assert [each for each in options if each not in gpus] == [
         param.opts for param in TREE["model"].params
     ]
+    assert [each for each in options if each in gpus] == gpus
 
 
 def test_the_exit_codes_are_in_the_help() -> None:

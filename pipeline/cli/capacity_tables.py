@@ -1,0 +1,138 @@
+"""Prints what fits on GPUs, as tables for people."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pipeline.cli.tables import print_table
+
+if TYPE_CHECKING:
+    from pipeline.capacity.capacity_plan import CapacityPlan
+    from pipeline.capacity.fit import Fit
+    from pipeline.inspection.inspection import Inspection
+
+
+def print_capacity(plan: CapacityPlan) -> None:
+    """The checkpoint, its bytes, each variant on the GPUs, and what to do."""
+    from pipeline.inspection.precision import PRECISIONS
+
+    inspection = plan.site.inspection
+    print(headline(inspection))
+    print(cache_line(inspection))
+    print_table(
+        ["module", "parameters", *plan.weights],
+        [
+            [kind, f"{count / 1e6:,.1f} M", *treatment(plan, kind)]
+            for kind, count in inspection.parameters.items()
+        ],
+    )
+    print_table(
+        ["all matrices of attention, MLP and experts in", "weights"],
+        [[p.name, gigabytes(inspection.bytes_at(p))] for p in PRECISIONS],
+    )
+    print(site_line(plan))
+    print_table(
+        [
+            *("variant", "GPUs a copy", "copies", "weights a GPU", "cache a GPU", "tokens a copy"),
+            *("sequences a copy", "of all", "roof, tokens/s", ""),
+        ],
+        [fit_row(fit, plan) for fit in plan.fits if fit.fits],
+    )
+    for line in (*refusals(plan), *cures(plan), *(f"note: {note}" for note in plan.notes)):
+        print(line)
+    print(f"disk: {gigabytes(plan.disk_bytes())} for the checkpoint and its variants")
+
+
+def headline(inspection: Inspection) -> str:
+    """The checkpoint in a line."""
+    shape = inspection.shape
+    return (
+        f"{inspection.source.name}: {shape.architecture}, "
+        f"{inspection.parameters_total / 1e9:,.2f} B parameters, "
+        f"{gigabytes(inspection.source.weights_bytes)}, context {shape.context:,}"
+    )
+
+
+def cache_line(inspection: Inspection) -> str:
+    """What a token leaves in the KV cache."""
+    cache = inspection.cache
+    windows = sorted({window for window in cache.windows if window is not None})
+    sliding = sum(window is not None for window in cache.windows)
+    words = f"; {sliding} of {len(cache.windows)} layers look back {windows}" if sliding else ""
+    return (
+        f"KV cache ({cache.attention}): {cache.token_bytes(2):,} bytes a token in 16 bits, "
+        f"{cache.token_bytes(1):,} in FP8{words}"
+    )
+
+
+def treatment(plan: CapacityPlan, kind: str) -> list[str]:
+    """What each variant makes of one kind of module."""
+    inspection = plan.site.inspection
+    words = []
+    for weights in plan.weights.values():
+        quantized = any(kind == name for name in inspection.quantized(weights))
+        left = any(kind == name for name in inspection.left_alone(weights))
+        if not quantized:
+            words.append("as it is" if left else "-")
+        else:
+            precision = weights.precision.name if weights.precision else ""
+            words.append(f"{precision}{'; in part' if left else ''}")
+    return words
+
+
+def site_line(plan: CapacityPlan) -> str:
+    """The GPUs and how the engine is started on them."""
+    site = plan.site
+    limits = site.limits
+    reserve = limits.reserve_bytes(site.inspection.shape, 1)
+    return (
+        f"{site.gpus} x {site.gpu.name} ({site.gpu.memory_gib:.1f} GiB each, of which "
+        f"{100 * limits.utilization:.0f} % are used, {gigabytes(reserve)} of it reserved for "
+        f"activations, graphs and the engine, an estimate), "
+        f"context {site.context:,}; {limits.source}: "
+        f"KV cache {limits.kv_dtype}, of the baseline {limits.baseline_kv_dtype}; at most "
+        f"{limits.sequences} sequences a copy"
+    )
+
+
+def fit_row(fit: Fit, plan: CapacityPlan) -> list[str]:
+    """One variant that can be served on so many GPUs a copy."""
+    return [
+        fit.variant,
+        str(fit.tensor_parallel),
+        str(fit.replicas),
+        gigabytes(fit.weights_bytes),
+        gigabytes(fit.cache_bytes),
+        f"{fit.tokens:,}",
+        f"{fit.sequences:,}",
+        f"{fit.sequences_of_all:,}",
+        f"{fit.tokens_per_s_at_most:,.0f}",
+        "best" if plan.best(fit.variant) == fit else "",
+    ]
+
+
+def refusals(plan: CapacityPlan) -> list[str]:
+    """What stands in the way of the rest, one line for all sizes with the same reason."""
+    sizes: dict[tuple[str, str], list[str]] = {}
+    for fit in plan.fits:
+        if not fit.fits:
+            sizes.setdefault((fit.variant, fit.reason), []).append(str(fit.tensor_parallel))
+    return [
+        f"{variant}, {', '.join(numbers)} a copy: no, {reason}"
+        for (variant, reason), numbers in sizes.items()
+    ]
+
+
+def cures(plan: CapacityPlan) -> list[str]:
+    """What to do about each variant that cannot be served on these GPUs in any way."""
+    lines = []
+    for variant in plan.weights:
+        if plan.best(variant) is None:
+            widest = [fit for fit in plan.fits if fit.variant == variant][-1]
+            lines.append(f"{variant} cannot be served here; cure: {widest.cure}")
+    return lines
+
+
+def gigabytes(size: int) -> str:
+    """In 10^9 bytes, as weights are published."""
+    return f"{size / 1e9:,.2f} GB" if size < 10e9 else f"{size / 1e9:,.1f} GB"

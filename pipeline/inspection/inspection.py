@@ -1,0 +1,125 @@
+"""What a checkpoint is made of: parameters by kind of module, bytes, and its KV cache."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from pipeline.errors import CheckpointError
+from pipeline.inspection.kv_cache import KvCache, kv_cache
+from pipeline.inspection.model_shape import ModelShape, model_shape
+from pipeline.inspection.module_kind import MODULE_KINDS, ModuleKind, module_kind
+from pipeline.inspection.precision import PRECISIONS, Precision
+from pipeline.inspection.source import Source
+from pipeline.safetensors_header import Tensor
+from pipeline.variant_size import VariantWeights, variant_weights
+from recipes.schema import Quantization
+
+# The decoder's matrices; embeddings, routers and vision towers usually keep 16 bits.
+MATRICES: tuple[ModuleKind, ...] = ("attention", "mlp", "experts")
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """A checkpoint, as far as its config and headers tell."""
+
+    source: Source
+    shape: ModelShape
+    cache: KvCache
+
+    @cached_property
+    def kinds(self) -> dict[str, ModuleKind]:
+        """Kind of module by tensor name."""
+        layers = self.shape.layers
+        return {
+            name: module_kind(name, len(tensor.shape), layers)
+            for name, tensor in self.source.tensors.items()
+        }
+
+    @cached_property
+    def parameters(self) -> dict[ModuleKind, int]:
+        """Elements by kind of module; kinds that the model lacks are left out."""
+        counts: Counter[ModuleKind] = Counter()
+        for name, tensor in self.source.tensors.items():
+            counts[self.kinds[name]] += tensor.elements
+        return {kind: counts[kind] for kind in MODULE_KINDS if counts[kind]}
+
+    @property
+    def parameters_total(self) -> int:
+        """Elements of all tensors."""
+        return sum(self.parameters.values())
+
+    def bytes_at(self, precision: Precision) -> int:
+        """Bytes when all matrices of attention, MLP and experts are stored so, the rest in 16 bits.
+
+        A stack of experts' matrices counts as one matrix with the rows of all.
+        """
+        return sum(
+            precision.matrix_bytes(math.prod(tensor.shape[:-1]), tensor.shape[-1])
+            if self._is_matrix(name, tensor)
+            else 2 * tensor.elements
+            for name, tensor in self.source.tensors.items()
+        )
+
+    def variant(self, quantization: Quantization) -> VariantWeights:
+        """What a recipe makes of the tensors."""
+        return variant_weights(self.source.tensors, quantization, tied=self.shape.tied)
+
+    def left_alone(self, weights: VariantWeights) -> dict[ModuleKind, int]:
+        """Parameters that a recipe leaves as they are, by kind of module."""
+        return self._counted(weights, quantized=False)
+
+    def quantized(self, weights: VariantWeights) -> dict[ModuleKind, int]:
+        """Parameters that a recipe quantizes, by kind of module."""
+        return self._counted(weights, quantized=True)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for `--json`."""
+        shape, cache = self.shape, self.cache
+        return {
+            "name": self.source.name,
+            "architecture": shape.architecture,
+            "model_type": shape.model_type,
+            "layers": shape.layers,
+            "context": shape.context,
+            "quantized": shape.quantized,
+            "parameters": self.parameters_total,
+            "parameters_by_kind": self.parameters,
+            "weights_bytes": self.source.weights_bytes,
+            "bytes_at": {p.name: self.bytes_at(p) for p in PRECISIONS},
+            "kv_cache": {
+                "attention": cache.attention,
+                "heads": cache.heads,
+                "layers": len(cache.windows),
+                "sliding_layers": sum(window is not None for window in cache.windows),
+                "windows": sorted({window for window in cache.windows if window is not None}),
+                "bytes_per_token_16_bit": cache.token_bytes(2),
+                "bytes_per_token_fp8": cache.token_bytes(1),
+                "not_counted": list(cache.notes),
+            },
+        }
+
+    def _is_matrix(self, name: str, tensor: Tensor) -> bool:
+        return self.kinds[name] in MATRICES and len(tensor.shape) >= 2
+
+    def _counted(self, weights: VariantWeights, *, quantized: bool) -> dict[ModuleKind, int]:
+        counts: Counter[ModuleKind] = Counter()
+        for each in weights.tensors:
+            if each.quantized is quantized:
+                counts[self.kinds[each.name]] += each.tensor.elements
+        return {kind: counts[kind] for kind in MODULE_KINDS if counts[kind]}
+
+
+def inspect(source: Source) -> Inspection:
+    """Inspect what was read.
+
+    Raises:
+        CheckpointError: config.json lacks what memory depends on, or there are no weights.
+    """
+    if not any(tensor.elements for tensor in source.tensors.values()):
+        raise CheckpointError("the weights are empty", where=source.where)
+    shape = model_shape(source.config, source.where)
+    return Inspection(source, shape, kv_cache(source.config, shape, source.where))

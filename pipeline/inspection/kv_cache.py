@@ -1,0 +1,250 @@
+"""How much memory keys and values take: grouped-query and latent attention, sliding windows.
+
+The count is that of vLLM's block pool (0.32), so that its tokens can be compared with what a
+server logs as "KV cache size".
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.errors import CheckpointError, UsageError
+from pipeline.inspection.model_shape import ModelShape, text_level, whole_number
+
+GIB = 2**30
+ELEMENT_BYTES = {
+    "auto": 2,
+    "bfloat16": 2,
+    "float16": 2,
+    "fp8": 1,
+    "fp8_e4m3": 1,
+    "fp8_e5m2": 1,
+    "fp8_inc": 1,
+}
+# Latent projections that the engine expands to whole heads before it caches them.
+EXPANDED_LATENT = ("minicpm3",)
+# Two kinds of layers whose numbers are this near share blocks of the larger number.
+NEARLY_EQUAL = 1.5
+
+Window = int | None  # tokens a layer looks back; None for all
+
+
+@dataclass(frozen=True)
+class KvCapacity:
+    """What fits into a cache.
+
+    Attributes:
+        blocks: of the pool.
+        tokens: as vLLM logs them: sequences times context.
+        sequences: of the context's length at once, in memory; not a whole number.
+    """
+
+    blocks: int
+    tokens: int
+    sequences: float
+
+
+@dataclass(frozen=True)
+class KvCache:
+    """What one token leaves in the cache.
+
+    Attributes:
+        attention: "mha", "gqa" or "mla".
+        heads: key-value heads; 1 for latent attention.
+        width: elements of one head a token and layer: key and value, or the latent vector with
+            its rotary part.
+        windows: of the layers that keep keys and values, in order.
+        notes: what is not counted.
+    """
+
+    attention: str
+    heads: int
+    width: int
+    windows: tuple[Window, ...]
+    notes: tuple[str, ...] = ()
+
+    def heads_on_gpu(self, tensor_parallel: int) -> int:
+        """Heads that each GPU keeps; with more GPUs than heads they are kept several times."""
+        return max(1, self.heads // tensor_parallel)
+
+    def layer_bytes(self, element_bytes: int, tensor_parallel: int = 1) -> int:
+        """Bytes of one token in one layer on each GPU."""
+        return self.heads_on_gpu(tensor_parallel) * self.width * element_bytes
+
+    def token_bytes(self, element_bytes: int, tensor_parallel: int = 1) -> int:
+        """Bytes of one token in all layers on each GPU, while it is inside every window."""
+        return len(self.windows) * self.layer_bytes(element_bytes, tensor_parallel)
+
+    def sequence_bytes(self, tokens: int, element_bytes: int, tensor_parallel: int = 1) -> int:
+        """Bytes that a sequence of that many tokens needs: a window's layers keep no more."""
+        kept = sum(tokens if window is None else min(tokens, window) for window in self.windows)
+        return kept * self.layer_bytes(element_bytes, tensor_parallel)
+
+    def groups(self) -> tuple[int, list[Window]]:
+        """How the engine's block tables go over the layers.
+
+        Each table has blocks for the same number of layers, all with one window.
+
+        Returns:
+            layers a table, and the window of each table.
+        """
+        counts = Counter(self.windows)
+        if not counts:
+            return 0, []
+        fewest, most = min(counts.values()), max(counts.values())
+        layers = most if most < fewest * NEARLY_EQUAL else fewest
+        return layers, [window for window, n in counts.items() for _ in range(-(-n // layers))]
+
+    def capacity(
+        self,
+        memory: int,
+        *,
+        context: int,
+        block_size: int,
+        element_bytes: int,
+        tensor_parallel: int = 1,
+        in_flight: int = 2048,
+    ) -> KvCapacity:
+        """What that much memory on each GPU holds.
+
+        Args:
+            memory: bytes on each GPU.
+            context: tokens of a sequence (vLLM's max-model-len).
+            block_size: tokens of a block.
+            element_bytes: see :func:`element_bytes`.
+            tensor_parallel: GPUs that the heads are spread over.
+            in_flight: tokens that one step may compute (max-num-batched-tokens); a sliding
+                window's layers keep those as well.
+        """
+        layers, windows = self.groups()
+        block = layers * block_size * self.layer_bytes(element_bytes, tensor_parallel)
+        if not block:
+            return KvCapacity(blocks=0, tokens=0, sequences=0.0)
+        needed = sum(_blocks(window, context, block_size, in_flight) for window in windows)
+        blocks = max(0, memory) // block
+        # vLLM's own rounding: from a float to whole tokens.
+        sequences = blocks / needed
+        return KvCapacity(blocks=blocks, tokens=int(sequences * context), sequences=sequences)
+
+
+def cpu_cache_tokens(
+    cache: KvCache, space_gib: int, *, context: int, block_size: int = 128, dtype: str = "auto"
+) -> int:
+    """The tokens that vLLM on a CPU logs as "CPU KV cache size".
+
+    Args:
+        cache: of the model.
+        space_gib: VLLM_CPU_KVCACHE_SPACE.
+        context: max-model-len.
+        block_size: tokens of a block; 128 is vLLM's default there.
+        dtype: kv-cache-dtype.
+    """
+    return cache.capacity(
+        space_gib * GIB, context=context, block_size=block_size, element_bytes=element_bytes(dtype)
+    ).tokens
+
+
+def element_bytes(dtype: str, model_bytes: int = 2) -> int:
+    """Bytes of an element for a kv-cache-dtype; `auto` is the type that the model runs in.
+
+    Raises:
+        UsageError: the type's size is not known here.
+    """
+    if dtype not in ELEMENT_BYTES:
+        raise UsageError(
+            f"the size of the KV cache type '{dtype}' is not known",
+            where="profile key kv_cache_dtype",
+            cure=f"known: {', '.join(ELEMENT_BYTES)}",
+        )
+    return model_bytes if dtype == "auto" else ELEMENT_BYTES[dtype]
+
+
+def kv_cache(config: dict[str, Any], shape: ModelShape, where: str) -> KvCache:
+    """What the model caches, from its config.json.
+
+    Raises:
+        CheckpointError: numbers are missing or contradict each other.
+    """
+    level = text_level(config)
+    windows, notes = _windows(level, shape.layers, where)
+    rank = whole_number(level, ("kv_lora_rank",), where)
+    if rank is None:
+        kind = "mha" if shape.key_value_heads == shape.heads else "gqa"
+        return KvCache(kind, shape.key_value_heads, 2 * shape.head_width, windows, notes)
+    rotary = whole_number(level, ("qk_rope_head_dim",), where) or 0
+    if shape.model_type in EXPANDED_LATENT:
+        straight = whole_number(level, ("qk_nope_head_dim",), where) or 0
+        return KvCache("mha", shape.heads, 2 * (straight + rotary), windows, notes)
+    if level.get("index_head_dim"):
+        notes = (*notes, "the index cache of sparse attention is not counted")
+    return KvCache("mla", 1, rank + rotary, windows, notes)
+
+
+def _blocks(window: Window, context: int, block_size: int, in_flight: int) -> int:
+    """Blocks that one sequence needs of one table."""
+    if window is None:
+        return -(-context // block_size)
+    # One more, because a window need not begin where a block does.
+    return -(-min(window - 1 + in_flight, context) // block_size) + 1
+
+
+def _windows(
+    level: dict[str, Any], layers: int, where: str
+) -> tuple[tuple[Window, ...], tuple[str, ...]]:
+    window = whole_number(level, ("sliding_window",), where)
+    if level.get("use_sliding_window") is False:
+        window = None
+    kinds = level.get("layer_types")
+    if kinds is not None:
+        found, notes = _by_layer_types(kinds, window, level, layers, where)
+    else:
+        found, notes = _by_pattern(level, window, layers, where), ()
+    shared = whole_number(level, ("num_kv_shared_layers",), where) if _shares(level) else None
+    return tuple(found[: len(found) - shared] if shared else found), notes
+
+
+def _shares(level: dict[str, Any]) -> bool:
+    """Whether the last layers use earlier layers' keys and values (Gemma 3n); 0 says no."""
+    return bool(level.get("num_kv_shared_layers"))
+
+
+def _by_layer_types(
+    kinds: Any, window: Window, level: dict[str, Any], layers: int, where: str
+) -> tuple[list[Window], tuple[str, ...]]:
+    if not isinstance(kinds, list) or len(kinds) != layers:
+        raise CheckpointError(
+            f"config.json has {layers} layers, and layer_types is not a list of as many",
+            where=f"{where}, key layer_types",
+            cure="download config.json again",
+        )
+    found: list[Window] = []
+    without = 0
+    for kind in kinds:
+        if kind == "full_attention":
+            found.append(None)
+        elif kind == "sliding_attention":
+            found.append(window)
+        elif kind == "chunked_attention":
+            found.append(whole_number(level, ("attention_chunk_size",), where))
+        else:
+            without += 1
+    note = f"the fixed state of {without} layers without a KV cache is not counted"
+    return found, (note,) if without else ()
+
+
+def _by_pattern(level: dict[str, Any], window: Window, layers: int, where: str) -> list[Window]:
+    """Configs without layer_types: all slide, all but every n-th, or those after some layer."""
+    if window is None:
+        return [None] * layers
+    every = whole_number(level, ("sliding_window_pattern",), where)
+    if every is None and level.get("model_type") == "gemma2":
+        every = 2
+    if every is not None:
+        return [None if (layer + 1) % every == 0 else window for layer in range(layers)]
+    if level.get("use_sliding_window") is True:  # Qwen 2: the first layers see everything
+        first = level.get("max_window_layers")
+        first = first if type(first) is int and first >= 0 else 0
+        return [None if layer < first else window for layer in range(layers)]
+    return [window] * layers

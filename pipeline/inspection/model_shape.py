@@ -1,0 +1,136 @@
+"""What config.json says of a model's shape, whichever of the usual keys it uses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.checkpoint import CONTEXT_KEYS, QUANTIZATION_KEYS
+from pipeline.errors import CheckpointError
+
+# The name most models use first, then older ones' (GPT-2, MPT, DBRX, Falcon).
+LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+HIDDEN = ("hidden_size", "n_embd", "d_model")
+HEADS = ("num_attention_heads", "n_head", "n_heads")
+KEY_VALUE_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
+INNER = ("intermediate_size", "ffn_hidden_size", "n_inner", "ffn_dim")
+EXPERT_INNER = ("moe_intermediate_size", "expert_ffn_hidden_size")
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+EXPERTS_A_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k_experts")
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """The numbers that memory depends on.
+
+    Attributes:
+        architecture: first of config.json's architectures.
+        model_type: from config.json.
+        layers: of the decoder.
+        hidden: width of the residual stream.
+        heads: attention heads.
+        key_value_heads: fewer than `heads` in grouped-query attention.
+        head_width: elements of one head's key, or value.
+        inner: width of the MLP that one token passes through; over the experts that it is sent
+            to where there are experts.
+        vocabulary: tokens the model knows.
+        experts: in a layer; 0 for a dense model.
+        experts_a_token: how many of them a token is sent to.
+        context: tokens that the model was trained for.
+        tied: the output head is the embedding.
+        quantized: config.json says that the weights are quantized already.
+    """
+
+    architecture: str
+    model_type: str
+    layers: int
+    hidden: int
+    heads: int
+    key_value_heads: int
+    head_width: int
+    inner: int
+    vocabulary: int
+    experts: int
+    experts_a_token: int
+    context: int
+    tied: bool
+    quantized: bool
+
+
+def text_level(config: dict[str, Any]) -> dict[str, Any]:
+    """The language model's own settings; multimodal configs keep them one level down."""
+    inner = config.get("text_config")
+    return {**config, **inner} if isinstance(inner, dict) else config
+
+
+def model_shape(config: dict[str, Any], where: str) -> ModelShape:
+    """Read the shape.
+
+    Raises:
+        CheckpointError: a number that is needed is missing or not a positive whole one.
+    """
+    level = text_level(config)
+    hidden = _required(level, HIDDEN, where)
+    heads = _required(level, HEADS, where)
+    experts = whole_number(level, EXPERTS, where) or 0
+    chosen = (whole_number(level, EXPERTS_A_TOKEN, where) or 1) if experts else 0
+    dense = whole_number(level, INNER, where) or 4 * hidden
+    sparse = (whole_number(level, EXPERT_INNER, where) or dense) * chosen
+    architectures = config.get("architectures")
+    first = architectures[0] if isinstance(architectures, list) and architectures else "unknown"
+    return ModelShape(
+        architecture=str(first),
+        model_type=str(level.get("model_type", config.get("model_type", "unknown"))),
+        layers=_required(level, LAYERS, where),
+        hidden=hidden,
+        heads=heads,
+        key_value_heads=_key_value_heads(level, heads, where),
+        head_width=whole_number(level, ("head_dim",), where) or max(1, hidden // heads),
+        inner=max(dense, sparse),
+        vocabulary=_required(level, ("vocab_size",), where),
+        experts=experts,
+        experts_a_token=chosen,
+        context=_required(level, CONTEXT_KEYS, where),
+        tied=bool(level.get("tie_word_embeddings", False)),
+        quantized=any(part.get(key) for part in (config, level) for key in QUANTIZATION_KEYS),
+    )
+
+
+def whole_number(level: dict[str, Any], keys: tuple[str, ...], where: str) -> int | None:
+    """The first of the keys that is there; None where none is, or it is null.
+
+    Raises:
+        CheckpointError: it is no positive whole number.
+    """
+    for key in keys:
+        value = level.get(key)
+        if value is None:
+            continue
+        # A number per layer (OpenELM) is counted as its largest: memory is not to be understated.
+        if isinstance(value, list) and value and all(type(item) is int for item in value):
+            value = max(value)
+        if type(value) is not int or value < 1:
+            raise CheckpointError(
+                f"config.json says {key}: {value!r}, which is not a positive whole number",
+                where=f"{where}, key {key}",
+                cure="download config.json again",
+            )
+        return value
+    return None
+
+
+def _required(level: dict[str, Any], keys: tuple[str, ...], where: str) -> int:
+    found = whole_number(level, keys, where)
+    if found is None:
+        raise CheckpointError(
+            f"config.json lacks {keys[0]}, without which memory cannot be counted",
+            where=f"{where}, key {keys[0]}",
+            cure="save the checkpoint again with transformers' save_pretrained()",
+        )
+    return found
+
+
+def _key_value_heads(level: dict[str, Any], heads: int, where: str) -> int:
+    if level.get("multi_query") is True and not level.get("new_decoder_architecture"):
+        return 1  # Falcon 7B, StarCoder
+    return whole_number(level, KEY_VALUE_HEADS, where) or heads

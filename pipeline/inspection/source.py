@@ -1,0 +1,165 @@
+"""Where config.json and the headers come from: a folder, or the Hub by ranged reads."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import CheckpointError
+from pipeline.hub import ask_hub, check_has_safetensors, explained, file_sizes
+from pipeline.safetensors_header import Tensor, checked_tensor, read_header
+from pipeline.weight_files import (
+    IGNORED_WEIGHTS,
+    INDEX,
+    check_index,
+    read_index,
+    read_json,
+    weight_files,
+)
+
+CONNECTIONS = 8
+
+
+@dataclass(frozen=True)
+class Source:
+    """What is known of a checkpoint before its weights are.
+
+    Attributes:
+        name: as the user named it.
+        where: its config.json, for messages.
+        config: that file's content.
+        tensors: by name, from all headers.
+        weights_bytes: of all weight files.
+    """
+
+    name: str
+    where: str
+    config: dict[str, Any]
+    tensors: dict[str, Tensor]
+    weights_bytes: int
+
+
+def read_folder(folder: Path, name: str | None = None) -> Source:
+    """Read config.json and the headers in a folder.
+
+    Raises:
+        CheckpointError: a file is missing or damaged.
+    """
+    if not folder.is_dir():
+        raise CheckpointError(
+            "there is no such folder", where=str(folder), cure="check the path for a slip"
+        )
+    config = read_json(folder / "config.json")
+    files = weight_files(folder)
+    headers = {file.name: read_header(file) for file in files}
+    check_index(folder, headers)
+    return Source(
+        name=name or str(folder),
+        where=str(folder / "config.json"),
+        config=config,
+        tensors={k: t for header in headers.values() for k, t in header.tensors.items()},
+        weights_bytes=sum(file.stat().st_size for file in files),
+    )
+
+
+def read_hub(repo_id: str, revision: str | None) -> Source:
+    """Read config.json, the index and the headers from the Hub; no weights are downloaded.
+
+    The headers come by ranged reads, some 100 kB a file. Where the Hub cannot be reached, a copy
+    in its cache is read instead.
+
+    Args:
+        repo_id: org/name.
+        revision: branch, tag or commit; None for the default branch.
+
+    Raises:
+        HubError: as :func:`pipeline.hub.download` does.
+        CheckpointError: config.json, index or headers are damaged.
+    """
+    name = f"{repo_id}@{revision}" if revision else repo_id
+    with explained(repo_id, revision):
+        info = ask_hub(repo_id, revision)
+        if info is not None:
+            sizes = file_sizes(info)
+            check_has_safetensors(repo_id, sizes)
+            config = read_json(_small_file(repo_id, "config.json", info.sha))
+            files = _weight_names(repo_id, sizes, info.sha)
+            tensors = _headers(repo_id, files, info.sha)
+            total = sum(sizes[file] for file in files)
+            return Source(name, f"{name}/config.json", config, tensors, total)
+        folder = _cached(repo_id, revision)
+    return read_folder(folder, name)
+
+
+def _cached(repo_id: str, revision: str | None) -> Path:
+    """The folder of the Hub's cache that holds the repository."""
+    from huggingface_hub import snapshot_download
+
+    return Path(snapshot_download(repo_id, revision=revision, local_files_only=True))
+
+
+def _small_file(repo_id: str, file: str, commit: str | None) -> Path:
+    """A file that is needed whole, in the Hub's cache."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError
+
+    try:
+        return Path(hf_hub_download(repo_id, file, revision=commit))
+    except EntryNotFoundError as error:
+        raise CheckpointError(
+            f"the repository has no {file}",
+            where=repo_id,
+            cure="name the repository of a language model's weights",
+        ) from error
+
+
+def _weight_names(repo_id: str, sizes: dict[str, int], commit: str | None) -> list[str]:
+    """The files that the index names, else all safetensors at the top."""
+    found = [
+        name
+        for name in sizes
+        if fnmatchcase(name, "*.safetensors") and not fnmatchcase(name, IGNORED_WEIGHTS)
+    ]
+    if INDEX not in sizes:
+        return sorted(found)
+    named = sorted(set(read_index(_small_file(repo_id, INDEX, commit)).values()))
+    missing = [name for name in named if name not in sizes]
+    if missing:
+        raise CheckpointError(
+            f"{len(missing)} of {len(named)} weight files are missing, such as {missing[0]}",
+            where=repo_id,
+            cure="name another revision",
+        )
+    return named
+
+
+def _headers(repo_id: str, files: list[str], commit: str | None) -> dict[str, Tensor]:
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import SafetensorsParsingError
+
+    api = HfApi()
+
+    def read(file: str) -> dict[str, Tensor]:
+        where = Path(repo_id) / file
+        try:
+            header = api.parse_safetensors_file_metadata(repo_id, file, revision=commit)
+        except SafetensorsParsingError as error:
+            raise CheckpointError(f"the header is damaged: {error}", where=str(where)) from error
+        return {
+            name: checked_tensor(
+                name,
+                {
+                    "dtype": tensor.dtype,
+                    "shape": list(tensor.shape),
+                    "data_offsets": list(tensor.data_offsets),
+                },
+                where,
+            )
+            for name, tensor in header.tensors.items()
+        }
+
+    with ThreadPoolExecutor(CONNECTIONS) as pool:
+        return {name: tensor for found in pool.map(read, files) for name, tensor in found.items()}

@@ -1,0 +1,27 @@
+"""The shape of the GPUs' data files: what `prepare plan --gpu` knows of a kind of GPU."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from recipes.schema import Described, Name
+
+
+class Gpu(Described):
+    """One kind of GPU."""
+
+    name: Name
+    summary: str
+    driver_name: str = Field(description="as the driver gives it; profiles are chosen by it")
+    memory_gib: float = Field(
+        gt=0,
+        description="all memory that a process sees, in GiB: less than on the box, since the "
+        "driver keeps some; what PyTorch prints as 'total capacity'",
+    )
+    compute_capability: float = Field(gt=0, description="such as 8.9; FP8 needs 8.9")
+    memory_bandwidth_gb_per_s: float = Field(gt=0, description="published, in 10^9 bytes a second")
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes that a process sees."""
+        return int(self.memory_gib * 2**30)

@@ -1,0 +1,99 @@
+"""`prepare plan --gpu` from end to end on a folder: tables, JSON, errors; it downloads nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from small_checkpoint import safetensors, write_files
+from typer.testing import CliRunner
+
+from pipeline.cli.main import app
+from pipeline.errors import CheckpointError, UsageError
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "max_position_embeddings": 256,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 1,
+    "num_key_value_heads": 2,
+    "vocab_size": 64,
+}
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A checkpoint with one layer, and a home that nothing may be written to."""
+    monkeypatch.setenv("PREPARE_HOME", str(tmp_path / "home"))
+    tensors = {
+        "model.embed_tokens.weight": ("BF16", (64, 128)),
+        "model.layers.0.self_attn.q_proj.weight": ("BF16", (128, 128)),
+        "model.layers.0.mlp.down_proj.weight": ("BF16", (128, 256)),
+        "lm_head.weight": ("BF16", (64, 128)),
+    }
+    folder = tmp_path / "model"
+    files = {
+        "config.json": json.dumps(CONFIG).encode(),
+        "model.safetensors": safetensors(tensors),
+    }
+    return str(write_files(folder, files))
+
+
+def test_the_tables(model: str, tmp_path: Path) -> None:
+    before = sorted(tmp_path.rglob("*"))
+    done = CliRunner().invoke(app, ["plan", model, "--gpu", "t4", "--gpus", "8"])
+    assert done.exit_code == 0, done.output
+    assert "LlamaForCausalLM" in done.stdout
+    assert "KV cache (gqa): 256 bytes a token in 16 bits, 128 in FP8" in done.stdout
+    assert "8 x t4" in done.stdout
+    assert "an estimate" in done.stdout
+    assert "fp8-dynamic, 1, 2, 4, 8 a copy: no, fp8-dynamic needs compute capability 8.9" in (
+        done.stdout
+    )
+    assert "baseline, 8 a copy: no, 4 attention heads cannot be split over 8 GPUs" in done.stdout
+    assert "fp8-dynamic cannot be served here; cure: a GPU such as l4" in done.stdout
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_json(model: str) -> None:
+    options = ["--gpu", "h100", "--recipe", "fp8-dynamic", "--context", "128", "--json"]
+    done = CliRunner().invoke(app, ["plan", model, *options])
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert found["serving"]["source"] == "profile h100"
+    assert found["context"] == 128
+    assert [fit["variant"] for fit in found["fits"]] == ["baseline", "fp8-dynamic"]
+    assert found["variants"]["fp8-dynamic"]["left_parameters"] == {
+        "embeddings": 64 * 128,
+        "lm_head": 64 * 128,
+    }
+
+
+def test_a_gpu_of_ones_own(model: str, tmp_path: Path) -> None:
+    mine = tmp_path / "mine.yaml"
+    mine.write_text(
+        "name: mine\nsummary: x\ndriver_name: Mine\nmemory_gib: 1.0\n"
+        "compute_capability: 9.0\nmemory_bandwidth_gb_per_s: 100\n"
+    )
+    done = CliRunner().invoke(app, ["plan", model, "--gpu", str(mine)])
+    assert "baseline cannot be served here; cure: --gpu t4" in done.stdout
+    mine.write_text(mine.read_text() + "cores: 5\n")
+    wrong = CliRunner().invoke(app, ["plan", model, "--gpu", str(mine)])
+    assert isinstance(wrong.exception, UsageError)
+    assert "cores" in str(wrong.exception)
+
+
+def test_what_cannot_be_planned(model: str, tmp_path: Path) -> None:
+    missing = CliRunner().invoke(app, ["plan", str(tmp_path / "none"), "--gpu", "h100"])
+    assert isinstance(missing.exception, CheckpointError)
+    demo = CliRunner().invoke(app, ["plan", "demo:smollm2-135m", "--gpu", "h100"])
+    assert isinstance(demo.exception, CheckpointError)
+    assert "prepare model demo:smollm2-135m" in demo.exception.cure
+    cpu = CliRunner().invoke(app, ["plan", model, "--gpu", "h100", "--profile", "cpu"])
+    assert isinstance(cpu.exception, UsageError)
+    none = CliRunner().invoke(app, ["plan", model, "--gpu", "h100", "--gpus", "0"])
+    assert none.exit_code == 2

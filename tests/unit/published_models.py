@@ -1,0 +1,212 @@
+"""Configs and tensor shapes of well-known models, from their published config.json; no weights."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from pipeline.inspection.inspection import Inspection, inspect
+from pipeline.inspection.source import Source
+from pipeline.safetensors_header import Tensor
+
+Shapes = dict[str, tuple[int, ...]]
+
+LLAMA_3_8B = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 8192,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "tie_word_embeddings": False,
+    "vocab_size": 128256,
+}
+LLAMA_3_70B = LLAMA_3_8B | {
+    "hidden_size": 8192,
+    "intermediate_size": 28672,
+    "num_attention_heads": 64,
+    "num_hidden_layers": 80,
+}
+LLAMA_3_405B = LLAMA_3_8B | {
+    "hidden_size": 16384,
+    "intermediate_size": 53248,
+    "max_position_embeddings": 131072,
+    "num_attention_heads": 128,
+    "num_hidden_layers": 126,
+}
+MISTRAL_7B_V01 = LLAMA_3_8B | {
+    "architectures": ["MistralForCausalLM"],
+    "model_type": "mistral",
+    "max_position_embeddings": 32768,
+    "sliding_window": 4096,
+    "vocab_size": 32000,
+}
+MIXTRAL_8X22B = {
+    "architectures": ["MixtralForCausalLM"],
+    "model_type": "mixtral",
+    "hidden_size": 6144,
+    "intermediate_size": 16384,
+    "max_position_embeddings": 65536,
+    "num_attention_heads": 48,
+    "num_experts_per_tok": 2,
+    "num_hidden_layers": 56,
+    "num_key_value_heads": 8,
+    "num_local_experts": 8,
+    "sliding_window": None,
+    "tie_word_embeddings": False,
+    "vocab_size": 32000,
+}
+QWEN_25_72B = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "model_type": "qwen2",
+    "hidden_size": 8192,
+    "intermediate_size": 29568,
+    "max_position_embeddings": 32768,
+    "max_window_layers": 70,
+    "num_attention_heads": 64,
+    "num_hidden_layers": 80,
+    "num_key_value_heads": 8,
+    "sliding_window": 131072,
+    "tie_word_embeddings": False,
+    "use_sliding_window": False,
+    "vocab_size": 152064,
+}
+DEEPSEEK_V3 = {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "model_type": "deepseek_v3",
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "kv_lora_rank": 512,
+    "max_position_embeddings": 163840,
+    "moe_intermediate_size": 2048,
+    "n_routed_experts": 256,
+    "num_attention_heads": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 61,
+    "num_key_value_heads": 128,
+    "num_nextn_predict_layers": 1,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "tie_word_embeddings": False,
+    "v_head_dim": 128,
+    "vocab_size": 129280,
+}
+
+
+def attention(prefix: str, config: dict[str, Any], *, bias: bool = False) -> Shapes:
+    """Query, key, value and output projections of a layer."""
+    hidden = config["hidden_size"]
+    narrow = hidden // config["num_attention_heads"] * config["num_key_value_heads"]
+    shapes: Shapes = {
+        f"{prefix}.self_attn.q_proj.weight": (hidden, hidden),
+        f"{prefix}.self_attn.k_proj.weight": (narrow, hidden),
+        f"{prefix}.self_attn.v_proj.weight": (narrow, hidden),
+        f"{prefix}.self_attn.o_proj.weight": (hidden, hidden),
+    }
+    if bias:
+        widths = {"q_proj": hidden, "k_proj": narrow, "v_proj": narrow}
+        shapes |= {f"{prefix}.self_attn.{n}.bias": (width,) for n, width in widths.items()}
+    return shapes
+
+
+def around(config: dict[str, Any]) -> Shapes:
+    """Embeddings, the last norm and the output head."""
+    hidden, vocabulary = config["hidden_size"], config["vocab_size"]
+    return {
+        "model.embed_tokens.weight": (vocabulary, hidden),
+        "model.norm.weight": (hidden,),
+        "lm_head.weight": (vocabulary, hidden),
+    }
+
+
+def norms(prefix: str, config: dict[str, Any]) -> Shapes:
+    """A layer's two norms."""
+    names = ("input_layernorm", "post_attention_layernorm")
+    return {f"{prefix}.{name}.weight": (config["hidden_size"],) for name in names}
+
+
+def dense(config: dict[str, Any], *, bias: bool = False) -> Shapes:
+    """A Llama, Mistral or Qwen 2."""
+    shapes = around(config)
+    for layer in range(config["num_hidden_layers"]):
+        prefix = f"model.layers.{layer}"
+        shapes |= norms(prefix, config) | attention(prefix, config, bias=bias)
+        shapes |= gated(f"{prefix}.mlp", config["hidden_size"], config["intermediate_size"])
+    return shapes
+
+
+def mixtral(config: dict[str, Any]) -> Shapes:
+    """A mixture of experts as Mistral publishes them."""
+    shapes = around(config)
+    hidden, inner, experts = (
+        config[key] for key in ("hidden_size", "intermediate_size", "num_local_experts")
+    )
+    for layer in range(config["num_hidden_layers"]):
+        prefix = f"model.layers.{layer}"
+        shapes |= norms(prefix, config) | attention(prefix, config)
+        shapes[f"{prefix}.block_sparse_moe.gate.weight"] = (experts, hidden)
+        for expert in range(experts):
+            one = f"{prefix}.block_sparse_moe.experts.{expert}"
+            shapes[f"{one}.w1.weight"] = (inner, hidden)
+            shapes[f"{one}.w2.weight"] = (hidden, inner)
+            shapes[f"{one}.w3.weight"] = (inner, hidden)
+    return shapes
+
+
+def deepseek(config: dict[str, Any]) -> Shapes:
+    """DeepSeek-V3: three dense layers, then experts; one after the last predicts more tokens."""
+    shapes = around(config)
+    hidden, heads, rank = (
+        config[k] for k in ("hidden_size", "num_attention_heads", "kv_lora_rank")
+    )
+    queries, straight = config["q_lora_rank"], config["qk_nope_head_dim"]
+    rotary, values = config["qk_rope_head_dim"], config["v_head_dim"]
+    for layer in range(config["num_hidden_layers"] + config["num_nextn_predict_layers"]):
+        prefix = f"model.layers.{layer}"
+        attn = f"{prefix}.self_attn"
+        shapes |= norms(prefix, config) | {
+            f"{attn}.q_a_proj.weight": (queries, hidden),
+            f"{attn}.q_a_layernorm.weight": (queries,),
+            f"{attn}.q_b_proj.weight": (heads * (straight + rotary), queries),
+            f"{attn}.kv_a_proj_with_mqa.weight": (rank + rotary, hidden),
+            f"{attn}.kv_a_layernorm.weight": (rank,),
+            f"{attn}.kv_b_proj.weight": (heads * (straight + values), rank),
+            f"{attn}.o_proj.weight": (hidden, heads * values),
+        }
+        if layer < 3:
+            shapes |= gated(f"{prefix}.mlp", hidden, config["intermediate_size"])
+            continue
+        experts = config["n_routed_experts"]
+        shapes[f"{prefix}.mlp.gate.weight"] = (experts, hidden)
+        shapes[f"{prefix}.mlp.gate.e_score_correction_bias"] = (experts,)
+        for name in ("shared_experts", *(f"experts.{number}" for number in range(experts))):
+            shapes |= gated(f"{prefix}.mlp.{name}", hidden, config["moe_intermediate_size"])
+    return shapes
+
+
+def gated(prefix: str, hidden: int, inner: int) -> Shapes:
+    """A gated MLP."""
+    return {
+        f"{prefix}.gate_proj.weight": (inner, hidden),
+        f"{prefix}.up_proj.weight": (inner, hidden),
+        f"{prefix}.down_proj.weight": (hidden, inner),
+    }
+
+
+def source(config: dict[str, Any], shapes: Shapes, dtype: str = "BF16") -> Source:
+    """As if read from headers."""
+    size = {"BF16": 2, "F32": 4}[dtype]
+    tensors, position = {}, 0
+    for name, shape in shapes.items():
+        end = position + size * math.prod(shape)
+        tensors[name] = Tensor(dtype, shape, position, end)
+        position = end
+    return Source("org/name", "org/name/config.json", config, tensors, position)
+
+
+def inspected(config: dict[str, Any], shapes: Shapes | None = None) -> Inspection:
+    """The inspection of a published model; dense unless shapes are given."""
+    return inspect(source(config, dense(config) if shapes is None else shapes))
