@@ -139,6 +139,12 @@ class TestMemory:
         assert 4800e9 / fit(plan, "baseline").tokens_per_s_at_most / 2 == pytest.approx(
             37e9 - 0.93e9, rel=0.02
         )
+        # The way into the latent, norms and routers are on every GPU; the rest is spread.
+        everywhere = 61 * (1536 + 576) * 7168
+        everywhere += sum(model.parameters[kind] for kind in ("norms", "routers"))
+        assert fit(plan, "baseline", 8).weights_bytes == pytest.approx(
+            2 * (everywhere + (served - everywhere) / 8), abs=8
+        )
         best = plan.best("fp8-dynamic")
         assert best is not None
         assert best.tensor_parallel == 8
