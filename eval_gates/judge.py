@@ -24,7 +24,8 @@ from eval_gates.statistics.finding import (
 from eval_gates.statistics.multiplicity import all_gates_p
 from eval_gates.stopping import comparison_of
 from eval_gates.suites.mmlu_subjects import by_group
-from recipes.policy import AnySuite, Family
+from recipes.policy import AnySuite
+from recipes.schema import Family
 
 Answers = Sequence[Mapping[str, Any]]
 

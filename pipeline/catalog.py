@@ -11,9 +11,10 @@ from pydantic import ValidationError
 
 import recipes
 from pipeline.errors import UsageError
+from recipes.described import Described
 from recipes.gpu import Gpu
 from recipes.policy import Policy
-from recipes.schema import Described, Recipe, ServingProfile
+from recipes.schema import Recipe, ServingProfile
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails

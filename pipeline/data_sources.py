@@ -23,7 +23,8 @@ from pipeline.errors import EvaluationDataError, UsageError
 from pipeline.events import Progress
 from pipeline.hub import resolve_dataset_revision
 from recipes.policy import AnySuite, HumanEvalSuite, LmEvalSuite, Policy
-from recipes.schema import AwqQuantization, Calibration, CalibrationLimit
+from recipes.quantization import Calibration
+from recipes.schema import CalibrationLimit
 
 # How the names of the files begin that a folder given with --eval-data may hold, by kind of suite.
 FOLDER_STEMS = {"mmlu": "mmlu", "rouge": "summarization"}
@@ -124,15 +125,15 @@ class SourceResolver:
         return {name: self.suite(name, suite).questions for name, suite in policy.suites.items()}
 
     def calibration(
-        self, quantization: AwqQuantization, limit: CalibrationLimit | None, variant: str
-    ) -> tuple[AwqQuantization, dict[str, Any], Path | None]:
-        """The recipe with its data pinned and limited, the data's identity, and its file if local.
+        self, calibration: Calibration, limit: CalibrationLimit | None, variant: str
+    ) -> tuple[Calibration, dict[str, Any], Path | None]:
+        """The data pinned and limited, its identity, and its file if local.
 
         Raises:
             UsageError: a named file does not exist, or the Hub cannot be reached and the recipe
                 has no fallback.
         """
-        wanted = self._limited(quantization.calibration, limit, variant)
+        wanted = self._limited(calibration, limit, variant)
         file: Path | None = None
         if wanted.dataset == "carried":
             file = CARRIED_CALIBRATION
@@ -149,7 +150,7 @@ class SourceResolver:
             if revision is not None:
                 pinned = wanted.model_copy(update={"revision": revision})
                 identity = {"hub": wanted.dataset, "revision": revision}
-                return quantization.model_copy(update={"calibration": pinned}), identity, None
+                return pinned, identity, None
             if wanted.fallback is None:
                 raise UsageError(
                     f"the calibration dataset '{wanted.dataset}' cannot be reached",
@@ -167,7 +168,7 @@ class SourceResolver:
         # The texts that are used, not those that were hoped for; their folder is of no account.
         name = "carried" if file == CARRIED_CALIBRATION else file.name
         used = wanted.model_copy(update={"dataset": name})
-        return quantization.model_copy(update={"calibration": used}), identity, file
+        return used, identity, file
 
     def _limited(
         self, calibration: Calibration, limit: CalibrationLimit | None, variant: str

@@ -33,8 +33,9 @@ from pipeline.runner import Runner
 from pipeline.settings import Settings
 from pipeline.stage_runner import StageRunner
 from pipeline.store import Store
-from recipes.policy import Family, Policy
-from recipes.schema import NoQuantization, Recipe
+from recipes.policy import Policy
+from recipes.quantization import NoQuantization
+from recipes.schema import Family, Recipe
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from pipeline.plan import Plan, VariantPlan, stage_spec
 from pipeline.records import StageSpec
 from pipeline.serving import ServingArguments
 from recipes.policy import Policy
-from recipes.schema import AwqQuantization, Recipe, ServingProfile
+from recipes.schema import Recipe, ServingProfile
 
 
 @dataclass(frozen=True)
@@ -127,10 +127,11 @@ class Planner:
             "environment": "quantize",
         }
         data: dict[str, Any] = {}
-        if isinstance(quantization, AwqQuantization):
-            quantization, data, file = self.sources.calibration(
-                quantization, self.profile.calibration_limit, recipe.name
+        if quantization.calibration is not None:
+            calibration, data, file = self.sources.calibration(
+                quantization.calibration, self.profile.calibration_limit, recipe.name
             )
+            quantization = quantization.model_copy(update={"calibration": calibration})
             runtime["calibration_file"] = str(file) if file else None
             runtime["needs_hub"] = file is None
         return stage_spec(
@@ -156,7 +157,7 @@ class Planner:
                 "checkpoint": self.checkpoint.digest,
                 "quantization": {
                     "kind": recipe.quantization.kind,
-                    "ignore": getattr(recipe.quantization, "ignore", []),
+                    "ignore": recipe.quantization.ignore,
                 },
             },
             {"weights": quantize},

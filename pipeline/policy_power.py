@@ -28,8 +28,8 @@ from eval_gates.stopping import comparison_of
 from pipeline.errors import UsageError
 from pipeline.evaluation_plan import TYPICAL_CHANGE
 from pipeline.events import Progress
-from recipes.policy import AnySuite, Family, Policy
-from recipes.schema import Recipe
+from recipes.policy import AnySuite, Policy
+from recipes.schema import Family, Recipe
 
 Counts = Mapping[str, int | None]
 

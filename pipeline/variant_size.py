@@ -10,7 +10,7 @@ from pipeline.inspection.precision import Precision, dividing_group, precision_o
 from pipeline.safetensors_header import Tensor, read_header
 from pipeline.stages.verify import is_quantizable
 from pipeline.weight_files import read_json, weight_files
-from recipes.schema import AwqQuantization, NoQuantization, Quantization
+from recipes.quantization import NoQuantization, Quantization, group_sizes
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,8 @@ def _bytes(tensor: Tensor, precision: Precision | None, chosen: bool) -> int:
 
 def _undivided(quantization: Quantization, columns: set[int]) -> tuple[int, ...]:
     """The columns in the way of a group size; empty where one divides all."""
-    if not isinstance(quantization, AwqQuantization) or dividing_group(quantization, columns):
+    sizes = group_sizes(quantization)
+    if not sizes or dividing_group(quantization, columns):
         return ()
-    smallest = min((quantization.group_size, *quantization.smaller_group_sizes))
+    smallest = min(sizes)
     return tuple(sorted(width for width in columns if width % smallest))

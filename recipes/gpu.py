@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from recipes.schema import Described, Name
+from recipes.described import Described, Name
 
 
 class Gpu(Described):

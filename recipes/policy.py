@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from recipes.schema import Described, Name
+from recipes.described import Described, Name
+from recipes.schema import Family
 
-Family = Literal["fp8", "int4"]
 Source = Literal["eval-data", "hub", "packages", "carried"]
 Tier = Literal["critical", "supporting", "advisory"]
 

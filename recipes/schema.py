@@ -3,84 +3,15 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from typing import Literal, get_args
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    StringConstraints,
-    field_validator,
-)
+from pydantic import Field, field_validator
 
+from recipes.described import Described, Name
+from recipes.quantization import Quantization
 
-class Described(BaseModel):
-    """Base of everything that a user writes as YAML: frozen, and strict about keys."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-# Names become parts of file names, roles and tags.
-Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]*$")]
-
-# --- recipes ------------------------------------------------------------------------------------
-
-
-class Calibration(Described):
-    """Texts that the quantizer runs through the model to see its activations."""
-
-    dataset: str | None = Field(
-        None, description="Hub dataset id, 'carried' for the project's own texts, or a file path"
-    )
-    split: str = Field("train", description="split of a Hub dataset")
-    column: str = Field("text", description="column or JSON key that holds the text or messages")
-    revision: str | None = Field(None, description="commit or tag of a Hub dataset")
-    fallback: Literal["carried"] | None = Field(
-        None, description="what to use when the Hub cannot be reached; it is said aloud"
-    )
-    samples: int = Field(256, ge=1, description="blocks of max_tokens tokens, cut from the texts")
-    max_tokens: int = Field(
-        512, ge=16, description="tokens of a block; texts are shuffled by seed and laid end to end"
-    )
-    batch_size: int = Field(1, ge=1, description="blocks a forward pass")
-    seed: int = Field(20240814, description="of the shuffle, and of torch while quantizing")
-
-
-class NoQuantization(Described):
-    """The checkpoint as it is: the recipe of the baseline."""
-
-    kind: Literal["none"] = "none"
-
-
-class PresetQuantization(Described):
-    """A compressed-tensors preset that needs no calibration data, by llm-compressor."""
-
-    kind: Literal["preset"]
-    scheme: Literal["FP8_DYNAMIC"] = Field(
-        description="FP8_DYNAMIC: per-channel weights, per-token dynamic activations"
-    )
-    ignore: list[str] = Field(default=["lm_head"], description="modules kept in 16 bits")
-
-
-class AwqQuantization(Described):
-    """Activation-aware weight quantization (arXiv 2306.00978) by llm-compressor."""
-
-    kind: Literal["awq"]
-    bits: Literal[4, 8] = 4
-    symmetric: bool = False
-    group_size: int = Field(128, description="columns that share a scale")
-    smaller_group_sizes: list[int] = Field(
-        default=[64, 32],
-        description="tried in this order when group_size does not divide; said aloud",
-    )
-    grid_points: int = Field(20, ge=1, description="candidate scales tried per layer")
-    ignore: list[str] = Field(default=["lm_head"], description="modules kept in 16 bits")
-    calibration: Calibration
-
-
-Quantization = Annotated[
-    NoQuantization | PresetQuantization | AwqQuantization, Field(discriminator="kind")
-]
+Family = Literal["fp8", "int8", "int4", "fp4"]
+FAMILIES: tuple[Family, ...] = get_args(Family)
 
 
 class Recipe(Described):
@@ -88,7 +19,7 @@ class Recipe(Described):
 
     name: Name
     summary: str = Field(description="one line for `prepare recipes list`")
-    family: Literal["baseline", "fp8", "int4"] = Field(description="which margins a policy applies")
+    family: Literal["baseline"] | Family = Field(description="which margins a policy applies")
     quantization: Quantization
     minimum_compute_capability: float | None = Field(
         None, description="of an NVIDIA GPU that runs the kernels natively, such as 8.9 for FP8"

@@ -37,7 +37,7 @@ def gate(
     ] = "default",
     family: Annotated[
         str,
-        typer.Option(envvar="PREPARE_FAMILY", help="Whose margins apply: fp8 or int4."),
+        typer.Option(envvar="PREPARE_FAMILY", help="Whose margins apply: fp8, int8, int4 or fp4."),
     ] = "fp8",
     baseline_model: Annotated[
         str | None,
@@ -89,17 +89,20 @@ def gate(
     from pipeline.openai_endpoint import OpenAIEndpoint
     from pipeline.records import SCHEMA_VERSION
     from pipeline.settings import load_settings
+    from recipes.schema import FAMILIES
 
     try:
-        if family not in ("fp8", "int4"):
+        if family not in FAMILIES:
             raise UsageError(
-                f"there is no family '{family}'", where="--family", cure="known: fp8, int4"
+                f"there is no family '{family}'",
+                where="--family",
+                cure=f"known: {', '.join(FAMILIES)}",
             )
         request = GateRequest(
             baseline=OpenAIEndpoint.at(baseline, baseline_model),
             candidate=OpenAIEndpoint.at(candidate, candidate_model),
             policy=policy,
-            family="fp8" if family == "fp8" else "int4",
+            family=family,
             tokenizer=tokenizer.expanduser().resolve(),
             max_length=max_length,
             eval_data=eval_data.expanduser().resolve() if eval_data else None,

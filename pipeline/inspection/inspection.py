@@ -16,7 +16,7 @@ from pipeline.inspection.precision import PRECISIONS, Precision
 from pipeline.inspection.source import Source
 from pipeline.safetensors_header import Tensor
 from pipeline.variant_size import VariantWeights, variant_weights
-from recipes.schema import Quantization
+from recipes.quantization import Quantization
 
 # The decoder's matrices; embeddings, routers and vision towers usually keep 16 bits.
 MATRICES: tuple[ModuleKind, ...] = ("attention", "mlp", "experts")

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from recipes.schema import AwqQuantization, NoQuantization, Quantization
+from recipes.quantization import (
+    AutoAwqQuantization,
+    AwqQuantization,
+    NoQuantization,
+    PresetQuantization,
+    Quantization,
+    group_sizes,
+)
 
 SCALE_BYTES = 2  # scales are kept in the source's 16-bit type
 SHAPE_BYTES = 16  # compressed-tensors keeps the unpacked shape as two 64-bit numbers
@@ -18,36 +25,56 @@ class Precision:
     Attributes:
         name: for tables.
         bits: of a weight.
-        group: columns that share a scale; None for a scale a row.
+        group: columns that share a scale; None for all of them.
+        rows: that share a scale; None for all of them.
         scaled: has scales at all.
+        scale_bytes: of one scale.
         zero_points: has zero points too, as wide as a weight.
+        extra_bytes: of what else is kept with a matrix.
     """
 
     name: str
     bits: int
     group: int | None = None
+    rows: int | None = 1
     scaled: bool = True
+    scale_bytes: int = SCALE_BYTES
     zero_points: bool = False
+    extra_bytes: int = 0
 
     def matrix_bytes(self, rows: int, columns: int) -> int:
         """Bytes of a matrix of so many rows (outputs) and columns (inputs)."""
         weights = rows * columns * self.bits // 8
         if not self.scaled:
             return weights
-        if self.group is None:
-            return weights + SCALE_BYTES * rows
-        groups = rows * -(-columns // self.group)
-        zero_points = groups * self.bits // 8 if self.zero_points else 0
-        return weights + SCALE_BYTES * groups + zero_points + SHAPE_BYTES
+        across = -(-columns // self.group) if self.group else 1
+        scales = across * (-(-rows // self.rows) if self.rows else 1)
+        zero_points = scales * self.bits // 8 if self.zero_points else 0
+        return weights + self.scale_bytes * scales + zero_points + self.extra_bytes
 
+
+# By compressed-tensors' preset. Static FP8 keeps a scale of the activations too; NVFP4 keeps one
+# 32-bit scale of the weights and one of the activations, and an 8-bit float for each group.
+OF_PRESETS = {
+    "FP8_DYNAMIC": Precision("fp8, a scale a row", 8),
+    "FP8_BLOCK": Precision("fp8, a scale a block of 128 x 128", 8, group=128, rows=128),
+    "FP8": Precision("fp8, a scale a matrix", 8, rows=None, extra_bytes=SCALE_BYTES),
+    "NVFP4": Precision("fp4, groups of 16", 4, group=16, scale_bytes=1, extra_bytes=8),
+}
 
 # What inspection shows for every checkpoint, whichever recipes there are.
 PRECISIONS = (
     Precision("16-bit", 16, scaled=False),
     Precision("fp8, a scale a row", 8),
     Precision("int8, a scale a row", 8),
-    Precision("4-bit, groups of 128, zero points", 4, group=128, zero_points=True),
-    Precision("4-bit, groups of 128, symmetric", 4, group=128),
+    Precision(
+        "4-bit, groups of 128, zero points",
+        4,
+        group=128,
+        zero_points=True,
+        extra_bytes=SHAPE_BYTES,
+    ),
+    Precision("4-bit, groups of 128, symmetric", 4, group=128, extra_bytes=SHAPE_BYTES),
 )
 
 
@@ -63,26 +90,30 @@ def precision_of(quantization: Quantization, columns: Iterable[int]) -> Precisio
     """
     if isinstance(quantization, NoQuantization):
         return None
-    if not isinstance(quantization, AwqQuantization):
-        return Precision("fp8, a scale a row", 8)
-    kind = "symmetric" if quantization.symmetric else "zero points"
+    if isinstance(quantization, PresetQuantization):
+        return OF_PRESETS[quantization.scheme]
+    if not group_sizes(quantization):
+        return Precision("int8, a scale a row", 8)
+    bits = quantization.bits if isinstance(quantization, AwqQuantization) else 4
+    asymmetric = isinstance(quantization, AutoAwqQuantization) or (
+        isinstance(quantization, AwqQuantization) and not quantization.symmetric
+    )
+    kind = "zero points" if asymmetric else "symmetric"
+    # AutoAWQ's format does not keep the unpacked shape.
+    extra = 0 if isinstance(quantization, AutoAwqQuantization) else SHAPE_BYTES
     precision = Precision(
-        f"{quantization.bits}-bit, a scale a row",
-        quantization.bits,
-        zero_points=not quantization.symmetric,
+        f"{bits}-bit, a scale a row", bits, zero_points=asymmetric, extra_bytes=extra
     )
     group = dividing_group(quantization, columns)
     if group is None:
         return precision
-    return replace(
-        precision, name=f"{quantization.bits}-bit, groups of {group}, {kind}", group=group
-    )
+    return replace(precision, name=f"{bits}-bit, groups of {group}, {kind}", group=group)
 
 
-def dividing_group(quantization: AwqQuantization, columns: Iterable[int]) -> int | None:
+def dividing_group(quantization: Quantization, columns: Iterable[int]) -> int | None:
     """The first of the recipe's group sizes that divides all of them; None where none does."""
     widths = set(columns)
-    for size in (quantization.group_size, *quantization.smaller_group_sizes):
+    for size in group_sizes(quantization):
         if all(width % size == 0 for width in widths):
             return size
     return None

@@ -10,7 +10,8 @@ from typing import Any
 from eval_gates.judge import judge_suite
 from eval_gates.records import GateReport
 from eval_gates.suites.mmlu import GUESSING
-from recipes.policy import AnySuite, Family, HumanEvalSuite, Margin, MmluSuite, RougeSuite
+from recipes.policy import AnySuite, HumanEvalSuite, Margin, MmluSuite, RougeSuite
+from recipes.schema import Family
 
 Rows = list[dict[str, Any]]
 SUBJECTS = ("anatomy", "philosophy", "virology", "sociology")

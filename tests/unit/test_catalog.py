@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from pipeline import catalog
 from pipeline.errors import ExitCode, UsageError
-from recipes.schema import Described, Recipe
+from recipes.described import Described
+from recipes.schema import Recipe
 
 Loader = Callable[[str], Described]
 LOADERS: dict[str, Loader] = {
@@ -296,7 +297,7 @@ def test_an_unknown_family_names_the_known_ones(tmp_path: Path) -> None:
     data["suites"]["mmlu"]["margins"]["fp9"] = 0.1
     error = complaint(tmp_path, "policy", data)
     assert error.where.endswith("key suites.mmlu.margins.fp9")
-    assert "'fp9' should be 'fp8' or 'int4'" in error.what
+    assert "'fp9' should be 'fp8', 'int8', 'int4' or 'fp4'" in error.what
     assert error.cure.startswith("margins: largest acceptable loss")
 
 
@@ -334,13 +335,13 @@ def test_what_no_key_alone_is_wrong_with(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("kind", ["gptq", None])
+@pytest.mark.parametrize("kind", ["hqq", None])
 def test_an_unknown_kind_names_the_known_ones(tmp_path: Path, kind: str | None) -> None:
     data = contents("recipe", "awq-w4a16")
     data["quantization"]["kind"] = kind
     error = complaint(tmp_path, "recipe", data)
     assert error.where.endswith("key quantization")
-    assert all(word in error.what for word in ("none", "preset", "awq"))
+    assert all(word in error.what for word in ("none", "preset", "awq", "gptq", "autoawq"))
 
 
 @pytest.mark.parametrize("text", ["", "just words", "- a\n- list\n", "42\n"])

@@ -31,7 +31,8 @@ from recipes.policy import (
     Policy,
     RougeSuite,
 )
-from recipes.schema import AwqQuantization, Calibration, CalibrationLimit
+from recipes.quantization import Calibration
+from recipes.schema import CalibrationLimit
 
 MARGINS: dict[Any, Margin] = {"fp8": Margin(points=0.1), "int4": Margin(recovery=0.9)}
 PACKAGES = {"kind": "packages", "environment": "evaluate's identity"}
@@ -45,7 +46,7 @@ from pipeline.data_sources import SourceResolver
 from pipeline.digest import FileDigests
 from pipeline.errors import PrepareError
 from recipes.policy import LmEvalSuite, MmluSuite
-from recipes.schema import AwqQuantization
+from recipes.quantization import Calibration
 
 folder, asked = Path(sys.argv[1]), json.loads(sys.argv[2])
 listener = Listener()
@@ -60,12 +61,12 @@ for what, settings in asked:
             found = resolver.suite("mine", LmEvalSuite.model_validate(settings))
             answers.append({"identity": found.identity, "questions": found.questions})
         else:
-            awq = AwqQuantization.model_validate({"kind": "awq", "calibration": settings})
-            used, identity, file = resolver.calibration(awq, None, "awq")
+            wanted = Calibration.model_validate(settings)
+            used, identity, file = resolver.calibration(wanted, None, "awq")
             answers.append({
                 "identity": identity,
                 "file": file and str(file),
-                "calibration": used.calibration.model_dump(),
+                "calibration": used.model_dump(),
             })
     except PrepareError as error:
         answers.append(error.to_dict())
@@ -333,41 +334,41 @@ class TestLmEvalTask:
             )
 
 
-def awq(**calibration: Any) -> AwqQuantization:
-    return AwqQuantization(kind="awq", calibration=Calibration(**calibration))
-
-
 class TestCalibration:
     @pytest.mark.parametrize("name", ["texts.jsonl", "texts.txt"])
     def test_a_local_file(self, resolving: Resolving, tmp_path: Path, name: str) -> None:
         file = tmp_path / name
         file.write_text("text")
         used, identity, path = resolving.resolver.calibration(
-            awq(dataset=str(file), samples=3), None, "awq"
+            Calibration(dataset=str(file), samples=3), None, "awq"
         )
         assert (identity, path) == ({"file": digest_bytes(b"text")}, file)
-        assert (used.calibration.dataset, used.calibration.samples) == (name, 3)
+        assert (used.dataset, used.samples) == (name, 3)
         assert resolving.notes == []
 
     @pytest.mark.parametrize("dataset", ["carried", None])
     def test_the_projects_own_texts(self, resolving: Resolving, dataset: str | None) -> None:
-        used, identity, path = resolving.resolver.calibration(awq(dataset=dataset), None, "awq")
+        used, identity, path = resolving.resolver.calibration(
+            Calibration(dataset=dataset), None, "awq"
+        )
         assert identity == {"file": digest_bytes(CARRIED_CALIBRATION.read_bytes())}
         assert path == CARRIED_CALIBRATION
-        assert used.calibration.dataset == "carried"
+        assert used.dataset == "carried"
 
     @pytest.mark.parametrize("name", ["./none", "/none/at/all", "none.jsonl", "none.txt"])
     def test_a_file_that_does_not_exist(self, resolving: Resolving, name: str) -> None:
         with pytest.raises(UsageError, match="calibration file does not exist") as caught:
-            resolving.resolver.calibration(awq(dataset=name, fallback="carried"), None, "awq")
+            resolving.resolver.calibration(
+                Calibration(dataset=name, fallback="carried"), None, "awq"
+            )
         assert caught.value.where.startswith(str(Path(name)))
 
     def test_a_limit_that_bites_is_said_aloud(self, resolving: Resolving) -> None:
         limit = CalibrationLimit(samples=16, max_tokens=256)
         used, _, _ = resolving.resolver.calibration(
-            awq(dataset="carried", samples=256, max_tokens=512), limit, "awq-w4a16"
+            Calibration(dataset="carried", samples=256, max_tokens=512), limit, "awq-w4a16"
         )
-        assert (used.calibration.samples, used.calibration.max_tokens) == (16, 256)
+        assert (used.samples, used.max_tokens) == (16, 256)
         assert resolving.notes == [
             "awq-w4a16: calibrating with 16 x 256 tokens instead of 256 x 512: "
             "the profile limits it"
@@ -376,17 +377,17 @@ class TestCalibration:
     def test_a_limit_of_one_of_the_two(self, resolving: Resolving) -> None:
         limit = CalibrationLimit(samples=1000, max_tokens=100)
         used, _, _ = resolving.resolver.calibration(
-            awq(dataset="carried", samples=8, max_tokens=512), limit, "awq"
+            Calibration(dataset="carried", samples=8, max_tokens=512), limit, "awq"
         )
-        assert (used.calibration.samples, used.calibration.max_tokens) == (8, 100)
+        assert (used.samples, used.max_tokens) == (8, 100)
         assert "8 x 100 tokens instead of 8 x 512" in resolving.notes[0]
 
     def test_a_limit_that_does_not_bite(self, resolving: Resolving) -> None:
         limit = CalibrationLimit(samples=8, max_tokens=512)
         used, _, _ = resolving.resolver.calibration(
-            awq(dataset="carried", samples=8, max_tokens=512), limit, "awq"
+            Calibration(dataset="carried", samples=8, max_tokens=512), limit, "awq"
         )
-        assert (used.calibration.samples, used.calibration.max_tokens) == (8, 512)
+        assert (used.samples, used.max_tokens) == (8, 512)
         assert resolving.notes == []
 
 

@@ -21,7 +21,8 @@ from pipeline.plan import Plan, again
 from pipeline.planner import Planner
 from pipeline.records import StageRecord, StageSpec
 from recipes.policy import Policy
-from recipes.schema import AwqQuantization, Recipe, ServingProfile
+from recipes.quantization import AwqQuantization
+from recipes.schema import Recipe, ServingProfile
 
 BASELINE, FP8, AWQ = "baseline", "fp8-dynamic", "awq-w4a16"
 SUITES = ("mmlu", "humaneval", "rouge")

@@ -25,7 +25,8 @@ from pipeline.stage_runner import StageRunner
 from pipeline.store import Store
 from pipeline.verdict_check import check_run
 from recipes.policy import Policy
-from recipes.schema import NoQuantization, Recipe
+from recipes.quantization import NoQuantization
+from recipes.schema import Recipe
 
 ONE, TWO = "one", "two"
 

@@ -166,9 +166,9 @@ def test_the_version(tmp_path: Path) -> None:
 
 def test_an_unknown_family_is_told_as_json_too(tmp_path: Path) -> None:
     sides = ("--baseline", "http://a", "--candidate", "http://b", "--tokenizer", str(tmp_path))
-    done = prepare(tmp_path, "gate", *sides, "--family", "fp4", "--json")
+    done = prepare(tmp_path, "gate", *sides, "--family", "fp2", "--json")
     assert done.returncode == 2
-    assert json.loads(done.stdout)["error"]["what"] == "there is no family 'fp4'"
+    assert json.loads(done.stdout)["error"]["what"] == "there is no family 'fp2'"
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,8 @@ from eval_gates.records import GateReport
 from eval_gates.statistics.finding import SEQUENTIAL
 from eval_gates.statistics.paired import BCA, IDENTICAL, TANGO, bca_interval, tango_interval
 from eval_gates.stopping import Stopping, rule_of
-from recipes.policy import AnySuite, Family, Margin, MmluSuite
+from recipes.policy import AnySuite, Margin, MmluSuite
+from recipes.schema import Family
 
 
 class TestSequential:

@@ -6,7 +6,7 @@ import pytest
 
 from pipeline.catalog import load_recipe
 from pipeline.inspection.precision import PRECISIONS, precision_of
-from recipes.schema import AwqQuantization
+from recipes.quantization import AwqQuantization
 
 ROWS, COLUMNS = 256, 1024
 GROUPS = ROWS * COLUMNS // 128

@@ -111,8 +111,8 @@ class TestSuites:
         assert suites.validate_python(suite.model_dump()) == suite
 
     def test_margins_are_by_a_known_family(self) -> None:
-        with pytest.raises(ValidationError, match="'fp8' or 'int4'"):
-            suites.validate_python({"kind": "mmlu", "margins": {"fp4": 0.1}})
+        with pytest.raises(ValidationError, match="'fp8', 'int8', 'int4' or 'fp4'"):
+            suites.validate_python({"kind": "mmlu", "margins": {"fp2": 0.1}})
 
     @pytest.mark.parametrize(
         "key_and_value",

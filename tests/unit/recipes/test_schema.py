@@ -9,16 +9,18 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 import recipes.policy as policy
 import recipes.schema as schema
-from recipes.schema import (
+from recipes import quantization
+from recipes.described import Described
+from recipes.quantization import (
+    AutoAwqQuantization,
     AwqQuantization,
-    Described,
+    GptqQuantization,
     NoQuantization,
     PresetQuantization,
     Quantization,
-    Recipe,
-    ServingProfile,
-    Workload,
+    group_sizes,
 )
+from recipes.schema import Recipe, ServingProfile, Workload
 
 CALIBRATION = {"dataset": "carried"}
 quantizations: TypeAdapter[Any] = TypeAdapter(Quantization)
@@ -28,7 +30,7 @@ def described() -> list[type[Described]]:
     """Every model that a user's YAML is read into."""
     found = [
         kind
-        for kind in {**vars(schema), **vars(policy)}.values()
+        for kind in {**vars(schema), **vars(quantization), **vars(policy)}.values()
         if isinstance(kind, type) and issubclass(kind, Described) and kind is not Described
     ]
     assert len(found) >= 16
@@ -48,6 +50,8 @@ def test_unknown_keys_are_forbidden_and_values_frozen(kind: type[BaseModel]) -> 
         ({"kind": "none"}, NoQuantization),
         ({"kind": "preset", "scheme": "FP8_DYNAMIC"}, PresetQuantization),
         ({"kind": "awq", "calibration": CALIBRATION}, AwqQuantization),
+        ({"kind": "gptq", "scheme": "W4A16", "calibration": CALIBRATION}, GptqQuantization),
+        ({"kind": "autoawq", "calibration": CALIBRATION}, AutoAwqQuantization),
     ],
 )
 def test_the_kind_chooses_the_quantization(data: dict[str, Any], kind: type) -> None:
@@ -60,6 +64,10 @@ def test_the_kind_chooses_the_quantization(data: dict[str, Any], kind: type) -> 
         {"kind": "preset", "scheme": "FP8_DYNAMIC", "group_size": 128},
         {"kind": "none", "scheme": "FP8_DYNAMIC"},
         {"kind": "preset", "scheme": "NVFP4"},
+        {"kind": "preset", "scheme": "FP8"},
+        {"kind": "preset", "scheme": "FP8_DYNAMIC", "kv_cache_scales": True},
+        {"kind": "preset", "scheme": "FP8_DYNAMIC", "calibration": CALIBRATION},
+        {"kind": "gptq", "scheme": "W4A16"},
         {"kind": "awq"},
         {"kind": "awq", "bits": 3, "calibration": CALIBRATION},
         {"scheme": "FP8_DYNAMIC"},
@@ -77,6 +85,24 @@ def test_lm_head_is_left_alone_unless_said_otherwise() -> None:
     awq = quantizations.validate_python({"kind": "awq", "calibration": CALIBRATION})
     assert awq.ignore == ["lm_head"]
     assert all(size < awq.group_size for size in awq.smaller_group_sizes)
+
+
+@pytest.mark.parametrize(
+    ("data", "sizes"),
+    [
+        ({"kind": "awq", "calibration": CALIBRATION}, (128, 64, 32)),
+        (
+            {"kind": "gptq", "scheme": "W4A16", "group_size": 64, "smaller_group_sizes": []}
+            | {"calibration": CALIBRATION},
+            (64,),
+        ),
+        ({"kind": "gptq", "scheme": "W8A8", "calibration": CALIBRATION}, ()),
+        ({"kind": "preset", "scheme": "FP8_BLOCK"}, ()),
+        ({"kind": "none"}, ()),
+    ],
+)
+def test_group_sizes_are_tried_in_order(data: dict[str, Any], sizes: tuple[int, ...]) -> None:
+    assert group_sizes(quantizations.validate_python(data)) == sizes
 
 
 @pytest.mark.parametrize("name", ["", "../up", "Upper", "a b", "-a", "a/b", "[red]", "a\n"])

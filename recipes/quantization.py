@@ -1,0 +1,137 @@
+"""The ways to quantize that a recipe can ask for; a recipe names one by its `kind`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from recipes.described import Described
+
+
+class Calibration(Described):
+    """Texts that the quantizer runs through the model to see its activations."""
+
+    dataset: str | None = Field(
+        None, description="Hub dataset id, 'carried' for the project's own texts, or a file path"
+    )
+    split: str = Field("train", description="split of a Hub dataset")
+    column: str = Field("text", description="column or JSON key that holds the text or messages")
+    revision: str | None = Field(None, description="commit or tag of a Hub dataset")
+    fallback: Literal["carried"] | None = Field(
+        None, description="what to use when the Hub cannot be reached; it is said aloud"
+    )
+    samples: int = Field(256, ge=1, description="blocks of max_tokens tokens, cut from the texts")
+    max_tokens: int = Field(
+        512, ge=16, description="tokens of a block; texts are shuffled by seed and laid end to end"
+    )
+    batch_size: int = Field(1, ge=1, description="blocks a forward pass")
+    seed: int = Field(20240814, description="of the shuffle, and of torch while quantizing")
+
+
+class NoQuantization(Described):
+    """The checkpoint as it is: the recipe of the baseline."""
+
+    kind: Literal["none"] = "none"
+    ignore: list[str] = Field(default=[], max_length=0)
+    calibration: None = None
+
+
+class _LinearLayers(Described):
+    """What all ways to quantize have in common: they take linear layers, and leave some alone."""
+
+    ignore: list[str] = Field(
+        default=["lm_head"],
+        description="modules kept in 16 bits: names, shell patterns, or 're:' expressions",
+    )
+
+
+class PresetQuantization(_LinearLayers):
+    """A preset of compressed-tensors, weights rounded to nearest, by llm-compressor."""
+
+    kind: Literal["preset"]
+    scheme: Literal["FP8_DYNAMIC", "FP8_BLOCK", "FP8", "NVFP4"] = Field(
+        description="FP8_DYNAMIC: per-channel weights, per-token activations. FP8_BLOCK: weights "
+        "in blocks of 128 x 128. FP8: one static scale a tensor, calibrated. NVFP4: 4-bit floats "
+        "in groups of 16"
+    )
+    kv_cache_scales: bool = Field(
+        False, description="calibrate the scales of an FP8 KV cache and keep them with the weights"
+    )
+    calibration: Calibration | None = Field(
+        None, description="needed where activations or KV cache have static scales, else absent"
+    )
+
+    @model_validator(mode="after")
+    def _static_scales_are_calibrated(self) -> PresetQuantization:
+        static = self.kv_cache_scales or self.scheme in ("FP8", "NVFP4")
+        if static and self.calibration is None:
+            raise ValueError(f"{self.scheme} has static scales here: add the key 'calibration'")
+        if not static and self.calibration is not None:
+            raise ValueError(f"{self.scheme} needs no data: remove the key 'calibration'")
+        return self
+
+
+class _InGroups(_LinearLayers):
+    """Columns of a weight that share a scale."""
+
+    group_size: int = Field(128, description="columns that share a scale", ge=1)
+    smaller_group_sizes: list[int] = Field(
+        default=[64, 32],
+        description="tried in this order when group_size does not divide; said aloud",
+    )
+    calibration: Calibration
+
+
+class AwqQuantization(_InGroups):
+    """Activation-aware weight quantization (arXiv 2306.00978) by llm-compressor."""
+
+    kind: Literal["awq"]
+    bits: Literal[4, 8] = 4
+    symmetric: bool = False
+    observer: Literal["minmax", "mse"] = Field(
+        "minmax", description="how a group's range is found: its extremes, or the least error"
+    )
+    grid_points: int = Field(20, ge=1, description="candidate scales tried per layer")
+
+
+class GptqQuantization(_InGroups):
+    """GPTQ (arXiv 2210.17323), with SmoothQuant (arXiv 2211.10438) before it where asked for."""
+
+    kind: Literal["gptq"]
+    scheme: Literal["W4A16", "W8A8"] = Field(
+        description="W4A16: 4-bit weights in groups, symmetric. W8A8: 8-bit weights per channel "
+        "(no groups), 8-bit activations per token"
+    )
+    dampening: float = Field(
+        0.01, gt=0, lt=1, description="added to the Hessian's diagonal, as a share of its mean"
+    )
+    smoothing_strength: float | None = Field(
+        None, gt=0, lt=1, description="of SmoothQuant; absent: not used"
+    )
+
+
+class AutoAwqQuantization(_InGroups):
+    """AWQ by AutoAWQ itself, in its own checkpoint format (GEMM): 4 bits with zero points."""
+
+    kind: Literal["autoawq"]
+    clip_search: bool = Field(
+        False, description="search for clipping of the weights too: ten times slower"
+    )
+
+
+Quantization = Annotated[
+    NoQuantization | PresetQuantization | AwqQuantization | GptqQuantization | AutoAwqQuantization,
+    Field(discriminator="kind"),
+]
+# Those with a group size that has to divide the columns of every layer.
+GroupedQuantization = AwqQuantization | GptqQuantization | AutoAwqQuantization
+
+
+def group_sizes(quantization: Quantization) -> tuple[int, ...]:
+    """The group sizes to try, in order; empty where no columns are grouped by the recipe."""
+    if not isinstance(quantization, GroupedQuantization):
+        return ()
+    if isinstance(quantization, GptqQuantization) and quantization.scheme == "W8A8":
+        return ()
+    return (quantization.group_size, *quantization.smaller_group_sizes)
