@@ -13,6 +13,7 @@ import recipes
 from pipeline.errors import UsageError
 from recipes.described import Described
 from recipes.gpu import Gpu
+from recipes.ladder import Ladder
 from recipes.policy import Policy
 from recipes.schema import Recipe, ServingProfile
 
@@ -55,9 +56,31 @@ def gpu_names() -> list[str]:
     return sorted(_names(folder), key=lambda name: load_gpu(name).memory_gib)
 
 
+def load_ladder(name: str) -> Ladder:
+    """The ladder of that name, or in that YAML file; raises UsageError as load_recipe does."""
+    return _load(name, RECIPES / "ladders", "ladder", Ladder)
+
+
+def is_ladder(name: str) -> bool:
+    """Whether the name, or the YAML file, that was given for a recipe is a ladder's."""
+    if not _is_path(name):
+        return name in ladder_names()
+    path = Path(name).expanduser()
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError, OSError):
+        return False  # what is wrong with it is told when it is read as a recipe
+    return isinstance(data, dict) and "rungs" in data
+
+
 def recipe_names() -> list[str]:
     """Names of the recipes that the package carries, the baseline left out."""
     return [name for name in _names(RECIPES) if name != BASELINE]
+
+
+def ladder_names() -> list[str]:
+    """Names of the ladders that the package carries."""
+    return _names(RECIPES / "ladders")
 
 
 def profile_names() -> list[str]:
@@ -79,12 +102,16 @@ def profile_for_gpu(gpu_name: str) -> ServingProfile | None:
     return None
 
 
+def _is_path(name: str) -> bool:
+    return name.endswith((".yaml", ".yml")) or "/" in name
+
+
 def _names(folder: Path) -> list[str]:
     return sorted(path.stem for path in folder.glob("*.yaml"))
 
 
 def _load(name: str, folder: Path, noun: str, kind: type[DESCRIBED]) -> DESCRIBED:
-    is_path = name.endswith((".yaml", ".yml")) or "/" in name
+    is_path = _is_path(name)
     path = Path(name).expanduser() if is_path else folder / f"{name}.yaml"
     if not path.is_file():
         known = _names(folder)

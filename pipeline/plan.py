@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,17 @@ class VariantPlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """A whole run: shared stages, the baseline, then the variants."""
+    """A whole run: shared stages, the baseline, then the variants.
+
+    Args:
+        policy: gates and margins.
+        shared: stages that all need, by role.
+        baseline: what every variant is judged against.
+        variants: one a recipe.
+        accelerator: that it is served on.
+        throughput_note: said beside throughput ratios.
+        rungs: recipes of a ladder, in order; empty without one.
+    """
 
     policy: Policy
     shared: Mapping[str, StageSpec]
@@ -69,19 +79,44 @@ class Plan:
     variants: tuple[VariantPlan, ...]
     accelerator: str = ""
     throughput_note: str | None = None
+    rungs: tuple[str, ...] = ()
+
+    @property
+    def tried_at_once(self) -> tuple[VariantPlan, ...]:
+        """The variants that wait for no other: all but a ladder's rungs after the first."""
+        later = self.rungs[1:]
+        return tuple(each for each in self.variants if each.recipe.name not in later)
+
+    @property
+    def later_rungs(self) -> tuple[VariantPlan, ...]:
+        """The ladder's rungs after the first, in order: tried while none before has passed."""
+        by_name = {each.recipe.name: each for each in self.variants}
+        return tuple(by_name[name] for name in self.rungs[1:])
 
     def stages(self, find: Find) -> list[StageSpec]:
         """Every stage that the answers so far call for, about in the order in which they run."""
-        made = [[v.stages["quantize"], v.stages["verify"]] for v in self.variants]
-        measured = [[v.stages[role] for role in v.served] for v in (self.baseline, *self.variants)]
-        judged = [self.judge_stage(v, self.last_rounds(v, find)) for v in self.variants]
+        variants = self.reached_variants(find)
+        made = [[v.stages["quantize"], v.stages["verify"]] for v in variants]
+        measured = [[v.stages[role] for role in v.served] for v in (self.baseline, *variants)]
+        judged = [self.judge_stage(v, self.last_rounds(v, find)) for v in variants]
         return [
             *self.shared.values(),
             *chain(*made),
             *chain(*measured),
-            *self._further_rounds(find),
+            *self._further_rounds(variants, find),
             *judged,
         ]
+
+    def reached_variants(self, find: Find) -> tuple[VariantPlan, ...]:
+        """The variants that the verdicts so far call for: a rung, once that before has failed."""
+        reached = list(self.tried_at_once)
+        by_name = {each.recipe.name: each for each in self.variants}
+        for before, rung in pairwise(by_name[name] for name in self.rungs):
+            judged = find(self.judge_stage(before, self.last_rounds(before, find)))
+            if judged is None or judged.result["verdict"] == "pass":
+                break
+            reached.append(rung)
+        return tuple(reached)
 
     def last_rounds(self, variant: VariantPlan, find: Find) -> dict[str, StageSpec]:
         """By suite, the last round of the variant's; it may be still to run.
@@ -127,10 +162,10 @@ class Plan:
             Path(variant.stages["coherence"].store),
         )
 
-    def _further_rounds(self, find: Find) -> list[StageSpec]:
+    def _further_rounds(self, variants: tuple[VariantPlan, ...], find: Find) -> list[StageSpec]:
         """Rounds after the first, the baseline's before each variant's."""
         specs: dict[str, StageSpec] = {}
-        for variant in self.variants:
+        for variant in variants:
             for suite, last in self.last_rounds(variant, find).items():
                 for number in range(1, variant.rounds[suite].index(last) + 1):
                     for side in (self.baseline, variant):

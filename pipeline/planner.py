@@ -34,6 +34,7 @@ class Planner:
         sources: resolves questions and calibration texts.
         store: folder of the store.
         trust_remote_code: run Python code from the checkpoint's folder.
+        rungs: names of those recipes that are a ladder, in order.
     """
 
     checkpoint: Checkpoint
@@ -46,6 +47,7 @@ class Planner:
     sources: SourceResolver
     store: Path
     trust_remote_code: bool = False
+    rungs: tuple[str, ...] = ()
 
     @cached_property
     def evaluation(self) -> EvaluationPlanner:
@@ -64,6 +66,7 @@ class Planner:
             variants=tuple(self._variant(recipe, baseline) for recipe in self.recipes),
             accelerator=self.profile.accelerator,
             throughput_note=self.profile.throughput_note,
+            rungs=self.rungs,
         )
 
     def _baseline(self) -> VariantPlan:

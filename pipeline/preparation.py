@@ -56,12 +56,14 @@ class Choices:
     registry: str
     eval_data: Path | None
     trust_remote_code: bool
+    rungs: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for the run's record."""
         return {
             "checkpoint": self.reference.text,
             "recipes": [recipe.name for recipe in self.recipes],
+            "ladder": list(self.rungs),
             "profile": self.profile.name,
             "policy": self.policy.name,
             "name": self.name,
@@ -81,8 +83,7 @@ def choose(request: Request, settings: Settings) -> Choices:
     policy = catalog.load_policy(
         request.policy or ("demo" if reference.kind == "demo" else "default")
     )
-    names = list(dict.fromkeys(request.recipes or DEFAULT_RECIPES))
-    recipes = tuple(catalog.load_recipe(name) for name in names)
+    recipes, rungs = choose_recipes(request.recipes or DEFAULT_RECIPES)
     profile = choose_profile(request.profile)
     check_names_differ(recipes)
     for recipe in recipes:
@@ -106,7 +107,32 @@ def choose(request: Request, settings: Settings) -> Choices:
         registry=registry_uri(request.registry, settings),
         eval_data=request.eval_data.expanduser().resolve() if request.eval_data else None,
         trust_remote_code=request.trust_remote_code,
+        rungs=rungs,
     )
+
+
+def choose_recipes(names: tuple[str, ...]) -> tuple[tuple[Recipe, ...], tuple[str, ...]]:
+    """The recipes of these names, a ladder's among them, and the names of the ladder's.
+
+    Raises:
+        UsageError: there is no such recipe, or more than one ladder.
+    """
+    recipes: list[Recipe] = []
+    rungs: tuple[str, ...] = ()
+    for name in dict.fromkeys(names):
+        if not catalog.is_ladder(name):
+            recipes.append(catalog.load_recipe(name))
+            continue
+        if rungs:
+            raise UsageError(
+                "a run climbs one ladder only",
+                where=f"--recipe {name}",
+                cure="leave one out, or write a ladder of your own with the rungs of both",
+            )
+        ladder = [catalog.load_recipe(rung) for rung in catalog.load_ladder(name).rungs]
+        rungs = tuple(recipe.name for recipe in ladder)
+        recipes.extend(ladder)
+    return tuple(recipes), rungs
 
 
 def registry_uri(given: str | None, settings: Settings) -> str:
@@ -296,4 +322,5 @@ def make_plan(
         sources=sources,
         store=settings.store.resolve(),
         trust_remote_code=choices.trust_remote_code,
+        rungs=choices.rungs,
     ).plan()

@@ -41,6 +41,7 @@ class Promotion:
             for variant in self._plan.variants
             if (report := self._log.variant_named(variant.recipe.name)).verdict == "pass"
         ]
+        passed = self._first_of_the_ladder(passed)
         if not passed:
             return exit_code_of([report.verdict for report in self._log.variants()])
         spec = self._promotion_stage(passed, name, registry)
@@ -61,6 +62,17 @@ class Promotion:
                 )
             )
         return ExitCode.PROMOTED
+
+    def _first_of_the_ladder(
+        self, passed: list[tuple[VariantPlan, VariantReport]]
+    ) -> list[tuple[VariantPlan, VariantReport]]:
+        """Without the rungs that pass after the first that does.
+
+        A rung is tried because none before it passed; with its p-value beside theirs, Holm's
+        correction can turn one of those into a pass after all, and then that one goes first.
+        """
+        rungs = [name for name in self._plan.rungs if name in {r.recipe for _, r in passed}]
+        return [each for each in passed if each[1].recipe not in rungs[1:]]
 
     def _promotion_stage(
         self, passed: list[tuple[VariantPlan, VariantReport]], name: str, registry: str

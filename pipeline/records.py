@@ -72,7 +72,9 @@ class VariantReport(Record):
 
     recipe: str
     weights_bytes: int | None = Field(description="None when it was never made")
-    verdict: Verdict | Literal["error"]
+    verdict: Verdict | Literal["error", "skipped"] = Field(
+        description="skipped: a rung of a ladder that another one before it made needless"
+    )
     reason: str = Field(description="why, in words; for an error what, where and the cure")
     p_value: float | None = Field(
         None, description="of 'worse than allowed', the largest of its gates'; None if not judged"

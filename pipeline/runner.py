@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from eval_gates.sandbox import choose_isolation
@@ -36,7 +36,8 @@ class Runner:
         """Run every stage up to the verdicts; a variant that fails does not stop the others.
 
         All variants are quantized and verified first: what can fail in minutes should not fail
-        after an hour of measuring the baseline.
+        after an hour of measuring the baseline. Only a ladder's later rungs wait for the verdicts
+        on those before.
 
         Raises:
             PrepareError: the baseline or something that all variants share failed.
@@ -45,9 +46,9 @@ class Runner:
             self._check_sandbox()
             for spec in self._plan.shared.values():
                 self._stages.run(spec)
-            sound = [variant for variant in self._plan.variants if self._try(variant, self._make)]
-            if sound:
-                self._measure(sound)
+            self._prove(self._plan.tried_at_once)
+            for rung in self._plan.later_rungs:
+                self._climb(rung)
             self._select()
         finally:
             self._stages.cancel()
@@ -65,6 +66,38 @@ class Runner:
                 self._stages.found(side.stages[name]) for side in (plan.baseline, *plan.variants)
             ):
                 choose_isolation(suite.sandbox)
+
+    def _prove(self, variants: Sequence[VariantPlan]) -> None:
+        """Make the variants, measure them and judge each alone."""
+        sound = [variant for variant in variants if self._try(variant, self._make)]
+        if sound:
+            self._measure(sound)
+
+    def _climb(self, rung: VariantPlan) -> None:
+        """Try the next rung of the ladder, unless one before it has passed."""
+        name = rung.recipe.name
+        before = self._passing_rung()
+        if before is None:
+            self._stages.progress.note(f"{name}: no rung of the ladder has passed; trying this one")
+            self._prove([rung])
+        else:
+            self._log.variant(unjudged(name, "skipped", f"not needed: {before} passed", None))
+
+    def _passing_rung(self) -> str | None:
+        """The first rung that passes, with every rung counted: also those that may never be tried.
+
+        How many are tried hangs on the verdicts, so counting only those tried would not be fair.
+        """
+        reports = self._reports()
+        changed = {r.recipe for r in corrected(reports, self._plan.policy.alpha)}
+        passed = {r.recipe for r in reports if r.verdict == "pass"} - changed
+        return next((name for name in self._plan.rungs if name in passed), None)
+
+    def _reports(self) -> list[VariantReport]:
+        """One for every variant of the plan; of one that is not judged, that it is not."""
+        judged = {report.recipe: report for report in self._log.variants()}
+        names = [variant.recipe.name for variant in self._plan.variants]
+        return [judged.get(n) or unjudged(n, "skipped", "not tried", None) for n in names]
 
     def _try(self, variant: VariantPlan, work: Callable[[VariantPlan], None]) -> bool:
         """Do the work; a failure becomes the variant's report."""
@@ -119,7 +152,7 @@ class Runner:
 
     def _select(self) -> None:
         """Of several variants that pass alone, those that pass together."""
-        for report in corrected(self._log.variants(), self._plan.policy.alpha):
+        for report in corrected(self._reports(), self._plan.policy.alpha):
             self._log.variant(report)
 
     def _weights(self, variant: VariantPlan) -> int | None:
@@ -129,7 +162,7 @@ class Runner:
 
 
 def unjudged(
-    recipe: str, verdict: Literal["fail", "error"], reason: str, weights: int | None
+    recipe: str, verdict: Literal["fail", "error", "skipped"], reason: str, weights: int | None
 ) -> VariantReport:
     """The report of a variant that did not get as far as the gates."""
     return VariantReport(

@@ -15,7 +15,7 @@ app = typer.Typer(
 
 @app.command("list")
 def list_recipes(as_json: JsonOption = False) -> None:
-    """List the recipes that the package carries.
+    """List the recipes and the ladders of recipes that the package carries.
 
     Example
 
@@ -25,12 +25,13 @@ def list_recipes(as_json: JsonOption = False) -> None:
     from pipeline.cli.tables import print_json, print_table
 
     found = [catalog.load_recipe(name) for name in catalog.recipe_names()]
+    ladders = [catalog.load_ladder(name) for name in catalog.ladder_names()]
     if as_json:
-        print_json([recipe.model_dump() for recipe in found])
+        print_json([each.model_dump() for each in (*found, *ladders)])
         return
-    print_table(
-        ["recipe", "family", "what it does"], [[r.name, r.family, r.summary] for r in found]
-    )
+    rows = [[r.name, r.family, r.summary] for r in found]
+    rows += [[ladder.name, "ladder", ladder.summary] for ladder in ladders]
+    print_table(["recipe", "family", "what it does"], rows)
 
 
 @app.command("show")
@@ -38,7 +39,7 @@ def show(
     name: Annotated[str, typer.Argument(help="Recipe name or YAML file.", show_default=False)],
     as_json: JsonOption = False,
 ) -> None:
-    """Show one recipe with all its defaults filled in.
+    """Show one recipe, or a ladder of several, with all its defaults filled in.
 
     Example
 
@@ -49,7 +50,8 @@ def show(
     from pipeline import catalog
     from pipeline.cli.tables import print_json
 
-    recipe = catalog.load_recipe(name).model_dump()
+    load = catalog.load_ladder if catalog.is_ladder(name) else catalog.load_recipe
+    recipe = load(name).model_dump()
     if as_json:
         print_json(recipe)
     else:

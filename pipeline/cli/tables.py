@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pipeline.records import RunReport, VariantReport
     from pipeline.store import Store
 
-COLOURS = {"pass": "green", "fail": "red", "undecided": "yellow", "error": "red"}
+COLOURS = {"pass": "green", "fail": "red", "undecided": "yellow", "error": "red", "skipped": "dim"}
 WIDTH_WITHOUT_TERMINAL = 132
 
 

@@ -388,3 +388,39 @@ def test_whatever_a_file_holds_is_a_recipe_or_a_usage_error(
         catalog.load_recipe(str(path))
     except UsageError as error:
         assert str(path) in error.where  # noqa: PT017 - a recipe is as good an answer
+
+
+class TestLadders:
+    @pytest.mark.parametrize("name", catalog.ladder_names())
+    def test_the_rungs_of_the_carried_ones_are_recipes(self, name: str) -> None:
+        assert catalog.is_ladder(name)
+        ladder = catalog.load_ladder(name)
+        assert ladder.name == name
+        assert set(ladder.rungs) <= set(catalog.recipe_names())
+
+    def test_there_is_one(self) -> None:
+        assert "awq-ladder" in catalog.ladder_names()
+        assert not catalog.is_ladder("awq-w4a16")
+
+    def test_a_file_with_rungs_is_one(self, tmp_path: Path) -> None:
+        mine = tmp_path / "mine.yaml"
+        mine.write_text("name: mine\nsummary: s\nrungs: [fp8-dynamic, awq-w4a16]\n")
+        assert catalog.is_ladder(str(mine))
+        assert catalog.load_ladder(str(mine)).rungs == ["fp8-dynamic", "awq-w4a16"]
+
+    @pytest.mark.parametrize("text", ["- a\n", "", "{", "name: recipe\n"])
+    def test_other_files_are_not(self, tmp_path: Path, text: str) -> None:
+        mine = tmp_path / "mine.yaml"
+        mine.write_text(text)
+        assert not catalog.is_ladder(str(mine))
+        assert not catalog.is_ladder(str(tmp_path / "none.yaml"))
+
+    @pytest.mark.parametrize(
+        ("rungs", "words"),
+        [("[a, a]", "'a' is there twice"), ("[a]", "at least 2"), ("[]", "at least 2")],
+    )
+    def test_rungs_are_several_and_differ(self, tmp_path: Path, rungs: str, words: str) -> None:
+        mine = tmp_path / "mine.yaml"
+        mine.write_text(f"name: mine\nsummary: s\nrungs: {rungs}\n")
+        with pytest.raises(UsageError, match=words):
+            catalog.load_ladder(str(mine))

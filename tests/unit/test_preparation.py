@@ -78,6 +78,7 @@ class TestDefaults:
         assert choices.to_dict() == {
             "checkpoint": "org/model@v1",
             "recipes": ["fp8-dynamic", "awq-w4a16"],
+            "ladder": [],
             "profile": "cpu",
             "policy": "default",
             "name": "model",
@@ -104,6 +105,7 @@ class TestDefaults:
         assert choose(request, settings).to_dict() | {"checkpoint": ""} == {
             "checkpoint": "",
             "recipes": ["fp8-dynamic"],
+            "ladder": [],
             "profile": "h200",
             "policy": "default",
             "name": "mine",
@@ -116,6 +118,14 @@ class TestDefaults:
         request = request_for(recipes=("awq-w4a16", "fp8-dynamic", "awq-w4a16"))
         names = [recipe.name for recipe in choose(request, settings).recipes]
         assert names == ["awq-w4a16", "fp8-dynamic"]
+
+    def test_a_ladder_is_its_rungs(self, settings: Settings, tmp_path: Path) -> None:
+        ladder = tmp_path / "mine.yaml"
+        ladder.write_text("name: mine\nsummary: s\nrungs: [awq-w4a16, fp8-dynamic]\n")
+        choices = choose(request_for(recipes=(str(ladder),)), settings)
+        assert [recipe.name for recipe in choices.recipes] == ["awq-w4a16", "fp8-dynamic"]
+        assert choices.rungs == ("awq-w4a16", "fp8-dynamic")
+        assert choices.to_dict()["ladder"] == ["awq-w4a16", "fp8-dynamic"]
 
     def test_nothing_is_written(self, settings: Settings) -> None:
         choose(request_for(), settings)
@@ -189,6 +199,21 @@ class TestUsage:
         policy = write_policy(tmp_path, {"margins": {"fp8": 0.01, "int4": 0.02}}, floor="cuda")
         error = refused(request_for(policy=policy), settings)
         assert "no throughput floor for cpu" in error.what
+
+    def test_two_ladders(self, settings: Settings, tmp_path: Path) -> None:
+        names = ("one.yaml", "two.yaml")
+        for name in names:
+            (tmp_path / name).write_text("name: l\nsummary: s\nrungs: [awq-w4a16, fp8-dynamic]\n")
+        error = refused(request_for(recipes=tuple(str(tmp_path / n) for n in names)), settings)
+        assert error.what == "a run climbs one ladder only"
+
+    def test_a_rung_that_is_asked_for_beside_its_ladder(
+        self, settings: Settings, tmp_path: Path
+    ) -> None:
+        ladder = tmp_path / "mine.yaml"
+        ladder.write_text("name: mine\nsummary: s\nrungs: [awq-w4a16, fp8-dynamic]\n")
+        error = refused(request_for(recipes=("fp8-dynamic", str(ladder))), settings)
+        assert "two of the recipes are called 'fp8-dynamic'" in error.what
 
     def test_two_recipes_of_one_name(self, settings: Settings, tmp_path: Path) -> None:
         import recipes

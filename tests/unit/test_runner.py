@@ -72,6 +72,7 @@ class Bench:
     models: PretendModels
     policy: Policy
     recipes: tuple[str, ...] = (ONE,)
+    rungs: tuple[str, ...] = ()
 
     def plan(self) -> Plan:
         recipes = tuple(recipe(name) for name in self.recipes)
@@ -89,6 +90,7 @@ class Bench:
             baseline=baseline,
             variants=tuple(self.side(planner, each, baseline) for each in recipes),
             accelerator="cpu",
+            rungs=self.rungs,
         )
 
     def side(
@@ -326,6 +328,78 @@ class TestSeveralVariants:
         assert report.gates[0].n >= alone
         assert report.p_value is not None
         assert report.p_value <= 0.025
+
+
+class TestLadder:
+    @pytest.fixture
+    def ladder(self, bench: Bench) -> Bench:
+        bench.recipes = bench.rungs = (ONE, TWO, "three")
+        return bench
+
+    def verdicts(self, report: RunReport) -> dict[str, str]:
+        return {variant.recipe: variant.verdict for variant in report.variants}
+
+    def test_the_first_that_passes_ends_the_climb(self, ladder: Bench) -> None:
+        report = ladder.run()
+        assert self.verdicts(report) == {ONE: "pass", TWO: "skipped", "three": "skipped"}
+        assert report.variants[1].reason == f"not needed: {ONE} passed"
+        assert {stage.variant for stage in report.stages} == {"code", "baseline", ONE}
+        assert ladder.models.served == ["baseline", ONE]
+
+    def test_a_rung_is_made_once_that_before_has_not_passed(self, ladder: Bench) -> None:
+        ladder.models.score = lambda variant, suite, number: (lost(2) if variant == ONE else equal)(
+            variant, suite, number
+        )
+        report = ladder.run()
+        assert self.verdicts(report) == {ONE: "fail", TWO: "pass", "three": "skipped"}
+        assert set(ladder.models.served) == {"baseline", ONE, TWO}
+        order = [(stage.name, stage.variant) for stage in report.stages]
+        assert order.index(("judge", ONE)) < order.index(("quantize", TWO))
+
+    def test_a_rung_that_cannot_be_served_is_no_end(self, ladder: Bench) -> None:
+        ladder.models.broken = {ONE}
+        assert self.verdicts(ladder.run()) == {ONE: "error", TWO: "pass", "three": "skipped"}
+
+    def test_none_passes(self, ladder: Bench) -> None:
+        ladder.models.score = lost(2)
+        assert set(self.verdicts(ladder.run()).values()) == {"fail"}
+
+    def test_every_rung_counts_though_it_is_never_tried(self, ladder: Bench) -> None:
+        (first, *_) = ladder.run().variants
+        assert first.p_value is not None
+        assert first.p_value <= 0.05 / 3
+
+    def test_one_that_passes_alone_but_not_among_three_is_followed(self, ladder: Bench) -> None:
+        # 52 questions without a flip give a p-value of 0.032.
+        ladder.models.questions = 52
+        report = ladder.run()
+        assert self.verdicts(report) == dict.fromkeys((ONE, TWO, "three"), "undecided")
+        assert 0.05 / 3 < (report.variants[0].p_value or 0) <= 0.05
+        assert all(not check.differences for check in check_run(report, Store(ladder.root)))
+
+    def test_others_do_not_wait_for_the_ladder(self, ladder: Bench) -> None:
+        ladder.recipes = ("beside", *ladder.rungs)
+        report = ladder.run()
+        assert self.verdicts(report)["beside"] == "pass"
+        assert ladder.models.served == ["baseline", "beside", ONE]
+
+    def test_the_record_bears_checking(self, ladder: Bench) -> None:
+        report = ladder.run()
+        (check,) = check_run(report, Store(ladder.root))
+        assert (check.recipe, check.differences) == (ONE, ())
+
+    def test_the_plan_names_the_rungs_that_the_verdicts_call_for(self, ladder: Bench) -> None:
+        def planned() -> set[str]:
+            store = Store(ladder.root)
+            specs = ladder.plan().stages(lambda spec: store.current(spec.stage, spec.key))
+            return {spec.variant for spec in specs if spec.stage == "quantize"}
+
+        assert planned() == {ONE}
+        ladder.models.score = lambda variant, suite, number: (lost(2) if variant == ONE else equal)(
+            variant, suite, number
+        )
+        ladder.run()
+        assert planned() == {ONE, TWO}
 
 
 class TestFloor:
