@@ -41,6 +41,7 @@ class Request:
     registry: str | None
     eval_data: Path | None
     trust_remote_code: bool
+    promote: bool = True
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ class Choices:
     eval_data: Path | None
     trust_remote_code: bool
     rungs: tuple[str, ...] = ()
+    promote: bool = True
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for the run's record."""
@@ -70,6 +72,7 @@ class Choices:
             "registry": self.registry,
             "eval_data": str(self.eval_data) if self.eval_data else None,
             "trust_remote_code": self.trust_remote_code,
+            "promote": self.promote,
         }
 
 
@@ -108,6 +111,7 @@ def choose(request: Request, settings: Settings) -> Choices:
         eval_data=request.eval_data.expanduser().resolve() if request.eval_data else None,
         trust_remote_code=request.trust_remote_code,
         rungs=rungs,
+        promote=request.promote,
     )
 
 

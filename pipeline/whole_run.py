@@ -13,7 +13,7 @@ from pipeline.errors import ExitCode, PrepareError, StoreError
 from pipeline.events import Progress
 from pipeline.executors.local import LocalExecutor
 from pipeline.preparation import Choices, Request, choose, find_data, locate, make_plan
-from pipeline.promotion import Promotion
+from pipeline.promotion import Promotion, exit_code_of
 from pipeline.records import RunReport, StageSpec
 from pipeline.run_log import NotingProgress, RunLog
 from pipeline.runner import Runner
@@ -78,6 +78,8 @@ def run_choices(
             stages, settings.home / "server.lock", choices.profile.ready_timeout_seconds
         )
         Runner(plan, stages, servers).run()
+        if not choices.promote:
+            return exit_code_of([report.verdict for report in log.variants()])
         return Promotion(plan, stages, checkpoint).run(choices.name, choices.registry)
     finally:
         stages.cancel()

@@ -109,3 +109,11 @@ TrustOption = Annotated[
         help="Run Python code that comes with the checkpoint.",
     ),
 ]
+PromoteOption = Annotated[
+    bool,
+    typer.Option(
+        "--promote/--no-promote",
+        envvar="PREPARE_PROMOTE",
+        help="Register what passed and move the alias; or leave that to `prepare promote RUN`.",
+    ),
+]

@@ -85,6 +85,7 @@ class TestDefaults:
             "registry": f"sqlite:///{settings.store / 'registry.db'}",
             "eval_data": None,
             "trust_remote_code": False,
+            "promote": True,
         }
         assert choices.baseline.family == "baseline"
 
@@ -112,6 +113,7 @@ class TestDefaults:
             "registry": "http://registry.example",
             "eval_data": str(tmp_path / "data"),
             "trust_remote_code": False,
+            "promote": True,
         }
 
     def test_a_recipe_named_twice_is_made_once(self, settings: Settings) -> None:
