@@ -17,7 +17,13 @@ from pipeline.inspection.source import Source, read_folder
 from pipeline.plan import Plan, VariantPlan, stage_spec
 from pipeline.records import StageSpec
 from pipeline.serving import ServingArguments
-from pipeline.suitability import check_architecture, check_servable, check_shapes, cpu_flags
+from pipeline.suitability import (
+    check_architecture,
+    check_experts,
+    check_servable,
+    check_shapes,
+    cpu_flags,
+)
 from recipes.policy import Policy
 from recipes.quantization import Quantization
 from recipes.schema import Recipe, ServingProfile
@@ -74,6 +80,7 @@ class Planner:
         for recipe in self.recipes:
             check_servable(recipe, self.profile.accelerator, cpu_flags())
             check_architecture(recipe, self.checkpoint.architecture)
+            check_experts(recipe, self.source.tensors, self.source.config)
             check_shapes(recipe, self.source.tensors, self.source.config)
         baseline = self._baseline()
         return Plan(

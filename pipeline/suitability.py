@@ -8,8 +8,9 @@ from typing import Any
 
 from pipeline.errors import StageError, UsageError
 from pipeline.inspection.divisibility import undivided_columns, undivided_rows
-from pipeline.inspection.ignored import ignore_list
+from pipeline.inspection.ignored import decoder_layers, ignore_list
 from pipeline.inspection.linear_layers import is_quantizable
+from pipeline.inspection.module_kind import module_kind
 from pipeline.safetensors_header import Tensor
 from recipes.schema import AcceleratorName, Recipe
 
@@ -81,6 +82,29 @@ def check_shapes(recipe: Recipe, tensors: Mapping[str, Tensor], config: Mapping[
             where=f"--recipe {recipe.name}",
             cure=cure,
         )
+
+
+def check_experts(recipe: Recipe, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> None:
+    """See that a mixture's experts are matrices of their own, as vLLM is to find them again.
+
+    llm-compressor takes stacks apart and calibrates each expert, but saves the experts apart too,
+    under names that the source does not have, so nothing of them could be verified.
+
+    Raises:
+        StageError: the source has the experts of a layer in one tensor, and the recipe would have
+            to take them apart.
+    """
+    if getattr(recipe.quantization, "scheme", None) == "FP8_DYNAMIC":
+        return
+    layers = decoder_layers(config)
+    for name, tensor in tensors.items():
+        if len(tensor.shape) == 3 and module_kind(name, 3, layers) == "experts":
+            raise StageError(
+                f"'{recipe.name}' does not suit this checkpoint: '{name}' has all experts of a "
+                "layer in one tensor",
+                where=f"--recipe {recipe.name}",
+                cure="choose fp8-dynamic, which leaves such experts in 16 bits",
+            )
 
 
 def cpu_flags(path: Path = Path("/proc/cpuinfo")) -> frozenset[str]:

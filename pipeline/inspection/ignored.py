@@ -42,7 +42,7 @@ def ignore_list(
         patterns rewritten, then one expression for each kind of module that has to stay.
     """
     found = list(dict.fromkeys(_spelt_out(word) for word in recipe_ignore))
-    layers = _layers(config)
+    layers = decoder_layers(config)
     matrices = {n: t for n, t in tensors.items() if is_quantizable(n, t, [])}
     kinds = {n: module_kind(n, len(t.shape), layers) for n, t in matrices.items()}
     heads = [_module(name) for name, kind in kinds.items() if kind == "lm_head"]
@@ -67,7 +67,7 @@ def added_words(
     """
     before = [_spelt_out(word) for word in recipe_ignore]
     after = ignore_list(tensors, config, recipe_ignore)
-    layers = _layers(config)
+    layers = decoder_layers(config)
     counts: Counter[ModuleKind] = Counter(
         module_kind(name, len(tensor.shape), layers)
         for name, tensor in tensors.items()
@@ -92,7 +92,7 @@ def _spelt_out(word: str) -> str:
     return f"re:{translate(word)}"
 
 
-def _layers(config: Mapping[str, Any]) -> int:
+def decoder_layers(config: Mapping[str, Any]) -> int:
     """Layers of the decoder; more than any model has where config.json does not say."""
     level = text_level(dict(config))
     known = [level[key] for key in LAYERS if type(level.get(key)) is int]
