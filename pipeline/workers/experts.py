@@ -19,8 +19,8 @@ EXPERT_COUNTS = (
 def expert_count(config: Any) -> int:
     """Experts in a layer; 0 for a dense model."""
     levels = [config, getattr(config, "text_config", None)]
-    found = [getattr(level, key, None) or 0 for level in levels for key in EXPERT_COUNTS]
-    return max(int(count) for count in found)
+    found = [getattr(level, key, None) for level in levels for key in EXPERT_COUNTS]
+    return max((count for count in found if isinstance(count, int)), default=0)
 
 
 def check_experts(config: Any, trust: bool, *, where: str, calibrated: bool) -> None:

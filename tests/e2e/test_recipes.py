@@ -230,8 +230,13 @@ def test_experts_are_calibrated_and_routers_left_alone(
 
 def test_group_sizes_that_divide_nothing(workshop: Workshop) -> None:
     """Named by the worker too: it sees layers that no checkpoint has as such."""
-    folder = workshop.folder / "narrow"
-    workshop.script("narrow", str(workshop.folder / "llama"), str(folder))
     with pytest.raises(StageError, match=r"no group size of \[16\] divides layers") as caught:
         workshop.quantize("narrow", "nvfp4")
+    assert "fp8-dynamic" in caught.value.cure
+
+
+def test_experts_that_nobody_can_calibrate(workshop: Workshop) -> None:
+    """JetMoe's are stacked in a way of its own; refused before the weights are loaded."""
+    with pytest.raises(StageError, match="cannot calibrate the experts of JetMoe") as caught:
+        workshop.quantize("jetmoe", "gptq-w4a16")
     assert "fp8-dynamic" in caught.value.cure

@@ -1,9 +1,9 @@
 """Run inside the `quantize` environment: writes tiny random models, and loads variants of them.
 
-`python tiny_models.py make FOLDER TEXTS` writes FOLDER/llama, mixtral and qwen3_moe, with a
-tokenizer trained on the texts. `python tiny_models.py compare SOURCE VARIANT...` prints, as JSON,
-by how much each variant's logits differ from the source's, relative to their size.
-`python tiny_models.py narrow LIKE FOLDER` writes a model with layers that 16 does not divide.
+`python tiny_models.py make FOLDER TEXTS` writes FOLDER/llama, narrow (with layers of 72 columns),
+mixtral, qwen3_moe and jetmoe, with a tokenizer trained on the texts.
+`python tiny_models.py compare SOURCE VARIANT...` prints, as JSON, by how much each variant's logits
+differ from the source's, relative to their size.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ def make(folder: Path, texts: Path) -> None:
     """Write the models."""
     import torch
     from transformers import (
+        JetMoeConfig,
+        JetMoeForCausalLM,
         LlamaConfig,
         LlamaForCausalLM,
         MixtralConfig,
@@ -46,25 +48,27 @@ def make(folder: Path, texts: Path) -> None:
     torch.manual_seed(0)
     models = {
         "llama": LlamaForCausalLM(LlamaConfig(**SHAPE)),
+        "narrow": LlamaForCausalLM(LlamaConfig(**SHAPE | {"intermediate_size": 72})),
         "mixtral": MixtralForCausalLM(MixtralConfig(**SHAPE, **EXPERTS, num_local_experts=4)),
         "qwen3_moe": Qwen3MoeForCausalLM(
             Qwen3MoeConfig(**SHAPE, **EXPERTS, num_experts=4, moe_intermediate_size=128)
+        ),
+        "jetmoe": JetMoeForCausalLM(
+            JetMoeConfig(
+                vocab_size=SHAPE["vocab_size"],
+                hidden_size=128,
+                num_hidden_layers=2,
+                intermediate_size=128,
+                num_key_value_heads=4,
+                kv_channels=32,
+                num_local_experts=4,
+            )
         ),
     }
     tokenizer = trained_tokenizer(texts)
     for name, model in models.items():
         model.to(torch.bfloat16).save_pretrained(folder / name)
         tokenizer.save_pretrained(folder / name)
-
-
-def make_narrow(like: Path, folder: Path) -> None:
-    """Write a model with layers of 72 columns, with the other's tokenizer."""
-    import torch
-    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
-
-    model = LlamaForCausalLM(LlamaConfig(**SHAPE | {"intermediate_size": 72}))
-    model.to(torch.bfloat16).save_pretrained(folder)
-    AutoTokenizer.from_pretrained(like).save_pretrained(folder)
 
 
 def trained_tokenizer(texts: Path) -> Any:
@@ -109,7 +113,5 @@ def logits(folder: str, tokens: Any) -> Any:
 if __name__ == "__main__":
     if sys.argv[1] == "make":
         make(Path(sys.argv[2]), Path(sys.argv[3]))
-    elif sys.argv[1] == "narrow":
-        make_narrow(Path(sys.argv[2]), Path(sys.argv[3]))
     else:
         print(json.dumps(compare(sys.argv[2], sys.argv[3:])))

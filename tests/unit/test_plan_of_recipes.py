@@ -1,4 +1,4 @@
-"""What the stages are told about a recipe: ignore lists by architecture, and refusals in the plan."""
+"""What the stages are told of a recipe: ignore lists by architecture; what the plan refuses."""
 
 from __future__ import annotations
 
