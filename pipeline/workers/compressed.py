@@ -228,8 +228,8 @@ def leave_memory_unpinned() -> None:
 def follow_bars(progress: Progress, kind: str) -> None:
     """Turn the library's own progress bars into events: it offers no other hook.
 
-    The sequential pipeline names its bars ``(layer/layers): ...``; data-free recipes have one
-    bar over all modules.
+    The sequential pipeline names its bars ``(layer/layers): ...``; in the end, and for recipes
+    without data only then, there is one over all modules.
     """
     import tqdm.std
 
@@ -241,8 +241,8 @@ def follow_bars(progress: Progress, kind: str) -> None:
         description = str(bar.desc or "")
         if match := layer_pattern.search(description):
             progress.advance(f"quantize ({kind})", int(match[1]), int(match[2]), "layers")
-        elif kind == "preset" and description.startswith("Compressing") and bar.total:
-            progress.advance(f"quantize ({kind})", int(bar.n), int(bar.total), "modules")
+        elif description.startswith("Compressing") and bar.total:
+            progress.advance("compress", int(bar.n), int(bar.total), "modules")
         return shown
 
     tqdm.std.tqdm.update = update
