@@ -249,10 +249,9 @@ def follow_bars(progress: Progress, kind: str) -> None:
 
 
 def quantized_modules(model: Any) -> int:
-    """How many modules carry a quantization scheme."""
-    return sum(
-        getattr(module, "quantization_scheme", None) is not None for module in model.modules()
-    )
+    """How many modules' weights are quantized; attention may have a scheme for its cache alone."""
+    schemes = [getattr(module, "quantization_scheme", None) for module in model.modules()]
+    return sum(scheme is not None and scheme.weights is not None for scheme in schemes)
 
 
 def versions() -> dict[str, str]:
