@@ -1,7 +1,8 @@
-"""Calibration texts as blocks of token ids, the same for every quantizer."""
+"""Calibration texts as blocks of tokens, for the workers that quantize."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 from pathlib import Path
@@ -87,3 +88,12 @@ def as_text(value: Any, tokenizer: Any) -> str:
     if tokenizer.chat_template:
         return str(tokenizer.apply_chat_template(value, tokenize=False))
     return "\n".join(str(message["content"]) for message in value)
+
+
+def block_facts(blocks: list[list[int]]) -> dict[str, Any]:
+    """What the stage's record keeps of the blocks."""
+    return {
+        "calibration_blocks": len(blocks),
+        "calibration_tokens": sum(map(len, blocks)),
+        "calibration_digest": hashlib.sha256(json.dumps(blocks).encode()).hexdigest(),
+    }
