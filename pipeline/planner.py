@@ -13,6 +13,7 @@ from pipeline.data_sources import SourceResolver
 from pipeline.evaluation_plan import EvaluationPlanner, Served
 from pipeline.hardware import machine
 from pipeline.plan import Plan, VariantPlan, stage_spec
+from pipeline.quantizers import quantizer_of
 from pipeline.records import StageSpec
 from pipeline.serving import ServingArguments
 from recipes.policy import Policy
@@ -122,9 +123,10 @@ class Planner:
 
     def _quantize_stage(self, recipe: Recipe) -> StageSpec:
         quantization = recipe.quantization
+        environment = quantizer_of(quantization.kind).environment
         runtime: dict[str, Any] = {
             "checkpoint": self.checkpoint.model_dump(mode="json"),
-            "environment": "quantize",
+            "environment": environment,
         }
         data: dict[str, Any] = {}
         if quantization.calibration is not None:
@@ -141,7 +143,7 @@ class Planner:
                 "checkpoint": self.checkpoint.digest,
                 "quantization": quantization.model_dump(),
                 "calibration_data": data,
-                "environment": self.identities["quantize"],
+                "environment": self.identities[environment],
                 "trust_remote_code": self.trust_remote_code,
             },
             {},

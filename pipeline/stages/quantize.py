@@ -1,4 +1,4 @@
-"""Quantizes the checkpoint with llm-compressor; the variant's checkpoint lies in `output/`."""
+"""Quantizes the checkpoint by its kind's worker; the variant's checkpoint lies in `output/`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 from pipeline.checkpoint import CARRIED_OVER, Checkpoint
 from pipeline.digest import digest_json
 from pipeline.errors import StoreError
+from pipeline.quantizers import quantizer_of
 from pipeline.stages.context import StageContext
 from pipeline.weight_files import weight_files
 
@@ -26,7 +27,7 @@ def run(context: StageContext) -> dict[str, Any]:
     source = Checkpoint.model_validate(context.runtime["checkpoint"])
     check_space(output, source.weights_bytes)
     facts = context.run_worker(
-        "quantize",
+        quantizer_of(context.parameters["quantization"]["kind"]).worker,
         {
             "checkpoint": str(source.path),
             "quantization": context.parameters["quantization"],

@@ -26,7 +26,7 @@ from pipeline.events import Progress
 LARGEST_SCALING_ERROR = 0.1
 # With the search for clipping, which does change the function on purpose.
 LARGEST_CLIPPING_ERROR = 0.5
-# Mean over tokens of the Kullback-Leibler divergence between the next tokens' distributions, in nats.
+# Kullback-Leibler divergence of the next token's distribution, in nats, mean over tokens.
 LARGEST_DIVERGENCE = 1.0
 CURE = "use the recipe awq-w4a16, which is AWQ by llm-compressor"
 
@@ -160,10 +160,10 @@ def guarded_quantizer() -> type:
             arguments = self._sanitize_kwargs(self.module_kwargs, layer)
             return self._module_forward(hidden.to(get_best_device()), layer, arguments)
 
-        @torch.no_grad()
         def _compare_predictions(self) -> tuple[float, float]:
-            original = self._predictions(self.inps[:1])
-            packed = self._predictions(self.packed_stream)
+            with torch.no_grad():
+                original = self._predictions(self.inps[:1])
+                packed = self._predictions(self.packed_stream)
             divergence = (original.exp() * (original - packed)).sum(-1).mean()
             same = (original.argmax(-1) == packed.argmax(-1)).float().mean()
             return float(divergence), float(same)
