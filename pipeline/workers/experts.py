@@ -1,0 +1,111 @@
+"""Mixtures of experts: loaded so that each expert can be quantized, and seen to be calibrated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pipeline.errors import StageError
+
+# Keys by which configs say how many experts a layer has.
+EXPERT_COUNTS = (
+    "num_experts",
+    "num_local_experts",
+    "n_routed_experts",
+    "moe_num_experts",
+)
+
+
+def expert_count(config: Any) -> int:
+    """Experts in a layer; 0 for a dense model."""
+    levels = [config, getattr(config, "text_config", None)]
+    found = [getattr(level, key, None) or 0 for level in levels for key in EXPERT_COUNTS]
+    return max(int(count) for count in found)
+
+
+def check_experts(config: Any, trust: bool, *, where: str, calibrated: bool) -> None:
+    """See, without its weights, that llm-compressor can take the model's experts apart.
+
+    transformers keeps the experts of a layer in one tensor of three dimensions, where no linear
+    layer is to be found; llm-compressor replaces what it knows by linear layers, and sends every
+    calibration token through every expert.
+
+    Raises:
+        StageError: it does not know these experts, so they would be left in 16 bits, or calibrated
+            only by the tokens that the router happens to send there.
+    """
+    import torch
+    from llmcompressor.modeling.moe.linearize import get_non_linearized_moes
+    from transformers import AutoModelForCausalLM
+
+    if not calibrated or expert_count(config) <= 1:
+        return
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust)
+    if not get_non_linearized_moes(model):
+        raise StageError(
+            f"llm-compressor cannot calibrate the experts of {type(model).__name__}",
+            where=f"{where}, key architectures",
+            cure="use a recipe that needs no data, such as fp8-dynamic",
+        )
+
+
+def load_with_separate_experts(checkpoint: str, config: Any, trust: bool) -> Any:
+    """Load the model in its own type; where it has experts, each as linear layers of its own."""
+    from llmcompressor.modeling.moe.linearize import load_quantizable_moe
+    from transformers import AutoModelForCausalLM
+
+    def load() -> Any:
+        return AutoModelForCausalLM.from_pretrained(
+            checkpoint, dtype="auto", trust_remote_code=trust
+        )
+
+    if expert_count(config) <= 1:
+        return load()
+    with load_quantizable_moe():
+        return load()
+
+
+class ExpertTokens:
+    """Counts the calibration tokens that each expert sees.
+
+    Args:
+        model: loaded, its experts apart; a dense model has none to count.
+    """
+
+    def __init__(self, model: Any) -> None:
+        from llmcompressor.modeling.moe.linearize import get_linearized_moes
+        from llmcompressor.modifiers.utils.hooks import HooksMixin
+
+        self.seen: dict[str, int] = {}
+        # The library's own hooks are off while it traces, searches, and runs a layer again.
+        hooks = HooksMixin()
+        for name, experts in get_linearized_moes(model):
+            for number in range(experts.num_experts):
+                expert = f"{name}.{number}"
+                self.seen[expert] = 0
+                hooks.register_hook(experts[number], self._counter(expert), "forward_pre")
+
+    def _counter(self, expert: str) -> Callable[..., None]:
+        def count(module: Any, inputs: Any) -> None:
+            hidden = inputs[0]
+            self.seen[expert] += hidden.numel() // hidden.shape[-1]
+
+        return count
+
+    def checked(self) -> dict[str, int]:
+        """The least number that any expert saw; empty for a dense model.
+
+        Raises:
+            StageError: an expert saw none.
+        """
+        if not self.seen:
+            return {}
+        expert = min(self.seen, key=lambda name: self.seen[name])
+        if not self.seen[expert]:
+            raise StageError(
+                f"no calibration token reached the expert '{expert}'",
+                where="recipe key quantization.calibration",
+                cure="give more calibration text, or use a recipe that needs no data",
+            )
+        return {"experts": len(self.seen), "least_tokens_of_an_expert": self.seen[expert]}
