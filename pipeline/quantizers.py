@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from pipeline.environments.definition import EnvironmentName
+from pipeline.environments.definition import OF_EVERY_RUN, EnvironmentName
 from recipes.quantization import Quantization
 
 
@@ -32,10 +32,6 @@ def quantizer_of(kind: str) -> Quantizer:
 
 
 def environments_for(quantizations: Iterable[Quantization]) -> tuple[EnvironmentName, ...]:
-    """The environments that a run of these recipes may use, in the order of their names' list.
-
-    `quantize` is always one: the demo model is converted in it.
-    """
-    used = {EnvironmentName.QUANTIZE, EnvironmentName.SERVE, EnvironmentName.EVALUATE}
-    used |= {quantizer_of(each.kind).environment for each in quantizations}
-    return tuple(name for name in EnvironmentName if name in used)
+    """The environments that a run of these recipes may use, in the order of EnvironmentName."""
+    asked_for = {quantizer_of(each.kind).environment for each in quantizations}
+    return tuple(name for name in EnvironmentName if name in {*OF_EVERY_RUN, *asked_for})

@@ -44,6 +44,10 @@ class EnvironmentName(StrEnum):
     EVALUATE = "evaluate"
 
 
+OF_EVERY_RUN = (EnvironmentName.QUANTIZE, EnvironmentName.SERVE, EnvironmentName.EVALUATE)
+"""Those that a run uses whatever its recipes are; the others are built when a recipe asks."""
+
+
 @dataclass(frozen=True)
 class Definition:
     """All that decides what an environment holds.

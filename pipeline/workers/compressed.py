@@ -19,9 +19,7 @@ OBSERVERS = {"minmax": "memoryless_minmax", "mse": "memoryless_mse"}
 GROUPS_OF_PRESETS = {"FP8_BLOCK": 128, "NVFP4": 16}
 
 
-def quantize_whole_model(
-    spec: dict[str, Any], progress: Progress, output: Path
-) -> dict[str, Any]:
+def quantize_whole_model(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any]:
     """Load the model, quantize it, and save it.
 
     Args:

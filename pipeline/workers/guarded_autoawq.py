@@ -21,12 +21,13 @@ from typing import Any
 from pipeline.errors import StageError
 from pipeline.events import Progress
 
-# Of a layer's change to its input, the median over tokens. bfloat16 rounding was 0.002 to 0.02 in
-# the 30 layers of SmolLM2-135M; weights that are not restored gave 0.3 to 1.4.
+# Of a layer's change to its input, the median over tokens. Measured on SmolLM2-135M: 0.005 to
+# 0.017, which is bfloat16 rounding; 0.56 to 0.86 where the weights are not restored.
 LARGEST_SCALING_ERROR = 0.1
-# With the search for clipping, which does change the function on purpose.
-LARGEST_CLIPPING_ERROR = 0.5
-# Kullback-Leibler divergence of the next token's distribution, in nats, mean over tokens.
+# With the search for clipping, which changes the function on purpose: 0.04 to 0.06 there.
+LARGEST_CLIPPING_ERROR = 0.3
+# Kullback-Leibler divergence of the next token's distribution, in nats, mean over tokens: 0.05 to
+# 0.16 there; 1.55 after four layers whose weights are not restored.
 LARGEST_DIVERGENCE = 1.0
 CURE = "use the recipe awq-w4a16, which is AWQ by llm-compressor"
 
@@ -154,6 +155,8 @@ def guarded_quantizer() -> type:
 
         def quantize(self) -> None:
             super().quantize()
+            if self.export_compatible:  # scaled only: there is no packed model to look at
+                return
             self.findings.check_model(*self._compare_predictions())
 
         def _answer(self, layer: Any, hidden: Any) -> Any:
