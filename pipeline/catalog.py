@@ -165,12 +165,15 @@ def merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     merged = dict(base)
     for key, value in changes.items():
         old = merged.get(key)
-        both = isinstance(old, dict) and isinstance(value, dict)
-        if both and value.get("kind", old.get("kind")) == old.get("kind"):
+        if isinstance(old, dict) and isinstance(value, dict) and _of_one_kind(old, value):
             merged[key] = merge(old, value)
         else:
             merged[key] = value
     return merged
+
+
+def _of_one_kind(base: dict[str, Any], changes: dict[str, Any]) -> bool:
+    return bool(changes.get("kind", base.get("kind")) == base.get("kind"))
 
 
 def parse(path: Path, noun: str, kind: type[DESCRIBED]) -> DESCRIBED:

@@ -34,8 +34,8 @@ class Recipe(Described):
     unsuited_architectures: list[str] = Field(
         default=[], description="those it is not for, though 'architectures' has them"
     )
-    cannot_serve_on: dict[AcceleratorName, str] = Field(
-        default={}, description="accelerators without kernels for such weights, and why"
+    cannot_serve_on: dict[Literal["cpu", "cpu-without-amx", "cuda"], str] = Field(
+        default={}, description="where vLLM has no kernels for such weights, and why"
     )
     extends: str | None = Field(
         None,

@@ -12,11 +12,10 @@ from pipeline.ignored_modules import is_ignored
 from pipeline.inspection.divisibility import first_dividing
 from pipeline.workers.calibration_blocks import block_facts, calibration_blocks
 from pipeline.workers.experts import ExpertTokens, check_experts, load_with_separate_experts
+from recipes.group_sizes import sizes_to_try
 
 # How a group's range is found. Both look at the weights alone, afresh every time.
 OBSERVERS = {"minmax": "memoryless_minmax", "mse": "memoryless_mse"}
-# Columns that a preset groups; for the others any width will do.
-GROUPS_OF_PRESETS = {"FP8_BLOCK": 128, "NVFP4": 16}
 
 
 def quantize_whole_model(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any]:
@@ -205,19 +204,16 @@ def dividing_group_size(columns: set[int], quantization: dict[str, Any]) -> int 
     Raises:
         StageError: none of the recipe's divides all columns; those in the way are named.
     """
-    scheme = quantization.get("scheme")
-    if scheme in GROUPS_OF_PRESETS:
-        wanted = [GROUPS_OF_PRESETS[scheme]]
-    elif "group_size" in quantization and scheme != "W8A8":
-        wanted = [quantization["group_size"], *quantization["smaller_group_sizes"]]
-    else:
+    wanted = sizes_to_try(quantization)
+    if not wanted:
         return None
     found = first_dividing(wanted, columns)
     if found is None:
         raise StageError(
-            f"no group size of {wanted} divides layers with {sorted(columns)} columns",
+            f"no group size of {list(wanted)} divides layers with {sorted(columns)} columns",
             where="recipe key quantization.group_size",
-            cure="use a recipe whose quantization.smaller_group_sizes has one that divides them",
+            cure="use a recipe whose quantization.smaller_group_sizes has one that divides them, "
+            "or one without groups, such as fp8-dynamic",
         )
     return found
 

@@ -51,19 +51,50 @@ def check_experts(config: Any, trust: bool, *, where: str, calibrated: bool) -> 
 
 
 def load_with_separate_experts(checkpoint: str, config: Any, trust: bool) -> Any:
-    """Load the model in its own type; where it has experts, each as linear layers of its own."""
-    from llmcompressor.modeling.moe.linearize import load_quantizable_moe
+    """Load the model in its own type; where it has experts, each as linear layers of its own.
+
+    llm-compressor's `load_quantizable_moe` would load them apart at once. It has transformers look
+    into every module it has, and those for images need torchvision, which is not here.
+    """
+    from llmcompressor.modeling.moe.linearize import get_linearized_moes, linearize_moe
     from transformers import AutoModelForCausalLM
 
-    def load() -> Any:
-        return AutoModelForCausalLM.from_pretrained(
-            checkpoint, dtype="auto", trust_remote_code=trust
-        )
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype="auto", trust_remote_code=trust)
+    linearize_moe(model)
+    if get_linearized_moes(model):
+        save_under_numbered_names(model)
+    return model
 
-    if expert_count(config) <= 1:
-        return load()
-    with load_quantizable_moe():
-        return load()
+
+def save_under_numbered_names(model: Any) -> None:
+    """Where the checkpoint calls an expert's matrices w1, w2 and w3, so will the saved one.
+
+    llm-compressor 0.14 saves those of Mixtral and its kin as gate_proj, down_proj and up_proj.
+    """
+    from llmcompressor.modeling.moe.conversion_mappings import set_save_conversion_mapping
+    from transformers.conversion_mapping import (
+        get_checkpoint_conversion_mapping,
+        register_checkpoint_conversion_mapping,
+    )
+    from transformers.core_model_loading import WeightRenaming
+
+    steps = get_checkpoint_conversion_mapping(model.config.model_type) or []
+    stacking = [
+        step for step in steps if any(".experts.*.w" in pattern for pattern in step.source_patterns)
+    ]
+    if not stacking:
+        return
+    names = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
+    renamings = [
+        WeightRenaming(
+            source_patterns=rf"\.experts\.(\d+)\.{theirs}\.",
+            target_patterns=rf".experts.\1.{ours}.",
+        )
+        for theirs, ours in names.items()
+    ]
+    wanted = [*(step for step in steps if step not in stacking), *renamings]
+    set_save_conversion_mapping(model, wanted)
+    register_checkpoint_conversion_mapping(model.config.model_type, wanted, overwrite=True)
 
 
 class ExpertTokens:
