@@ -78,6 +78,15 @@ class Findings:
         }
 
 
+def too_few_tokens(what: str) -> StageError:
+    """An expert that no calibration token reached has no scales to be found for it."""
+    return StageError(
+        f"the calibration texts do not reach every expert: {what}",
+        where="recipe key quantization.calibration",
+        cure="calibrate with more samples, or with texts of more kinds",
+    )
+
+
 @contextmanager
 def copied_state_dict(module: Any) -> Iterator[None]:
     """While open, the module's state dict holds copies of what lies on a CPU, not the tensors.
@@ -135,7 +144,13 @@ def guarded_quantizer() -> type:
 
         def _get_input_feat(self, layer: Any, named_linears: dict[str, Any]) -> Any:
             self.before = self.inps[:1]
-            features = super()._get_input_feat(layer, named_linears)
+            try:
+                features = super()._get_input_feat(layer, named_linears)
+            except AssertionError as error:  # how AutoAWQ says that a layer got no token
+                raise too_few_tokens(str(error).splitlines()[0]) from error
+            unseen = [name for name in named_linears if name not in features]
+            if unseen:
+                raise too_few_tokens(f"{unseen[0]} saw none of them")
             self.after = self.inps[:1]
             return features
 

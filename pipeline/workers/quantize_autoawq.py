@@ -12,6 +12,7 @@ from pipeline.errors import StageError
 from pipeline.events import Progress
 from pipeline.ignored_modules import is_ignored
 from pipeline.inspection.divisibility import first_dividing
+from pipeline.inspection.module_kind import ROUTERS
 from pipeline.workers.calibration_blocks import block_facts, calibration_blocks
 from pipeline.workers.guarded_autoawq import CURE, Findings, guarded_quantizer
 from pipeline.workers.transformers4_form import transformers4_view
@@ -71,8 +72,8 @@ def quantize(
     model = AutoAWQForCausalLM.from_pretrained(
         str(readable), torch_dtype="auto", trust_remote_code=trust, safetensors=True
     )
+    leave_out_routers(model, quantization["ignore"])
     linears = linear_layers(model)
-    check_ignored(linears, quantization["ignore"])
     group_size = dividing_group_size(linears.values(), quantization)
     if group_size != quantization["group_size"]:
         progress.note(
@@ -125,20 +126,41 @@ def linear_layers(model: Any) -> dict[str, Any]:
     return found
 
 
-def check_ignored(linears: Iterable[str], ignore: list[str]) -> None:
-    """Raise StageError where the recipe leaves out what AutoAWQ cannot leave out.
+def leave_out_routers(model: Any, ignore: list[str]) -> None:
+    """Have AutoAWQ leave out what the recipe does; it knows parts of names."""
+    words = words_left_out(list(linear_layers(model)), ignore)
+    if words:
+        model.modules_to_not_convert = [*(getattr(model, "modules_to_not_convert", [])), *words]
+
+
+def words_left_out(linears: list[str], ignore: list[str]) -> list[str]:
+    """What to tell AutoAWQ, so that it leaves out those of its linear layers that `ignore` means.
 
     What lies outside of the model's layers, such as lm_head, it never quantizes. Inside, it
-    needs all linear layers to scale them.
+    scales all linear layers together but the routers of experts.
+
+    Args:
+        linears: names of the linear layers that it would quantize.
+        ignore: the recipe's list.
+
+    Returns:
+        parts of names, for its `modules_to_not_convert`; no other layer's name has them in it.
+
+    Raises:
+        StageError: the list means a layer that AutoAWQ cannot leave out.
     """
-    meant = sorted(name for name in linears if is_ignored(name, ignore))
-    if meant:
+    meant = {name for name in linears if is_ignored(name, ignore)}
+    words = {".".join(name.split(".")[-2:]) for name in meant if name.split(".")[-1] in ROUTERS}
+    told = {name for name in linears if any(word in name for word in words)}
+    wrong = sorted(meant ^ told)
+    if wrong:
         raise StageError(
-            f"AutoAWQ cannot leave out {', '.join(meant[:3])}"
-            f"{f' and {len(meant) - 3} more' if len(meant) > 3 else ''}",
+            f"AutoAWQ cannot leave out just what the recipe does; it differs for {wrong[0]}"
+            f"{f' and {len(wrong) - 1} more' if len(wrong) > 1 else ''}",
             where="recipe key quantization.ignore",
             cure=CURE,
         )
+    return sorted(words)
 
 
 def dividing_group_size(linears: Iterable[Any], quantization: dict[str, Any]) -> int:

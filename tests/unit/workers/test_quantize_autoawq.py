@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from pipeline.errors import StageError
 from pipeline.workers.guarded_autoawq import Findings
 from pipeline.workers.quantize_autoawq import (
-    check_ignored,
     dividing_group_size,
     keep_sources_config,
+    words_left_out,
 )
 
 SIZES = {"group_size": 128, "smaller_group_sizes": [64, 32]}
@@ -43,20 +43,35 @@ class TestGroupSize:
         assert "awq-w4a16" in caught.value.cure
 
 
-class TestIgnored:
-    LINEARS = ("model.layers.0.mlp.up_proj", "model.layers.0.mlp.down_proj")
+class TestLeftOut:
+    DENSE = ("model.layers.0.mlp.gate_proj", "model.layers.0.mlp.down_proj")
+    EXPERTS = tuple(
+        f"model.layers.{layer}.mlp.{part}"
+        for layer in range(2)
+        for part in ("gate", "experts.0.gate_proj", "experts.0.down_proj")
+    )
 
-    def test_outside_of_the_layers(self) -> None:
-        check_ignored(self.LINEARS, ["lm_head", "re:vision.*"])
+    def test_what_lies_outside_of_the_layers_needs_no_word(self) -> None:
+        assert words_left_out([*self.DENSE], ["lm_head", "re:vision.*"]) == []
 
-    def test_inside(self) -> None:
-        with pytest.raises(StageError, match=r"cannot leave out model\.layers\.0\.mlp\.down_proj"):
-            check_ignored(self.LINEARS, ["lm_head", "*.down_proj"])
+    def test_routers(self) -> None:
+        words = words_left_out([*self.EXPERTS], ["lm_head", r"re:(.*\.)?(gate)(\..*)?$"])
+        assert words == ["mlp.gate"]
+
+    def test_a_router_beside_a_dense_layers_gate(self) -> None:
+        """The word for the router is part of `mlp.gate_proj` too."""
+        with pytest.raises(StageError, match=r"differs for model\.layers\.0\.mlp\.gate_proj"):
+            words_left_out([*self.DENSE, "model.layers.1.mlp.gate"], ["*.mlp.gate"])
+
+    def test_anything_else_inside(self) -> None:
+        with pytest.raises(StageError, match=r"differs for .*0\.mlp\.down_proj") as caught:
+            words_left_out([*self.DENSE], ["lm_head", "*.down_proj"])
+        assert "awq-w4a16" in caught.value.cure
 
     def test_many_are_counted(self) -> None:
         names = [f"model.layers.{index}.mlp.up_proj" for index in range(9)]
-        with pytest.raises(StageError, match="and 6 more"):
-            check_ignored(names, ["*.up_proj"])
+        with pytest.raises(StageError, match="and 8 more"):
+            words_left_out(names, ["*.up_proj"])
 
 
 class TestFindings:
