@@ -54,6 +54,8 @@ def config_of_4(config: dict[str, Any]) -> dict[str, Any]:
     told = dict(config)
     if "dtype" in told:
         told.setdefault("torch_dtype", told.pop("dtype"))
+    if told.get("model_type") == "qwen3_moe" and "num_local_experts" in told:
+        told.setdefault("num_experts", told.pop("num_local_experts"))
     rope = told.pop("rope_parameters", None)
     if not rope:
         return told
