@@ -21,7 +21,6 @@ from pipeline.hub import bytes_to_download
 from pipeline.plan import Find, Plan
 from pipeline.policy_power import GatePower, policy_power
 from pipeline.preparation import (
-    ENVIRONMENTS,
     Choices,
     Request,
     choose,
@@ -30,6 +29,7 @@ from pipeline.preparation import (
     locate,
     make_plan,
 )
+from pipeline.quantizers import environments_for
 from pipeline.records import StageRecord, StageSpec
 from pipeline.settings import Settings
 from pipeline.stages.evaluate import is_answered
@@ -195,7 +195,10 @@ def forecast(request: Request, settings: Settings, progress: Progress) -> Foreca
         }
         if checkpoint
         else {},
-        environments=tuple(status(name, accelerator, settings) for name in ENVIRONMENTS),
+        environments=tuple(
+            status(name, accelerator, settings)
+            for name in environments_for(recipe.quantization for recipe in choices.recipes)
+        ),
     )
 
 
