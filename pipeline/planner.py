@@ -10,6 +10,7 @@ from typing import Any
 
 from pipeline.checkpoint import Checkpoint
 from pipeline.data_sources import SourceResolver
+from pipeline.dry_run import dry_run_stage
 from pipeline.evaluation_plan import EvaluationPlanner, Served
 from pipeline.hardware import machine
 from pipeline.plan import Plan, VariantPlan, stage_spec
@@ -34,6 +35,7 @@ class Planner:
         sources: resolves questions and calibration texts.
         store: folder of the store.
         trust_remote_code: run Python code from the checkpoint's folder.
+        dry_run: try variants with calibration on two layers first.
     """
 
     checkpoint: Checkpoint
@@ -46,6 +48,7 @@ class Planner:
     sources: SourceResolver
     store: Path
     trust_remote_code: bool = False
+    dry_run: bool = False
 
     @cached_property
     def evaluation(self) -> EvaluationPlanner:
@@ -97,6 +100,8 @@ class Planner:
             "benchmark": self._benchmark_stage(served),
         }
         made = {"quantize": quantize, "verify": verify}
+        if self.dry_run and (dry_run := dry_run_stage(quantize, verify)):
+            made["dry_run"] = dry_run
         return self._variant_plan(
             recipe, arguments, model, {**made, **stages}, tuple(stages), rounds
         )

@@ -35,8 +35,8 @@ class Runner:
     def run(self) -> None:
         """Run every stage up to the verdicts; a variant that fails does not stop the others.
 
-        All variants are quantized and verified first: what can fail in minutes should not fail
-        after an hour of measuring the baseline.
+        All variants are tried on two layers first, then quantized and verified: what can fail in
+        minutes should not fail after an hour of quantizing another, or of measuring the baseline.
 
         Raises:
             PrepareError: the baseline or something that all variants share failed.
@@ -45,7 +45,8 @@ class Runner:
             self._check_sandbox()
             for spec in self._plan.shared.values():
                 self._stages.run(spec)
-            sound = [variant for variant in self._plan.variants if self._try(variant, self._make)]
+            tried = [v for v in self._plan.variants if self._try(v, self._dry_run)]
+            sound = [variant for variant in tried if self._try(variant, self._make)]
             if sound:
                 self._measure(sound)
             self._select()
@@ -79,6 +80,10 @@ class Runner:
             return True
         self._log.variant(report)
         return False
+
+    def _dry_run(self, variant: VariantPlan) -> None:
+        if variant.wants_dry_run(self._stages.found):
+            self._stages.run(variant.stages["dry_run"])
 
     def _make(self, variant: VariantPlan) -> None:
         for role in ("quantize", "verify"):

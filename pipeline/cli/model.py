@@ -8,6 +8,7 @@ import typer
 
 from pipeline.cli.options import (
     CheckpointArgument,
+    DryRunOption,
     EvalDataOption,
     JsonOption,
     NameOption,
@@ -29,6 +30,7 @@ def model(
     registry: RegistryOption = None,
     eval_data: EvalDataOption = None,
     store: StoreOption = None,
+    dry_run: DryRunOption = None,
     as_json: JsonOption = False,
     yes_trust_remote_code: TrustOption = False,
 ) -> None:
@@ -65,6 +67,7 @@ def model(
         registry=registry,
         eval_data=eval_data,
         trust_remote_code=yes_trust_remote_code,
+        dry_run=dry_run,
     )
     try:
         with open_display(as_json=as_json) as progress:

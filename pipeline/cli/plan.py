@@ -5,6 +5,7 @@ from __future__ import annotations
 from pipeline.cli.options import (
     CheckpointArgument,
     ContextOption,
+    DryRunOption,
     EvalDataOption,
     GpuOption,
     GpusOption,
@@ -28,6 +29,7 @@ def plan(
     registry: RegistryOption = None,
     eval_data: EvalDataOption = None,
     store: StoreOption = None,
+    dry_run: DryRunOption = None,
     gpu: GpuOption = None,
     gpus: GpusOption = 1,
     context: ContextOption = None,
@@ -68,6 +70,7 @@ def plan(
         registry=registry,
         eval_data=eval_data,
         trust_remote_code=yes_trust_remote_code,
+        dry_run=dry_run,
     )
     if gpu is not None:
         from pipeline.capacity.capacity_request import answer
@@ -90,4 +93,6 @@ def plan(
         print_table(["variant", "weights, estimated", ""], rows)
     print_power(found.power)
     print_table(["environment", "state", "size"], found.environment_rows())
+    for refusal in found.refusals():
+        print(refusal)
     print(found.total())
