@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from pipeline import catalog
@@ -48,9 +49,10 @@ class Preflight:
             download: bytes of the checkpoint that have to be fetched to the store's disk.
         """
         return present(
-            checks.too_little_disk(self.weights(), stored, download, self.machine, str(self.store))
+            checks.too_little_disk(self.weights, stored, download, self.machine, str(self.store))
         )
 
+    @cached_property
     def weights(self) -> checks.Weights:
         """What each recipe makes of the checkpoint, the baseline's first."""
         tied = bool(self.source.config.get("tie_word_embeddings", False))
@@ -62,7 +64,7 @@ class Preflight:
     def notes(self) -> list[str]:
         """What could not be checked, and why."""
         found = []
-        inspection = self._inspection()
+        inspection = self._inspection
         if isinstance(inspection, CheckpointError):
             found.append(f"memory is not checked before the run: {inspection.what}")
         elif (gpu := self.machine.gpu) and catalog.gpu_of_driver(gpu) is None:
@@ -82,7 +84,7 @@ class Preflight:
         ]
 
     def _of_recipes(self) -> list[PrepareError]:
-        weights = self.weights()
+        weights = self.weights
         return [
             *present(checks.missing_gpus(self.profile, self.machine)),
             *present(*(checks.too_old_gpu(r, self.profile, self.machine) for r in self.recipes)),
@@ -90,17 +92,18 @@ class Preflight:
         ]
 
     def _of_memory(self) -> list[PrepareError]:
-        inspection = self._inspection()
+        inspection = self._inspection
         if isinstance(inspection, CheckpointError):
             return []  # told by `notes`
         everything = (self.baseline, *self.recipes)
         return [
             *checks.too_little_gpu_memory(inspection, self.recipes, self.profile, self.machine),
             *checks.too_little_memory(
-                inspection, everything, self.weights(), self.profile, self.machine
+                inspection, everything, self.weights, self.profile, self.machine
             ),
         ]
 
+    @cached_property
     def _inspection(self) -> Inspection | CheckpointError:
         """The checkpoint's shape; the error where config.json lacks a number that memory needs."""
         try:
