@@ -38,7 +38,7 @@ class Preflight:
     store: Path
 
     def faults(self) -> list[PrepareError]:
-        """All that would make the run fail but the disk; notes what could not be checked."""
+        """All that would make the run fail, the disk left out."""
         return [*self._of_checkpoint(), *self._of_recipes(), *self._of_memory()]
 
     def disk_fault(self, stored: Collection[str], download: int = 0) -> list[PrepareError]:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from listener import Listener
+from published_models import LLAMA_3_8B, dense, source
 from small_checkpoint import safetensors, write_files
 
-from pipeline.errors import ExitCode
+from pipeline.errors import ExitCode, PrepareError
 from pipeline.forecast import forecast
+from pipeline.preflight.before_run import early_faults, preflight_of
 from pipeline.preflight.machine import Machine
-from pipeline.preparation import Request
+from pipeline.preparation import Request, choose
 from pipeline.settings import Settings
 from pipeline.whole_run import run_model
 
@@ -134,3 +137,44 @@ def test_a_note_where_memory_cannot_be_checked(
     )
     assert any("memory is not checked before the run" in note for note in listener.notes)
     assert report.error is not None  # of the groups
+
+
+class TestDownload:
+    """A checkpoint of the Hub, seen by its headers; what the Hub says is made up."""
+
+    @pytest.fixture
+    def told(
+        self, settings: Settings, monkeypatch: pytest.MonkeyPatch
+    ) -> Callable[[], list[PrepareError]]:
+        machine_of(monkeypatch, free_disk_bytes=20 * 10**9)
+        hub = "pipeline.preflight.before_run"
+        model = source(LLAMA_3_8B, dense(LLAMA_3_8B))
+        monkeypatch.setattr(f"{hub}.read_source", lambda *_: model)
+        monkeypatch.setattr(f"{hub}.bytes_to_download", lambda *_: model.weights_bytes)
+        monkeypatch.setattr(f"{hub}._is_on_the_same_disk", lambda _: True)
+
+        def ask() -> list[PrepareError]:
+            choices = choose(request("org/name"), settings)
+            preflight = preflight_of(choices, settings)
+            assert preflight is not None
+            return early_faults(preflight, choices)
+
+        return ask
+
+    def test_disk_for_it_and_all_variants(self, told: Callable[[], list[PrepareError]]) -> None:
+        (fault,) = told()
+        assert "(download 16.1, fp8-dynamic 9.1, awq-w4a16 5.8)" in fault.what
+
+    def test_a_store_with_variants_is_left_for_later(
+        self, told: Callable[[], list[PrepareError]], settings: Settings
+    ) -> None:
+        """Which of them are of this checkpoint is known when it is here."""
+        (settings.store / "stages" / "quantize" / "abc").mkdir(parents=True)
+        assert told() == []
+
+    def test_another_disk(
+        self, told: Callable[[], list[PrepareError]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        place = "pipeline.preflight.before_run._is_on_the_same_disk"
+        monkeypatch.setattr(place, lambda _: False)
+        assert told() == []
