@@ -13,10 +13,20 @@ from pipeline.data_sources import SourceResolver
 from pipeline.dry_run import dry_run_stage
 from pipeline.evaluation_plan import EvaluationPlanner, Served
 from pipeline.hardware import machine
+from pipeline.inspection.ignored import added_words, ignore_list
+from pipeline.inspection.source import Source, read_folder
 from pipeline.plan import Plan, VariantPlan, stage_spec
 from pipeline.records import StageSpec
 from pipeline.serving import ServingArguments
+from pipeline.suitability import (
+    check_architecture,
+    check_experts,
+    check_servable,
+    check_shapes,
+    cpu_flags,
+)
 from recipes.policy import Policy
+from recipes.quantization import Quantization
 from recipes.schema import Recipe, ServingProfile
 
 
@@ -57,8 +67,24 @@ class Planner:
             self.policy, self.recipes, self.sources, self.identities["evaluate"], self.store
         )
 
+    @cached_property
+    def source(self) -> Source:
+        """The checkpoint's config.json and headers."""
+        return read_folder(self.checkpoint.path)
+
     def plan(self) -> Plan:
-        """The plan for these recipes; raises EvaluationDataError where a suite has no questions."""
+        """The plan for these recipes.
+
+        Raises:
+            EvaluationDataError: a suite has no questions.
+            UsageError: a recipe is not for this architecture, or cannot be served here.
+            StageError: a recipe's groups do not divide the checkpoint's layers.
+        """
+        for recipe in self.recipes:
+            check_servable(recipe, self.profile.accelerator, cpu_flags())
+            check_architecture(recipe, self.checkpoint.architecture)
+            check_experts(recipe, self.source.tensors, self.source.config)
+            check_shapes(recipe, self.source.tensors, self.source.config)
         baseline = self._baseline()
         return Plan(
             policy=self.policy,
@@ -126,10 +152,13 @@ class Planner:
         )
 
     def _quantize_stage(self, recipe: Recipe) -> StageSpec:
-        quantization = recipe.quantization
+        quantization = self._quantization(recipe)
+        tensors, config = self.source.tensors, self.source.config
         runtime: dict[str, Any] = {
             "checkpoint": self.checkpoint.model_dump(mode="json"),
             "environment": "quantize",
+            "recipe": recipe.model_dump(mode="json"),
+            "left_alone": added_words(tensors, config, recipe.quantization.ignore),
         }
         data: dict[str, Any] = {}
         if quantization.calibration is not None:
@@ -154,16 +183,18 @@ class Planner:
             self.store,
         )
 
+    def _quantization(self, recipe: Recipe) -> Quantization:
+        """The recipe's, its ignore list made right for the checkpoint's architecture."""
+        ignore = ignore_list(self.source.tensors, self.source.config, recipe.quantization.ignore)
+        return recipe.quantization.model_copy(update={"ignore": ignore})
+
     def _verify_stage(self, recipe: Recipe, quantize: StageSpec) -> StageSpec:
         return stage_spec(
             "verify",
             recipe.name,
             {
                 "checkpoint": self.checkpoint.digest,
-                "quantization": {
-                    "kind": recipe.quantization.kind,
-                    "ignore": recipe.quantization.ignore,
-                },
+                "quantization": self._quantization(recipe).model_dump(exclude={"calibration"}),
             },
             {"weights": quantize},
             {"checkpoint": self.checkpoint.model_dump(mode="json")},

@@ -250,10 +250,6 @@ def notes(site: Site, weights: dict[str, VariantWeights]) -> Iterable[str]:
             continue
         if inspection.left_alone(made).get("experts"):
             yield f"{name} leaves experts in 16 bits: they are stored as stacks, not as matrices"
-        if inspection.quantized(made).get("routers"):
-            yield f"{name} quantizes routers, which usually stay in 16 bits: see its ignore list"
-        if inspection.quantized(made).get("vision"):
-            yield f"{name} quantizes the vision tower, which usually stays in 16 bits"
 
 
 def stored_types(inspection: Inspection) -> set[str]:

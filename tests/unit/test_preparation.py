@@ -6,6 +6,7 @@ The GPU's driver is a program on the PATH, so a test's PATH decides which GPU th
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -170,7 +171,7 @@ class TestUsage:
     def test_the_baseline_cannot_be_promoted(self, settings: Settings) -> None:
         error = refused(request_for(recipes=("baseline",)), settings)
         assert "changes nothing" in error.what
-        assert "awq-w4a16, fp8-dynamic" in error.cure
+        assert {"awq-w4a16", "fp8-dynamic"} <= set(re.findall(r"[a-z0-9-]+", error.cure))
 
     def test_no_margin_for_the_recipes_family(self, settings: Settings, tmp_path: Path) -> None:
         policy = write_policy(tmp_path, {"margins": {"fp8": 0.01}})
