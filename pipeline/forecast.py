@@ -23,7 +23,6 @@ from pipeline.policy_power import GatePower, policy_power
 from pipeline.preflight.before_run import early_faults, late_faults, preflight_of
 from pipeline.preflight.preflight import line
 from pipeline.preparation import (
-    ENVIRONMENTS,
     Choices,
     Request,
     choose,
@@ -32,6 +31,7 @@ from pipeline.preparation import (
     locate,
     make_plan,
 )
+from pipeline.quantizers import environments_for
 from pipeline.records import StageRecord, StageSpec
 from pipeline.settings import Settings
 from pipeline.stages.evaluate import is_answered
@@ -206,7 +206,10 @@ def forecast(request: Request, settings: Settings, progress: Progress) -> Foreca
         }
         if checkpoint
         else {},
-        environments=tuple(status(name, accelerator, settings) for name in ENVIRONMENTS),
+        environments=tuple(
+            status(name, accelerator, settings)
+            for name in environments_for(recipe.quantization for recipe in choices.recipes)
+        ),
         faults=tuple(faults),
     )
 

@@ -16,6 +16,7 @@ from pipeline.hardware import machine
 from pipeline.inspection.ignored import added_words, ignore_list
 from pipeline.inspection.source import Source, read_folder
 from pipeline.plan import Plan, VariantPlan, stage_spec
+from pipeline.quantizers import quantizer_of
 from pipeline.records import StageSpec
 from pipeline.serving import ServingArguments
 from pipeline.suitability import (
@@ -153,10 +154,11 @@ class Planner:
 
     def _quantize_stage(self, recipe: Recipe) -> StageSpec:
         quantization = self._quantization(recipe)
+        environment = quantizer_of(quantization.kind).environment
         tensors, config = self.source.tensors, self.source.config
         runtime: dict[str, Any] = {
             "checkpoint": self.checkpoint.model_dump(mode="json"),
-            "environment": "quantize",
+            "environment": environment,
             "recipe": recipe.model_dump(mode="json"),
             "left_alone": added_words(tensors, config, recipe.quantization.ignore),
         }
@@ -175,7 +177,7 @@ class Planner:
                 "checkpoint": self.checkpoint.digest,
                 "quantization": quantization.model_dump(),
                 "calibration_data": data,
-                "environment": self.identities["quantize"],
+                "environment": self.identities[environment],
                 "trust_remote_code": self.trust_remote_code,
             },
             {},

@@ -22,12 +22,12 @@ from pipeline.plan import Plan, stage_spec
 from pipeline.planner import Planner
 from pipeline.policy_power import check_decidable
 from pipeline.preflight.checks import already_quantized, unsupported_architecture
+from pipeline.quantizers import environments_for
 from pipeline.records import StageSpec
 from pipeline.settings import Settings
 from recipes.policy import Policy
 from recipes.schema import Recipe, ServingProfile
 
-ENVIRONMENTS = ("quantize", "serve", "evaluate")
 DEFAULT_RECIPES = ("fp8-dynamic", "awq-w4a16")
 
 
@@ -268,7 +268,8 @@ def make_plan(
 ) -> Plan:
     """The plan for these choices; raises PrepareError where calibration data cannot be had."""
     accelerator = Accelerator(choices.profile.accelerator)
-    identities = {name: identity(name, accelerator, settings) for name in ENVIRONMENTS}
+    environments = environments_for(recipe.quantization for recipe in choices.recipes)
+    identities = {str(name): identity(name, accelerator, settings) for name in environments}
     return Planner(
         checkpoint=checkpoint,
         profile=choices.profile,

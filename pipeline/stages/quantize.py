@@ -11,6 +11,7 @@ from typing import Any
 from pipeline.checkpoint import CARRIED_OVER, Checkpoint
 from pipeline.digest import digest_json
 from pipeline.errors import StoreError
+from pipeline.quantizers import quantizer_of
 from pipeline.stages.context import StageContext
 from pipeline.weight_files import weight_files
 
@@ -31,7 +32,7 @@ def run(context: StageContext) -> dict[str, Any]:
     if left_alone := context.runtime.get("left_alone"):
         context.note(f"left in 16 bits besides the recipe's own list: {left_alone}")
     facts = context.run_worker(
-        "quantize",
+        quantizer_of(context.parameters["quantization"]["kind"]).worker,
         {
             "checkpoint": str(source.path),
             "quantization": context.parameters["quantization"],
