@@ -19,13 +19,6 @@ from pipeline.plan import Plan, VariantPlan, stage_spec
 from pipeline.quantizers import quantizer_of
 from pipeline.records import StageSpec
 from pipeline.serving import ServingArguments
-from pipeline.suitability import (
-    check_architecture,
-    check_experts,
-    check_servable,
-    check_shapes,
-    cpu_flags,
-)
 from recipes.policy import Policy
 from recipes.quantization import Quantization
 from recipes.schema import Recipe, ServingProfile
@@ -74,18 +67,10 @@ class Planner:
         return read_folder(self.checkpoint.path)
 
     def plan(self) -> Plan:
-        """The plan for these recipes.
+        """The plan for these recipes; raises EvaluationDataError where a suite has no questions.
 
-        Raises:
-            EvaluationDataError: a suite has no questions.
-            UsageError: a recipe is not for this architecture, or cannot be served here.
-            StageError: a recipe's groups do not divide the checkpoint's layers.
+        Whether they suit the checkpoint and the machine is seen before, by pipeline/preflight.
         """
-        for recipe in self.recipes:
-            check_servable(recipe, self.profile.accelerator, cpu_flags())
-            check_architecture(recipe, self.checkpoint.architecture)
-            check_experts(recipe, self.source.tensors, self.source.config)
-            check_shapes(recipe, self.source.tensors, self.source.config)
         baseline = self._baseline()
         return Plan(
             policy=self.policy,

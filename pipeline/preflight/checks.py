@@ -5,8 +5,7 @@ None of them reads weights, builds an environment or asks the network.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from pipeline import catalog
@@ -16,13 +15,18 @@ from pipeline.checkpoint import QUANTIZATION_KEYS
 from pipeline.errors import CheckpointError, PreflightError, PrepareError, UsageError
 from pipeline.inspection.inspection import Inspection
 from pipeline.inspection.model_shape import text_level
+from pipeline.inspection.source import Source
 from pipeline.preflight.machine import Machine
+from pipeline.suitability import (
+    check_architecture,
+    check_experts,
+    check_servable,
+    check_shapes,
+)
 from pipeline.variant_size import VariantWeights
-from recipes.quantization import Quantization, group_sizes
 from recipes.schema import Recipe, ServingProfile
 
 GENERATING = ("ForCausalLM", "LMHeadModel")
-USUAL_GROUP = 128
 
 Weights = dict[str, VariantWeights]
 """What each recipe makes of the checkpoint, by its name; the baseline's too."""
@@ -90,36 +94,33 @@ def too_old_gpu(recipe: Recipe, profile: ServingProfile, machine: Machine) -> Pr
     )
 
 
-def undividing_groups(recipe: Recipe, weights: VariantWeights) -> PrepareError | None:
-    """No group size of the recipe divides the columns of every layer that it quantizes."""
-    sizes, columns = grouping(recipe.quantization, weights)
-    if not columns:
-        return None
-    words = ", ".join(map(str, columns))
-    common = max(n for n in range(1, USUAL_GROUP + 1) if math.gcd(*columns) % n == 0)
-    cure = "leave the recipe out, or ignore those layers in a recipe of your own"
-    if group_sizes(recipe.quantization) and common > 1:
-        cure += f", or give it a group size that divides them, such as {common}"
-    return UsageError(
-        f"'{recipe.name}' quantizes in groups of {' or '.join(map(str, sizes))} columns, and "
-        f"there are layers of {words}",
-        where=f"--recipe {recipe.name}, key quantization.group_size",
-        cure=cure,
+def unsuitable(
+    recipe: Recipe,
+    source: Source,
+    architecture: str,
+    profile: ServingProfile,
+    flags: frozenset[str],
+) -> Iterable[PrepareError]:
+    """A recipe that is not for this model or this machine; see pipeline/suitability.py.
+
+    Args:
+        recipe: of a variant.
+        source: config and headers of the checkpoint.
+        architecture: first of config.json's architectures.
+        profile: says what it is served on.
+        flags: of the CPU.
+    """
+    seen: tuple[Callable[[], None], ...] = (
+        lambda: check_servable(recipe, profile.accelerator, flags),
+        lambda: check_architecture(recipe, architecture),
+        lambda: check_experts(recipe, source.tensors, source.config),
+        lambda: check_shapes(recipe, source.tensors, source.config),
     )
-
-
-def grouping(
-    quantization: Quantization, weights: VariantWeights
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The group sizes, and the columns that none of them divides."""
-    sizes = group_sizes(quantization)
-    if sizes:
-        return sizes, weights.undivided
-    group = weights.precision.group if weights.precision else None
-    if group is None:
-        return (), ()
-    columns = {each.tensor.shape[1] for each in weights.tensors if each.quantized}
-    return (group,), tuple(sorted(width for width in columns if width % group))
+    for check in seen:
+        try:
+            check()
+        except PrepareError as fault:
+            yield fault
 
 
 def too_little_gpu_memory(

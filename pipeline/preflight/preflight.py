@@ -13,6 +13,7 @@ from pipeline.inspection.inspection import Inspection, inspect
 from pipeline.inspection.source import Source
 from pipeline.preflight import checks
 from pipeline.preflight.machine import Machine
+from pipeline.suitability import cpu_flags
 from pipeline.variant_size import variant_weights
 from recipes.schema import Recipe, ServingProfile
 
@@ -52,12 +53,18 @@ class Preflight:
             checks.too_little_disk(self.weights, stored, download, self.machine, str(self.store))
         )
 
+    @property
+    def architecture(self) -> str:
+        """First of config.json's architectures."""
+        names = self.source.config.get("architectures")
+        return str(names[0]) if isinstance(names, list) and names else "unknown"
+
     @cached_property
     def weights(self) -> checks.Weights:
         """What each recipe makes of the checkpoint, the baseline's first."""
-        tied = bool(self.source.config.get("tie_word_embeddings", False))
+        tensors, config = self.source.tensors, self.source.config
         return {
-            recipe.name: variant_weights(self.source.tensors, recipe.quantization, tied=tied)
+            recipe.name: variant_weights(tensors, recipe.quantization, config)
             for recipe in (self.baseline, *self.recipes)
         }
 
@@ -75,20 +82,24 @@ class Preflight:
 
     def _of_checkpoint(self) -> list[PrepareError]:
         config, where = self.source.config, self.source.where
-        names = config.get("architectures")
-        first = str(names[0]) if isinstance(names, list) and names else "unknown"
         quantized = checks.says_quantized(config)
         return [
-            *present(checks.unsupported_architecture(first, where)),
+            *present(checks.unsupported_architecture(self.architecture, where)),
             *([checks.already_quantized(where)] if quantized else []),
         ]
 
     def _of_recipes(self) -> list[PrepareError]:
-        weights = self.weights
+        flags = cpu_flags()
         return [
             *present(checks.missing_gpus(self.profile, self.machine)),
             *present(*(checks.too_old_gpu(r, self.profile, self.machine) for r in self.recipes)),
-            *present(*(checks.undividing_groups(r, weights[r.name]) for r in self.recipes)),
+            *(
+                fault
+                for recipe in self.recipes
+                for fault in checks.unsuitable(
+                    recipe, self.source, self.architecture, self.profile, flags
+                )
+            ),
         ]
 
     def _of_memory(self) -> list[PrepareError]:

@@ -73,9 +73,9 @@ def test_one_fault(settings: Settings, tmp_path: Path, monkeypatch: pytest.Monke
     machine_of(monkeypatch)
     report = run_model(request(checkpoint(tmp_path / "model")), settings, Listener())
     assert report.status == "failed"
-    assert report.exit_code == ExitCode.USAGE
+    assert report.exit_code == ExitCode.EXPECTED_ERROR
     assert report.error is not None
-    assert "groups of 128 or 64 or 32 columns, and there are layers of 40" in report.error["what"]
+    assert "none of its group sizes divides layers of 40 columns" in report.error["what"]
     assert report.stages == []
     assert not (settings.home / "environments").exists()
     assert not (settings.store / "stages").exists()
@@ -118,11 +118,11 @@ def test_the_plan_tells_it_too(
     machine_of(monkeypatch, free_disk_bytes=1000)
     found = forecast(request(checkpoint(tmp_path / "model")), settings, Listener())
     groups, disk = found.refusals()
-    assert groups.startswith("would be refused: 'awq-w4a16' quantizes in groups of")
-    assert "cure: leave the recipe out" in groups
+    assert groups.startswith("would be refused: 'awq-w4a16' does not suit this checkpoint")
+    assert "cure: choose a recipe without groups" in groups
     assert "GB of disk" in disk
     assert [fault["kind"] for fault in found.to_dict()["refused"]] == [
-        "UsageError",
+        "StageError",
         "PreflightError",
     ]
 

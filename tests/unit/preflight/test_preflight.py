@@ -114,10 +114,9 @@ class TestGroups:
         config = LLAMA_3_8B | {"hidden_size": 4176, "num_attention_heads": 36}  # 4176 = 16 x 261
         found = preflight(config)
         words = told(found.faults())
-        assert "'awq-w4a16' quantizes in groups of 128 or 64 or 32 columns" in words
-        assert "layers of 4176" in words
-        assert "such as 116" in words  # the largest up to 128 that divides
-        assert "fp8-dynamic" not in words
+        assert "none of its group sizes divides layers of 4176 columns" in words
+        assert "'awq-w4a16' does not suit this checkpoint" in words
+        assert "'fp8-dynamic'" not in words
 
     def test_what_a_smaller_size_divides(self) -> None:
         config = LLAMA_3_8B | {"hidden_size": 4128, "num_attention_heads": 43}  # 32 x 129
@@ -133,8 +132,8 @@ class TestGroups:
         config = LLAMA_3_8B | {"hidden_size": 4128, "num_attention_heads": 43}
         config |= {"num_key_value_heads": 43}
         words = told(replace(preflight(config), recipes=(changed,)).faults())
-        assert "'blocks' quantizes in groups of 128 columns" in words
-        assert "such as" not in words
+        assert "'blocks' does not suit this checkpoint" in words
+        assert "divides layers of 4128 columns" in words
 
 
 class TestGpu:
