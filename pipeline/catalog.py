@@ -104,6 +104,12 @@ def profile_for_gpu(gpu_name: str) -> ServingProfile | None:
     return None
 
 
+def gpu_of_driver(gpu_name: str) -> Gpu | None:
+    """The carried GPU of that name, as the driver gives it; None where no file describes it."""
+    gpus = (load_gpu(name) for name in gpu_names())
+    return next((gpu for gpu in gpus if gpu.driver_name == gpu_name), None)
+
+
 def _is_path(name: str) -> bool:
     return name.endswith((".yaml", ".yml")) or "/" in name
 

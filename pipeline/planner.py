@@ -10,6 +10,7 @@ from typing import Any
 
 from pipeline.checkpoint import Checkpoint
 from pipeline.data_sources import SourceResolver
+from pipeline.dry_run import dry_run_stage
 from pipeline.evaluation_plan import EvaluationPlanner, Served
 from pipeline.hardware import machine
 from pipeline.inspection.ignored import added_words, ignore_list
@@ -18,13 +19,6 @@ from pipeline.plan import Plan, VariantPlan, stage_spec
 from pipeline.quantizers import quantizer_of
 from pipeline.records import StageSpec
 from pipeline.serving import ServingArguments
-from pipeline.suitability import (
-    check_architecture,
-    check_experts,
-    check_servable,
-    check_shapes,
-    cpu_flags,
-)
 from recipes.policy import Policy
 from recipes.quantization import Quantization
 from recipes.schema import Recipe, ServingProfile
@@ -46,6 +40,7 @@ class Planner:
         store: folder of the store.
         trust_remote_code: run Python code from the checkpoint's folder.
         rungs: names of those recipes that are a ladder, in order.
+        dry_run: try variants with calibration on two layers first.
     """
 
     checkpoint: Checkpoint
@@ -59,6 +54,7 @@ class Planner:
     store: Path
     trust_remote_code: bool = False
     rungs: tuple[str, ...] = ()
+    dry_run: bool = False
 
     @cached_property
     def evaluation(self) -> EvaluationPlanner:
@@ -73,18 +69,10 @@ class Planner:
         return read_folder(self.checkpoint.path)
 
     def plan(self) -> Plan:
-        """The plan for these recipes.
+        """The plan for these recipes; raises EvaluationDataError where a suite has no questions.
 
-        Raises:
-            EvaluationDataError: a suite has no questions.
-            UsageError: a recipe is not for this architecture, or cannot be served here.
-            StageError: a recipe's groups do not divide the checkpoint's layers.
+        Whether they suit the checkpoint and the machine is seen before, by pipeline/preflight.
         """
-        for recipe in self.recipes:
-            check_servable(recipe, self.profile.accelerator, cpu_flags())
-            check_architecture(recipe, self.checkpoint.architecture)
-            check_experts(recipe, self.source.tensors, self.source.config)
-            check_shapes(recipe, self.source.tensors, self.source.config)
         baseline = self._baseline()
         return Plan(
             policy=self.policy,
@@ -127,6 +115,8 @@ class Planner:
             "benchmark": self._benchmark_stage(served),
         }
         made = {"quantize": quantize, "verify": verify}
+        if self.dry_run and (dry_run := dry_run_stage(quantize, verify)):
+            made["dry_run"] = dry_run
         return self._variant_plan(
             recipe, arguments, model, {**made, **stages}, tuple(stages), rounds
         )

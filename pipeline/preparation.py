@@ -12,14 +12,16 @@ from pipeline.checkpoint import Checkpoint, Reference, inspect_folder, parse_ref
 from pipeline.data_sources import SourceResolver
 from pipeline.demo_model import DEMO_LOCK
 from pipeline.digest import FileDigests, digest_bytes
+from pipeline.dry_run import is_worth_it
 from pipeline.environments.environment import Accelerator, identity
 from pipeline.errors import CheckpointError, UsageError
 from pipeline.events import Progress
-from pipeline.hardware import compute_capability, gpu_name, hardware
+from pipeline.hardware import gpu_name, hardware
 from pipeline.hub import download
 from pipeline.plan import Plan, stage_spec
 from pipeline.planner import Planner
 from pipeline.policy_power import check_decidable
+from pipeline.preflight.checks import already_quantized, unsupported_architecture
 from pipeline.quantizers import environments_for
 from pipeline.records import StageSpec
 from pipeline.settings import Settings
@@ -42,6 +44,7 @@ class Request:
     eval_data: Path | None
     trust_remote_code: bool
     promote: bool = True
+    dry_run: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,7 @@ class Choices:
     trust_remote_code: bool
     rungs: tuple[str, ...] = ()
     promote: bool = True
+    dry_run: bool | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for the run's record."""
@@ -73,6 +77,7 @@ class Choices:
             "eval_data": str(self.eval_data) if self.eval_data else None,
             "trust_remote_code": self.trust_remote_code,
             "promote": self.promote,
+            "dry_run": self.dry_run,
         }
 
 
@@ -91,7 +96,6 @@ def choose(request: Request, settings: Settings) -> Choices:
     check_names_differ(recipes)
     for recipe in recipes:
         check_margins(recipe, policy)
-        check_capability(recipe, profile)
     if profile.accelerator not in policy.throughput.minimum_ratio:
         raise UsageError(
             f"the policy '{policy.name}' has no throughput floor for {profile.accelerator}",
@@ -112,6 +116,7 @@ def choose(request: Request, settings: Settings) -> Choices:
         trust_remote_code=request.trust_remote_code,
         rungs=rungs,
         promote=request.promote,
+        dry_run=request.dry_run,
     )
 
 
@@ -163,18 +168,6 @@ def check_registered_name(name: str) -> None:
             f"'{name}' cannot be a name in the registry",
             where="--name",
             cure="give a name without '/' and ':'",
-        )
-
-
-def check_capability(recipe: Recipe, profile: ServingProfile) -> None:
-    """Raise UsageError where this machine's GPU is too old for the recipe's kernels."""
-    needed = recipe.minimum_compute_capability
-    found = compute_capability() if profile.accelerator == "cuda" else None
-    if needed is not None and found is not None and found < needed:
-        raise UsageError(
-            f"'{recipe.name}' needs a GPU of compute capability {needed}, this one has {found}",
-            where=f"--recipe {recipe.name}",
-            cure="leave the recipe out, or run on a newer GPU",
         )
 
 
@@ -274,18 +267,9 @@ def check_supported(checkpoint: Checkpoint, choices: Choices) -> None:
     """Raise CheckpointError for what no recipe here can start from."""
     config = str(checkpoint.path / "config.json")
     if checkpoint.quantized:
-        raise CheckpointError(
-            "the checkpoint is already quantized",
-            where=f"{config}, key quantization_config",
-            cure="give the original 16-bit checkpoint",
-        )
-    if not checkpoint.architecture.endswith(("ForCausalLM", "LMHeadModel")):
-        raise CheckpointError(
-            f"the architecture '{checkpoint.architecture}' is not supported: "
-            "only text-generating decoders are (names that end in ForCausalLM)",
-            where=f"{config}, key architectures",
-            cure="give a decoder-only language model",
-        )
+        raise already_quantized(config)
+    if fault := unsupported_architecture(checkpoint.architecture, config):
+        raise fault
     if checkpoint.needs_remote_code and not choices.trust_remote_code:
         raise CheckpointError(
             "the checkpoint comes with Python code of its own that would have to be run",
@@ -328,4 +312,5 @@ def make_plan(
         store=settings.store.resolve(),
         trust_remote_code=choices.trust_remote_code,
         rungs=choices.rungs,
+        dry_run=is_worth_it(checkpoint.weights_bytes, choices.dry_run),
     ).plan()

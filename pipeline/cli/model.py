@@ -9,6 +9,7 @@ import typer
 from pipeline.cli.ci import CiOption, CiReporting, JunitOption, OutputsOption, in_ci
 from pipeline.cli.options import (
     CheckpointArgument,
+    DryRunOption,
     EvalDataOption,
     JsonOption,
     NameOption,
@@ -31,6 +32,7 @@ def model(
     registry: RegistryOption = None,
     eval_data: EvalDataOption = None,
     store: StoreOption = None,
+    dry_run: DryRunOption = None,
     as_json: JsonOption = False,
     yes_trust_remote_code: TrustOption = False,
     promote: PromoteOption = True,
@@ -74,6 +76,7 @@ def model(
         eval_data=eval_data,
         trust_remote_code=yes_trust_remote_code,
         promote=promote,
+        dry_run=dry_run,
     )
     reporting = CiReporting(in_ci(ci), junit, outputs, as_json)
     try:

@@ -76,6 +76,15 @@ StoreOption = Annotated[
         show_default=False,
     ),
 ]
+DryRunOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--dry-run/--no-dry-run",
+        envvar="PREPARE_DRY_RUN",
+        help="Try each calibrated recipe on two layers first. Default: from 2 GB of weights on.",
+        show_default=False,
+    ),
+]
 GpuOption = Annotated[
     str | None,
     typer.Option(

@@ -87,6 +87,7 @@ class TestDefaults:
             "eval_data": None,
             "trust_remote_code": False,
             "promote": True,
+            "dry_run": None,
         }
         assert choices.baseline.family == "baseline"
 
@@ -103,6 +104,7 @@ class TestDefaults:
             name="mine",
             registry="http://registry.example",
             eval_data=tmp_path / "programs" / ".." / "data",
+            dry_run=False,
         )
         assert choose(request, settings).to_dict() | {"checkpoint": ""} == {
             "checkpoint": "",
@@ -115,6 +117,7 @@ class TestDefaults:
             "eval_data": str(tmp_path / "data"),
             "trust_remote_code": False,
             "promote": True,
+            "dry_run": False,
         }
 
     def test_a_recipe_named_twice_is_made_once(self, settings: Settings) -> None:
@@ -160,14 +163,7 @@ class TestProfile:
         (programs / "nvidia-smi").chmod(0o755)
         assert choose(request_for(), settings).profile.name == "cpu"
 
-    def test_a_gpu_too_old_for_the_recipe(self, settings: Settings, programs: Path) -> None:
-        install_driver(programs, "NVIDIA A100", "8.0")
-        error = refused(request_for(profile="h100"), settings)
-        assert "'fp8-dynamic' needs a GPU of compute capability 8.9, this one has 8.0" in error.what
-        choices = choose(request_for(profile="h100", recipes=("awq-w4a16",)), settings)
-        assert choices.profile.name == "h100"
-
-    def test_a_cpu_has_no_compute_capability(self, settings: Settings, programs: Path) -> None:
+    def test_what_is_asked_for_wins_over_the_gpu(self, settings: Settings, programs: Path) -> None:
         install_driver(programs, "NVIDIA A100", "8.0")
         assert choose(request_for(profile="cpu"), settings).profile.name == "cpu"
 

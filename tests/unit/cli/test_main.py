@@ -41,6 +41,8 @@ MODEL_FLAGS = {
     "--eval-data": "PREPARE_EVAL_DATA",
     "--store": "PREPARE_STORE",
     "--json": "PREPARE_JSON",
+    "--dry-run": "PREPARE_DRY_RUN",
+    "--no-dry-run": "PREPARE_DRY_RUN",
     "--yes-trust-remote-code": "PREPARE_YES_TRUST_REMOTE_CODE",
     "--promote": "PREPARE_PROMOTE",
     "--no-promote": "PREPARE_PROMOTE",
