@@ -155,10 +155,7 @@ class Planner:
             recipe.name,
             {
                 "checkpoint": self.checkpoint.digest,
-                "quantization": {
-                    "kind": recipe.quantization.kind,
-                    "ignore": recipe.quantization.ignore,
-                },
+                "quantization": recipe.quantization.model_dump(mode="json"),
             },
             {"weights": quantize},
             {"checkpoint": self.checkpoint.model_dump(mode="json")},

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipeline.inspection.linear_layers import is_quantizable
 from pipeline.inspection.precision import Precision, dividing_group, precision_of
 from pipeline.safetensors_header import Tensor, read_header
-from pipeline.stages.verify import is_quantizable
 from pipeline.weight_files import read_json, weight_files
 from recipes.quantization import NoQuantization, Quantization, group_sizes
 
