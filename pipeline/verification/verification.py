@@ -41,7 +41,7 @@ from pipeline.weight_files import read_json
 from recipes.quantization import AutoAwqQuantization, PresetQuantization, Quantization
 
 MOST_THREADS = 4
-# Of the planned size; what the plan cannot know is which type the scales get.
+# Of the planned size.
 SIZE_TOLERANCE = 0.03
 SIZE_SLACK = 4096
 
@@ -151,6 +151,12 @@ def check_planned_size(
     planned = estimated_bytes(source, recipe)
     extra = sum(tensor.size for tensor in accounts.kv_scales) + sum(
         head.size for head, _ in accounts.merged if head.path.parent == variant.folder
+    )
+    # Planned are scales of 16 bits; those of a float32 checkpoint have 32.
+    extra += sum(
+        tensor.size // 2
+        for name, tensor in variant.tensors.items()
+        if name.endswith(".weight_scale") and tensor.dtype == "F32"
     )
     if abs(variant.size - extra - planned) > SIZE_TOLERANCE * planned + SIZE_SLACK:
         raise VerificationError(

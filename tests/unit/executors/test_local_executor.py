@@ -20,8 +20,9 @@ import pytest
 from filelock import FileLock
 from finished_stage import put_record, stage_record
 from listener import Listener
-from quantized_checkpoint import LINEAR, inspected, overwrite, source_files, variant_files
+from quantized_checkpoint import inspected
 from small_checkpoint import write_files
+from sound_variants import LINEAR, overwrite, recipe, source_files, variant_files
 
 from pipeline.errors import (
     EvaluationDataError,
@@ -57,11 +58,11 @@ class Run:
     def verify(self) -> StageSpec:
         """The stage that compares a small checkpoint with its FP8 variant."""
         write_files(self.folder / "source", source_files())
-        write_files(self.variant(), variant_files("preset"))
+        write_files(self.variant(), variant_files("fp8-dynamic"))
         made = {"stage": "quantize", "key": "made", "inputs": {}, "input_digests": {}}
         put_record(self.store, stage_record(**made, result={"weights_digest": "0" * 64}))
         source = inspected(self.folder / "source")
-        quantization = {"kind": "preset", "ignore": ["lm_head"]}
+        quantization = recipe("fp8-dynamic")
         return stage_spec(
             "verify",
             "fp8-dynamic",
