@@ -1,4 +1,4 @@
-"""Numbers as checkpoints store them, written the slow and plain way, for tests of what reads them."""
+"""Numbers as checkpoints store them, written the plain way, for tests of what reads them."""
 
 from __future__ import annotations
 

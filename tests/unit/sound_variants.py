@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import struct
+from copy import deepcopy
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -72,7 +74,17 @@ def recipe(kind: str, ignore: tuple[str, ...] = ("lm_head",)) -> dict[str, Any]:
 
 
 def source_tensors(*, tied: bool = True) -> Tensors:
-    """Random weights in bf16, the same ones each time."""
+    """Random weights in bf16, the same ones each time; the caller's own to change."""
+    return deepcopy(_source_tensors(tied))
+
+
+def variant_tensors(kind: str, *, tied: bool = True, scale: str = "BF16") -> Tensors:
+    """The same, quantized; AWQ's kinds and SmoothQuant's with their columns rescaled before."""
+    return deepcopy(_variant_tensors(kind, tied, scale))
+
+
+@cache
+def _source_tensors(tied: bool) -> Tensors:
     random = np.random.default_rng(8)
     tensors = {"model.embed_tokens.weight": bf16(random.normal(size=(VOCABULARY, HIDDEN)))}
     for layer in range(LAYERS):
@@ -87,8 +99,8 @@ def source_tensors(*, tied: bool = True) -> Tensors:
     return tensors
 
 
-def variant_tensors(kind: str, *, tied: bool = True, scale: str = "BF16") -> Tensors:
-    """The same, quantized; AWQ's kinds and SmoothQuant's with their columns rescaled before."""
+@cache
+def _variant_tensors(kind: str, tied: bool, scale: str) -> Tensors:
     tensors = source_tensors(tied=tied)
     plain = {name: from_bf16(tensors[f"{name}.weight"]) for name in LINEAR}
     if kind in RESCALED:

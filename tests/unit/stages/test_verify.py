@@ -43,12 +43,12 @@ SQNR = {
     "fp8-block": 31,
     "fp8-static": 31,
     "nvfp4": 19,
-    "awq": 18,
-    "awq-sym": 18,
-    "awq-8": 43,
-    "gptq": 18,
-    "int8": 37,
-    "autoawq": 18,
+    "awq": 17,
+    "awq-sym": 16,
+    "awq-8": 41,
+    "gptq": 17,
+    "int8": 39,
+    "autoawq": 17,
 }
 
 
@@ -108,7 +108,7 @@ class TestSound:
         assert [row["name"] for row in rows] == list(LINEAR)
         assert rows[3]["rows"], rows[3]["columns"] == (128, 256)
         found = [row["sqnr_db"] for row in rows]
-        assert SQNR[sound.kind] < min(found) <= max(found) < SQNR[sound.kind] + 6
+        assert SQNR[sound.kind] < min(found) <= max(found) < SQNR[sound.kind] + 3
         sqnr = record.result["sqnr"]
         assert sqnr["median_db"] == pytest.approx(np.median(found))
         assert [worst["sqnr_db"] for worst in sqnr["worst"]] == sorted(found)[:5]
@@ -138,7 +138,7 @@ class TestSound:
         tensors = variant_tensors(sound.kind)
         tensors["lm_head.weight"] = bf16(np.ones((VOCABULARY, HIDDEN)))
         sound.write_variant_weights(tensors)
-        assert "'model.embed_tokens.weight' differs" in sound.fault().what
+        assert "'lm_head.weight' is not the embedding" in sound.fault().what
 
     def test_a_head_that_the_recipe_quantizes(self, verification: Verification) -> None:
         verification.write("fp8-dynamic", tied=False)
@@ -166,9 +166,17 @@ class TestSound:
 
 
 class TestScales:
-    @pytest.mark.parametrize("scale", ["BF16", "F16", "F32"])
-    @pytest.mark.parametrize("kind", ["fp8-dynamic", "fp8-block", "awq", "gptq", "int8"])
-    @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+    @pytest.mark.parametrize(
+        ("kind", "scale", "value"),
+        [
+            ("fp8-dynamic", "BF16", float("nan")),
+            ("fp8-dynamic", "F16", float("inf")),
+            ("fp8-block", "F32", float("nan")),
+            ("awq", "BF16", float("inf")),
+            ("gptq", "BF16", float("nan")),
+            ("int8", "F32", float("-inf")),
+        ],
+    )
     def test_one_is_not_finite(
         self, verification: Verification, kind: str, scale: str, value: float
     ) -> None:
@@ -178,9 +186,16 @@ class TestScales:
         assert error.what == words
         assert error.where == str(verification.variant / WEIGHTS)
 
-    @pytest.mark.parametrize("scale", ["BF16", "F16", "F32"])
-    @pytest.mark.parametrize("kind", ["fp8-dynamic", "awq", "int8"])
-    @pytest.mark.parametrize("value", [0.0, -0.0, -0.5])
+    @pytest.mark.parametrize(
+        ("kind", "scale", "value"),
+        [
+            ("fp8-dynamic", "BF16", 0.0),
+            ("fp8-block", "BF16", -0.0),
+            ("awq", "F16", -0.5),
+            ("gptq", "F32", 0.0),
+            ("int8", "BF16", -0.5),
+        ],
+    )
     def test_one_is_zero_or_negative(
         self, verification: Verification, kind: str, scale: str, value: float
     ) -> None:
@@ -237,8 +252,8 @@ class TestWeights:
     def test_a_layer_of_zeros(self, sound: Verification) -> None:
         tensors = variant_tensors(sound.kind)
         name = numbers(tensors, LAYER)
-        zeros = quantized(LAYER, np.zeros((HIDDEN, 256)) + 1e-9, sound.kind, "BF16")[name]
-        tensors[name] = Stored(zeros.dtype, np.zeros_like(zeros.array))
+        # Whatever number stands for zero: all of them are the same, and the fit undoes no zero.
+        tensors[name].array[:] = tensors[name].array[:1] * 0
         sound.write_variant_weights(tensors)
         error = sound.fault()
         assert f"the weights of '{LAYER}'" in error.what
@@ -261,8 +276,8 @@ class TestWeights:
         stored[77, : stored.shape[1] // 2] = row
         verification.write_variant_weights(tensors)
         error = verification.fault()
-        assert f"the weights of '{LAYER}' are not the source's in 1 places" in error.what
-        assert "row 77 from column 0" in error.what
+        assert f"the weights of '{LAYER}' are not the source's in 1 place" in error.what
+        assert "in row 77 from column 0 on" in error.what
 
     @pytest.mark.parametrize("kind", PLAIN)
     @pytest.mark.parametrize("name", [NORM, "model.embed_tokens.weight", "model.norm.weight"])
@@ -363,7 +378,10 @@ class TestTensors:
         assert f"'{LAYER}." in sound.fault().what
 
     @pytest.mark.parametrize(
-        ("kind", "name"), [(kind, n) for kind in KINDS for n in variant_tensors(kind, tied=False)]
+        ("kind", "name"),
+        [(kind, name) for kind in KINDS for name in parts(variant_tensors(kind), LAYER)]
+        + [("fp8-dynamic", name) for name in source_tensors(tied=False) if "proj" not in name]
+        + [("fp8-static", f"model.layers.2.self_attn.{key}") for key in ("k_scale", "v_scale")],
     )
     def test_any_one_missing(self, verification: Verification, kind: str, name: str) -> None:
         verification.write(kind, tied=False)
