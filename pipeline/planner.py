@@ -184,7 +184,7 @@ class Planner:
             recipe.name,
             {
                 "checkpoint": self.checkpoint.digest,
-                "quantization": self._quantization(recipe).model_dump(exclude={"calibration"}),
+                "quantization": self._quantization(recipe).model_dump(mode="json"),
             },
             {"weights": quantize},
             {"checkpoint": self.checkpoint.model_dump(mode="json")},
