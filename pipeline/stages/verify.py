@@ -10,7 +10,7 @@ from typing import Any
 
 from pipeline.checkpoint import CARRIED_OVER, Checkpoint
 from pipeline.errors import VerificationError
-from pipeline.ignored_modules import is_ignored
+from pipeline.quantizable import is_quantizable as is_quantizable  # others ask for it here too
 from pipeline.safetensors_header import SafetensorsHeader, Tensor, read_header
 from pipeline.stages.context import StageContext
 from pipeline.weight_files import read_json, weight_files
@@ -159,16 +159,6 @@ def check_tensors(
     if not quantized:
         raise VerificationError("nothing was quantized", where=first_file(variant))
     return quantized
-
-
-def is_quantizable(name: str, tensor: Tensor, ignore: list[str]) -> bool:
-    """Whether the recipe quantizes this source tensor: a linear layer's matrix, not ignored."""
-    if not name.endswith(".weight") or len(tensor.shape) != 2:
-        return False
-    module = name.removesuffix(".weight")
-    if "embed" in module.rpartition(".")[2] or module.endswith((".wte", ".wpe")):
-        return False
-    return not is_ignored(module, ignore)
 
 
 def check_unquantized(name: str, source: Tensor, place: TensorPlace) -> None:
