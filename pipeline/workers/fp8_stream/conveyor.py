@@ -68,7 +68,8 @@ class Conveyor:
         """
         import torch
 
-        threads = min(MAX_THREADS, len(os.sched_getaffinity(0)))
+        # One more than cores: one of them writes, or waits for another that does.
+        threads = min(MAX_THREADS, len(os.sched_getaffinity(0))) + 1
         threads_of_torch = torch.get_num_threads()
         try:
             with ThreadPoolExecutor(threads, thread_name_prefix="cast") as casting:

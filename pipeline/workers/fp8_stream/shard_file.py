@@ -28,7 +28,9 @@ class ShardFile:
         self._final = folder / plan.name
         self._unfinished = unfinished(self._final)
         self._waiting = pieces
-        self._lock = threading.Lock()
+        self._counting = threading.Lock()
+        # The kernel lets one thread at a time write to a file, and the others burn time waiting.
+        self._writing = threading.Lock()
         self._open: list[int] = []
         try:
             self._source = self._opened(plan.source, os.O_RDONLY)
@@ -57,13 +59,14 @@ class ShardFile:
 
     def write(self, data: memoryview, position: int) -> None:
         """Write all of `data` at that offset of the file."""
-        while data:
-            count = os.pwrite(self._target, data, position)
-            data, position = data[count:], position + count
+        with self._writing:
+            while data:
+                count = os.pwrite(self._target, data, position)
+                data, position = data[count:], position + count
 
     def piece_done(self) -> bool:
         """Count one piece as written; whether that was the last one."""
-        with self._lock:
+        with self._counting:
             self._waiting -= 1
             return self._waiting == 0
 
