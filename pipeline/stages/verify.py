@@ -8,11 +8,8 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from pipeline.checkpoint import Checkpoint
-from pipeline.inspection.linear_layers import is_quantizable
 from pipeline.stages.context import StageContext
 from recipes.quantization import Quantization
-
-__all__ = ["LAYERS", "REVISION", "is_quantizable", "run"]
 
 REVISION = 2
 LAYERS = "layers.jsonl"  # a line a quantized layer, in the stage's folder
