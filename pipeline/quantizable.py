@@ -1,4 +1,4 @@
-"""Which source tensors a recipe quantizes; apart and without torch, since stages and workers ask."""
+"""Which source tensors a recipe quantizes; without torch, since stages and workers ask it."""
 
 from __future__ import annotations
 

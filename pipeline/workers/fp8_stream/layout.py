@@ -136,9 +136,7 @@ def plan_shard(
         if name in quantized:
             rows, columns = source_tensor.shape
             scale_target = len(head) + places[scale_name(name)][0]
-            move = Move(
-                name, begin, size, move.target, move.dtype, rows, columns, scale_target
-            )
+            move = Move(name, begin, size, move.target, move.dtype, rows, columns, scale_target)
         moves.append(move)
     sizes = {name: end - begin for name, (begin, end) in places.items()}
     return ShardPlan(source.name, source, head, len(head) + position, moves, sizes)

@@ -55,9 +55,7 @@ def stream_fp8(
         UsageError: an unknown scheme.
     """
     if scheme not in SCHEMES:
-        raise UsageError(
-            f"'{scheme}' cannot be streamed", cure=f"these can: {', '.join(SCHEMES)}"
-        )
+        raise UsageError(f"'{scheme}' cannot be streamed", cure=f"these can: {', '.join(SCHEMES)}")
     config = read_json(source / "config.json")
     headers = {file: read_header(file) for file in weight_files(source)}
     check_index(source, {file.name: header for file, header in headers.items()})
