@@ -1,4 +1,4 @@
-"""Which tensors of a checkpoint are matrices of linear layers that a recipe quantizes; no torch."""
+"""Which source tensors a recipe quantizes; without torch, since stages and workers ask it."""
 
 from __future__ import annotations
 

@@ -8,6 +8,8 @@ Prints one line of JSON, an answer a job. Not a test itself: tests/e2e/test_fp8_
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,14 @@ IGNORE = ["lm_head"]
 
 def main() -> None:
     jobs = json.loads(Path(sys.argv[1]).read_text())
-    kinds = {"make": make, "compare": compare, "rows": compare_rows}
+    kinds = {
+        "make": make,
+        "split": split,
+        "compare": compare,
+        "rows": compare_rows,
+        "stream": stream,
+        "killed": stream_until_killed,
+    }
     answers = [kinds[job.pop("do")](**job) for job in jobs]  # type: ignore[operator]
     print(json.dumps(answers))
 
@@ -85,6 +94,41 @@ def spoil(weight: Any) -> None:
     ]
     for row, values in zip(range(0, weight.shape[0], 2), kinds, strict=False):
         weight[row] = values.to(weight.dtype)
+
+
+def split(source: str, folder: str) -> None:
+    """Save a checkpoint in several files."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(source, dtype="auto")
+    model.save_pretrained(folder, max_shard_size="60MB")
+
+
+def stream(source: str, output: str) -> dict[str, Any]:
+    """Quantize by our stream; its facts."""
+    from pipeline.events import Silent
+    from pipeline.workers.fp8_stream.stream import stream_fp8
+
+    Path(output).mkdir(exist_ok=True)
+    return stream_fp8(Path(source), Path(output), "FP8_DYNAMIC", IGNORE, Silent())
+
+
+def stream_until_killed(source: str, output: str) -> None:
+    """Quantize, and be killed as soon as a file is finished and before all are."""
+    from pipeline.workers.fp8_stream import conveyor
+    from pipeline.workers.fp8_stream.stream import stream_fp8
+
+    class Killer:
+        def advance(self, task: str, done: int, total: int | None, unit: str = "") -> None:
+            if any(Path(output).glob("*.safetensors")) and done != total:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        def note(self, text: str) -> None:
+            pass
+
+    conveyor.REPORT_SECONDS = 0
+    Path(output).mkdir()
+    stream_fp8(Path(source), Path(output), "FP8_DYNAMIC", IGNORE, Killer())
 
 
 def compare(source: str, work: str, scheme: str, ways: list[str]) -> dict[str, Any]:
