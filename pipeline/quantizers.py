@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from pipeline.environments.definition import OF_EVERY_RUN, EnvironmentName
 from recipes.quantization import Quantization
@@ -22,6 +23,7 @@ class Quantizer:
     worker: str
 
 
+STREAMED = ("FP8_DYNAMIC", "FP8_BLOCK")  # presets whose scales hang on the weights alone
 _LLM_COMPRESSOR = Quantizer(EnvironmentName.QUANTIZE, "quantize")
 _BY_KIND = {"autoawq": Quantizer(EnvironmentName.QUANTIZE_AUTOAWQ, "quantize_autoawq")}
 
@@ -35,3 +37,12 @@ def environments_for(quantizations: Iterable[Quantization]) -> tuple[Environment
     """The environments that a run of these recipes may use, in the order of EnvironmentName."""
     asked_for = {quantizer_of(each.kind).environment for each in quantizations}
     return tuple(name for name in EnvironmentName if name in {*OF_EVERY_RUN, *asked_for})
+
+
+def is_streamed(quantization: Mapping[str, Any]) -> bool:
+    """Whether the weights are cast file by file, so that a killed try is gone on with.
+
+    Args:
+        quantization: of a recipe, as plain data.
+    """
+    return quantization.get("scheme") in STREAMED and quantization.get("calibration") is None

@@ -11,11 +11,12 @@ from typing import Any
 from pipeline.checkpoint import CARRIED_OVER, Checkpoint
 from pipeline.digest import digest_json
 from pipeline.errors import StoreError
-from pipeline.quantizers import quantizer_of
+from pipeline.quantizers import is_streamed, quantizer_of
 from pipeline.stages.context import StageContext
 from pipeline.weight_files import weight_files
 
-REVISION = 2
+REVISION = 3
+RESUMED = "output"  # a stream goes on with the files that a killed try has finished
 RESOLVED_RECIPE = "recipe.json"
 
 
@@ -26,6 +27,9 @@ def run(context: StageContext) -> dict[str, Any]:
     with it, for one), so what the source has is copied as it is.
     """
     output = context.output_folder()
+    if not is_streamed(context.parameters["quantization"]):
+        shutil.rmtree(output)
+        output.mkdir()
     source = Checkpoint.model_validate(context.runtime["checkpoint"])
     check_space(output, source.weights_bytes)
     keep_recipe(context)

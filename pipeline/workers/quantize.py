@@ -7,7 +7,10 @@ from typing import Any
 
 from pipeline.errors import UsageError
 from pipeline.events import Progress
-from pipeline.workers.compressed import quantize_whole_model
+from pipeline.quantizers import is_streamed
+from pipeline.workers.compressed import quantize_whole_model, versions
+from pipeline.workers.fp8_stream.selection import has_stacked_experts
+from pipeline.workers.fp8_stream.stream import stream_fp8
 
 KINDS = ("preset", "awq", "gptq")
 
@@ -31,13 +34,10 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
     quantization = spec["quantization"]
     if quantization["kind"] not in KINDS:
         raise UsageError(f"no quantizer for the kind '{quantization['kind']}'")
-    if quantization.get("scheme") == "FP8_DYNAMIC" and quantization.get("calibration") is None:
-        return fp8_dynamic(spec, progress, output)
-    return quantize_whole_model(spec, progress, output)
-
-
-def fp8_dynamic(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any]:
-    """FP8 with a scale a row: nothing depends on activations, so no calibration is needed."""
+    source, ignore = Path(spec["checkpoint"]), quantization["ignore"]
+    if is_streamed(quantization) and not has_stacked_experts(source, ignore):
+        facts = stream_fp8(source, output, quantization["scheme"], ignore, progress)
+        return {**facts, "versions": versions()}
     return quantize_whole_model(spec, progress, output)
 
 

@@ -12,7 +12,8 @@ from typing import Any
 from pipeline.errors import StageError
 from pipeline.ignored_modules import is_ignored
 from pipeline.inspection.linear_layers import WEIGHT, is_linear_weight, is_quantizable
-from pipeline.safetensors_header import Tensor
+from pipeline.safetensors_header import Tensor, read_header
+from pipeline.weight_files import weight_files
 
 CASTABLE = ("BF16", "F16", "F32")
 # transformers' Conv1D layers: no linear layers to llm-compressor, and stored transposed.
@@ -53,6 +54,15 @@ def check_supported(
         )
 
 
+def has_stacked_experts(source: Path, ignore: list[str]) -> bool:
+    """Whether a checkpoint keeps the matrices of several experts in one tensor."""
+    return any(
+        _holds_experts(name, tensor, ignore)
+        for file in weight_files(source)
+        for name, tensor in read_header(file).tensors.items()
+    )
+
+
 def is_tied(config: dict[str, Any]) -> bool:
     """Whether config.json says that lm_head is the embedding."""
     text = config.get("text_config")
@@ -82,8 +92,7 @@ def kept_layers(tensors: Mapping[str, Tensor], ignore: list[str]) -> list[str]:
 
 
 def _check_tensor(name: str, tensor: Tensor, ignore: list[str], source: Path) -> None:
-    module = name.removesuffix(WEIGHT)
-    if len(tensor.shape) == 3 and _is_stack(module) and not is_ignored(module, ignore):
+    if _holds_experts(name, tensor, ignore):
         raise StageError(
             f"'{name}' holds the matrices of several experts, {list(tensor.shape)}: which of its "
             "axes are rows differs by architecture",
@@ -101,5 +110,7 @@ def _check_tensor(name: str, tensor: Tensor, ignore: list[str], source: Path) ->
             raise StageError(f"'{name}' has the shape {list(tensor.shape)}", where=str(source))
 
 
-def _is_stack(module: str) -> bool:
-    return module.rpartition(".")[2] in STACKED_EXPERTS or ".experts." in f".{module}."
+def _holds_experts(name: str, tensor: Tensor, ignore: list[str]) -> bool:
+    module = name.removesuffix(WEIGHT)
+    is_stack = module.rpartition(".")[2] in STACKED_EXPERTS or ".experts." in f".{module}."
+    return len(tensor.shape) == 3 and is_stack and not is_ignored(module, ignore)
