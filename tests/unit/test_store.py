@@ -290,22 +290,23 @@ def test_other_system_errors_pass_as_they_are(store: Store) -> None:
 
 class TestResumed:
     def killed_try(self, store: Store) -> None:
-        with (
-            pytest.raises(KeyboardInterrupt),
-            store.writing("quantize", "abc", "output") as folder,
-        ):
-            assert folder is not None
-            (folder / "output").mkdir(exist_ok=True)
-            (folder / "output" / "shard").write_text("whole")
-            (folder / "worker.log").write_text("old")
-            (folder / "other").mkdir()
-            raise KeyboardInterrupt
+        def be_killed() -> None:
+            with store.writing("quantize", "abc", "output") as folder:
+                assert folder is not None
+                (folder / "output").mkdir(exist_ok=True)
+                (folder / "output" / "shard").write_text("whole")
+                (folder / "worker.log").write_text("old")
+                (folder / "other").mkdir()
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            be_killed()
 
     def found(self, store: Store, resumed: str | None) -> set[str]:
         with store.writing("quantize", "abc", resumed) as folder:
             assert folder is not None
             names = {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
-            write_atomically(folder / RECORD, stage_record("quantize").model_dump_json())
+            write_atomically(folder / RECORD, stage_record(stage="quantize").model_dump_json())
         return names
 
     def test_what_the_stage_goes_on_with_is_there(self, store: Store) -> None:
