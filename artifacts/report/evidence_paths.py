@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from artifacts.report.figure import Figure, Names, Table, axis, colour, label
+from artifacts.report.figure import ALL_AT_ONE_X, Figure, Names, Table, axis, colour, label
 from artifacts.report.run_evidence import RunEvidence
 from eval_gates.records import GateReport
 from eval_gates.statistics.sequential import sequential_test
@@ -85,14 +85,14 @@ def evidence_figures(evidence: RunEvidence, names: Names) -> list[Figure]:
                 path = path_of(evidence, variant.recipe, gate)
                 if path is not None:
                     paths.setdefault(gate.suite, []).append(path)
-    return [_figure(suite, found, names) for suite, found in paths.items()]
+    return [_figure(suite, found, evidence.recipes, names) for suite, found in paths.items()]
 
 
-def _figure(suite: str, paths: list[EvidencePath], names: Names) -> Figure:
+def _figure(suite: str, paths: list[EvidencePath], recipes: list[str], names: Names) -> Figure:
     needed = max(-math.log10(path.gate.alpha) for path in paths)
     data: list[dict[str, Any]] = []
-    for number, path in enumerate(paths):
-        data += _traces(path, number)
+    for path in paths:
+        data += _traces(path, recipes.index(path.recipe))
     lowest = min(min(*path.for_pass, *path.for_fail, 0.0) for path in paths)
     seen = [v for p in paths for v in (*p.for_pass, *p.for_fail) if v < 2 * needed]
     return Figure(
@@ -101,6 +101,7 @@ def _figure(suite: str, paths: list[EvidencePath], names: Names) -> Figure:
         says="; ".join(_words(path) for path in paths),
         data=data,
         layout={
+            **ALL_AT_ONE_X,
             "xaxis": axis("questions answered by both", rangemode="tozero"),
             "yaxis": axis(
                 "evidence (e-value)",

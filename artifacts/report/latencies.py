@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from artifacts.report.figure import Figure, Names, Table, axis, colour, label, symbol
+from artifacts.report.figure import ALL_AT_ONE_X, Figure, Names, Table, axis, colour, label, symbol
 from artifacts.report.run_evidence import BASELINE, RunEvidence
 from pipeline.records import StageRecord
 
@@ -27,17 +27,18 @@ Percentiles = dict[int, float]
 def latency_figures(evidence: RunEvidence, names: Names) -> list[Figure]:
     """A figure a metric, with all sides that a load test measured."""
     sides: dict[str, dict[str, Percentiles]] = {}
-    loads: list[str] = []
+    loads: dict[str, list[str]] = {}
     for side in (BASELINE, *evidence.recipes):
         record = evidence.record("benchmark", side)
         if record is not None:
             sides[side] = percentiles_of(evidence, record)
-            loads.append(_load(side, record))
+            loads.setdefault(_load(record), []).append(side)
     figures = []
     for metric, title in METRICS.items():
         found = {side: values[metric] for side, values in sides.items() if values.get(metric)}
         if found:
-            figures.append(_figure(metric, title, found, loads, names))
+            notes = [f"{', '.join(of)}: {load}" for load, of in loads.items()]
+            figures.append(_figure(metric, title, found, notes, names))
     return figures
 
 
@@ -81,15 +82,15 @@ def _percentiles(values: list[float]) -> Percentiles:
     return {p: float(np.percentile(values, p)) for p in PERCENTILES}
 
 
-def _load(side: str, record: StageRecord) -> str:
+def _load(record: StageRecord) -> str:
     workload = record.parameters.get("workload") or {}
     size = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in workload.items())
     failed = record.result.get("failed_requests", 0)
-    return f"{side}: {size}; {failed} requests failed"
+    return f"{size}; {failed} requests failed"
 
 
 def _figure(
-    metric: str, title: str, sides: dict[str, Percentiles], loads: list[str], names: Names
+    metric: str, title: str, sides: dict[str, Percentiles], notes: list[str], names: Names
 ) -> Figure:
     return Figure(
         name=names.of("latency", metric),
@@ -113,6 +114,7 @@ def _figure(
         layout={
             "xaxis": axis("percentile", type="category"),
             "yaxis": axis("milliseconds", rangemode="tozero"),
+            **ALL_AT_ONE_X,
         },
         table=Table(
             ("side", *(f"p{percentile}, ms" for percentile in PERCENTILES)),
@@ -121,6 +123,6 @@ def _figure(
                 for side, values in sides.items()
             ],
         ),
-        notes=tuple(loads) if metric == "ttft" else (),
+        notes=tuple(notes) if metric == "ttft" else (),
         height=280,
     )

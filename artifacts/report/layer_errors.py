@@ -17,6 +17,7 @@ from pipeline.records import StageRecord
 
 LAYERS = "layers.jsonl"
 WORST = 10
+LEAST_SPAN = 6.0  # dB that the colours span at least, so that hundredths do not look like damage
 ROW_HEIGHT = 30
 _NUMBERED = re.compile(r"^(?P<before>.*?)\.?(?P<layer>\d+)\.(?P<rest>.+)$")
 Row = dict[str, Any]
@@ -28,7 +29,7 @@ def layer_figures(evidence: RunEvidence, names: Names) -> list[Figure]:
     for recipe in evidence.recipes:
         record = evidence.record("verify", recipe)
         rows = layers_of(evidence, record) if record is not None else []
-        if record is not None and any(row["sqnr_db"] is not None for row in rows):
+        if record is not None and any(is_drawn(row) for row in rows):
             figures.append(_figure(recipe, rows, record, names))
     return figures
 
@@ -56,6 +57,11 @@ def place_of(module: str) -> tuple[int | None, str]:
     return int(found["layer"]), re.sub(r"\.\d+(?=\.|$)", "", found["rest"])
 
 
+def is_drawn(row: Row) -> bool:
+    """Whether the row has a place in the map: in a numbered layer, and with some error."""
+    return row["sqnr_db"] is not None and place_of(str(row["name"]))[0] is not None
+
+
 def _figure(recipe: str, rows: list[Row], record: StageRecord, names: Names) -> Figure:
     lowest: dict[tuple[str, int], float] = {}
     for row in rows:
@@ -68,6 +74,7 @@ def _figure(recipe: str, rows: list[Row], record: StageRecord, names: Names) -> 
     worst = sorted(
         (row for row in rows if row["sqnr_db"] is not None), key=lambda row: row["sqnr_db"]
     )
+    darkest = min(lowest.values())
     return Figure(
         name=names.of("layers", recipe),
         title=f"{recipe}: SQNR by layer and kind of module",
@@ -82,6 +89,8 @@ def _figure(recipe: str, rows: list[Row], record: StageRecord, names: Names) -> 
                 "y": [label(kind) for kind in kinds],
                 "z": [[lowest.get((kind, layer)) for layer in layers] for kind in kinds],
                 "colorscale": "Viridis",
+                "zmin": darkest,
+                "zmax": max(*lowest.values(), darkest + LEAST_SPAN),
                 "colorbar": {"title": {"text": "dB"}, "thickness": 12},
                 "xgap": 1,
                 "ygap": 1,

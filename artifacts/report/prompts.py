@@ -20,6 +20,8 @@ def prompt_of(suite: AnySuite, question: Row | None) -> str | None:
     """
     if question is None or suite.kind == "lm_eval":
         return None
+    from jinja2 import UndefinedError
+
     try:
         if suite.kind == "mmlu":
             config = mmlu.task_config(suite.form)
@@ -27,7 +29,7 @@ def prompt_of(suite: AnySuite, question: Row | None) -> str | None:
         if suite.kind == "rouge":
             return shortened(_rendered(rouge.PROMPTS[suite.form], question))
         return shortened(str(question["request"]))
-    except (KeyError, TypeError, AttributeError):  # the file is not what this version writes
+    except (KeyError, UndefinedError):  # the row has no such field
         return None
 
 
@@ -35,9 +37,9 @@ def expected_of(suite: AnySuite, question: Row | None) -> str | None:
     """What would have been right; None where that is not a text."""
     if question is None:
         return None
-    if suite.kind == "mmlu":
+    if suite.kind == "mmlu" and "answer" in question:
         return _choice(question, int(question["answer"]))
-    if suite.kind == "rouge":
+    if suite.kind == "rouge" and "references" in question:
         return shortened("\n\n".join(question["references"]))
     return None
 
@@ -48,10 +50,7 @@ def answer_of(suite: AnySuite, question: Row | None, row: Row) -> str:
     if isinstance(answer, list) and answer and isinstance(answer[0], float | int):
         number = chosen(suite, question, answer)
         likelihoods = ", ".join(f"{value:.2f}" for value in answer)
-        if suite.kind == "mmlu" and question is not None:
-            name = _choice(question, number)
-        else:
-            name = f"choice {number + 1}"
+        name = _choice(question, number) or f"choice {number + 1}"
         return f"{name}\n(log-likelihoods {likelihoods})"
     texts = answer if isinstance(answer, list) else [answer]
     words = "\n--- another sample ---\n".join(str(text) for text in texts)
@@ -61,9 +60,9 @@ def answer_of(suite: AnySuite, question: Row | None, row: Row) -> str:
 def chosen(suite: AnySuite, question: Row | None, likelihoods: list[float]) -> int:
     """The choice that scores: the likeliest; in MMLU's cloze form, by character of its text."""
     values = list(likelihoods)
-    if suite.kind == "mmlu" and suite.form == "cloze" and question is not None:
-        lengths = [len(choice) for choice in question["choices"]]
-        values = [value / length for value, length in zip(values, lengths, strict=True)]
+    choices = _choices(question)
+    if suite.kind == "mmlu" and suite.form == "cloze" and len(choices) == len(values):
+        values = [value / len(choice) for value, choice in zip(values, choices, strict=True)]
     return max(range(len(values)), key=values.__getitem__)
 
 
@@ -84,8 +83,14 @@ def shortened(text: str) -> str:
     return f"{text[:LONGEST]}\n[{len(text) - LONGEST:,} more characters are left out]"
 
 
-def _choice(question: Row, number: int) -> str:
-    return f"{mmlu.LETTERS[number]}. {question['choices'][number]}"
+def _choices(question: Row | None) -> list[str]:
+    """The texts of the choices; none where they are not in the question's row."""
+    return list((question or {}).get("choices") or [])
+
+
+def _choice(question: Row | None, number: int) -> str | None:
+    choices = _choices(question)
+    return f"{mmlu.LETTERS[number]}. {choices[number]}" if number < len(choices) else None
 
 
 def _outcome(row: Row) -> str:

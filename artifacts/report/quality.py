@@ -98,7 +98,8 @@ def _figure(
                 "hovertemplate": "baseline, %{x:,.1f}<extra></extra>",
             }
         )
-    for number, (variant, gate, x) in enumerate(points):
+    for variant, gate, x in points:
+        number = evidence.recipes.index(variant.recipe)
         data.append(_point(variant, gate, x, number))
         allowed = _allowed(evidence, variant, gate)
         if allowed is not None:

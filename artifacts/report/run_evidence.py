@@ -15,7 +15,7 @@ from typing import Any
 from eval_gates.suites.json_lines import read_rows
 from pipeline.digest import digest_bytes
 from pipeline.errors import EvaluationDataError, StoreError
-from pipeline.records import RunReport, StageRecord
+from pipeline.records import SCHEMA_VERSION, RunReport, StageRecord
 from pipeline.stages.evaluate import ANSWERS
 from pipeline.store import Store
 from recipes.policy import AnySuite, Margin, Policy
@@ -96,7 +96,12 @@ class RunEvidence:
     def answered(self, recipe: str, suite: str) -> Answered | None:
         """What both sides answered to one suite; None where that is not kept any more."""
         if (recipe, suite) not in self._answered:
-            self._answered[recipe, suite] = self._read_answered(recipe, suite)
+            try:
+                found = self._read_answered(recipe, suite)
+            except KeyError as error:
+                self._miss(f"{recipe} {suite}: a stage's record lacks {error}")
+                found = None
+            self._answered[recipe, suite] = found
         return self._answered[recipe, suite]
 
     def _read_answered(self, recipe: str, suite: str) -> Answered | None:
@@ -181,10 +186,14 @@ class RunEvidence:
 
     def _found(self, stage: str, key: str) -> StageRecord | None:
         try:
-            return self.store.find(stage, key)
+            record = self.store.find(stage, key)
         except StoreError as error:
             self._miss(f"{stage}: {error.what}")
             return None
+        if record is not None and record.schema_version != SCHEMA_VERSION:
+            self._miss(f"{stage}: a record has schema version {record.schema_version}, not read")
+            return None
+        return record
 
     def _miss(self, sentence: str) -> None:
         if sentence not in self.missing:
