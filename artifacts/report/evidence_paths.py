@@ -13,7 +13,7 @@ from typing import Any
 from artifacts.report.figure import ALL_AT_ONE_X, Figure, Names, Table, axis, colour, label
 from artifacts.report.run_evidence import RunEvidence
 from eval_gates.records import GateReport
-from eval_gates.statistics.sequential import sequential_test
+from eval_gates.statistics.sequential import CERTAIN, sequential_test
 from eval_gates.stopping import comparison_of
 
 HEADROOM = 1.25  # of the plot above the line, where paths may end far beyond it
@@ -90,11 +90,12 @@ def evidence_figures(evidence: RunEvidence, names: Names) -> list[Figure]:
 
 def _figure(suite: str, paths: list[EvidencePath], recipes: list[str], names: Names) -> Figure:
     needed = max(-math.log10(path.gate.alpha) for path in paths)
-    data: list[dict[str, Any]] = []
-    for path in paths:
-        data += _traces(path, recipes.index(path.recipe))
     lowest = min(min(*path.for_pass, *path.for_fail, 0.0) for path in paths)
     seen = [v for p in paths for v in (*p.for_pass, *p.for_fail) if v < 2 * needed]
+    bottom, top = max(lowest, -needed) * HEADROOM - 0.1, max(needed, *seen) * HEADROOM
+    data: list[dict[str, Any]] = []
+    for path in paths:
+        data += _traces(path, recipes.index(path.recipe), top)
     return Figure(
         name=names.of("evidence", suite),
         title=f"{suite}: evidence against the number of questions",
@@ -105,7 +106,7 @@ def _figure(suite: str, paths: list[EvidencePath], recipes: list[str], names: Na
             "xaxis": axis("questions answered by both", rangemode="tozero"),
             "yaxis": axis(
                 "evidence (e-value)",
-                range=[max(lowest, -needed) * HEADROOM - 0.1, max(needed, *seen) * HEADROOM],
+                range=[bottom, top],
                 **_powers_of_ten(),
             ),
             "shapes": [
@@ -132,7 +133,14 @@ def _figure(suite: str, paths: list[EvidencePath], recipes: list[str], names: Na
             ],
         },
         table=_table(paths),
-        notes=tuple(path.note for path in paths),
+        notes=(
+            *(path.note for path in paths),
+            *(
+                f"{path.recipe}: the gate is undecided all the same: {path.gate.reason}"
+                for path in paths
+                if path.gate.decided_at is not None and path.gate.verdict == "undecided"
+            ),
+        ),
         height=360,
     )
 
@@ -146,16 +154,17 @@ def _powers_of_ten() -> dict[str, Any]:
     }
 
 
-def _traces(path: EvidencePath, number: int) -> list[dict[str, Any]]:
-    hover = "%{x} questions, e = %{customdata:.3g}<extra>%{fullData.name}</extra>"
+def _traces(path: EvidencePath, number: int, top: float) -> list[dict[str, Any]]:
+    """The two lines, which leave the plot at its top, and where the gate was decided."""
+    hover = "%{x} questions, e = %{customdata}<extra>%{fullData.name}</extra>"
     traces: list[dict[str, Any]] = [
         {
             "type": "scatter",
             "mode": "lines",
             "name": label(f"{path.recipe}, {words}"),
             "x": path.questions,
-            "y": values,
-            "customdata": [10 ** min(value, 300.0) for value in values],
+            "y": [min(value, top * HEADROOM) for value in values],
+            "customdata": [_e_value(value) for value in values],
             "line": {"color": colour(number), "dash": dash, "width": width},
             "hovertemplate": hover,
         }
@@ -209,5 +218,5 @@ def _table(paths: list[EvidencePath]) -> Table:
 
 
 def _e_value(log10: float) -> str:
-    """The largest e-value on the way."""
-    return "certain" if log10 >= 300 else f"{10**log10:,.3g}"
+    """In words; where a hypothesis is refuted, not unlikely, the value is infinite."""
+    return "certain" if log10 >= CERTAIN else f"{10**log10:,.3g}"

@@ -130,14 +130,13 @@ class RunEvidence:
         )
 
     def collected(self, recipe: str) -> list[tuple[str, StageRecord]]:
-        """By suite, the last answers of a variant, judged or not."""
-        names = [
-            name.removeprefix("evaluate ")
-            for name, variant in self._keys
-            if variant == recipe and name.startswith("evaluate ") and not name.endswith(" again")
-        ]
-        found = [(name, self.record(f"evaluate {name}", recipe)) for name in names]
-        return [(name, record) for name, record in found if record is not None]
+        """By suite, the last round's answers of a variant, judged or not."""
+        last: dict[str, str] = {}
+        for name, variant in self._keys:
+            if variant == recipe and name.startswith("evaluate ") and not name.endswith(" again"):
+                last[name.removeprefix("evaluate ").partition(", round ")[0]] = name
+        found = [(suite, self.record(name, recipe)) for suite, name in last.items()]
+        return [(suite, record) for suite, record in found if record is not None]
 
     def requests(self, benchmark: StageRecord) -> dict[str, Any] | None:
         """Every request's timings of a load test."""

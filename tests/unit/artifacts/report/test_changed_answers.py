@@ -135,6 +135,28 @@ def test_an_answer_in_words() -> None:
     assert long.endswith("[7 more characters are left out]")
 
 
+def test_a_real_question_of_the_demo() -> None:
+    """One of MMLU's development questions as SmolLM2-135M-Instruct and its FP8 variant answered."""
+    question = {
+        "id": "jurisprudence/170",
+        "subject": "jurisprudence",
+        "question": "Iverson Jewelers wrote a letter to Miller, 'We have received an exceptionally "
+        "fine self winding Rolox watch which we will sell to you at a very favorable price.'",
+        "choices": [
+            "The letter is an offer to sell",
+            "A valid offer cannot be made by letter.",
+            "The letter contains a valid offer which will terminate within a reasonable time.",
+            "The letter lacks one of the essential elements of an offer.",
+        ],
+        "answer": 3,
+        "examples": "",
+    }
+    before = [-21.450193524360657, -38.07137191295624, -56.065839648246765, -39.25058130174875]
+    after = [-20.69793063402176, -37.11498586833477, -53.90037393569946, -39.83165243268013]
+    assert chosen(CLOZE, question, before) == 3  # scored as right
+    assert chosen(CLOZE, question, after) == 2  # scored as wrong
+
+
 def test_other_likelihoods_of_one_choice_are_the_same_answer() -> None:
     row = {"answer": [-1.0, -9.0], "score": 0.0}
     assert same_answer(LETTER, None, row, {"answer": [-2.0, -9.0], "score": 0.0})

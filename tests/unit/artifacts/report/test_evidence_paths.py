@@ -79,6 +79,18 @@ def test_certainty_does_not_flatten_the_plot(made: ReportedRun) -> None:
     """A benchmark that is answered whole ends at an infinite e-value."""
     figures = evidence_figures(RunEvidence(made.report, made.store), Names())
     humaneval = figures[1]
-    assert max(max(trace["y"]) for trace in humaneval.data) == 300
+    assert humaneval.data[0]["customdata"][-1] == "certain"
+    assert max(humaneval.data[0]["y"]) < 10
     assert humaneval.layout["yaxis"]["range"][1] < 5
     assert humaneval.table.rows[0][3] == "certain"
+
+
+def test_a_blind_gate_is_undecided_however_the_path_ends(made: ReportedRun) -> None:
+    first, *others = made.report.variants
+    blind = gate_of(made, "mmlu").model_copy(
+        update={"verdict": "undecided", "reason": "it is blind"}
+    )
+    variant = first.model_copy(update={"gates": [blind]})
+    report = made.report.model_copy(update={"variants": [variant, *others]})
+    figure = evidence_figures(RunEvidence(report, made.store), Names())[0]
+    assert figure.notes[-1] == "fp8-dynamic: the gate is undecided all the same: it is blind"

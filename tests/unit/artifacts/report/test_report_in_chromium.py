@@ -172,7 +172,7 @@ def test_hovering_tells_the_value(opened: Callable[..., Opened], report: Path) -
     plot.scroll_into_view_if_needed()
     plot.locator(".nsewdrag").hover()
     found.page.wait_for_selector("#figure-latency-ttft .hoverlayer .hovertext")
-    assert "100.0 ms" in plot.locator(".hoverlayer").inner_text()
+    assert "100.0 ms" in plot.locator(".hoverlayer").text_content()
 
 
 def test_what_a_model_says_stays_text(opened: Callable[..., Opened], tmp_path: Path) -> None:
