@@ -14,22 +14,28 @@ from pipeline.records import RunReport
 Facts = dict[str, str]
 
 
+# Options of either command whose value the record keeps under the same name.
+OPTIONS = {
+    "gate": ("baseline", "candidate", "tokenizer", "policy", "eval_data", "session"),
+    "model": ("profile", "policy", "name", "eval_data"),
+}
+
+
 def command_line(report: RunReport) -> str:
     """The command, in the names that its options were resolved to."""
     command = report.command
-    if command.get("gate"):
-        return "prepare gate"
-    parts = ["prepare", "model", str(command.get("checkpoint", ""))]
-    for recipe in command.get("recipes") or []:
-        parts += ["--recipe", str(recipe)]
-    for option, name in (("profile", "profile"), ("policy", "policy"), ("name", "name")):
-        if command.get(name):
-            parts += [f"--{option}", str(command[name])]
-    if command.get("eval_data"):
-        parts += ["--eval-data", str(command["eval_data"])]
+    name = "gate" if command.get("gate") else "model"
+    parts = ["prepare", name]
+    if name == "model":
+        parts.append(str(command.get("checkpoint", "")))
+        for recipe in command.get("recipes") or []:
+            parts += ["--recipe", str(recipe)]
+    for option in OPTIONS[name]:
+        if command.get(option):
+            parts += [f"--{option.replace('_', '-')}", str(command[option])]
     if command.get("trust_remote_code"):
         parts.append("--yes-trust-remote-code")
-    return shlex.join(parts)
+    return without_password(shlex.join(parts))
 
 
 def run_facts(evidence: RunEvidence) -> Facts:
@@ -121,9 +127,12 @@ def policies_as_json(evidence: RunEvidence) -> dict[str, str]:
     return {", ".join(recipes): text for text, recipes in found.items()}
 
 
+def without_password(text: str) -> str:
+    """Without the user and password that a URL in it may hold."""
+    return re.sub(r"//[^/@\s]+@", "//***@", text)
+
+
 def _text(value: Any) -> str:
-    """In words; without the user and password that a registry's URL may hold."""
     if value is None:
         return "-"
-    text = value if isinstance(value, str) else json.dumps(value)
-    return re.sub(r"//[^/@\s]+@", "//***@", text)
+    return without_password(value if isinstance(value, str) else json.dumps(value))

@@ -47,6 +47,7 @@ COMMANDS = {
     "model",
     "plan",
     "verify",
+    "report",
     "gate",
     "env list",
     "env build",

@@ -15,10 +15,10 @@ from artifacts.report.run_evidence import RunEvidence
 def test_timings_of_requests() -> None:
     found = timings_of(
         {
-            "ttfts": [0.5, 0.25, 0.0],
-            "itls": [[0.1, 0.3], [], []],
-            "output_lens": [3, 1, 0],
-            "errors": ["", "", "gone"],
+            "ttfts": [0.5, 0.25, 0.75, 0.0],
+            "itls": [[0.1, 0.3], [], [0.2], []],
+            "output_lens": [3, 1, 2, 0],
+            "errors": ["", "", "broken off", ""],
         }
     )
     assert found["ttft"] == [500.0, 250.0]

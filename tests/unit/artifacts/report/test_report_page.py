@@ -224,6 +224,9 @@ def test_two_endpoints_have_a_report_too(tmp_path: Path) -> None:
         "gate": True,
         "baseline": "http://127.0.0.1:1",
         "candidate": "http://127.0.0.1:2",
+        "checkpoint": "http://127.0.0.1:2 against http://127.0.0.1:1",
+        "tokenizer": "a folder",
+        "eval_data": None,
         "recipes": ["candidate"],
         "policy": "default",
         "profile": "endpoints, margins for fp8",
@@ -236,7 +239,17 @@ def test_two_endpoints_have_a_report_too(tmp_path: Path) -> None:
     )
     page = PageParts(run_page(RunEvidence(report, Store(tmp_path))))
     assert "pass candidate passed; nothing was promoted" in page.words
-    assert "Checkpoint served by someone else" in page.words
+    assert (
+        "prepare gate --baseline http://127.0.0.1:1 --candidate http://127.0.0.1:2 "
+        "--tokenizer 'a folder' --policy default"
+    ) in page.words
+
+
+def test_the_command_again(page: PageParts) -> None:
+    assert (
+        "prepare model demo:smollm2-135m --recipe fp8-dynamic --recipe awq-w4a16 --profile cpu "
+        "--policy demo --name smollm2-135m"
+    ) in page.words
 
 
 def test_numbers_that_json_lacks_do_not_void_the_plots(tmp_path: Path) -> None:
