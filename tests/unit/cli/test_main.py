@@ -55,6 +55,7 @@ COMMANDS = {
     "model",
     "plan",
     "verify",
+    "report",
     "gate",
     "env list",
     "env build",
