@@ -66,7 +66,9 @@ def test_every_kind_of_row_is_as_oneshot_makes_it(tmp_path: Path, scheme: str) -
     for number, model in enumerate(models):
         source, work = str(tmp_path / f"source{number}"), str(tmp_path / f"work{number}")
         jobs.append({"do": "make", "folder": source, **model})
-        ways = ["oneshot", "model_free"] if not number else ["oneshot"]
+        # model_free_ptq cannot save matrices whose last block is cut.
+        both = scheme == "FP8_DYNAMIC" and not number
+        ways = ["oneshot", "model_free"] if both else ["oneshot"]
         jobs.append(
             {"do": "compare", "source": source, "work": work, "scheme": scheme, "ways": ways}
         )
@@ -81,8 +83,9 @@ def test_every_kind_of_row_is_as_oneshot_makes_it(tmp_path: Path, scheme: str) -
         assert ("lm_head.weight" in answer["names"]) == (
             not model["tied"] or "heads_differ" in model
         )
-    assert compared[0]["model_free"]
-    assert all(MINUS_ZERO_ONLY in line for line in compared[0]["model_free"])
+    if scheme == "FP8_DYNAMIC":
+        assert compared[0]["model_free"]
+        assert all(MINUS_ZERO_ONLY in line for line in compared[0]["model_free"])
 
 
 def test_random_matrices_are_cast_as_the_library_does(tmp_path: Path) -> None:
