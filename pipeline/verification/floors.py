@@ -139,9 +139,10 @@ def check_pieces(
     if not damaged or (method == "gptq" and not _beyond_gptq(fact, damaged)):
         return
     row, column = damaged[0]
+    places = "1 place" if len(damaged) == 1 else f"{len(damaged)} places, the first"
     raise VerificationError(
-        f"the weights of '{fact.name}' are not the source's in {len(damaged)} places, the first "
-        f"in row {row} from column {column} on: the difference there is as large as the weights",
+        f"the weights of '{fact.name}' are not the source's in {places} in row {row} "
+        f"from column {column} on: the difference there is as large as the weights",
         where=where,
         cure="the file is damaged, or the source has such outliers there that a whole group was "
         "rounded away; quantize again, and ignore the layer where it comes again",

@@ -48,8 +48,7 @@ def to_float32(raw: Bytes, dtype: str) -> Floats:
         return np.left_shift(raw.view("<u2"), 16, dtype=np.uint32).view(np.float32)
     if dtype == "F8_E4M3":
         return _look_up(raw, _pairs_of_fp8(), _fp8_values())
-    values: Floats = raw.view(NUMPY_TYPES[dtype]).astype(np.float32, copy=False)
-    return values
+    return np.asarray(raw.view(NUMPY_TYPES[dtype]).astype(np.float32, copy=False))
 
 
 def unpack_fp4(packed: Bytes) -> Floats:

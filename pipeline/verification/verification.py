@@ -41,7 +41,7 @@ from pipeline.weight_files import read_json
 from recipes.quantization import AutoAwqQuantization, PresetQuantization, Quantization
 
 MOST_THREADS = 4
-# Of the planned size; what the plan cannot know is which type the scales get.
+# Of the planned size.
 SIZE_TOLERANCE = 0.03
 SIZE_SLACK = 4096
 
@@ -152,6 +152,12 @@ def check_planned_size(
     extra = sum(tensor.size for tensor in accounts.kv_scales) + sum(
         head.size for head, _ in accounts.merged if head.path.parent == variant.folder
     )
+    # Planned are scales of 16 bits; those of a float32 checkpoint have 32.
+    extra += sum(
+        tensor.size // 2
+        for name, tensor in variant.tensors.items()
+        if name.endswith(".weight_scale") and tensor.dtype == "F32"
+    )
     if abs(variant.size - extra - planned) > SIZE_TOLERANCE * planned + SIZE_SLACK:
         raise VerificationError(
             f"the variant's tensors take {variant.size} bytes, {planned} were planned",
@@ -190,7 +196,7 @@ class _Comparison:
         tasks: list[Callable[[], Any]] = [
             *(partial(self._layer, tensor) for tensor in self.accounts.quantized),
             *(partial(self._kept, *pair) for pair in self.accounts.kept),
-            *(partial(self._kept, *pair, merged=True) for pair in self.accounts.merged),
+            *(partial(self._merged, *pair) for pair in self.accounts.merged),
         ]
         results = _in_threads(tasks)
         count, kept_count = len(self.accounts.quantized), len(self.accounts.kept)
@@ -217,13 +223,25 @@ class _Comparison:
         self._compared(source)
         return fact, noise, rescaled
 
-    def _kept(
-        self, source: StoredTensor, variant: StoredTensor, *, merged: bool = False
-    ) -> KeptTensor:
-        if self.method == "rescaled" and not merged:
+    def _merged(self, head: StoredTensor, embedding: StoredTensor) -> None:
+        try:
+            if head.shape != embedding.shape:
+                raise VerificationError("their shapes differ")
+            if head.dtype == embedding.dtype:
+                check_equal(head, embedding)
+            else:
+                check_close(head, embedding, exact=False)
+        except VerificationError as error:
+            raise VerificationError(
+                f"'{head.name}' is not the embedding '{embedding.name}', "
+                "and config.json says that they are one",
+                where=str(head.path),
+                cure="set tie_word_embeddings to false where the two are meant to differ",
+            ) from error
+
+    def _kept(self, source: StoredTensor, variant: StoredTensor) -> KeptTensor:
+        if self.method == "rescaled":
             found = check_rescaled(source, variant)
-        elif merged and source.dtype != variant.dtype:
-            found = check_close(source, variant, exact=False)
         else:
             found = check_equal(source, variant)
         if found.retyped and not isinstance(self.recipe, AutoAwqQuantization):
