@@ -45,10 +45,11 @@ def to_float32(raw: Bytes, dtype: str) -> Floats:
 
     if dtype == "BF16":
         # bfloat16 is the upper half of a float32.
-        return np.left_shift(raw.view("<u2"), 16, dtype=np.uint32).view(np.float32)
+        return np.asarray(np.left_shift(raw.view("<u2"), 16, dtype=np.uint32).view(np.float32))
     if dtype == "F8_E4M3":
         return _look_up(raw, _pairs_of_fp8(), _fp8_values())
-    return np.asarray(raw.view(NUMPY_TYPES[dtype]).astype(np.float32, copy=False))
+    values: Any = raw.view(NUMPY_TYPES[dtype])
+    return np.asarray(values, dtype=np.float32)
 
 
 def unpack_fp4(packed: Bytes) -> Floats:

@@ -176,7 +176,8 @@ def _nvfp4(weights: Any) -> Tensors:
     grouped = weights.reshape(len(weights), -1, 16)
     divisor = np.float32(448 * 6 / np.abs(weights).max())
     scales = fp8(np.abs(grouped).max(axis=2) / 6 * divisor)
-    numbers = grouped / (from_fp8(scales) / divisor)[:, :, None]
+    steps = (from_fp8(scales) / divisor)[:, :, None]
+    numbers = np.divide(grouped, steps, out=np.zeros_like(grouped), where=steps > 0)
     return {
         "weight_packed": fp4_pairs(np.clip(numbers, -6, 6).reshape(weights.shape)),
         "weight_scale": scales,
