@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pipeline.verification.number_types import Floats
     from pipeline.verification.tensor_files import StoredTensor
 
-CHUNK_ELEMENTS = 2**20  # 4 MB as float32: a few such arrays stay near the processor
+CHUNK_ELEMENTS = 2**19  # 2 MB as float32: a few such arrays stay near the processor
 PIECE_COLUMNS = 128
 # A piece is damaged when its noise is over this share of its signal, or of the signal that a piece
 # of its row has on average where that is more. Rounding to 4 bits leaves a few hundredths.
@@ -108,7 +108,7 @@ def energies(values: Floats, width: int) -> Any:
 
 
 def chunks(rows: int, columns: int) -> Iterator[tuple[int, int]]:
-    """Ranges of rows of about a million weights each, cut where every format can be cut."""
+    """Ranges of rows of about half a million weights each, cut where every format can be cut."""
     step = max(1, CHUNK_ELEMENTS // max(1, columns) // ROW_STEP) * ROW_STEP
     for begin in range(0, rows, step):
         yield begin, min(rows, begin + step)
