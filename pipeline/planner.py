@@ -155,7 +155,10 @@ class Planner:
             recipe.name,
             {
                 "checkpoint": self.checkpoint.digest,
-                "quantization": recipe.quantization.model_dump(mode="json"),
+                # Where the calibration data lies is not in the key; what it is, is in `quantize`'s.
+                "quantization": recipe.quantization.model_dump(
+                    mode="json", exclude={"calibration": {"dataset"}}
+                ),
             },
             {"weights": quantize},
             {"checkpoint": self.checkpoint.model_dump(mode="json")},
