@@ -25,12 +25,16 @@ if TYPE_CHECKING:
     from pipeline.verification.number_types import Floats
     from pipeline.verification.rescaling import Rescaled
 
-# Natural logarithms: about as many parts of one. Of the demo's variants the largest are 0.04
-# (spread) and 0.06 (offset), both at 4 bits.
-SPREAD = 0.1
-OFFSET = 0.25
+# How far scales may seem to be off, as natural logarithms: shares of the layer's noise (the root of
+# noise over signal), and a least. Of the demo's variants the largest are 0.04 for the spread over
+# channels and 0.06 for the factor that all have in common, with noise of 0.2.
+SPREAD_OF_NOISE, LEAST_SPREAD = 0.5, 0.03
+OFFSET_OF_NOISE, LEAST_OFFSET = 0.8, 0.04
+NORM_CHANGED = 0.1
 # Layers that read the same activations have to agree in what makes up for their scaling.
 SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"))
+# Layers whose columns are fed by another's rows, by the last part of their names.
+FED_BY_ROWS = {"o_proj": "v_proj", "down_proj": "up_proj", "w2": "w3", "fc2": "fc1"}
 CURE = "quantize again; where it comes again, the quantizer has a defect: use another recipe"
 
 
@@ -81,49 +85,89 @@ def _check_all(layers: Mapping[str, Rescaled], norms: dict[str, Floats], where: 
 
 
 def _check_block(layers: dict[str, Rescaled], norms: list[Feed], where: str) -> None:
-    by_rows = {name: Feed(name, _divided(1.0, layer.rows)) for name, layer in layers.items()}
-    offsets: dict[str, float] = {}
-    feeds: dict[str, str] = {}
-    for group in _groups(layers):
-        others = [feed for name, feed in by_rows.items() if name not in group]
-        feed = _best_feed([layers[name] for name in group], [*norms, *others])
-        for name in group:
-            spread, offsets[name] = _mismatch(feed.factors, layers[name].columns)
-            feeds[name] = feed.name
-            if spread > SPREAD:
-                raise VerificationError(
-                    f"the columns of '{name}' were rescaled, and neither a norm nor another "
-                    f"layer makes up for it (the best is off by {spread:.0%} in the median)",
-                    where=where,
-                    cure=CURE,
-                )
-    _check_offsets(layers, by_rows, feeds, offsets, where)
-    _check_norms_used(norms, set(feeds.values()), where)
-
-
-def _check_offsets(
-    layers: dict[str, Rescaled],
-    by_rows: dict[str, Feed],
-    feeds: dict[str, str],
-    offsets: dict[str, float],
-    where: str,
-) -> None:
-    """A factor of all channels may stand with the rows or with the columns: the sum counts."""
-    fed_by = {feed: name for name, feed in feeds.items() if feed in layers}
-    for name, offset in offsets.items():
-        if feeds[name] in layers:
-            continue  # judged with the layer that feeds it
-        total = offset + (offsets[fed_by[name]] if name in fed_by else 0.0)
-        if abs(total) > OFFSET:
+    fed_by = _fed_by_rows(layers)
+    # What a factor of all channels is off by, of the layers that are fed by rows: it may stand
+    # with those rows, with the columns, or with the columns before, and only the sum counts.
+    carried: dict[str, float] = {}
+    for name, before in fed_by.items():
+        spread, offset = _mismatch(_divided(1.0, layers[before].rows), layers[name].columns)
+        carried[before] = offset
+        if spread > _spread_allowed(layers[name]) + _spread_allowed(layers[before]):
             raise VerificationError(
-                f"'{name}' is scaled by {math.exp(abs(total)):.2f} as a whole, "
-                "and nothing makes up for it",
+                f"the rows of '{before}' and the columns of '{name}' were rescaled, "
+                f"and do not make up for each other (off by {spread:.0%} in the median)",
                 where=where,
                 cure=CURE,
             )
-    for name, feed in by_rows.items():
-        spread, _ = _mismatch(feed.factors, feed.factors * 0 + 1)
-        if spread > SPREAD and name not in fed_by:
+    used: set[str] = set()
+    for group in _groups({name: layer for name, layer in layers.items() if name not in fed_by}):
+        used |= _check_group({name: layers[name] for name in group}, norms, carried, where)
+    _check_rows(layers, set(fed_by.values()), where)
+    _check_norms_used(norms, used, where)
+
+
+def _fed_by_rows(layers: dict[str, Rescaled]) -> dict[str, str]:
+    """Of the layers that another's rows feed, which one; none where a channel feeds several."""
+    found = {}
+    for name, layer in layers.items():
+        parent, _, leaf = name.rpartition(".")
+        before = f"{parent}.{FED_BY_ROWS.get(leaf)}"
+        if before in layers and len(layers[before].rows) == len(layer.columns):
+            found[name] = before
+    return found
+
+
+def _check_group(
+    layers: dict[str, Rescaled], norms: list[Feed], carried: dict[str, float], where: str
+) -> set[str]:
+    """Layers that read the same; returns the norms that fit all of them."""
+    import numpy as np
+
+    channels = len(next(iter(layers.values())).columns)
+    feeds = [Feed("", np.ones(channels, np.float32)), *norms]
+    fitting, spreads = [], []
+    for feed in (feed for feed in feeds if len(feed.factors) == channels):
+        off = {name: _mismatch(feed.factors, layer.columns) for name, layer in layers.items()}
+        worst = max(off, key=lambda name: off[name][0] - _spread_allowed(layers[name]))
+        spreads.append((off[worst][0] - _spread_allowed(layers[worst]), off[worst][0], worst))
+        if spreads[-1][0] <= 0:
+            factors = {name: off[name][1] + carried.get(name, 0.0) for name in layers}
+            fitting.append((feed, factors))
+    if not fitting:
+        _, spread, worst = min(spreads)
+        raise VerificationError(
+            f"the columns of '{worst}' were rescaled, and neither a norm nor another layer makes "
+            f"up for it (the best is off by {spread:.0%} in the median)",
+            where=where,
+            cure=CURE,
+        )
+    whole = [
+        feed
+        for feed, factors in fitting
+        if all(
+            abs(factor) <= _offset_allowed(layers[name]) * (2 if name in carried else 1)
+            for name, factor in factors.items()
+        )
+    ]
+    if not whole:
+        factors = min((factors for _, factors in fitting), key=lambda f: max(map(abs, f.values())))
+        name = max(factors, key=lambda name: abs(factors[name]))
+        raise VerificationError(
+            f"'{name}' is scaled by {math.exp(abs(factors[name])):.2f} as a whole"
+            + (", together with the layer that it feeds," if name in carried else "")
+            + " and nothing makes up for it",
+            where=where,
+            cure=CURE,
+        )
+    return {feed.name for feed in whole}
+
+
+def _check_rows(layers: dict[str, Rescaled], feeding: set[str], where: str) -> None:
+    import numpy as np
+
+    for name, layer in layers.items():
+        spread, _ = _mismatch(layer.rows, np.ones_like(layer.rows))
+        if name not in feeding and spread > _spread_allowed(layer):
             raise VerificationError(
                 f"the rows of '{name}' were rescaled, and no layer makes up for it",
                 where=where,
@@ -134,12 +178,25 @@ def _check_offsets(
 def _check_norms_used(norms: list[Feed], used: set[str], where: str) -> None:
     for norm in norms:
         spread, offset = _mismatch(norm.factors, norm.factors * 0 + 1)
-        if max(spread, abs(offset)) > SPREAD and norm.name not in used:
+        if max(spread, abs(offset)) > NORM_CHANGED and norm.name not in used:
             raise VerificationError(
                 f"'{norm.name}.weight' was rescaled, and no layer makes up for it",
                 where=where,
                 cure=CURE,
             )
+
+
+def _spread_allowed(layer: Rescaled) -> float:
+    return max(LEAST_SPREAD, SPREAD_OF_NOISE * _noise_share(layer))
+
+
+def _offset_allowed(layer: Rescaled) -> float:
+    return max(LEAST_OFFSET, OFFSET_OF_NOISE * _noise_share(layer))
+
+
+def _noise_share(layer: Rescaled) -> float:
+    noise = layer.noise
+    return math.sqrt(noise.noise / noise.signal) if noise.signal else 0.0
 
 
 def _groups(layers: dict[str, Rescaled]) -> list[list[str]]:
@@ -150,18 +207,6 @@ def _groups(layers: dict[str, Rescaled]) -> list[list[str]]:
         number = next((n for n, words in enumerate(SIBLINGS) if leaf in words), -1)
         groups.setdefault((parent, number) if number >= 0 else (name, -1), []).append(name)
     return list(groups.values())
-
-
-def _best_feed(layers: list[Rescaled], feeds: list[Feed]) -> Feed:
-    import numpy as np
-
-    channels = len(layers[0].columns)
-    plain = Feed("", np.ones(channels, np.float32))
-    fitting = [plain, *(feed for feed in feeds if len(feed.factors) == channels)]
-    return min(
-        fitting,
-        key=lambda feed: max(_mismatch(feed.factors, layer.columns)[0] for layer in layers),
-    )
 
 
 def _mismatch(factors: Floats, columns: Floats) -> tuple[float, float]:
