@@ -190,7 +190,7 @@ class MlflowRegistry:
             run = self._client.get_model_version(version.name, version.version).run_id
             if run is None:
                 raise RegistryError(
-                    f"version {version.version} of '{version.name}' has no run that holds its files",
+                    f"no run holds the files of version {version.version} of '{version.name}'",
                     where=version.source,
                     cure="it was not registered by prepare; copy the files from its source",
                 )
