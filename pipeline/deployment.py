@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,12 +58,15 @@ class JudgedTuple:
                 cure="it was not registered by `prepare`, or its tags were changed",
             ) from error
 
-    def differences(self, serve: Environment, engine_version: str) -> list[str]:
-        """Members in which this machine differs, in words; none when the verdict holds here."""
+    def differences(self, environment: str) -> list[str]:
+        """Members in which this machine differs, in words, the engine's own version left out.
+
+        Args:
+            environment: identity of the environment that would serve.
+        """
         here = hardware(str(self.hardware["accelerator"]))
         pairs: list[tuple[str, Any, Any]] = [
-            ("engine version", self.engine_version, engine_version),
-            ("environment 'serve'", self.environment, serve.identity),
+            ("environment 'serve'", self.environment, environment),
             *(
                 (f"hardware, {key}", self.hardware.get(key), here.get(key))
                 for key in sorted(self.hardware.keys() | here.keys())
@@ -153,6 +158,41 @@ def check_files(version: Version, folder: Path, digests: FileDigests | None = No
                 cure="somebody changed, added or removed a file; the verdict says nothing of these",
             )
     return sum(path.is_file() for path in folder.rglob("*"))
+
+
+def pull_version(registry: Registry, version: Version, destination: Path) -> int:
+    """Copy the version's files into a new folder, which appears when they are whole.
+
+    Returns:
+        how many files.
+
+    Raises:
+        UsageError: the folder is there already.
+        RegistryError: the files cannot be had, or are not those that were judged.
+    """
+    if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
+        raise UsageError(
+            "the destination is there already, and not empty",
+            where=str(destination),
+            cure="name a new folder",
+        )
+    partial = destination.with_name(f".{destination.name}.{os.getpid()}.partial")
+    try:
+        partial.mkdir(parents=True)
+        registry.fetch(version, partial)
+        files = check_files(version, partial)
+        if destination.exists():
+            destination.rmdir()
+        partial.rename(destination)
+    except OSError as error:
+        raise RegistryError(
+            f"the files cannot be copied: {error.strerror or error}",
+            where=str(error.filename or destination),
+            cure="name a folder on a disk with room that you may write",
+        ) from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return files
 
 
 def digest_of_weights(folder: Path, digests: FileDigests | None = None) -> str:

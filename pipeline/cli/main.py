@@ -9,7 +9,23 @@ from typing import Annotated, NoReturn
 import typer
 
 from pipeline import __version__
-from pipeline.cli import env, gate, model, plan, policy, recipes, registry, runs, stage, verify
+from pipeline.cli import (
+    env,
+    gate,
+    gc,
+    model,
+    plan,
+    policy,
+    promote,
+    pull,
+    recipes,
+    registry,
+    rollback,
+    runs,
+    serve,
+    stage,
+    verify,
+)
 from pipeline.errors import ExitCode, PrepareError
 
 app = typer.Typer(
@@ -26,6 +42,11 @@ app.command("model")(model.model)
 app.command("plan")(plan.plan)
 app.command("gate")(gate.gate)
 app.command("verify")(verify.verify)
+app.command("promote")(promote.promote)
+app.command("rollback")(rollback.rollback)
+app.command("pull")(pull.pull)
+app.command("serve")(serve.serve)
+app.command("gc")(gc.gc)
 app.add_typer(env.app, name="env")
 app.add_typer(recipes.app, name="recipes")
 app.add_typer(policy.app, name="policy")
