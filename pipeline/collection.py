@@ -196,9 +196,14 @@ def keep_inputs(store: Store, kept: Kept) -> list[StageRecord]:
 
 
 def stages_to_go(store: Store, kept: Kept, oldest: float) -> Iterator[Garbage]:
-    """Finished stages that nobody names, and old unfinished ones."""
+    """Finished stages that nobody names, and old unfinished ones.
+
+    Records of promotions stay: they tell which registries to ask, and are small.
+    """
     for folder in sorted((store.root / "stages").glob("*/*")):
         stage, name = folder.parent.name, folder.name
+        if stage == "promote":
+            continue
         finished = (folder / RECORD).is_file() and "." not in name
         written = (folder / RECORD if finished else folder).stat().st_mtime
         if (finished and (stage, name) in kept.stages) or written >= oldest:

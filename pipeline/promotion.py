@@ -236,9 +236,11 @@ def promotion_stage(
     candidates = []
     keys = judge_keys(run)
     policy: dict[str, Any] = {}
+    reasons: dict[str, str] = {}
     for variant in chosen:
         judged = Judged(store, keys[variant.recipe])
         policy = judged.judge.parameters["policy"]
+        reasons[variant.recipe] = judged.reason(variant)
         inputs[f"weights.{variant.recipe}"] = judged.weights
         inputs[f"judge.{variant.recipe}"] = StageReference(stage="judge", key=judged.judge.key)
         if revision is None:
@@ -282,7 +284,7 @@ def promotion_stage(
             **({"replaces": order.replaces} if order.replaces is not None else {}),
             "run": run.run,
             "who": who_am_i(),
-            "reasons": {variant.recipe: variant.reason for variant in chosen},
+            "reasons": reasons,
         },
         store.root,
     )
@@ -301,6 +303,11 @@ class Judged:
         self.judge = self._found(StageReference(stage="judge", key=key))
         self.benchmark = self._found(self.judge.inputs["candidate.benchmark"])
         self.weights = self._found(self.benchmark.inputs["weights"]).inputs["weights"]
+
+    def reason(self, variant: VariantReport) -> str:
+        """Why it got its verdict; where all variants together changed that, the record tells."""
+        own = self.judge.result
+        return str(own["reason"] if own["verdict"] == variant.verdict else variant.reason)
 
     def deployable(self) -> dict[str, Any]:
         """The tuple that the verdict is about: a change in any member makes it say nothing."""

@@ -107,18 +107,25 @@ def replay(entries: Iterable[HistoryEntry]) -> State:
 
 
 def _way_after(way: tuple[str, ...], entry: HistoryEntry) -> tuple[str, ...]:
-    if entry.action == "rollback":
-        earlier = [place for place, version in enumerate(way[:-1]) if version == entry.version]
-        if earlier:
-            return way[: earlier[-1] + 1]
+    if entry.action == "rollback" and entry.version is not None:
+        # From no version at all, the last one that there was is the one to go back to.
+        back = _way_to(entry.version, way if entry.replaced is None else way[:-1])
+        if back:
+            return back
     if entry.action == "outside" and entry.previous_alias in entry.changes:
         # Somebody said where to go back to.
-        back = entry.changes[entry.previous_alias]
+        before = entry.changes[entry.previous_alias]
         top = (entry.version,) if entry.version is not None else way[-1:]
         kept = way if entry.version != entry.replaced else way[:-1]
-        known = back is None or back == entry.version or kept[-1:] == (back,)
-        return (*kept, *(() if known else (str(back),)), *top)
+        known = before is None or before == entry.version or kept[-1:] == (before,)
+        return (*kept, *(() if known else (str(before),)), *top)
     return way if entry.version is None or way[-1:] == (entry.version,) else (*way, entry.version)
+
+
+def _way_to(version: str, way: tuple[str, ...]) -> tuple[str, ...]:
+    """The way as far as the last time that it came by the version; empty when it never did."""
+    places = [place for place, each in enumerate(way) if each == version]
+    return way[: places[-1] + 1] if places else ()
 
 
 class Journal:
@@ -172,7 +179,7 @@ class Journal:
                 self._check_replaces(state, alias, replaces)
             way = state.before(alias)
             if to is not None:
-                way = way[: way.index(to) + 1] if to in way else (*way, to)
+                way = _way_to(to, way) or (*state.ways.get(alias, ()), to)
             if not way or way[-1] == current:
                 raise RegistryError(
                     f"'{alias}' of '{self._name}' has no version to go back to"
