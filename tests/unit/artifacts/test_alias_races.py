@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,15 +44,22 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for version, before in (("1", None), ("2", "1")):
         cause = Cause("promote", "setup")
         registry.move_alias(NAME, Move("champion", version, before, cause, "previous"))
-    registry._client._get_registry_client().store._dispose_engine()
+    close(registry)
     return file
 
 
 @pytest.fixture
-def registry(made: Path, tmp_path: Path, turn: int) -> MlflowRegistry:
+def registry(made: Path, tmp_path: Path, turn: int) -> Iterator[MlflowRegistry]:
     """A copy of it of this test's own."""
     shutil.copyfile(made, tmp_path / "registry.db")
-    return MlflowRegistry(f"sqlite:///{tmp_path / 'registry.db'}")
+    registry = MlflowRegistry(f"sqlite:///{tmp_path / 'registry.db'}")
+    yield registry
+    close(registry)
+
+
+def close(registry: MlflowRegistry) -> None:
+    """MLflow keeps every database open that it ever opened; a thousand are too many."""
+    registry._client._get_registry_client().store._dispose_engine()
 
 
 def promotion(who: str, version: str, replaces: str = "2") -> dict[str, Any]:
