@@ -189,7 +189,10 @@ class Planner:
             recipe.name,
             {
                 "checkpoint": self.checkpoint.digest,
-                "quantization": self._quantization(recipe).model_dump(exclude={"calibration"}),
+                # Where the calibration data lies is not in the key; what it is, is in `quantize`'s.
+                "quantization": self._quantization(recipe).model_dump(
+                    mode="json", exclude={"calibration": {"dataset"}}
+                ),
             },
             {"weights": quantize},
             {"checkpoint": self.checkpoint.model_dump(mode="json")},
