@@ -336,3 +336,31 @@ def test_a_changed_recipe_runs_only_its_own_branch(demo: Demo, tmp_path: Path) -
     stages = json.loads(planned.stdout)["stages"]
     assert {s["variant"] for s in stages if not s["cached"]} == {"own"}
     assert {s["name"] for s in stages if s["variant"] == "own" and s["cached"]} == set()
+
+
+def test_the_alias_moves_back_and_forth(demo: Demo, tmp_path: Path) -> None:
+    """Last: what is promoted by hand is not what the run above had promoted."""
+
+    def told(*arguments: str) -> Any:
+        done = demo.prepare(*arguments, "--json")
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    (champion,) = [v["recipe"] for v in demo.report["variants"] if v["promoted"]]
+    (other,) = RECIPES - {champion}
+    run = demo.report["run"]
+    before = told("promote", f"{run}:{champion}")["versions"][champion]
+    if [v["verdict"] for v in demo.report["variants"] if v["recipe"] == other] == ["pass"]:
+        moved = told("promote", f"{run}:{other}")
+    else:
+        moved = told("promote", f"{run}:{other}", "--override", "to see it move")
+    assert moved["replaced"] == before
+    name = demo.report["registered_name"]
+    assert told("rollback", name, "--reason", "back again")["version"] == before
+    actions = [entry["action"] for entry in told("registry", "history", name)]
+    assert actions[-1] == "rollback"
+    pulled = told("pull", f"{name}@champion", str(tmp_path / "pulled"))
+    assert pulled["version"] == before
+    assert told("serve", f"{name}@champion", "--check")["differences"] == []
+    garbage = told("gc", "--days", "0", "--dry-run")["removed"]
+    assert not [each for each in garbage if "/quantize/" in each["path"]]

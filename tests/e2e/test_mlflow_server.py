@@ -1,0 +1,147 @@
+"""The registry on a real `mlflow server`: races, kills, upload and pull, without a lock.
+
+The server's package is 620 MB, so it is not among the development dependencies. Make an environment
+with `mlflow` of the version that `mlflow-skinny` has here, and name its interpreter in
+PREPARE_TEST_MLFLOW_PYTHON; without it these tests are skipped.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from artifacts.registry.journal import replay
+from artifacts.registry.mlflow_registry import MlflowRegistry, still_has
+from artifacts.registry.registry import TUPLE_TAG, Cause, Move
+from pipeline.serving import free_port
+
+# Who moves in a race is the same process as in the unit tests.
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "artifacts"))
+import racing_mover
+
+PYTHON = os.environ.get("PREPARE_TEST_MLFLOW_PYTHON", "")
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(not PYTHON, reason="PREPARE_TEST_MLFLOW_PYTHON names no interpreter"),
+]
+processes = multiprocessing.get_context("fork")
+
+
+@pytest.fixture(scope="module")
+def uri(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server of our own on loopback."""
+    folder = tmp_path_factory.mktemp("mlflow")
+    address = f"http://127.0.0.1:{free_port()}"
+    command = [
+        *(PYTHON, "-m", "mlflow", "server", "--host", "127.0.0.1"),
+        *("--port", address.rpartition(":")[2], "--workers", "2"),
+        *("--backend-store-uri", f"sqlite:///{folder / 'server.db'}"),
+        *("--artifacts-destination", str(folder / "artifacts")),
+    ]
+    with (folder / "server.log").open("wb") as log:
+        server = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+    try:
+        deadline = time.monotonic() + 180
+        while True:
+            try:
+                if httpx.get(f"{address}/health", timeout=2, trust_env=False).is_success:
+                    break
+            except httpx.HTTPError:
+                assert server.poll() is None, (folder / "server.log").read_text()
+                assert time.monotonic() < deadline, (folder / "server.log").read_text()
+                time.sleep(1)
+        yield address
+    finally:
+        os.killpg(server.pid, signal.SIGTERM)
+        server.wait(30)
+
+
+@pytest.fixture(scope="module")
+def registry(uri: str) -> Iterator[MlflowRegistry]:
+    with pytest.MonkeyPatch.context() as patch:
+        # On a machine that is busy the server was once seen not to answer for 20 s.
+        patch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "60")
+        yield MlflowRegistry(uri)
+
+
+@pytest.fixture
+def name(registry: MlflowRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A model with six versions; 2 is the champion, and 1 was it before."""
+    model = f"model-{uuid.uuid4().hex}"
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights" / "config.json").write_text("{}")
+    for digest in "abcdef":
+        registry.register(model, tmp_path / "weights", {TUPLE_TAG: digest})
+    for version, before in (("1", None), ("2", "1")):
+        cause = Cause("promote", "setup")
+        registry.move_alias(model, Move("champion", version, before, cause, "previous"))
+    monkeypatch.setattr(racing_mover, "NAME", model)
+    return model
+
+
+def promotion(who: str, version: str) -> dict[str, Any]:
+    return {"who": who, "version": version, "replaces": "2"}
+
+
+def test_of_four_promotions_one_wins(registry: MlflowRegistry, name: str) -> None:
+    barrier, answers = processes.Barrier(4), processes.Queue()
+    runners = [
+        processes.Process(
+            target=racing_mover.move, args=(registry.uri, promotion(*pair), barrier, answers)
+        )
+        for pair in zip("abcd", "3456", strict=True)
+    ]
+    for runner in runners:
+        runner.start()
+    outcomes = dict(answers.get(timeout=300) for _ in runners)
+    for runner in runners:
+        runner.join(60)
+    registry.settle(name)
+    (winner,) = [who for who, outcome in outcomes.items() if isinstance(outcome, int)]
+    assert all("moved meanwhile" in outcomes[who] for who in set("abcd") - {winner})
+    entries = registry.history(name)
+    assert [entry.who for entry in entries] == ["setup", "setup", winner]
+    assert registry.aliases(name) == dict(replay(entries).aliases)
+    assert registry.aliases(name)["previous"] == "2"
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 4])
+def test_killed_before_a_write(registry: MlflowRegistry, name: str, step: int) -> None:
+    runner = processes.Process(
+        target=racing_mover.move,
+        args=(registry.uri, promotion("a", "3"), None, None, step, "before"),
+    )
+    runner.start()
+    runner.join(120)
+    assert runner.exitcode == -signal.SIGKILL
+    finished = registry.settle(name)
+    promised = step > 1
+    assert [entry.who for entry in finished] == (["a"] if promised else [])
+    assert registry.aliases(name) == (
+        {"champion": "3", "previous": "2"} if promised else {"champion": "2", "previous": "1"}
+    )
+
+
+def test_weights_are_uploaded_and_fetched(
+    registry: MlflowRegistry, name: str, tmp_path: Path
+) -> None:
+    version = registry.versions(name)[0]
+    assert version.source.startswith("mlflow-artifacts:/")
+    (tmp_path / "copy").mkdir()
+    registry.fetch(version, tmp_path / "copy")
+    assert [path.name for path in (tmp_path / "copy").iterdir()] == ["config.json"]
+    assert still_has(registry.uri, name, ["1", "6"], {"champion": "2"})
+    assert not still_has(registry.uri, name, ["7"], {})
+    assert f"{name}.history" not in registry.names()
