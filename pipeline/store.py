@@ -127,9 +127,9 @@ class Store:
             with self.errors_explained():
                 if not (partial / RECORD).is_file():
                     raise StoreError("a stage ended without a record", where=str(partial))
-                _flush(partial)
+                flush_to_disk(partial)
                 partial.rename(final)
-                _flush_folder(final.parent)
+                flush_folder(final.parent)
 
     def new_run_folder(self, run_id: str) -> Path:
         """Make and return the folder of one run; raises StoreError when it cannot be made."""
@@ -192,7 +192,8 @@ def write_atomically(path: Path, text: str) -> None:
     beside.replace(path)
 
 
-def _flush(folder: Path) -> None:
+def flush_to_disk(folder: Path) -> None:
+    """Wait until every file and folder below has reached the disk."""
     for path in folder.rglob("*"):
         if path.is_file() and not path.is_symlink():
             descriptor = os.open(path, os.O_RDONLY)
@@ -201,11 +202,12 @@ def _flush(folder: Path) -> None:
             finally:
                 os.close(descriptor)
         elif path.is_dir():
-            _flush_folder(path)
-    _flush_folder(folder)
+            flush_folder(path)
+    flush_folder(folder)
 
 
-def _flush_folder(folder: Path) -> None:
+def flush_folder(folder: Path) -> None:
+    """Wait until the names in a folder have reached the disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

@@ -9,7 +9,19 @@ from typing import Annotated, NoReturn
 import typer
 
 from pipeline import __version__
-from pipeline.cli import env, gate, model, plan, policy, recipes, registry, runs, stage, verify
+from pipeline.cli import (
+    env,
+    gate,
+    model,
+    plan,
+    policy,
+    recipes,
+    registry,
+    runs,
+    sign,
+    stage,
+    verify,
+)
 from pipeline.errors import ExitCode, PrepareError
 
 app = typer.Typer(
@@ -26,6 +38,7 @@ app.command("model")(model.model)
 app.command("plan")(plan.plan)
 app.command("gate")(gate.gate)
 app.command("verify")(verify.verify)
+app.command("sign")(sign.sign)
 app.add_typer(env.app, name="env")
 app.add_typer(recipes.app, name="recipes")
 app.add_typer(policy.app, name="policy")

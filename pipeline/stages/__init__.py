@@ -18,6 +18,7 @@ STAGES = (
     "evaluate",
     "benchmark",
     "judge",
+    "evidence",
     "promote",
 )
 
