@@ -170,11 +170,15 @@ def _verifying() -> Any:
     return verifying
 
 
-def _password(private_key: Path) -> str | None:
-    """The key's password, when it has one: from the environment, else asked for."""
+def _password(private_key: Path) -> bytes | None:
+    """The key's password, when it has one: from the environment, else asked for.
+
+    As bytes: model-signing 1.1.1 says that it takes text, and hands it on to what takes bytes.
+    """
     if b"ENCRYPTED" not in private_key.read_bytes():
         return None
-    return os.environ.get(PASSWORD_VARIABLE) or getpass.getpass(f"Password of {private_key}: ")
+    text = os.environ.get(PASSWORD_VARIABLE) or getpass.getpass(f"Password of {private_key}: ")
+    return text.encode()
 
 
 @contextmanager

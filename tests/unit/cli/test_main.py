@@ -47,6 +47,7 @@ COMMANDS = {
     "model",
     "plan",
     "verify",
+    "sign",
     "gate",
     "env list",
     "env build",
