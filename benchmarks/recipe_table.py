@@ -16,12 +16,24 @@ import argparse
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pipeline import catalog
-from pipeline.settings import load_settings
+from pipeline.cli.display import open_display
+from pipeline.digest import FileDigests
+from pipeline.environments.environment import Accelerator, ensure
+from pipeline.errors import PrepareError
+from pipeline.executors.local import LocalExecutor
+from pipeline.plan import Plan
+from pipeline.preflight.checks import unsuitable
+from pipeline.preparation import Request, choose, find_data, locate, make_plan
+from pipeline.run_log import RunLog
+from pipeline.settings import Settings, load_settings
+from pipeline.stage_runner import StageRunner
 from pipeline.store import Store
+from pipeline.suitability import cpu_flags
 from recipes.schema import Recipe
 
 POLICY = Path(__file__).with_suffix(".yaml")
@@ -30,12 +42,11 @@ COLUMNS = ("recipe", "size", "SQNR", "MMLU-cloze", "ROUGE-L", "minutes to make",
 
 
 def main() -> int:
-    """Run, then print; 1 where a recipe failed that this machine can serve."""
+    """Run, then print; 1 where a recipe failed."""
     arguments = parse_arguments()
-    names = arguments.recipe or catalog.recipe_names()
-    report = run(names, arguments)
-    store = Store(load_settings(arguments.store).store)
-    rows = [baseline_row(report), *(row_of(name, report, store) for name in names)]
+    settings = load_settings(arguments.store)
+    table = Table(settings, tuple(arguments.recipe or catalog.recipe_names()), arguments.eval_data)
+    rows = table.rows()
     print_markdown(rows)
     print(json.dumps({"model": MODEL, "rows": rows}))
     return 1 if any("failed" in row for row in rows) else 0
@@ -52,51 +63,109 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def run(names: list[str], arguments: argparse.Namespace) -> dict[str, Any]:
-    """The report of one `prepare model` over all recipes."""
-    command = [sys.executable, "-m", "pipeline.cli.main", "model", MODEL, "--json"]
-    command += ["--policy", str(POLICY), "--name", "recipe-table"]
-    for name in names:
-        command += ["--recipe", name]
-    for option in ("store", "eval_data"):
-        if getattr(arguments, option):
-            command += [f"--{option.replace('_', '-')}", str(getattr(arguments, option))]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-    report = json.loads(done.stdout)
-    if report.get("error"):
-        raise SystemExit(f"prepare model failed: {report['error']}")
-    return dict(report)
+class Table:
+    """The figures of some recipes.
 
+    Args:
+        settings: where things are kept.
+        names: of the recipes.
+        eval_data: folder with questions, if any.
+    """
 
-def baseline_row(report: dict[str, Any]) -> dict[str, Any]:
-    """The unquantized model's scores, as every variant was compared with."""
-    gates = next(variant["gates"] for variant in report["variants"] if variant["gates"])
-    return {"recipe": "baseline", **{gate["suite"]: gate["baseline"] for gate in gates}}
+    def __init__(self, settings: Settings, names: tuple[str, ...], eval_data: Path | None) -> None:
+        self._settings = settings
+        self._names = names
+        self._eval_data = eval_data
+        self._store = Store(settings.store.resolve())
 
+    def rows(self) -> list[dict[str, Any]]:
+        """The baseline's figures, then every recipe's; what was not measured is left out."""
+        plan, stages = self._plan()
+        reasons = {name: why for name in self._names if (why := self._why_not_served(name, plan))}
+        served = [name for name in self._names if name not in reasons]
+        scores = self._measured(served) if served else {}
+        rows = [{"recipe": "baseline", **scores.get(catalog.BASELINE, {})}]
+        for variant in plan.variants:
+            name = variant.recipe.name
+            row: dict[str, Any] = {"recipe": name, "needs": needs(variant.recipe)}
+            try:
+                made = stages.run(variant.stages["quantize"])
+                verified = stages.run(variant.stages["verify"])
+            except PrepareError as error:
+                rows.append({**row, "failed": str(error)})
+                continue
+            row |= {"bytes": made.result["weights_bytes"], "seconds": made.seconds}
+            row |= {"sqnr_db": verified.result["sqnr"]["median_db"], **scores.get(name, {})}
+            rows.append(row | ({"not_served": reasons[name]} if name in reasons else {}))
+        return rows
 
-def row_of(name: str, report: dict[str, Any], store: Store) -> dict[str, Any]:
-    """One recipe's figures; what was not measured is left out."""
-    variant = next(each for each in report["variants"] if each["recipe"] == name)
-    row: dict[str, Any] = {"recipe": name, "needs": needs(catalog.load_recipe(name))}
-    for stage in ("quantize", "verify"):
-        record = kept(stage, name, report, store)
-        if record is None:
-            return {**row, "failed": variant["reason"]}
-        if stage == "quantize":
-            row |= {"bytes": record.result["weights_bytes"], "seconds": record.seconds}
-        else:
-            row["sqnr_db"] = record.result["sqnr"]["median_db"]
-    if not variant["gates"]:
-        return {**row, "not_served": variant["reason"]}
-    return row | {gate["suite"]: gate["candidate"] for gate in variant["gates"]}
+    def _plan(self) -> tuple[Plan, StageRunner]:
+        """The plan over all recipes, and what runs its stages; the demo's checkpoint is made."""
+        request = Request(
+            checkpoint=MODEL,
+            recipes=self._names,
+            profile="auto",
+            policy=str(POLICY),
+            name="recipe-table",
+            registry=None,
+            eval_data=self._eval_data,
+            trust_remote_code=False,
+        )
+        settings = self._settings
+        choices = choose(request, settings)
+        accelerator = Accelerator(choices.profile.accelerator)
+        with open_display() as progress:
+            log = RunLog(self._store, choices.to_dict())
+            stages = StageRunner(
+                self._store,
+                LocalExecutor(),
+                lambda name: ensure(name, accelerator, settings, progress).python,
+                log,
+                progress,
+            )
+            digests = FileDigests(settings.home / "digests.json")
+            sources = find_data(choices, settings, digests, progress)
+            make_demo = partial(self._made, stages)
+            checkpoint = locate(choices, settings, make_demo, digests, progress)
+            self._checkpoint = checkpoint
+            return make_plan(choices, checkpoint, settings, sources), stages
 
+    def _made(self, stages: StageRunner, spec: Any) -> Path:
+        stages.run(spec)
+        return self._store.stage_folder(spec.stage, spec.key) / "output"
 
-def kept(stage: str, variant: str, report: dict[str, Any], store: Store) -> Any:
-    """The record of that stage of the variant; None where it did not end well."""
-    for each in report["stages"]:
-        if (each["name"], each["variant"]) == (stage, variant) and each["status"] != "failed":
-            return store.find(stage, each["key"])
-    return None
+    def _why_not_served(self, name: str, plan: Plan) -> str | None:
+        """What the preflight would refuse the recipe for on this model and machine."""
+        from pipeline.inspection.source import read_folder
+
+        profile = catalog.load_profile("cpu" if plan.accelerator == "cpu" else "auto")
+        found = unsuitable(
+            catalog.load_recipe(name),
+            read_folder(self._checkpoint.path),
+            self._checkpoint.architecture,
+            profile,
+            cpu_flags(),
+        )
+        return next((fault.what for fault in found), None)
+
+    def _measured(self, names: list[str]) -> dict[str, dict[str, float]]:
+        """Scores by recipe and suite, the baseline's too, by one `prepare model`."""
+        command = [sys.executable, "-m", "pipeline.cli.main", "model", MODEL, "--json"]
+        command += ["--policy", str(POLICY), "--name", "recipe-table", "--no-promote"]
+        command += ["--store", str(self._settings.store)]
+        command += [part for name in names for part in ("--recipe", name)]
+        if self._eval_data:
+            command += ["--eval-data", str(self._eval_data)]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+        report = json.loads(done.stdout)
+        if report.get("error"):
+            raise SystemExit(f"prepare model failed: {report['error']}")
+        scores: dict[str, dict[str, float]] = {}
+        for variant in report["variants"]:
+            for gate in variant["gates"]:
+                scores.setdefault(variant["recipe"], {})[gate["suite"]] = gate["candidate"]
+                scores.setdefault(catalog.BASELINE, {})[gate["suite"]] = gate["baseline"]
+        return scores
 
 
 def needs(recipe: Recipe) -> str:

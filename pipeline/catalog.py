@@ -27,12 +27,14 @@ BASELINE = "baseline"
 
 
 def load_recipe(name: str) -> Recipe:
-    """The recipe of that name, or in that YAML file.
+    """The recipe of that name, or in that YAML file, with all that it `extends` merged in.
 
     Raises:
-        UsageError: no such recipe (the known ones are named) or a malformed file.
+        UsageError: no such recipe (the known ones are named), a malformed file, or one that
+            extends itself.
     """
-    return _load(name, RECIPES, "recipe", Recipe)
+    path = _find(name, RECIPES, "recipe")
+    return _validated(_merged_recipe(path, ()), path, "recipe", Recipe)
 
 
 def load_policy(name: str) -> Policy:
@@ -102,6 +104,12 @@ def profile_for_gpu(gpu_name: str) -> ServingProfile | None:
     return None
 
 
+def gpu_of_driver(gpu_name: str) -> Gpu | None:
+    """The carried GPU of that name, as the driver gives it; None where no file describes it."""
+    gpus = (load_gpu(name) for name in gpu_names())
+    return next((gpu for gpu in gpus if gpu.driver_name == gpu_name), None)
+
+
 def _is_path(name: str) -> bool:
     return name.endswith((".yaml", ".yml")) or "/" in name
 
@@ -111,6 +119,10 @@ def _names(folder: Path) -> list[str]:
 
 
 def _load(name: str, folder: Path, noun: str, kind: type[DESCRIBED]) -> DESCRIBED:
+    return parse(_find(name, folder, noun), noun, kind)
+
+
+def _find(name: str, folder: Path, noun: str) -> Path:
     is_path = _is_path(name)
     path = Path(name).expanduser() if is_path else folder / f"{name}.yaml"
     if not path.is_file():
@@ -122,7 +134,75 @@ def _load(name: str, folder: Path, noun: str, kind: type[DESCRIBED]) -> DESCRIBE
             where=str(path) if is_path else f"--{noun} {name}",
             cure=f"{hint}known: {', '.join(known)}; or give the path of a YAML file",
         )
-    return parse(path, noun, kind)
+    return path
+
+
+def _merged_recipe(path: Path, before: tuple[Path, ...]) -> dict[str, Any]:
+    """A recipe file's content over that of the recipe that it extends.
+
+    Args:
+        path: of the file.
+        before: files that led here, each extending the next.
+    """
+    chain = (*before, path.resolve())
+    data = _read(path, "recipe", Recipe)
+    if data.get("extends") is None:
+        return data
+    where = f"{path}, key extends"
+    parent = data.pop("extends")
+    if not isinstance(parent, str):
+        raise UsageError(
+            f"the recipe is wrong at 'extends': {parent!r} should be the name of one recipe",
+            where=where,
+            cure=f"known: {', '.join(_names(RECIPES))}; or give the path of a YAML file",
+        )
+    if "name" not in data:
+        raise UsageError(
+            f"the recipe extends '{parent}' and has no name of its own",
+            where=f"{path}, key name",
+            cure="add the key 'name': tables, files and tags tell variants apart by it",
+        )
+    try:
+        found = _find(_from_beside(parent, path), RECIPES, "recipe")
+    except UsageError as error:
+        raise UsageError(error.what, where=where, cure=error.cure) from error
+    if found.resolve() in chain:
+        circle = " -> ".join(file.name for file in (*chain, found))
+        raise UsageError(
+            f"the recipe extends itself: {circle}",
+            where=where,
+            cure="let one of them stand alone, without the key 'extends'",
+        )
+    base = _merged_recipe(found, chain)
+    # Faults of the extended recipe are told as such, with its own file.
+    _validated(base, found, "recipe", Recipe)
+    return merge(base, data)
+
+
+def _from_beside(name: str, path: Path) -> str:
+    """A relative path starts from the folder of the file that it stands in."""
+    if not _is_path(name) or Path(name).expanduser().is_absolute():
+        return name
+    return str(path.parent / name)
+
+
+def merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """The changes over the base: mappings key by key, all else whole.
+
+    A mapping whose `kind` changes replaces the base's: the keys of another kind mean nothing there.
+    """
+    merged = dict(base)
+    for key, value in changes.items():
+        old = merged.get(key)
+        if isinstance(old, dict) and isinstance(value, dict) and _of_one_kind(old, value):
+            merged[key] = merge(old, value)
+        else:
+            merged[key] = value
+    return merged
+
+
+def _of_one_kind(base: dict[str, Any], changes: dict[str, Any]) -> bool:
+    return bool(changes.get("kind", base.get("kind")) == base.get("kind"))
 
 
 def parse(path: Path, noun: str, kind: type[DESCRIBED]) -> DESCRIBED:
@@ -131,6 +211,10 @@ def parse(path: Path, noun: str, kind: type[DESCRIBED]) -> DESCRIBED:
     Raises:
         UsageError: not YAML, or a key that is unknown, missing or of the wrong kind.
     """
+    return _validated(_read(path, noun, kind), path, noun, kind)
+
+
+def _read(path: Path, noun: str, kind: type[DESCRIBED]) -> dict[str, Any]:
     try:
         data: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
@@ -139,6 +223,10 @@ def parse(path: Path, noun: str, kind: type[DESCRIBED]) -> DESCRIBED:
         ) from error
     if not isinstance(data, dict):
         raise UsageError(f"the {noun} is not a mapping of keys", where=str(path), cure=_known(kind))
+    return data
+
+
+def _validated(data: dict[str, Any], path: Path, noun: str, kind: type[DESCRIBED]) -> DESCRIBED:
     try:
         return kind.model_validate(data)
     except ValidationError as error:

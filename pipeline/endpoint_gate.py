@@ -144,7 +144,7 @@ def judge_endpoints(
     endpoints = ExternalEndpoints({"baseline": request.baseline, "candidate": request.candidate})
     Runner(plan, stages, endpoints).run()
     (report,) = log.variants()
-    return ExitCode.PROMOTED if report.verdict == "pass" else exit_code_of([report.verdict])
+    return exit_code_of([report.verdict])
 
 
 def plan_of(

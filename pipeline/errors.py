@@ -6,6 +6,7 @@ The tree::
     +-- UsageError                2   the command line or a settings, recipe, profile or policy file
     +-- CheckpointError           1   a checkpoint that is missing, damaged or not supported
     |   +-- HubError              1   the Hub did not hand over what was asked
+    +-- PreflightError            1   a run that would fail was refused before it began
     +-- EnvironmentBuildError     1   a managed Python environment could not be built or used
     +-- StageError                1   a stage ended without a result
     |   +-- WorkerError           1   the stage's worker process failed; its log is named
@@ -86,6 +87,10 @@ class CheckpointError(PrepareError):
 
 class HubError(CheckpointError):
     """The Hub did not hand over what was asked."""
+
+
+class PreflightError(PrepareError):
+    """The run would fail: refused before any work, with everything that stands in its way."""
 
 
 class EnvironmentBuildError(PrepareError):

@@ -20,8 +20,9 @@ from pipeline.events import Progress
 from pipeline.hub import bytes_to_download
 from pipeline.plan import Find, Plan
 from pipeline.policy_power import GatePower, policy_power
+from pipeline.preflight.before_run import early_faults, late_faults, preflight_of
+from pipeline.preflight.preflight import line
 from pipeline.preparation import (
-    ENVIRONMENTS,
     Choices,
     Request,
     choose,
@@ -30,6 +31,7 @@ from pipeline.preparation import (
     locate,
     make_plan,
 )
+from pipeline.quantizers import environments_for
 from pipeline.records import StageRecord, StageSpec
 from pipeline.settings import Settings
 from pipeline.stages.evaluate import is_answered
@@ -66,6 +68,7 @@ class Forecast:
     environments: tuple[EnvironmentStatus, ...]
     weights_bytes: dict[str, int]
     not_here: str
+    faults: tuple[PrepareError, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for `--json`."""
@@ -85,6 +88,7 @@ class Forecast:
                 for env in self.environments
             ],
             "expected_seconds": self.expected_seconds(),
+            "refused": [fault.to_dict() for fault in self.faults],
         }
 
     def headline(self) -> str:
@@ -130,6 +134,10 @@ class Forecast:
         known = [time for time in times if time is not None]
         return sum(known) if len(known) == len(times) else None
 
+    def refusals(self) -> list[str]:
+        """What `prepare model` would refuse to begin with, a line each."""
+        return [f"would be refused: {line(fault)}" for fault in self.faults]
+
     def total(self) -> str:
         """The bottom line."""
         to_run = sum(not stage.cached for stage in self.stages)
@@ -173,12 +181,15 @@ def forecast(request: Request, settings: Settings, progress: Progress) -> Foreca
     sources = find_data(choices, settings, digests, progress)
     checkpoint: Checkpoint | None = None
     not_here, may_ask_more = "", False
+    preflight = preflight_of(choices, settings)
+    faults = early_faults(preflight, choices) if preflight is not None else []
     try:
         check_downloaded(choices)
         checkpoint = locate(choices, settings, made_demo, digests, progress)
         plan = make_plan(choices, checkpoint, settings, sources)
         specs = plan.stages(find)
         may_ask_more = rounds_may_follow(plan, find)
+        faults += late_faults(preflight, plan, find) if preflight is not None else []
     except NotHereYetError as reason:
         not_here = str(reason)
         specs = [demo_stage(choices, settings)] if choices.reference.kind == "demo" else []
@@ -195,7 +206,11 @@ def forecast(request: Request, settings: Settings, progress: Progress) -> Foreca
         }
         if checkpoint
         else {},
-        environments=tuple(status(name, accelerator, settings) for name in ENVIRONMENTS),
+        environments=tuple(
+            status(name, accelerator, settings)
+            for name in environments_for(recipe.quantization for recipe in choices.recipes)
+        ),
+        faults=tuple(faults),
     )
 
 
@@ -265,6 +280,8 @@ def kind_of(stage: str, parameters: dict[str, Any]) -> str:
     if stage in ("evaluate", "questions"):
         repeated = " again" if parameters.get("repeat") else ""
         return f"{parameters['suite']['kind']}{repeated}"
+    if stage == "dry_run":
+        return str(parameters["quantize"]["quantization"]["kind"])
     if stage == "quantize":
         return str(parameters["quantization"]["kind"])
     return ""

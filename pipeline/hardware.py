@@ -20,6 +20,11 @@ def compute_capability() -> float | None:
     return float(answer) if answer else None
 
 
+def gpu_count() -> int:
+    """How many NVIDIA GPUs the driver lists."""
+    return len(_driver_lines("name"))
+
+
 def hardware(accelerator: str) -> dict[str, Any]:
     """What the engine runs on: part of the deployable tuple."""
     if accelerator == "cuda":
@@ -41,6 +46,12 @@ def machine() -> str:
 
 
 def _ask_driver(field: str) -> str | None:
+    lines = _driver_lines(field)
+    return lines[0] if lines else None
+
+
+def _driver_lines(field: str) -> list[str]:
+    """A line a GPU; none without a driver."""
     try:
         answer = subprocess.run(
             ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader"],
@@ -50,6 +61,7 @@ def _ask_driver(field: str) -> str | None:
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
-        return None
-    lines = answer.stdout.strip().splitlines()
-    return lines[0].strip() if answer.returncode == 0 and lines else None
+        return []
+    if answer.returncode != 0:
+        return []
+    return [line.strip() for line in answer.stdout.strip().splitlines()]

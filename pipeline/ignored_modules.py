@@ -9,8 +9,8 @@ from fnmatch import fnmatchcase
 def is_ignored(module: str, ignore: list[str]) -> bool:
     """Whether the ignore list means the module: by name, pattern, or `re:` expression.
 
-    llm-compressor knows names and `re:` expressions; a shell pattern is no word to it, so that it
-    quantizes the layer all the same, and verification then says so.
+    llm-compressor knows names and `re:` expressions; a recipe's shell patterns are made into
+    expressions before it hears of them (:mod:`pipeline.inspection.ignored`).
     """
     return any(
         re.match(word.removeprefix("re:"), module) is not None

@@ -48,6 +48,10 @@ class VariantPlan:
     rounds: Rounds
     trust_remote_code: bool = False
 
+    def wants_dry_run(self, find: Find) -> bool:
+        """Whether two layers are to be tried first: not where the whole is quantized already."""
+        return "dry_run" in self.stages and find(self.stages["quantize"]) is None
+
     def reached(self, find: Find) -> dict[str, StageSpec]:
         """By suite, the last round that the answers so far call for; it may be still to run."""
         reached = {}
@@ -96,11 +100,13 @@ class Plan:
     def stages(self, find: Find) -> list[StageSpec]:
         """Every stage that the answers so far call for, about in the order in which they run."""
         variants = self.reached_variants(find)
+        tried = [v.stages["dry_run"] for v in variants if v.wants_dry_run(find)]
         made = [[v.stages["quantize"], v.stages["verify"]] for v in variants]
         measured = [[v.stages[role] for role in v.served] for v in (self.baseline, *variants)]
         judged = [self.judge_stage(v, self.last_rounds(v, find)) for v in variants]
         return [
             *self.shared.values(),
+            *tried,
             *chain(*made),
             *chain(*measured),
             *self._further_rounds(variants, find),

@@ -10,12 +10,17 @@ from typing import Any
 
 from pipeline.checkpoint import Checkpoint
 from pipeline.data_sources import SourceResolver
+from pipeline.dry_run import dry_run_stage
 from pipeline.evaluation_plan import EvaluationPlanner, Served
 from pipeline.hardware import machine
+from pipeline.inspection.ignored import added_words, ignore_list
+from pipeline.inspection.source import Source, read_folder
 from pipeline.plan import Plan, VariantPlan, stage_spec
+from pipeline.quantizers import quantizer_of
 from pipeline.records import StageSpec
 from pipeline.serving import ServingArguments
 from recipes.policy import Policy
+from recipes.quantization import Quantization
 from recipes.schema import Recipe, ServingProfile
 
 
@@ -35,6 +40,7 @@ class Planner:
         store: folder of the store.
         trust_remote_code: run Python code from the checkpoint's folder.
         rungs: names of those recipes that are a ladder, in order.
+        dry_run: try variants with calibration on two layers first.
     """
 
     checkpoint: Checkpoint
@@ -48,6 +54,7 @@ class Planner:
     store: Path
     trust_remote_code: bool = False
     rungs: tuple[str, ...] = ()
+    dry_run: bool = False
 
     @cached_property
     def evaluation(self) -> EvaluationPlanner:
@@ -56,8 +63,16 @@ class Planner:
             self.policy, self.recipes, self.sources, self.identities["evaluate"], self.store
         )
 
+    @cached_property
+    def source(self) -> Source:
+        """The checkpoint's config.json and headers."""
+        return read_folder(self.checkpoint.path)
+
     def plan(self) -> Plan:
-        """The plan for these recipes; raises EvaluationDataError where a suite has no questions."""
+        """The plan for these recipes; raises EvaluationDataError where a suite has no questions.
+
+        Whether they suit the checkpoint and the machine is seen before, by pipeline/preflight.
+        """
         baseline = self._baseline()
         return Plan(
             policy=self.policy,
@@ -100,6 +115,8 @@ class Planner:
             "benchmark": self._benchmark_stage(served),
         }
         made = {"quantize": quantize, "verify": verify}
+        if self.dry_run and (dry_run := dry_run_stage(quantize, verify)):
+            made["dry_run"] = dry_run
         return self._variant_plan(
             recipe, arguments, model, {**made, **stages}, tuple(stages), rounds
         )
@@ -124,10 +141,14 @@ class Planner:
         )
 
     def _quantize_stage(self, recipe: Recipe) -> StageSpec:
-        quantization = recipe.quantization
+        quantization = self._quantization(recipe)
+        environment = quantizer_of(quantization.kind).environment
+        tensors, config = self.source.tensors, self.source.config
         runtime: dict[str, Any] = {
             "checkpoint": self.checkpoint.model_dump(mode="json"),
-            "environment": "quantize",
+            "environment": environment,
+            "recipe": recipe.model_dump(mode="json"),
+            "left_alone": added_words(tensors, config, recipe.quantization.ignore),
         }
         data: dict[str, Any] = {}
         if quantization.calibration is not None:
@@ -144,7 +165,7 @@ class Planner:
                 "checkpoint": self.checkpoint.digest,
                 "quantization": quantization.model_dump(),
                 "calibration_data": data,
-                "environment": self.identities["quantize"],
+                "environment": self.identities[environment],
                 "trust_remote_code": self.trust_remote_code,
             },
             {},
@@ -152,16 +173,21 @@ class Planner:
             self.store,
         )
 
+    def _quantization(self, recipe: Recipe) -> Quantization:
+        """The recipe's, its ignore list made right for the checkpoint's architecture."""
+        ignore = ignore_list(self.source.tensors, self.source.config, recipe.quantization.ignore)
+        return recipe.quantization.model_copy(update={"ignore": ignore})
+
     def _verify_stage(self, recipe: Recipe, quantize: StageSpec) -> StageSpec:
         return stage_spec(
             "verify",
             recipe.name,
             {
                 "checkpoint": self.checkpoint.digest,
-                "quantization": {
-                    "kind": recipe.quantization.kind,
-                    "ignore": recipe.quantization.ignore,
-                },
+                # Where the calibration data lies is not in the key; what it is, is in `quantize`'s.
+                "quantization": self._quantization(recipe).model_dump(
+                    mode="json", exclude={"calibration": {"dataset"}}
+                ),
             },
             {"weights": quantize},
             {"checkpoint": self.checkpoint.model_dump(mode="json")},

@@ -12,20 +12,22 @@ from pipeline.checkpoint import Checkpoint, Reference, inspect_folder, parse_ref
 from pipeline.data_sources import SourceResolver
 from pipeline.demo_model import DEMO_LOCK
 from pipeline.digest import FileDigests, digest_bytes
+from pipeline.dry_run import is_worth_it
 from pipeline.environments.environment import Accelerator, identity
 from pipeline.errors import CheckpointError, UsageError
 from pipeline.events import Progress
-from pipeline.hardware import compute_capability, gpu_name, hardware
+from pipeline.hardware import gpu_name, hardware
 from pipeline.hub import download
 from pipeline.plan import Plan, stage_spec
 from pipeline.planner import Planner
 from pipeline.policy_power import check_decidable
+from pipeline.preflight.checks import already_quantized, unsupported_architecture
+from pipeline.quantizers import environments_for
 from pipeline.records import StageSpec
 from pipeline.settings import Settings
 from recipes.policy import Policy
 from recipes.schema import Recipe, ServingProfile
 
-ENVIRONMENTS = ("quantize", "serve", "evaluate")
 DEFAULT_RECIPES = ("fp8-dynamic", "awq-w4a16")
 
 
@@ -41,6 +43,8 @@ class Request:
     registry: str | None
     eval_data: Path | None
     trust_remote_code: bool
+    promote: bool = True
+    dry_run: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,8 @@ class Choices:
     eval_data: Path | None
     trust_remote_code: bool
     rungs: tuple[str, ...] = ()
+    promote: bool = True
+    dry_run: bool | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for the run's record."""
@@ -70,6 +76,8 @@ class Choices:
             "registry": self.registry,
             "eval_data": str(self.eval_data) if self.eval_data else None,
             "trust_remote_code": self.trust_remote_code,
+            "promote": self.promote,
+            "dry_run": self.dry_run,
         }
 
 
@@ -88,7 +96,6 @@ def choose(request: Request, settings: Settings) -> Choices:
     check_names_differ(recipes)
     for recipe in recipes:
         check_margins(recipe, policy)
-        check_capability(recipe, profile)
     if profile.accelerator not in policy.throughput.minimum_ratio:
         raise UsageError(
             f"the policy '{policy.name}' has no throughput floor for {profile.accelerator}",
@@ -108,6 +115,8 @@ def choose(request: Request, settings: Settings) -> Choices:
         eval_data=request.eval_data.expanduser().resolve() if request.eval_data else None,
         trust_remote_code=request.trust_remote_code,
         rungs=rungs,
+        promote=request.promote,
+        dry_run=request.dry_run,
     )
 
 
@@ -159,18 +168,6 @@ def check_registered_name(name: str) -> None:
             f"'{name}' cannot be a name in the registry",
             where="--name",
             cure="give a name without '/' and ':'",
-        )
-
-
-def check_capability(recipe: Recipe, profile: ServingProfile) -> None:
-    """Raise UsageError where this machine's GPU is too old for the recipe's kernels."""
-    needed = recipe.minimum_compute_capability
-    found = compute_capability() if profile.accelerator == "cuda" else None
-    if needed is not None and found is not None and found < needed:
-        raise UsageError(
-            f"'{recipe.name}' needs a GPU of compute capability {needed}, this one has {found}",
-            where=f"--recipe {recipe.name}",
-            cure="leave the recipe out, or run on a newer GPU",
         )
 
 
@@ -270,18 +267,9 @@ def check_supported(checkpoint: Checkpoint, choices: Choices) -> None:
     """Raise CheckpointError for what no recipe here can start from."""
     config = str(checkpoint.path / "config.json")
     if checkpoint.quantized:
-        raise CheckpointError(
-            "the checkpoint is already quantized",
-            where=f"{config}, key quantization_config",
-            cure="give the original 16-bit checkpoint",
-        )
-    if not checkpoint.architecture.endswith(("ForCausalLM", "LMHeadModel")):
-        raise CheckpointError(
-            f"the architecture '{checkpoint.architecture}' is not supported: "
-            "only text-generating decoders are (names that end in ForCausalLM)",
-            where=f"{config}, key architectures",
-            cure="give a decoder-only language model",
-        )
+        raise already_quantized(config)
+    if fault := unsupported_architecture(checkpoint.architecture, config):
+        raise fault
     if checkpoint.needs_remote_code and not choices.trust_remote_code:
         raise CheckpointError(
             "the checkpoint comes with Python code of its own that would have to be run",
@@ -310,7 +298,8 @@ def make_plan(
 ) -> Plan:
     """The plan for these choices; raises PrepareError where calibration data cannot be had."""
     accelerator = Accelerator(choices.profile.accelerator)
-    identities = {name: identity(name, accelerator, settings) for name in ENVIRONMENTS}
+    environments = environments_for(recipe.quantization for recipe in choices.recipes)
+    identities = {str(name): identity(name, accelerator, settings) for name in environments}
     return Planner(
         checkpoint=checkpoint,
         profile=choices.profile,
@@ -323,4 +312,5 @@ def make_plan(
         store=settings.store.resolve(),
         trust_remote_code=choices.trust_remote_code,
         rungs=choices.rungs,
+        dry_run=is_worth_it(checkpoint.weights_bytes, choices.dry_run),
     ).plan()

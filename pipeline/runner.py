@@ -35,9 +35,9 @@ class Runner:
     def run(self) -> None:
         """Run every stage up to the verdicts; a variant that fails does not stop the others.
 
-        All variants are quantized and verified first: what can fail in minutes should not fail
-        after an hour of measuring the baseline. Only a ladder's later rungs wait for the verdicts
-        on those before.
+        All variants are tried on two layers first, then quantized and verified: what can fail in
+        minutes should not fail after an hour of quantizing another, or of measuring the baseline.
+        Only a ladder's later rungs wait for the verdicts on those before.
 
         Raises:
             PrepareError: the baseline or something that all variants share failed.
@@ -69,7 +69,8 @@ class Runner:
 
     def _prove(self, variants: Sequence[VariantPlan]) -> None:
         """Make the variants, measure them and judge each alone."""
-        sound = [variant for variant in variants if self._try(variant, self._make)]
+        tried = [variant for variant in variants if self._try(variant, self._dry_run)]
+        sound = [variant for variant in tried if self._try(variant, self._make)]
         if sound:
             self._measure(sound)
 
@@ -112,6 +113,10 @@ class Runner:
             return True
         self._log.variant(report)
         return False
+
+    def _dry_run(self, variant: VariantPlan) -> None:
+        if variant.wants_dry_run(self._stages.found):
+            self._stages.run(variant.stages["dry_run"])
 
     def _make(self, variant: VariantPlan) -> None:
         for role in ("quantize", "verify"):

@@ -68,6 +68,7 @@ class Server:
         arguments: how to serve it.
         log: file that receives the server's output.
         trust_remote_code: let the engine run code from the checkpoint's folder.
+        port: where it answers; None for any that is free.
     """
 
     def __init__(
@@ -78,7 +79,9 @@ class Server:
         log: Path,
         *,
         trust_remote_code: bool = False,
+        port: int | None = None,
     ) -> None:
+        self._wanted_port = port
         self._log = log
         self._model = model
         self._python = python
@@ -122,7 +125,7 @@ class Server:
             ServingError: it ended, or was not ready in time; with its log's own reason.
         """
         for attempt in range(1, PORT_ATTEMPTS + 1):
-            self._port = free_port()
+            self._port = self._wanted_port or free_port()
             try:
                 return self._start_on_port(timeout_seconds, progress)
             except ServingError as error:

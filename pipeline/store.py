@@ -95,13 +95,14 @@ class Store:
                 shutil.rmtree(doomed)
 
     @contextmanager
-    def writing(self, stage: str, key: str) -> Iterator[Path | None]:
+    def writing(self, stage: str, key: str, resumed: str | None = None) -> Iterator[Path | None]:
         """Hold the stage's lock and hand out an empty folder to write into.
 
         Yields None when another process finished the stage while we waited. When the block
         ends without an exception, and has put a record into the folder, the folder is flushed
         to disk and renamed to its final name; otherwise it is kept as `<key>.partial` so that
-        its log can be read, and emptied by the next try.
+        its log can be read, and emptied by the next try, which finds only what `resumed` names
+        in it: a folder that the stage goes on with.
 
         Raises:
             StoreError: the disk is full or the store is not writable.
@@ -116,9 +117,7 @@ class Store:
                 if final.exists():  # someone took its record away, so it cannot be told whole
                     shutil.rmtree(final)
                 final.parent.mkdir(parents=True, exist_ok=True)
-                if partial.exists():
-                    shutil.rmtree(partial)
-                partial.mkdir()
+                _empty(partial, resumed)
             try:
                 yield partial
             except OSError as error:
@@ -190,6 +189,18 @@ def write_atomically(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     beside.replace(path)
+
+
+def _empty(folder: Path, but: str | None) -> None:
+    """Make the folder, or remove all that is in it but one entry."""
+    folder.mkdir(exist_ok=True)
+    for entry in folder.iterdir():
+        if entry.name == but:
+            continue
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
 
 
 def flush_to_disk(folder: Path) -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from pipeline.inspection.precision import Precision, dividing_group, precision_of
-from pipeline.safetensors_header import Tensor, read_header
-from pipeline.stages.verify import is_quantizable
-from pipeline.weight_files import read_json, weight_files
-from recipes.quantization import NoQuantization, Quantization, group_sizes
+from pipeline.inspection.divisibility import undivided_columns
+from pipeline.inspection.ignored import ignore_list, is_tied
+from pipeline.inspection.linear_layers import is_quantizable
+from pipeline.inspection.precision import Precision, precision_of
+from pipeline.inspection.source import read_folder
+from pipeline.safetensors_header import Tensor
+from recipes.quantization import NoQuantization, Quantization
 
 
 @dataclass(frozen=True)
@@ -56,25 +59,22 @@ def estimated_bytes(folder: Path, quantization: Quantization) -> int:
     Raises:
         CheckpointError: the source's files are missing or damaged.
     """
-    tensors = {
-        name: tensor
-        for path in weight_files(folder)
-        for name, tensor in read_header(path).tensors.items()
-    }
-    tied = bool(read_json(folder / "config.json").get("tie_word_embeddings", False))
-    return variant_weights(tensors, quantization, tied=tied).bytes
+    source = read_folder(folder)
+    return variant_weights(source.tensors, quantization, source.config).bytes
 
 
 def variant_weights(
-    tensors: Mapping[str, Tensor], quantization: Quantization, *, tied: bool
+    tensors: Mapping[str, Tensor], quantization: Quantization, config: Mapping[str, Any]
 ) -> VariantWeights:
     """What the recipe quantizes and leaves, with the bytes of each tensor.
 
     Args:
         tensors: of the source, by name.
         quantization: of the recipe.
-        tied: the output head is the embedding; where the source stores it twice, it is saved once.
+        config: the source's config.json. Where it ties the output head to the embedding and the
+            source stores both, the variant has it once.
     """
+    tied = is_tied(config)
     kept = {
         name: tensor
         for name, tensor in tensors.items()
@@ -82,7 +82,8 @@ def variant_weights(
     }
     chosen = set()
     if not isinstance(quantization, NoQuantization):
-        chosen = {n for n, t in kept.items() if is_quantizable(n, t, quantization.ignore)}
+        ignore = ignore_list(tensors, config, quantization.ignore)
+        chosen = {n for n, t in kept.items() if is_quantizable(n, t, ignore)}
     columns = {kept[name].shape[1] for name in chosen}
     precision = precision_of(quantization, columns) if chosen else None
     return VariantWeights(
@@ -91,7 +92,7 @@ def variant_weights(
             for name, tensor in kept.items()
         ),
         precision=precision,
-        undivided=_undivided(quantization, columns),
+        undivided=undivided_columns(quantization, columns),
     )
 
 
@@ -100,12 +101,3 @@ def _bytes(tensor: Tensor, precision: Precision | None, chosen: bool) -> int:
         return tensor.end - tensor.begin
     rows, columns = tensor.shape
     return precision.matrix_bytes(rows, columns)
-
-
-def _undivided(quantization: Quantization, columns: set[int]) -> tuple[int, ...]:
-    """The columns in the way of a group size; empty where one divides all."""
-    sizes = group_sizes(quantization)
-    if not sizes or dividing_group(quantization, columns):
-        return ()
-    smallest = min(sizes)
-    return tuple(sorted(width for width in columns if width % smallest))

@@ -12,8 +12,10 @@ from pipeline.environments.environment import Accelerator, ensure
 from pipeline.errors import ExitCode, PrepareError, StoreError
 from pipeline.events import Progress
 from pipeline.executors.local import LocalExecutor
+from pipeline.preflight.before_run import early_faults, late_faults, preflight_of
+from pipeline.preflight.preflight import Preflight, refuse
 from pipeline.preparation import Choices, Request, choose, find_data, locate, make_plan
-from pipeline.promotion import Promotion
+from pipeline.promotion import Promotion, exit_code_of
 from pipeline.records import RunReport, StageSpec
 from pipeline.run_log import NotingProgress, RunLog
 from pipeline.runner import Runner
@@ -71,13 +73,33 @@ def run_choices(
     digests = FileDigests(settings.home / "digests.json")
     try:
         sources = find_data(choices, settings, digests, progress)
+        preflight = preflight_of(choices, settings)
+        if preflight is not None:
+            check_early(preflight, choices, progress)
         checkpoint = locate(choices, settings, make_demo, digests, progress)
         log.checkpoint(checkpoint.ref, checkpoint.digest, choices.name)
         plan = make_plan(choices, checkpoint, settings, sources)
+        if preflight is None and (preflight := preflight_of(choices, settings)):
+            check_early(preflight, choices, progress)
+        if preflight is not None:
+            refuse(late_faults(preflight, plan, stages.found))
         servers = LocalServers(
             stages, settings.home / "server.lock", choices.profile.ready_timeout_seconds
         )
         Runner(plan, stages, servers).run()
+        if not choices.promote:
+            return exit_code_of([report.verdict for report in log.variants()])
         return Promotion(plan, stages, checkpoint).run(choices.name, choices.registry)
     finally:
         stages.cancel()
+
+
+def check_early(preflight: Preflight, choices: Choices, progress: Progress) -> None:
+    """Refuse now what would fail after hours; say what could not be checked.
+
+    Raises:
+        PrepareError: everything that stands in the way.
+    """
+    for note in preflight.notes():
+        progress.note(note)
+    refuse(early_faults(preflight, choices))

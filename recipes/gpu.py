@@ -20,6 +20,12 @@ class Gpu(Described):
     )
     compute_capability: float = Field(gt=0, description="such as 8.9; FP8 needs 8.9")
     memory_bandwidth_gb_per_s: float = Field(gt=0, description="published, in 10^9 bytes a second")
+    tflops_16_bit: float | None = Field(
+        None,
+        gt=0,
+        description="published, of dense 16-bit matrices, in 10^12 a second; without it no time of "
+        "a calibration is estimated",
+    )
 
     @property
     def memory_bytes(self) -> int:

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from recipes.described import Described
+from recipes.group_sizes import sizes_to_try
 
 
 class Calibration(Described):
@@ -124,14 +125,8 @@ Quantization = Annotated[
     NoQuantization | PresetQuantization | AwqQuantization | GptqQuantization | AutoAwqQuantization,
     Field(discriminator="kind"),
 ]
-# Those with a group size that has to divide the columns of every layer.
-GroupedQuantization = AwqQuantization | GptqQuantization | AutoAwqQuantization
 
 
 def group_sizes(quantization: Quantization) -> tuple[int, ...]:
-    """The group sizes to try, in order; empty where no columns are grouped by the recipe."""
-    if not isinstance(quantization, GroupedQuantization):
-        return ()
-    if isinstance(quantization, GptqQuantization) and quantization.scheme == "W8A8":
-        return ()
-    return (quantization.group_size, *quantization.smaller_group_sizes)
+    """The group sizes to try, in order; empty where any number of columns will do."""
+    return sizes_to_try(quantization.model_dump())

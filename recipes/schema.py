@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from fnmatch import fnmatchcase
 from typing import Literal, get_args
 
 from pydantic import Field, field_validator
@@ -12,6 +13,7 @@ from recipes.quantization import Quantization
 
 Family = Literal["fp8", "int8", "int4", "fp4"]
 FAMILIES: tuple[Family, ...] = get_args(Family)
+AcceleratorName = Literal["cpu", "cuda"]
 
 
 class Recipe(Described):
@@ -24,6 +26,30 @@ class Recipe(Described):
     minimum_compute_capability: float | None = Field(
         None, description="of an NVIDIA GPU that runs the kernels natively, such as 8.9 for FP8"
     )
+    architectures: list[str] = Field(
+        default=[],
+        description="those it is for: names or shell patterns, as in config.json's key "
+        "'architectures'; all when empty",
+    )
+    unsuited_architectures: list[str] = Field(
+        default=[], description="those it is not for, though 'architectures' has them"
+    )
+    cannot_serve_on: dict[Literal["cpu", "cpu-without-amx", "cuda"], str] = Field(
+        default={}, description="where vLLM has no kernels for such weights, and why"
+    )
+    extends: str | None = Field(
+        None,
+        exclude=True,
+        description="name or path of a recipe that this one changes; merged in when it is loaded",
+    )
+
+    def suits(self, architecture: str) -> bool:
+        """Whether the recipe is for models of this architecture."""
+        if any(fnmatchcase(architecture, word) for word in self.unsuited_architectures):
+            return False
+        return not self.architectures or any(
+            fnmatchcase(architecture, word) for word in self.architectures
+        )
 
 
 # --- serving profiles ---------------------------------------------------------------------------
@@ -64,7 +90,7 @@ class ServingProfile(Described):
 
     name: Name
     summary: str
-    accelerator: Literal["cpu", "cuda"]
+    accelerator: AcceleratorName
     gpu_name_contains: list[str] = Field(
         default=[], description="`--profile auto` takes the profile whose word is in the GPU's name"
     )

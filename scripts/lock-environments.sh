@@ -36,6 +36,8 @@ lock() { # NAME [uv's options...]
 
 lock quantize-cpu "${cpu_torch[@]}" "$@"
 lock serve-cpu "${cpu_torch[@]}" "$@"
+lock quantize-autoawq-cpu "${cpu_torch[@]}" "$@"
 lock quantize-cuda "$@"
+lock quantize-autoawq-cuda "$@"
 lock serve-cuda "$@"
 lock evaluate "$@"

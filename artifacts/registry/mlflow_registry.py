@@ -1,25 +1,35 @@
 """MLflow's model registry: an embedded SQLite store, or any tracking server by URI.
 
 Only mlflow-skinny with SQLAlchemy is needed: a version is a pointer to a checkpoint folder with
-tags, and an alias is a name for a version.
+tags, and an alias is a name for a version. The history of a model NAME is a registered model of
+its own, NAME.history, with a version for each entry: MLflow gives each number once, in one
+transaction with the version's tags, and never again, not even after a version was deleted.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import shutil
 import sqlite3
 import warnings
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from artifacts.registry.journal import Journal, replay
+from artifacts.registry.registry import TUPLE_TAG, Cause, HistoryEntry, Move, Version
 from pipeline.errors import RegistryError
 
-TUPLE_TAG = "prepare.tuple"
+HISTORY = ".history"
+HISTORY_OF_TAG = "prepare.history_of"
+APPLIED_TAG = "prepare.applied"
+ENTRY_TAG = "prepare.entry"
+# MLflow wants a source of every version; an entry has none.
+NO_SOURCE = "prepare://history/entry"
+PATIENCE_SECONDS = 0.5
 EMBEDDED = "sqlite:///"
 EXPERIMENT = "prepare"
 ARTIFACTS = "weights"
@@ -27,27 +37,6 @@ VERSIONS_BY_SQL = (
     "SELECT version FROM model_versions WHERE name = ? AND current_stage != 'Deleted_Internal'"
 )
 ALIASES_BY_SQL = "SELECT alias, version FROM registered_model_aliases WHERE name = ?"
-
-
-@dataclass(frozen=True)
-class Version:
-    """One registered version, as reports show it."""
-
-    name: str
-    version: str
-    aliases: tuple[str, ...]
-    source: str
-    tags: Mapping[str, str]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for `--json`."""
-        return {
-            "name": self.name,
-            "version": self.version,
-            "aliases": list(self.aliases),
-            "source": self.source,
-            "tags": dict(self.tags),
-        }
 
 
 def still_has(uri: str, name: str, versions: Collection[str], aliases: Mapping[str, str]) -> bool:
@@ -74,7 +63,10 @@ def still_has(uri: str, name: str, versions: Collection[str], aliases: Mapping[s
 
 
 class MlflowRegistry:
-    """Versions and aliases of registered models.
+    """Versions, aliases and histories of registered models.
+
+    Moves of an embedded registry hold a lock beside its file. On a server, and in a database of
+    another kind, nothing keeps others out: the history decides which of two racing moves holds.
 
     Args:
         uri: `sqlite:////path/file.db`, `http(s)://server`, or anything MLflow understands.
@@ -82,15 +74,20 @@ class MlflowRegistry:
 
     def __init__(self, uri: str) -> None:
         self.uri = uri
+        embedded = uri.startswith(EMBEDDED)
+        self._file = Path(uri.removeprefix(EMBEDDED)) if embedded else None
+        self.patience_seconds = 0 if embedded else PATIENCE_SECONDS
         # MLflow asks git and its usage service about us at import; neither is our business.
         os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+        # Else it writes links between our own lines of JSON.
+        os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
         with self._explained(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            if uri.startswith(EMBEDDED):
-                check_openable(Path(uri.removeprefix(EMBEDDED)))
+            if self._file is not None:
+                check_openable(self._file)
             for name in ("mlflow", "alembic"):
                 logging.getLogger(name).setLevel(logging.WARNING)
             from mlflow.tracking import MlflowClient
@@ -104,7 +101,7 @@ class MlflowRegistry:
         with self._explained():
             while True:
                 page = self._client.search_registered_models(page_token=token)
-                found += [model.name for model in page]
+                found += [m.name for m in page if HISTORY_OF_TAG not in m.tags]
                 token = page.token
                 if not token:
                     return sorted(found)
@@ -112,8 +109,8 @@ class MlflowRegistry:
     def versions(self, name: str) -> list[Version]:
         """All versions of a model, newest first; none when there is no such model."""
         with self._explained():
-            found = self._client.search_model_versions(f"name = {_quoted(name)}")
-            aliases = self._aliases(name) if found else {}
+            found = self._all_versions(name)
+            aliases = self.aliases(name) if found else {}
         numbered = sorted(found, key=lambda version: int(version.version), reverse=True)
         return [
             Version(
@@ -133,35 +130,151 @@ class MlflowRegistry:
                 return version
         return None
 
-    def register(self, name: str, source: Path, tags: Mapping[str, str]) -> str:
+    def register(self, name: str, folder: Path, tags: Mapping[str, str]) -> str:
         """Make a version of the checkpoint folder; returns its number.
 
         A version that already carries the same deployable tuple is used again, with the tags
         of the newer verdict.
         """
-        existing = self.find_tuple(name, tags[TUPLE_TAG])
-        with self._explained():
+        if name.endswith(HISTORY):
+            raise RegistryError(
+                f"'{name}' would be the history of '{name.removesuffix(HISTORY)}'",
+                where=self.uri,
+                cure=f"give a name (--name) that does not end in '{HISTORY}'",
+            )
+        with self.locked(name), self._explained():
+            existing = self.find_tuple(name, tags[TUPLE_TAG])
             if existing is not None:
                 for key, value in tags.items():
                     if existing.tags.get(key) != value:
                         self._client.set_model_version_tag(name, existing.version, key, value)
                 return existing.version
-            place, run_id = self._shared_place(name, source)
+            place, run_id = self._shared_place(name, folder)
             self._create_model(name)
             created = self._client.create_model_version(
                 name, source=place, run_id=run_id, tags=dict(tags), await_creation_for=0
             )
             return str(created.version)
 
-    def move_alias(self, name: str, alias: str, previous_alias: str, version: str) -> None:
-        """Point `alias` to the version, and `previous_alias` to the one it pointed to before."""
+    def settle(self, name: str) -> list[HistoryEntry]:
+        """Finish moves that were begun and not carried out; returns those that it finished."""
+        return Journal(self, name).settle()
+
+    def move_alias(self, name: str, move: Move) -> HistoryEntry | None:
+        """Move an alias if it still points to what the move replaces; None: it was there."""
+        return Journal(self, name).move(move)
+
+    def roll_back(
+        self,
+        name: str,
+        alias: str,
+        cause: Cause,
+        *,
+        to: str | None = None,
+        replaces: str | None = None,
+    ) -> HistoryEntry:
+        """Move an alias back, or finish a rollback of it that was left unfinished."""
+        return Journal(self, name).roll_back(alias, cause, to=to, replaces=replaces)
+
+    def history(self, name: str) -> list[HistoryEntry]:
+        """The moves that held, oldest first."""
+        return list(replay(self.entries(name)).held)
+
+    def fetch(self, version: Version, folder: Path) -> None:
+        """Copy the version's files into that folder, which exists and is empty."""
+        source = Path(version.source)
         with self._explained():
-            before = self._aliases(name).get(alias)
-            if before == version:
+            if source.is_absolute():
+                shutil.copytree(source, folder, dirs_exist_ok=True)
                 return
-            if before is not None:
-                self._client.set_registered_model_alias(name, previous_alias, before)
-            self._client.set_registered_model_alias(name, alias, version)
+            run = self._client.get_model_version(version.name, version.version).run_id
+            if run is None:
+                raise RegistryError(
+                    f"no run holds the files of version {version.version} of '{version.name}'",
+                    where=version.source,
+                    cure="it was not registered by prepare; copy the files from its source",
+                )
+            self._client.download_artifacts(run, ARTIFACTS, str(folder))
+            for path in (folder / ARTIFACTS).iterdir():
+                path.rename(folder / path.name)
+            (folder / ARTIFACTS).rmdir()
+
+    # What the journal is kept by.
+
+    def locked(self, name: str) -> AbstractContextManager[object]:
+        """Of an embedded registry, a lock beside its file, for all names; else nothing."""
+        from filelock import FileLock
+
+        if self._file is None:
+            return nullcontext()
+        return FileLock(f"{self._file}.lock", is_singleton=True)
+
+    def entries(self, name: str) -> list[HistoryEntry]:
+        """All entries, losers too, in the order of their numbers."""
+        with self._explained():
+            found = self._all_versions(name + HISTORY)
+        entries = []
+        for version in sorted(found, key=lambda version: int(version.version)):
+            try:
+                entry = HistoryEntry.model_validate_json(version.tags[ENTRY_TAG])
+            except (KeyError, ValueError) as error:
+                raise RegistryError(
+                    f"entry {version.version} of the history of '{name}' is damaged: {error}",
+                    where=f"{self.uri}, model {name}{HISTORY}",
+                    cure="somebody changed its tags; delete that version to leave the entry out",
+                ) from error
+            entries.append(entry.model_copy(update={"number": int(version.version)}))
+        return entries
+
+    def append(self, name: str, entry: HistoryEntry) -> None:
+        """Add an entry under the next free number: one version, with its tag, at once."""
+        with self._explained():
+            self._create_model(name + HISTORY, {HISTORY_OF_TAG: name})
+            self._client.create_model_version(
+                name + HISTORY,
+                source=NO_SOURCE,
+                tags={ENTRY_TAG: entry.model_dump_json(exclude={"number"})},
+                await_creation_for=0,
+            )
+
+    def applied(self, name: str) -> int:
+        """Number of the last entry that the aliases were set by; 0 for none."""
+        with self._explained():
+            model = self._model(name + HISTORY)
+            return int(model.tags.get(APPLIED_TAG, 0)) if model else 0
+
+    def mark_applied(self, name: str, number: int) -> None:
+        """Remember that number, as a tag."""
+        with self._explained():
+            self._client.set_registered_model_tag(name + HISTORY, APPLIED_TAG, str(number))
+
+    def aliases(self, name: str) -> dict[str, str]:
+        """Version by alias, as they stand; none when there is no such model."""
+        with self._explained():
+            model = self._model(name)
+            return {str(a): str(v) for a, v in dict(model.aliases).items()} if model else {}
+
+    def set_alias(self, name: str, alias: str, version: str | None) -> None:
+        """Point the alias to the version; None removes it, also where there is none."""
+        with self._explained():
+            if version is not None:
+                self._client.set_registered_model_alias(name, alias, version)
+            elif alias in self.aliases(name):
+                self._client.delete_registered_model_alias(name, alias)
+
+    def has_version(self, name: str, version: str) -> bool:
+        """Whether there is such a version."""
+        from mlflow.exceptions import MlflowException
+
+        with self._explained():
+            try:
+                self._client.get_model_version(name, version)
+            except MlflowException as error:
+                # A version that is no number is refused, not looked for.
+                if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
+                    return False
+                raise
+        return True
 
     def _shared_place(self, name: str, source: Path) -> tuple[str, str | None]:
         """Where others find the weights, and the MLflow run that holds them.
@@ -178,18 +291,36 @@ class MlflowRegistry:
         self._client.set_terminated(run.info.run_id)
         return f"{run.info.artifact_uri}/{ARTIFACTS}", str(run.info.run_id)
 
-    def _create_model(self, name: str) -> None:
+    def _create_model(self, name: str, tags: Mapping[str, str] | None = None) -> None:
         from mlflow.exceptions import MlflowException
 
+        if self._model(name) is not None:
+            return
         try:
-            self._client.create_registered_model(name)
+            self._client.create_registered_model(name, tags=dict(tags or {}))
         except MlflowException as error:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":
                 raise
 
-    def _aliases(self, name: str) -> dict[str, str]:
-        aliases = self._client.get_registered_model(name).aliases
-        return {str(alias): str(version) for alias, version in dict(aliases).items()}
+    def _model(self, name: str) -> Any | None:
+        from mlflow.exceptions import MlflowException
+
+        try:
+            return self._client.get_registered_model(name)
+        except MlflowException as error:
+            if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+                return None
+            raise
+
+    def _all_versions(self, name: str) -> list[Any]:
+        found: list[Any] = []
+        token: str | None = None
+        while True:
+            page = self._client.search_model_versions(f"name = {_quoted(name)}", page_token=token)
+            found += page
+            token = page.token
+            if not token:
+                return found
 
     @contextmanager
     def _explained(self) -> Iterator[None]:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from pipeline import catalog
 from pipeline.capacity.fit import Candidate, Fit, Site
 from pipeline.capacity.serving_limits import NATIVE_FP8, ServingLimits
 from pipeline.capacity.sharding import shards
+from pipeline.capacity.stage_minutes import SeenStages, StageMinutes, stage_minutes
+from pipeline.capacity.stage_needs import StageNeed, stage_needs
 from pipeline.errors import UsageError
 from pipeline.inspection.inspection import Inspection
 from pipeline.variant_size import VariantWeights
@@ -30,12 +33,16 @@ class CapacityPlan:
         weights: what each variant's recipe makes of the checkpoint, by its name.
         fits: each variant on each number of GPUs, the baseline first.
         notes: what the figures leave out, or a user should know.
+        needs: memory of the machine and disk of each variant's stages.
+        minutes: expected time of each variant's stages.
     """
 
     site: Site
     weights: dict[str, VariantWeights]
     fits: tuple[Fit, ...]
     notes: tuple[str, ...]
+    needs: tuple[StageNeed, ...] = ()
+    minutes: tuple[StageMinutes, ...] = ()
 
     def best(self, variant: str) -> Fit | None:
         """The way to serve it: the fewest GPUs a copy that do not starve the caches.
@@ -72,9 +79,27 @@ class CapacityPlan:
                 for chosen in (best[name],)
             },
             "fits": [fit.to_dict() for fit in self.fits],
+            "stages": self.stages(),
             "disk_bytes": self.disk_bytes(),
             "notes": list(self.notes),
         }
+
+    def stages(self) -> list[dict[str, Any]]:
+        """Each variant's stages: minutes, memory of the machine, disk; null where not known."""
+        needs = {(need.variant, need.stage): need for need in self.needs}
+        return [
+            {
+                "variant": each.variant,
+                "stage": each.stage,
+                "minutes": each.minutes,
+                "minutes_basis": each.basis,
+                "host_bytes": need.host_bytes if need else None,
+                "host_bytes_basis": need.basis if need else "not known",
+                "disk_bytes": need.disk_bytes if need else 0,
+            }
+            for each in self.minutes
+            for need in (needs.get((each.variant, each.stage)),)
+        ]
 
     def disk_bytes(self) -> int:
         """Bytes that the checkpoint and all its variants take on disk."""
@@ -91,6 +116,7 @@ def capacity_plan(
     *,
     profile: ServingProfile | None,
     context: int | None = None,
+    store: Path | None = None,
 ) -> CapacityPlan:
     """Lay the baseline and the recipes' variants on the GPUs.
 
@@ -101,6 +127,7 @@ def capacity_plan(
         gpus: how many there are.
         profile: says how the engine is started; None for vLLM's defaults.
         context: tokens of a sequence; None for the model's, or the profile's limit.
+        store: folder of finished stages, to see how long such took; None to look at none.
 
     Raises:
         UsageError: the profile or the context does not go with it.
@@ -129,7 +156,15 @@ def capacity_plan(
         for candidate in candidates
         for fit in laid[candidate.recipe.name]
     )
-    return CapacityPlan(site, weights, fits, tuple(notes(site, weights)))
+    seen = SeenStages.of(store, gpu, weights) if store else SeenStages()
+    return CapacityPlan(
+        site,
+        weights,
+        fits,
+        tuple(notes(site, weights)),
+        tuple(stage_needs(inspection, wanted, weights, profile)),
+        tuple(stage_minutes(inspection, wanted, weights, gpu, profile, seen)),
+    )
 
 
 def divisors(gpus: int) -> list[int]:
@@ -215,10 +250,6 @@ def notes(site: Site, weights: dict[str, VariantWeights]) -> Iterable[str]:
             continue
         if inspection.left_alone(made).get("experts"):
             yield f"{name} leaves experts in 16 bits: they are stored as stacks, not as matrices"
-        if inspection.quantized(made).get("routers"):
-            yield f"{name} quantizes routers, which usually stay in 16 bits: see its ignore list"
-        if inspection.quantized(made).get("vision"):
-            yield f"{name} quantizes the vision tower, which usually stays in 16 bits"
 
 
 def stored_types(inspection: Inspection) -> set[str]:

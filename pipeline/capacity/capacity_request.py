@@ -44,6 +44,7 @@ def answer(
         gpus,
         profile=profile,
         context=context,
+        store=settings.store.resolve(),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pipeline.cli.tables import print_table
 
@@ -37,6 +37,10 @@ def print_capacity(plan: CapacityPlan) -> None:
             *("sequences a copy", "of all", "roof, tokens/s", ""),
         ],
         [fit_row(fit, plan) for fit in plan.fits if fit.fits],
+    )
+    print_table(
+        ["variant", "stage", "minutes", "memory of the machine", "disk", "minutes are"],
+        [stage_row(stage) for stage in plan.stages()],
     )
     for line in (*refusals(plan), *cures(plan), *(f"note: {note}" for note in plan.notes)):
         print(line)
@@ -108,6 +112,19 @@ def fit_row(fit: Fit, plan: CapacityPlan) -> list[str]:
         f"{fit.sequences_of_all:,}",
         f"{fit.tokens_per_s_at_most:,.0f}",
         "best" if plan.best(fit.variant) == fit else "",
+    ]
+
+
+def stage_row(stage: dict[str, Any]) -> list[str]:
+    """What one stage of a variant takes."""
+    minutes, host = stage["minutes"], stage["host_bytes"]
+    return [
+        stage["variant"],
+        stage["stage"],
+        "not known" if minutes is None else f"{minutes:,.1f}",
+        "not known" if host is None else gigabytes(host),
+        gigabytes(stage["disk_bytes"]) if stage["disk_bytes"] else "-",
+        "" if minutes is None else stage["minutes_basis"],
     ]
 
 

@@ -22,11 +22,11 @@ SECONDS_BETWEEN_PLAIN_LINES = 15.0
 
 
 @contextmanager
-def open_display(*, as_json: bool = False) -> Iterator[Progress]:
-    """A Progress that draws for whoever is watching."""
+def open_display(*, as_json: bool = False, plain: bool = False) -> Iterator[Progress]:
+    """A Progress that draws for whoever is watching; `plain` lines even on a terminal."""
     if as_json:
         yield JsonLines()
-    elif sys.stderr.isatty():
+    elif sys.stderr.isatty() and not plain:
         from rich.console import Console
         from rich.progress import (
             BarColumn,

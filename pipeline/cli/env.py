@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pipeline.environments.definition import Accelerator, EnvironmentName
+from pipeline.environments.definition import OF_EVERY_RUN, Accelerator, EnvironmentName
 from pipeline.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -29,7 +29,10 @@ app = typer.Typer(
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Names = Annotated[
     list[EnvironmentName] | None,
-    typer.Argument(metavar="NAME", help="quantize, serve, evaluate; all of them by default."),
+    typer.Argument(
+        metavar="NAME",
+        help="quantize, serve, evaluate (these three by default), quantize-autoawq.",
+    ),
 ]
 ForAccelerator = Annotated[
     Accelerator | None,
@@ -56,7 +59,7 @@ def list_environments(as_json: AsJson = False) -> None:
 
 
 @app.command(
-    epilog="Examples: prepare env build  builds all for this machine;  "
+    epilog="Examples: prepare env build  builds what every run needs, for this machine;  "
     "prepare env build serve --accelerator cuda  builds one."
 )
 def build(names: Names = None, accelerator: ForAccelerator = None, as_json: AsJson = False) -> None:
@@ -68,9 +71,7 @@ def build(names: Names = None, accelerator: ForAccelerator = None, as_json: AsJs
     settings = load_settings()
     chosen = accelerator or detect_accelerator()
     with open_display(as_json=as_json) as progress:
-        built = [
-            ensure(name, chosen, settings, progress) for name in names or list(EnvironmentName)
-        ]
+        built = [ensure(name, chosen, settings, progress) for name in names or list(OF_EVERY_RUN)]
     if as_json:
         _print_json(map(dataclasses.asdict, built))
         return

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pipeline.cli.ci import CiOption, CiReporting, JunitOption, OutputsOption, in_ci
 from pipeline.cli.options import EvalDataOption, JsonOption, StoreOption
+
+if TYPE_CHECKING:
+    from pipeline.records import RunReport
+    from pipeline.settings import Settings
 
 
 def gate(
@@ -66,6 +71,9 @@ def gate(
     eval_data: EvalDataOption = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
+    ci: CiOption = None,
+    junit: JunitOption = None,
+    outputs: OutputsOption = None,
 ) -> None:
     """Judge a candidate endpoint against a baseline endpoint, suite by suite.
 
@@ -88,10 +96,9 @@ def gate(
     from pipeline.errors import PrepareError, UsageError, from_dict
     from pipeline.openai_endpoint import OpenAIEndpoint
     from pipeline.records import SCHEMA_VERSION
-    from pipeline.settings import load_settings
     from recipes.schema import FAMILIES
 
-    try:
+    def judged(settings: Settings) -> RunReport:
         if family not in FAMILIES:
             raise UsageError(
                 f"there is no family '{family}'",
@@ -108,8 +115,13 @@ def gate(
             eval_data=eval_data.expanduser().resolve() if eval_data else None,
             session=session,
         )
-        with open_display(as_json=as_json) as progress:
-            report = run_gate(request, load_settings(store), progress)
+        return run_gate(request, settings, progress)
+
+    reporting = CiReporting(in_ci(ci), junit, outputs, as_json)
+    asked = {"gate": True, "checkpoint": f"{candidate} against {baseline}"}
+    try:
+        with open_display(as_json=as_json, plain=reporting.ci) as progress:
+            report = reporting.told(judged, asked, store, progress)
     except PrepareError as error:
         if as_json:
             print_json({"schema_version": SCHEMA_VERSION, "run": None, "error": error.to_dict()})

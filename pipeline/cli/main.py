@@ -12,12 +12,18 @@ from pipeline import __version__
 from pipeline.cli import (
     env,
     gate,
+    gc,
     model,
     plan,
     policy,
+    promote,
+    pull,
     recipes,
     registry,
+    report,
+    rollback,
     runs,
+    serve,
     sign,
     stage,
     verify,
@@ -39,6 +45,12 @@ app.command("plan")(plan.plan)
 app.command("gate")(gate.gate)
 app.command("verify")(verify.verify)
 app.command("sign")(sign.sign)
+app.command("report")(report.report)
+app.command("promote")(promote.promote)
+app.command("rollback")(rollback.rollback)
+app.command("pull")(pull.pull)
+app.command("serve")(serve.serve)
+app.command("gc")(gc.gc)
 app.add_typer(env.app, name="env")
 app.add_typer(recipes.app, name="recipes")
 app.add_typer(policy.app, name="policy")

@@ -6,13 +6,16 @@ import sys
 
 import typer
 
+from pipeline.cli.ci import CiOption, CiReporting, JunitOption, OutputsOption, in_ci
 from pipeline.cli.options import (
     CheckpointArgument,
+    DryRunOption,
     EvalDataOption,
     JsonOption,
     NameOption,
     PolicyOption,
     ProfileOption,
+    PromoteOption,
     RecipeOption,
     RegistryOption,
     StoreOption,
@@ -29,8 +32,13 @@ def model(
     registry: RegistryOption = None,
     eval_data: EvalDataOption = None,
     store: StoreOption = None,
+    dry_run: DryRunOption = None,
     as_json: JsonOption = False,
     yes_trust_remote_code: TrustOption = False,
+    promote: PromoteOption = True,
+    ci: CiOption = None,
+    junit: JunitOption = None,
+    outputs: OutputsOption = None,
 ) -> None:
     """Quantize, serve, gate and promote a checkpoint; run it again to continue.
 
@@ -45,6 +53,9 @@ def model(
 
       prepare model meta-llama/Llama-3.1-8B-Instruct@main --policy strict.yaml --json
 
+    With --no-promote what passed is not registered, and `prepare promote RUN` does it
+    later. In a CI job (--ci) a JUnit file, a summary and annotations tell how it went.
+
     Exit codes: 0 promoted, 1 error, 2 usage, 3 unexpected error,
     4 the gates said no, 5 undecided, 130 interrupted.
     """
@@ -53,7 +64,6 @@ def model(
     from pipeline.errors import PrepareError, from_dict
     from pipeline.preparation import Request
     from pipeline.records import SCHEMA_VERSION
-    from pipeline.settings import load_settings
     from pipeline.whole_run import run_model
 
     request = Request(
@@ -65,10 +75,18 @@ def model(
         registry=registry,
         eval_data=eval_data,
         trust_remote_code=yes_trust_remote_code,
+        promote=promote,
+        dry_run=dry_run,
     )
+    reporting = CiReporting(in_ci(ci), junit, outputs, as_json)
     try:
-        with open_display(as_json=as_json) as progress:
-            report = run_model(request, load_settings(store), progress)
+        with open_display(as_json=as_json, plain=reporting.ci) as progress:
+            report = reporting.told(
+                lambda settings: run_model(request, settings, progress),
+                {"checkpoint": checkpoint},
+                store,
+                progress,
+            )
     except PrepareError as error:
         if as_json:
             print_json({"schema_version": SCHEMA_VERSION, "run": None, "error": error.to_dict()})

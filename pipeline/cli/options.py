@@ -76,6 +76,15 @@ StoreOption = Annotated[
         show_default=False,
     ),
 ]
+DryRunOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--dry-run/--no-dry-run",
+        envvar="PREPARE_DRY_RUN",
+        help="Try each calibrated recipe on two layers first. Default: from 2 GB of weights on.",
+        show_default=False,
+    ),
+]
 GpuOption = Annotated[
     str | None,
     typer.Option(
@@ -107,5 +116,13 @@ TrustOption = Annotated[
         "--yes-trust-remote-code",
         envvar="PREPARE_YES_TRUST_REMOTE_CODE",
         help="Run Python code that comes with the checkpoint.",
+    ),
+]
+PromoteOption = Annotated[
+    bool,
+    typer.Option(
+        "--promote/--no-promote",
+        envvar="PREPARE_PROMOTE",
+        help="Register what passed and move the alias; or leave that to `prepare promote RUN`.",
     ),
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pipeline.cli.options import (
     CheckpointArgument,
     ContextOption,
+    DryRunOption,
     EvalDataOption,
     GpuOption,
     GpusOption,
@@ -28,6 +29,7 @@ def plan(
     registry: RegistryOption = None,
     eval_data: EvalDataOption = None,
     store: StoreOption = None,
+    dry_run: DryRunOption = None,
     gpu: GpuOption = None,
     gpus: GpusOption = 1,
     context: ContextOption = None,
@@ -39,6 +41,7 @@ def plan(
     Expected times are medians of what the store has seen of such stages; a stage
     that was never run here has none. For each gate it says how many questions it
     takes to decide if nothing is lost, and the smallest drop that it would see.
+    What such a run would be refused for is told too.
 
     With --gpu it says instead whether the checkpoint and each variant fit on such
     GPUs, and what they hold there. That takes config.json and the headers of the
@@ -68,6 +71,7 @@ def plan(
         registry=registry,
         eval_data=eval_data,
         trust_remote_code=yes_trust_remote_code,
+        dry_run=dry_run,
     )
     if gpu is not None:
         from pipeline.capacity.capacity_request import answer
@@ -90,4 +94,6 @@ def plan(
         print_table(["variant", "weights, estimated", ""], rows)
     print_power(found.power)
     print_table(["environment", "state", "size"], found.environment_rows())
+    for refusal in found.refusals():
+        print(refusal)
     print(found.total())

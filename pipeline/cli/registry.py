@@ -1,17 +1,20 @@
-"""`prepare registry`: what has been promoted."""
+"""`prepare registry`: what is registered, which alias points where, and how it came so."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pipeline.cli.options import JsonOption, RegistryOption, StoreOption
 
+if TYPE_CHECKING:
+    from artifacts.registry.registry import Registry
+
 app = typer.Typer(
     rich_markup_mode=None,
     no_args_is_help=True,
-    help="Registry: versions, aliases and their evidence.",
+    help="Registry: versions, aliases and how they moved.",
 )
 
 
@@ -27,12 +30,12 @@ def list_models(
 
       prepare registry list --registry http://mlflow.example:5000 --json
     """
-    from artifacts.registry.mlflow_registry import MlflowRegistry
+    from artifacts.registry.registry import open_registry
     from pipeline.cli.tables import print_json, print_table
     from pipeline.preparation import registry_uri
     from pipeline.settings import load_settings
 
-    found = MlflowRegistry(registry_uri(registry, load_settings(store)))
+    found = open_registry(registry_uri(registry, load_settings(store)))
     versions = [version for name in found.names() for version in found.versions(name)]
     if as_json:
         print_json([version.to_dict() for version in versions])
@@ -57,20 +60,14 @@ def show(
 
       prepare registry show smollm2-135m
     """
-    from artifacts.registry.mlflow_registry import MlflowRegistry
+    from artifacts.registry.registry import open_registry
     from pipeline.cli.tables import print_json, print_table
-    from pipeline.errors import UsageError
     from pipeline.preparation import registry_uri
     from pipeline.settings import load_settings
 
-    found = MlflowRegistry(registry_uri(registry, load_settings(store)))
+    found = open_registry(registry_uri(registry, load_settings(store)))
+    refuse_unknown(found, name)
     versions = found.versions(name)
-    if not versions:
-        raise UsageError(
-            f"nothing is registered as '{name}'",
-            where=found.uri,
-            cure=f"known: {', '.join(found.names()) or 'nothing yet'}",
-        )
     if as_json:
         print_json([version.to_dict() for version in versions])
         return
@@ -78,3 +75,57 @@ def show(
         aliases = f" ({', '.join(version.aliases)})" if version.aliases else ""
         print(f"{version.name} version {version.version}{aliases}\n  {version.source}")
         print_table(["tag", "value"], [[key, version.tags[key]] for key in sorted(version.tags)])
+
+
+@app.command("history")
+def history(
+    name: Annotated[str, typer.Argument(help="Registered name.", show_default=False)],
+    registry: RegistryOption = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show every move of a model's aliases: who, when, for which run, and why.
+
+    Examples
+
+      prepare registry history smollm2-135m
+
+      prepare registry history smollm2-135m --json
+    """
+    from artifacts.registry.registry import open_registry
+    from pipeline.cli.tables import print_json, print_table
+    from pipeline.preparation import registry_uri
+    from pipeline.settings import load_settings
+
+    found = open_registry(registry_uri(registry, load_settings(store)))
+    refuse_unknown(found, name)
+    entries = found.history(name)
+    if as_json:
+        print_json([entry.model_dump() for entry in entries])
+        return
+    rows = [
+        [
+            str(entry.number),
+            entry.when[:19],
+            entry.who or "-",
+            entry.action,
+            f"{entry.alias}: {entry.replaced or '-'} to {entry.version or '-'}",
+            entry.run or "-",
+            entry.verdict or "-",
+            entry.reason,
+        ]
+        for entry in entries
+    ]
+    print_table(["", "when (UTC)", "who", "action", "move", "run", "verdict", "reason"], rows)
+
+
+def refuse_unknown(registry: Registry, name: str) -> None:
+    """Raise UsageError where nothing is registered under that name."""
+    from pipeline.errors import UsageError
+
+    if not registry.versions(name):
+        raise UsageError(
+            f"nothing is registered as '{name}'",
+            where=registry.uri,
+            cure=f"known: {', '.join(registry.names()) or 'nothing yet'}",
+        )

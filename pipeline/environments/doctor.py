@@ -16,7 +16,13 @@ from typing import TYPE_CHECKING
 
 from eval_gates.sandbox import SandboxError, choose_isolation
 from pipeline.environments.accelerator import ask_driver, detect_accelerator
-from pipeline.environments.definition import LOCKED_PYTHON, Accelerator, EnvironmentName, define
+from pipeline.environments.definition import (
+    LOCKED_PYTHON,
+    OF_EVERY_RUN,
+    Accelerator,
+    EnvironmentName,
+    define,
+)
 from pipeline.environments.folders import environments_folder
 from pipeline.environments.installer import find_uv, installer_variables
 from pipeline.environments.package_sources import has_cpu_torch
@@ -147,7 +153,7 @@ def _check_disk(settings: Settings, accelerator: Accelerator) -> Iterator[Findin
     free = shutil.disk_usage(_nearest_existing(settings.home)).free
     needed = sum(
         define(name, accelerator).disk_bytes
-        for name in EnvironmentName
+        for name in OF_EVERY_RUN
         if status(name, accelerator, settings).state is EnvironmentState.MISSING
     )
     message = f"{free / 1e9:.0f} GB free, environments still to build need {needed / 1e9:.0f} GB"

@@ -66,7 +66,7 @@ class Inspection:
 
     def variant(self, quantization: Quantization) -> VariantWeights:
         """What a recipe makes of the tensors."""
-        return variant_weights(self.source.tensors, quantization, tied=self.shape.tied)
+        return variant_weights(self.source.tensors, quantization, self.source.config)
 
     def left_alone(self, weights: VariantWeights) -> dict[ModuleKind, int]:
         """Parameters that a recipe leaves as they are, by kind of module."""

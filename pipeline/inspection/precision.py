@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from pipeline.inspection.divisibility import first_dividing
 from recipes.quantization import (
     AutoAwqQuantization,
     AwqQuantization,
+    GptqQuantization,
     NoQuantization,
     PresetQuantization,
     Quantization,
@@ -92,7 +94,7 @@ def precision_of(quantization: Quantization, columns: Iterable[int]) -> Precisio
         return None
     if isinstance(quantization, PresetQuantization):
         return OF_PRESETS[quantization.scheme]
-    if not group_sizes(quantization):
+    if isinstance(quantization, GptqQuantization) and quantization.scheme == "W8A8":
         return Precision("int8, a scale a row", 8)
     bits = quantization.bits if isinstance(quantization, AwqQuantization) else 4
     asymmetric = isinstance(quantization, AutoAwqQuantization) or (
@@ -104,16 +106,7 @@ def precision_of(quantization: Quantization, columns: Iterable[int]) -> Precisio
     precision = Precision(
         f"{bits}-bit, a scale a row", bits, zero_points=asymmetric, extra_bytes=extra
     )
-    group = dividing_group(quantization, columns)
+    group = first_dividing(group_sizes(quantization), columns)
     if group is None:
         return precision
     return replace(precision, name=f"{bits}-bit, groups of {group}, {kind}", group=group)
-
-
-def dividing_group(quantization: Quantization, columns: Iterable[int]) -> int | None:
-    """The first of the recipe's group sizes that divides all of them; None where none does."""
-    widths = set(columns)
-    for size in group_sizes(quantization):
-        if all(width % size == 0 for width in widths):
-            return size
-    return None

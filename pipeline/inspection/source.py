@@ -33,6 +33,7 @@ class Source:
         config: that file's content.
         tensors: by name, from all headers.
         weights_bytes: of all weight files.
+        largest_file_bytes: of the largest of them.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Source:
     config: dict[str, Any]
     tensors: dict[str, Tensor]
     weights_bytes: int
+    largest_file_bytes: int = 0
 
 
 def read_folder(folder: Path, name: str | None = None) -> Source:
@@ -62,6 +64,7 @@ def read_folder(folder: Path, name: str | None = None) -> Source:
         config=config,
         tensors={k: t for header in headers.values() for k, t in header.tensors.items()},
         weights_bytes=sum(file.stat().st_size for file in files),
+        largest_file_bytes=max(file.stat().st_size for file in files),
     )
 
 
@@ -88,8 +91,9 @@ def read_hub(repo_id: str, revision: str | None) -> Source:
             config = read_json(_small_file(repo_id, "config.json", info.sha))
             files = _weight_names(repo_id, sizes, info.sha)
             tensors = _headers(repo_id, files, info.sha)
-            total = sum(sizes[file] for file in files)
-            return Source(name, f"{name}/config.json", config, tensors, total)
+            where = f"{name}/config.json"
+            total, largest = sum(sizes[file] for file in files), max(sizes[file] for file in files)
+            return Source(name, where, config, tensors, total, largest)
         folder = _cached(repo_id, revision)
     return read_folder(folder, name)
 

@@ -11,6 +11,7 @@ from types import ModuleType
 
 STAGES = (
     "demo_checkpoint",
+    "dry_run",
     "quantize",
     "verify",
     "questions",

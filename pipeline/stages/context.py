@@ -75,9 +75,12 @@ class StageContext:
         self.progress.note(f"{self.spec.variant}: {text}")
 
     def output_folder(self) -> Path:
-        """Make the folder `output/`, for stages whose output is a folder of its own."""
+        """Make the folder `output/`, for stages whose output is a folder of its own.
+
+        Of a stage that names it as RESUMED, a killed try's may be there still.
+        """
         folder = self.folder / "output"
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
         return folder
 
     def run_worker(
@@ -158,11 +161,12 @@ def execute(spec: StageSpec, progress: Progress) -> StageRecord:
         PrepareError: why it failed; what it wrote stays in `<key>.partial` for a look.
     """
     store = Store(Path(spec.store))
-    with store.writing(spec.stage, spec.key) as folder:
+    module = stage_module(spec.stage)
+    with store.writing(spec.stage, spec.key, getattr(module, "RESUMED", None)) as folder:
         if folder is not None:
             started = time.monotonic()
             context = StageContext(spec, folder, store, progress)
-            result = stage_module(spec.stage).run(context)
+            result = module.run(context)
             record = StageRecord(
                 **spec.model_dump(include={"stage", "variant", "key", "parameters"}),
                 inputs=spec.inputs,

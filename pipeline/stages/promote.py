@@ -1,51 +1,85 @@
-"""Registers the variants that passed, and moves the alias to the one the policy prefers."""
+"""Registers the variants that are to be promoted, and moves the alias to the preferred one."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from artifacts.registry.mlflow_registry import TUPLE_TAG, MlflowRegistry, still_has
+from artifacts.registry.mlflow_registry import still_has
+from artifacts.registry.registry import (
+    FILES_TAG,
+    TUPLE_TAG,
+    Cause,
+    HistoryEntry,
+    Move,
+    Registry,
+    open_registry,
+)
+from pipeline.deployment import digest_of_other_files
 from pipeline.digest import digest_json
+from pipeline.errors import RegistryError
 from pipeline.records import StageRecord
 from pipeline.stages.context import StageContext
 from recipes.policy import Policy
 
-REVISION = 1
+REVISION = 2
 
 
 def run(context: StageContext) -> dict[str, Any]:
-    """Register each passing candidate, then move the alias to one of them.
+    """Register each candidate, then move the alias to one of them.
+
+    The alias must point to what it did when the run began (`since`), or to the version that is
+    named (`replaces`), or, where someone asks for just this, to anything.
 
     Raises:
-        RegistryError: the registry refused or cannot be reached; nothing else was changed.
+        RegistryError: the registry refused or cannot be reached; the alias has moved meanwhile; or
+            the chosen version was rolled back. The versions stay registered, no alias has moved.
     """
-    policy = Policy.model_validate(context.parameters["policy"]).promotion
+    prefer = Policy.model_validate(context.parameters["policy"]).promotion.prefer
     candidates: list[dict[str, Any]] = context.parameters["candidates"]
-    registry = MlflowRegistry(context.parameters["registry"])
-    name = context.parameters["name"]
+    registry = open_registry(context.parameters["registry"])
+    name, alias = context.parameters["name"], context.parameters["alias"]
+    registry.settle(name)
+    replaces = replaced_version(context, registry)
     versions = {
         candidate["recipe"]: registry.register(
             name, weights_folder(context, candidate["recipe"]), tags(context, candidate)
         )
         for candidate in candidates
     }
-    chosen = max(candidates, key=lambda candidate: preference(candidate, policy.prefer))
-    registry.move_alias(name, policy.alias, policy.previous_alias, versions[str(chosen["recipe"])])
+    chosen = max(candidates, key=lambda candidate: preference(candidate, prefer))
+    version = versions[str(chosen["recipe"])]
+    if not context.runtime["explicit"]:
+        refuse_after_rollback(registry, name, alias, version, context.runtime["run"])
+    entry = registry.move_alias(
+        name,
+        Move(
+            alias=alias,
+            version=version,
+            replaces=replaces,
+            cause=cause(context, chosen),
+            previous_alias=context.parameters["previous_alias"],
+        ),
+    )
     return {
         "name": name,
         "versions": versions,
         "champion": chosen["recipe"],
-        "alias": policy.alias,
+        "alias": alias,
         "registry": context.parameters["registry"],
+        "replaced": entry.replaced if entry else None,
+        "moved": entry is not None,
     }
 
 
 def still_holds(record: StageRecord) -> bool:
     """Whether the registry still has what this record says; someone may have deleted it.
 
-    Or moved the alias on: who asks again for this promotion gets it again.
+    Or moved the alias on: who asks again for this promotion gets it again, unless it was rolled
+    back.
     """
     result = record.result
     return still_has(
@@ -53,6 +87,57 @@ def still_holds(record: StageRecord) -> bool:
         result["name"],
         result["versions"].values(),
         {result["alias"]: result["versions"][result["champion"]]},
+    )
+
+
+def replaced_version(context: StageContext, registry: Registry) -> str | None:
+    """The version that the alias must still point to when it is moved; None for none."""
+    name, alias = context.parameters["name"], context.parameters["alias"]
+    if "replaces" in context.runtime:
+        return str(context.runtime["replaces"])
+    if "since" in context.runtime:
+        since = datetime.fromisoformat(context.runtime["since"])
+        return pointed_to(registry.history(name), alias, since)
+    return registry.aliases(name).get(alias)
+
+
+def pointed_to(history: Sequence[HistoryEntry], alias: str, at: datetime) -> str | None:
+    """The version that the alias pointed to at that time.
+
+    When something else than prepare moved it is not known, so that counts as before.
+    """
+    version = None
+    for entry in history:
+        known_later = entry.action != "outside" and datetime.fromisoformat(entry.when) > at
+        if alias in entry.changes and not known_later:
+            version = entry.changes[alias]
+    return version
+
+
+def refuse_after_rollback(
+    registry: Registry, name: str, alias: str, version: str, run: str
+) -> None:
+    """A run that is only repeated must not undo what someone decided; raises RegistryError."""
+    moves = [entry for entry in registry.history(name) if alias in entry.changes]
+    if moves and moves[-1].action == "rollback" and moves[-1].replaced == version:
+        last = moves[-1]
+        raise RegistryError(
+            f"version {version} of '{name}' was rolled back by {last.who} at {last.when}"
+            + (f" ({last.reason})" if last.reason else ""),
+            where=registry.uri,
+            cure=f"`prepare promote {run}` promotes it all the same",
+        )
+
+
+def cause(context: StageContext, chosen: dict[str, Any]) -> Cause:
+    """What the history keeps of the promotion."""
+    override = context.parameters["override"]
+    return Cause(
+        action="promote" if override is None else "override",
+        who=context.runtime["who"],
+        run=context.runtime["run"],
+        verdict=chosen["verdict"],
+        reason=override or context.runtime["reasons"][chosen["recipe"]],
     )
 
 
@@ -73,11 +158,15 @@ def tags(context: StageContext, candidate: dict[str, Any]) -> dict[str, str]:
     deployable: dict[str, Any] = candidate["deployable"]
     return {
         TUPLE_TAG: digest_json(deployable),
+        FILES_TAG: digest_of_other_files(weights_folder(context, candidate["recipe"])),
         "prepare.recipe": str(candidate["recipe"]),
-        "prepare.verdict": "pass",
+        "prepare.run": context.runtime["run"],
+        "prepare.verdict": candidate["verdict"],
+        "prepare.override": context.parameters["override"] or "",
         "prepare.policy": context.parameters["policy"]["name"],
         "prepare.policy.digest": digest_json(context.parameters["policy"]),
         "prepare.verdict.stage": context.spec.inputs[f"judge.{candidate['recipe']}"].key,
+        "prepare.trust_remote_code": as_tag(candidate["trust_remote_code"]),
         **{f"prepare.{key}": as_tag(value) for key, value in deployable.items()},
         **{f"prepare.source.{key}": as_tag(v) for key, v in context.parameters["source"].items()},
     }

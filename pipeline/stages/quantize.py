@@ -1,8 +1,9 @@
-"""Quantizes the checkpoint with llm-compressor; the variant's checkpoint lies in `output/`."""
+"""Quantizes the checkpoint; the variant's checkpoint lies in `output/`, its recipe beside it."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,13 @@ from typing import Any
 from pipeline.checkpoint import CARRIED_OVER, Checkpoint
 from pipeline.digest import digest_json
 from pipeline.errors import StoreError
+from pipeline.quantizers import is_streamed, quantizer_of
 from pipeline.stages.context import StageContext
 from pipeline.weight_files import weight_files
 
-REVISION = 1
+REVISION = 3
+RESUMED = "output"  # a stream goes on with the files that a killed try has finished
+RESOLVED_RECIPE = "recipe.json"
 
 
 def run(context: StageContext) -> dict[str, Any]:
@@ -23,10 +27,16 @@ def run(context: StageContext) -> dict[str, Any]:
     with it, for one), so what the source has is copied as it is.
     """
     output = context.output_folder()
+    if not is_streamed(context.parameters["quantization"]):
+        shutil.rmtree(output)
+        output.mkdir()
     source = Checkpoint.model_validate(context.runtime["checkpoint"])
     check_space(output, source.weights_bytes)
+    keep_recipe(context)
+    if left_alone := context.runtime.get("left_alone"):
+        context.note(f"left in 16 bits besides the recipe's own list: {left_alone}")
     facts = context.run_worker(
-        "quantize",
+        quantizer_of(context.parameters["quantization"]["kind"]).worker,
         {
             "checkpoint": str(source.path),
             "quantization": context.parameters["quantization"],
@@ -41,6 +51,14 @@ def run(context: StageContext) -> dict[str, Any]:
     facts["weights_digest"] = digest_json([[file.name, sha256_of(file)] for file in weights])
     facts["weights_bytes"] = sum(file.stat().st_size for file in weights)
     return facts
+
+
+def keep_recipe(context: StageContext) -> None:
+    """Keep the recipe beside the record: what it extends merged in, what is pinned filled in."""
+    quantization = context.parameters["quantization"]
+    resolved = {**context.runtime.get("recipe", {}), "quantization": quantization}
+    text = json.dumps(resolved, indent=2) + "\n"
+    (context.folder / RESOLVED_RECIPE).write_text(text, encoding="utf-8")
 
 
 def sha256_of(file: Path) -> str:

@@ -1,25 +1,26 @@
-"""Worker: quantizes a checkpoint with llm-compressor, inside the `quantize` environment."""
+"""Worker: makes a quantized checkpoint, inside the `quantize` environment."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-import random
-import re
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import StageError, UsageError
+from pipeline.errors import UsageError
 from pipeline.events import Progress
-from pipeline.ignored_modules import is_ignored
+from pipeline.quantizers import is_streamed
+from pipeline.workers.compressed import quantize_whole_model, versions
+from pipeline.workers.fp8_stream.selection import has_stacked_experts
+from pipeline.workers.fp8_stream.stream import stream_fp8
+
+KINDS = ("preset", "awq", "gptq")
 
 
 def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any]:
     """Write the quantized checkpoint into `output`.
 
     Args:
-        spec: checkpoint (folder), quantization (as in a recipe), calibration_file (JSONL or
-            text, None for a Hub dataset), trust_remote_code.
+        spec: checkpoint (folder), quantization (as in a recipe, `ignore` resolved),
+            calibration_file (JSONL or text, None for a Hub dataset), trust_remote_code.
         progress: hears of layers done.
         output: an empty folder.
 
@@ -27,250 +28,17 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
         facts for the record: what was quantized, with what, and the digest of the calibration.
 
     Raises:
-        StageError: the group sizes do not divide, or there are too few calibration tokens.
+        StageError: the group sizes do not divide, there are too few calibration tokens, or the
+            library does not know how to quantize the architecture.
     """
-    from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
-
     quantization = spec["quantization"]
-    calibration = quantization.get("calibration")
-    set_seed(calibration["seed"] if calibration else 0)
-    progress.note("loading the checkpoint")
-    trust = spec["trust_remote_code"]
-    try:
-        model = AutoModelForCausalLM.from_pretrained(
-            spec["checkpoint"], dtype="auto", trust_remote_code=trust
-        )
-    except ValueError as error:
-        if "does not recognize this architecture" not in str(error):
-            raise
-        raise StageError(
-            f"the quantizer does not support this architecture: {str(error).splitlines()[0]}",
-            where=f"{spec['checkpoint']}/config.json, key model_type",
-            cure="a newer interpreter can be named in the settings file: "
-            "environments: {quantize: {python: PATH}} (docs/environments.md)",
-        ) from error
-    tokenizer = AutoTokenizer.from_pretrained(spec["checkpoint"], trust_remote_code=trust)
-    follow_bars(progress, quantization["kind"])
-    if quantization["kind"] == "preset":
-        facts = apply_preset(model, quantization)
-    elif quantization["kind"] == "awq":
-        blocks = calibration_blocks(calibration, spec["calibration_file"], tokenizer, progress)
-        facts = apply_awq(model, quantization, blocks, progress)
-    else:
+    if quantization["kind"] not in KINDS:
         raise UsageError(f"no quantizer for the kind '{quantization['kind']}'")
-    progress.note("saving the quantized checkpoint")
-    model.save_pretrained(output, save_compressed=True)
-    tokenizer.save_pretrained(output)
-    return {**facts, "versions": versions(), "quantized_modules": quantized_modules(model)}
-
-
-def apply_preset(model: Any, quantization: dict[str, Any]) -> dict[str, Any]:
-    """Quantize by a compressed-tensors preset that needs no data."""
-    from llmcompressor import oneshot
-    from llmcompressor.modifiers.quantization import QuantizationModifier
-
-    modifier = QuantizationModifier(
-        targets="Linear", scheme=quantization["scheme"], ignore=quantization["ignore"]
-    )
-    oneshot(model=model, recipe=modifier)
-    return {"scheme": quantization["scheme"]}
-
-
-def apply_awq(
-    model: Any, quantization: dict[str, Any], blocks: list[list[int]], progress: Progress
-) -> dict[str, Any]:
-    """Search AWQ's scales over the calibration blocks, then quantize the weights in groups."""
-    import torch
-    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
-    from datasets import Dataset
-    from llmcompressor import oneshot
-    from llmcompressor.modifiers.quantization import QuantizationModifier
-    from llmcompressor.modifiers.transform.awq import AWQModifier
-
-    if not torch.accelerator.is_available():
-        leave_memory_unpinned()
-    group_size = dividing_group_size(model, quantization)
-    if group_size != quantization["group_size"]:
-        progress.note(
-            f"group size {quantization['group_size']} does not divide every layer's columns; "
-            f"using {group_size}"
-        )
-    scheme = QuantizationScheme(
-        targets=["Linear"],
-        weights=QuantizationArgs(
-            num_bits=quantization["bits"],
-            type="int",
-            symmetric=quantization["symmetric"],
-            strategy="group",
-            group_size=group_size,
-        ),
-    )
-    samples = [{"input_ids": block, "attention_mask": [1] * len(block)} for block in blocks]
-    oneshot(
-        model=model,
-        dataset=Dataset.from_list(samples),
-        recipe=[
-            AWQModifier(n_grid=quantization["grid_points"]),
-            QuantizationModifier(config_groups={"group_0": scheme}, ignore=quantization["ignore"]),
-        ],
-        max_seq_length=len(blocks[0]),
-        num_calibration_samples=len(blocks),
-        batch_size=quantization["calibration"]["batch_size"],
-        shuffle_calibration_samples=False,
-    )
-    return {
-        "group_size": group_size,
-        "calibration_blocks": len(blocks),
-        "calibration_tokens": sum(map(len, blocks)),
-        "calibration_digest": hashlib.sha256(json.dumps(blocks).encode()).hexdigest(),
-    }
-
-
-def dividing_group_size(model: Any, quantization: dict[str, Any]) -> int:
-    """The first of the recipe's group sizes that divides every quantized layer's columns.
-
-    Raises:
-        StageError: none does; the columns in the way are named.
-    """
-    import torch
-
-    columns = {
-        module.in_features
-        for name, module in model.named_modules()
-        if isinstance(module, torch.nn.Linear) and not is_ignored(name, quantization["ignore"])
-    }
-    wanted = [quantization["group_size"], *quantization["smaller_group_sizes"]]
-    for size in wanted:
-        if all(count % size == 0 for count in columns):
-            return int(size)
-    raise StageError(
-        f"no group size of {wanted} divides layers with {sorted(columns)} columns",
-        where="recipe key quantization.group_size",
-        cure="use a recipe whose quantization.smaller_group_sizes has one that divides them",
-    )
-
-
-def leave_memory_unpinned() -> None:
-    """llm-compressor 0.14 pins cached activations even without an accelerator, which fails."""
-    from llmcompressor.pipelines.cache import IntermediatesCache
-
-    IntermediatesCache.pin_memory = lambda self, *args, **kwargs: None
-
-
-def calibration_blocks(
-    calibration: dict[str, Any], file: str | None, tokenizer: Any, progress: Progress
-) -> list[list[int]]:
-    """Texts, shuffled by seed, end to end, cut into blocks of exactly max_tokens tokens.
-
-    Packing (as AutoAWQ does) wastes no token on padding, which would distort the statistics.
-    Where the texts are too short for as many blocks as asked, that is said aloud.
-
-    Raises:
-        StageError: there are fewer tokens than one block needs.
-    """
-    texts = read_texts(calibration, file, tokenizer)
-    random.Random(calibration["seed"]).shuffle(texts)  # noqa: S311 - not for secrets
-    length, wanted = calibration["max_tokens"], calibration["samples"]
-    stream: list[int] = []
-    for text in texts:
-        stream.extend(tokenizer(text, add_special_tokens=False)["input_ids"])
-        if tokenizer.eos_token_id is not None:
-            stream.append(tokenizer.eos_token_id)
-        if len(stream) >= length * wanted:
-            break
-    blocks = [stream[start : start + length] for start in range(0, len(stream), length)]
-    whole = [block for block in blocks if len(block) == length][:wanted]
-    if not whole:
-        raise StageError(
-            f"the calibration texts have {len(stream)} tokens, less than one block of {length}",
-            where=f"recipe key quantization.calibration, {file or calibration['dataset']}",
-            cure="give more text, or a smaller max_tokens",
-        )
-    if len(whole) < wanted:
-        progress.note(
-            f"calibrating with {len(whole)} blocks of {length} tokens instead of {wanted}: "
-            f"the texts have only {len(stream)} tokens"
-        )
-    return whole
-
-
-def read_texts(calibration: dict[str, Any], file: str | None, tokenizer: Any) -> list[str]:
-    """The texts of a local JSONL or plain text file, or of a Hub dataset."""
-    column = calibration["column"]
-    if file is None:
-        from datasets import load_dataset
-
-        rows = load_dataset(
-            calibration["dataset"], split=calibration["split"], revision=calibration["revision"]
-        )
-        shuffled = rows.shuffle(seed=calibration["seed"])
-        rows = shuffled.select(range(min(len(rows), 4 * calibration["samples"])))
-        return [as_text(row[column], tokenizer) for row in rows]
-    # Not splitlines: a text may hold Unicode's own line separators.
-    lines = Path(file).read_text(encoding="utf-8").split("\n")
-    if not file.endswith(".jsonl"):
-        return [line for line in lines if line.strip()]
-    texts = []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-            texts.append(as_text(row[column] if column in row else row["text"], tokenizer))
-        except (ValueError, KeyError, TypeError) as error:
-            raise StageError(
-                f"a calibration line has no usable '{column}': {error}",
-                where=f"{file}, line {number}",
-                cure=f'each line is a JSON object with the key "{column}" or "text"',
-            ) from error
-    return texts
-
-
-def as_text(value: Any, tokenizer: Any) -> str:
-    """A text as it is; a list of chat messages through the model's chat template."""
-    if isinstance(value, str):
-        return value
-    if tokenizer.chat_template:
-        return str(tokenizer.apply_chat_template(value, tokenize=False))
-    return "\n".join(str(message["content"]) for message in value)
-
-
-def follow_bars(progress: Progress, kind: str) -> None:
-    """Turn the library's own progress bars into events: it offers no other hook.
-
-    The sequential pipeline names its bars ``(layer/layers): ...``; data-free recipes have one
-    bar over all modules.
-    """
-    import tqdm.std
-
-    original = tqdm.std.tqdm.update
-    layer_pattern = re.compile(r"\((\d+)/(\d+)\)")
-
-    def update(bar: Any, n: float | None = 1) -> Any:
-        shown = original(bar, n)
-        description = str(bar.desc or "")
-        if match := layer_pattern.search(description):
-            progress.advance(f"quantize ({kind})", int(match[1]), int(match[2]), "layers")
-        elif kind == "preset" and description.startswith("Compressing") and bar.total:
-            progress.advance(f"quantize ({kind})", int(bar.n), int(bar.total), "modules")
-        return shown
-
-    tqdm.std.tqdm.update = update
-
-
-def quantized_modules(model: Any) -> int:
-    """How many modules carry a quantization scheme."""
-    return sum(
-        getattr(module, "quantization_scheme", None) is not None for module in model.modules()
-    )
-
-
-def versions() -> dict[str, str]:
-    """Versions of the libraries whose change can change the weights."""
-    from importlib.metadata import version
-
-    names = ("llmcompressor", "compressed-tensors", "transformers", "torch")
-    return {name: version(name) for name in names}
+    source, ignore = Path(spec["checkpoint"]), quantization["ignore"]
+    if is_streamed(quantization) and not has_stacked_experts(source, ignore):
+        facts = stream_fp8(source, output, quantization["scheme"], ignore, progress)
+        return {**facts, "versions": versions()}
+    return quantize_whole_model(spec, progress, output)
 
 
 if __name__ == "__main__":

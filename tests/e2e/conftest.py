@@ -33,7 +33,13 @@ def demo_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def server(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the shared server says."""
+    return tmp_path_factory.mktemp("server") / "server.log"
+
+
+@pytest.fixture(scope="session")
+def server(demo_model: Path, server_log: Path) -> Iterator[Server]:
     """The demo model, served; prompts may have 4,096 tokens."""
     profile = load_profile("cpu")
     arguments = ServingArguments.of(profile, is_baseline=True)
@@ -41,8 +47,7 @@ def server(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     exact = {"max-model-len": 4096, "block-size": 32, "dtype": "float32"}
     arguments.engine_arguments.update(exact)
     python = ensure("serve", Accelerator.CPU, load_settings(), Silent()).python
-    log = tmp_path_factory.mktemp("server") / "server.log"
-    server = Server(python, demo_model, arguments, log)
+    server = Server(python, demo_model, arguments, server_log)
     try:
         server.start(profile.ready_timeout_seconds, Silent())
         yield server

@@ -19,6 +19,11 @@ from typing import Any
 
 import pytest
 
+from pipeline.catalog import load_profile
+from pipeline.inspection.inspection import inspect
+from pipeline.inspection.kv_cache import cpu_cache_tokens
+from pipeline.inspection.source import read_folder
+
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(3000)]
 
 PREPARE = [sys.executable, "-P", "-m", "pipeline.cli.main"]
@@ -269,6 +274,30 @@ def test_the_fp8_variant_was_served_with_fp8_kv_cache(demo: Demo) -> None:
             2 * int(facts["baseline"]["server"]["kv_cache_tokens"]), rel=0.05
         )
         assert facts[recipe]["perplexity_ratio"] < 2
+
+
+def test_the_plan_knows_the_engines_kv_cache(demo: Demo) -> None:
+    """Tokens that the engine logged, in bf16 and FP8, against those of `prepare plan`."""
+    (made,) = (demo.store / "stages" / "demo_checkpoint").glob("*/output")
+    cache = inspect(read_folder(made)).cache
+    profile = load_profile("cpu")
+    seen = set()
+    for stage in demo.report["stages"]:
+        if stage["name"] == "coherence":
+            record = demo.store / "stages" / "coherence" / stage["key"] / "stage.json"
+            server = json.loads(record.read_text())["result"]["server"]
+            command = server["command"]
+            dtype = command[command.index("--kv-cache-dtype") + 1]
+            planned = cpu_cache_tokens(
+                cache,
+                int(profile.environment["VLLM_CPU_KVCACHE_SPACE"]),
+                context=int(profile.engine_arguments["max-model-len"]),
+                block_size=int(profile.engine_arguments["block-size"]),
+                dtype=dtype,
+            )
+            assert planned == pytest.approx(int(server["kv_cache_tokens"]), rel=0.02)
+            seen.add((stage["variant"], dtype))
+    assert seen == {("baseline", "auto"), *((recipe, "fp8") for recipe in RECIPES)}
 
 
 def test_the_report_is_kept(demo: Demo) -> None:

@@ -41,6 +41,7 @@ class PretendModels:
         questions: how many each suite has.
         broken: variants whose server does not come up.
         incoherent: variants that do not speak.
+        unquantizable: variants whose dry run fails.
         asked: (variant, suite, questions asked) of each worker's life.
         served: variants, in the order in which their servers were opened.
     """
@@ -49,6 +50,7 @@ class PretendModels:
     questions: int = 400
     broken: set[str] = field(default_factory=set)
     incoherent: set[str] = field(default_factory=set)
+    unquantizable: set[str] = field(default_factory=set)
     asked: list[tuple[str, str, int]] = field(default_factory=list)
     served: list[str] = field(default_factory=list)
 
@@ -182,7 +184,10 @@ def result_of(context: PretendContext, models: PretendModels) -> dict[str, Any]:
         write_rows(context.folder / "questions.jsonl", rows)
         content = (context.folder / "questions.jsonl").read_bytes()
         return {"questions": len(rows), "questions_digest": digest_bytes(content), "guessing": 0.0}
+    if stage == "dry_run" and variant in models.unquantizable:
+        raise StageError(f"{variant} cannot be quantized")
     return {
+        "dry_run": {"layers": [0, 1]},
         "quantize": {"weights_digest": f"weights of {variant}", "weights_bytes": 1000},
         "verify": {"weights_digest": f"weights of {variant}"},
         "coherence": {

@@ -73,6 +73,7 @@ class Bench:
     policy: Policy
     recipes: tuple[str, ...] = (ONE,)
     rungs: tuple[str, ...] = ()
+    dry_run: bool = False
 
     def plan(self) -> Plan:
         recipes = tuple(recipe(name) for name in self.recipes)
@@ -102,6 +103,9 @@ class Bench:
             made["verify"] = stage_spec(
                 "verify", of.name, {}, {"weights": made["quantize"]}, {}, self.root
             )
+            if self.dry_run:
+                of_two = {"two layers of": of.name}
+                made["dry_run"] = stage_spec("dry_run", of.name, of_two, {}, {}, self.root)
         weights = {"weights": made["verify"]} if made else {}
         coherence = stage_spec("coherence", of.name, {}, weights, {}, self.root)
         served = Served(
@@ -400,6 +404,54 @@ class TestLadder:
         )
         ladder.run()
         assert planned() == {ONE, TWO}
+
+
+class TestDryRun:
+    def stages(self, report: RunReport) -> list[tuple[str, str, str]]:
+        made = ("dry_run", "quantize", "verify")
+        return [(s.variant, s.name, s.status) for s in report.stages if s.name in made]
+
+    @pytest.fixture
+    def bench(self, bench: Bench) -> Bench:
+        return replace(bench, recipes=(ONE, TWO), dry_run=True)
+
+    def test_all_come_before_the_first_quantization(self, bench: Bench) -> None:
+        assert self.stages(bench.run()) == [
+            (ONE, "dry_run", "ran"),
+            (TWO, "dry_run", "ran"),
+            (ONE, "quantize", "ran"),
+            (ONE, "verify", "ran"),
+            (TWO, "quantize", "ran"),
+            (TWO, "verify", "ran"),
+        ]
+
+    def test_none_for_what_is_quantized_already(self, bench: Bench) -> None:
+        replace(bench, dry_run=False, recipes=(ONE,)).run()
+        found = self.stages(bench.run())
+        assert (TWO, "dry_run", "ran") in found
+        assert ONE not in {variant for variant, name, _ in found if name == "dry_run"}
+
+    def test_one_that_fails_stops_its_own_variant_alone(self, bench: Bench) -> None:
+        bench.models.unquantizable = {TWO}
+        report = bench.run()
+        assert (TWO, "quantize") not in {stage[:2] for stage in self.stages(report)}
+        verdicts = {variant.recipe: variant for variant in report.variants}
+        assert verdicts[ONE].verdict == "pass"
+        assert verdicts[TWO].verdict == "error"
+        assert "cannot be quantized" in verdicts[TWO].reason
+        assert bench.models.served == ["baseline", ONE]
+
+    def test_it_is_planned_where_it_would_run(self, bench: Bench) -> None:
+        store = Store(bench.root)
+
+        def planned() -> list[tuple[str, str]]:
+            specs = bench.plan().stages(lambda spec: store.current(spec.stage, spec.key))
+            return [(s.variant, s.stage) for s in specs if s.stage in ("dry_run", "quantize")]
+
+        tried, made = [(ONE, "dry_run"), (TWO, "dry_run")], [(ONE, "quantize"), (TWO, "quantize")]
+        assert planned() == tried + made
+        bench.run()
+        assert planned() == made
 
 
 class TestFloor:

@@ -134,7 +134,7 @@ def test_unknown_environment(tmp_path: Path) -> None:
     error = complaint(tmp_path, "environments: {served: {python: /p}}\n")
     assert "unknown key 'environments.served'" in error.what
     assert "did you mean 'serve'?" in error.cure
-    assert "evaluate, quantize, serve" in error.cure
+    assert "evaluate, quantize, quantize-autoawq, serve" in error.cure
 
 
 def test_unknown_key_of_an_environment(tmp_path: Path) -> None:

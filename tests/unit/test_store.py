@@ -286,3 +286,33 @@ def test_a_full_disk_is_explained(store: Store) -> None:
 def test_other_system_errors_pass_as_they_are(store: Store) -> None:
     with pytest.raises(FileNotFoundError), store.errors_explained():
         (store.root / "missing").read_text()
+
+
+class TestResumed:
+    def killed_try(self, store: Store) -> None:
+        def be_killed() -> None:
+            with store.writing("quantize", "abc", "output") as folder:
+                assert folder is not None
+                (folder / "output").mkdir(exist_ok=True)
+                (folder / "output" / "shard").write_text("whole")
+                (folder / "worker.log").write_text("old")
+                (folder / "other").mkdir()
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            be_killed()
+
+    def found(self, store: Store, resumed: str | None) -> set[str]:
+        with store.writing("quantize", "abc", resumed) as folder:
+            assert folder is not None
+            names = {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
+            write_atomically(folder / RECORD, stage_record(stage="quantize").model_dump_json())
+        return names
+
+    def test_what_the_stage_goes_on_with_is_there(self, store: Store) -> None:
+        self.killed_try(store)
+        assert self.found(store, "output") == {"output", "output/shard"}
+
+    def test_other_stages_begin_anew(self, store: Store) -> None:
+        self.killed_try(store)
+        assert self.found(store, None) == set()

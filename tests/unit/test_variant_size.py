@@ -46,7 +46,16 @@ def smollm2_headers(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("recipe", "real_file_bytes"), [("fp8-dynamic", 163_227_736), ("awq-w4a16", 114_029_456)]
+    ("recipe", "real_file_bytes"),
+    [
+        ("fp8-dynamic", 163_227_736),
+        ("fp8-static", 162_945_648),
+        ("int8-w8a8", 163_226_688),
+        ("awq-w4a16", 114_029_456),
+        ("awq-w4a16-sym", 113_175_416),
+        ("gptq-w4a16", 113_175_416),
+        ("nvfp4", 116_515_496),
+    ],
 )
 def test_estimates_are_within_one_per_cent(
     tmp_path: Path, recipe: str, real_file_bytes: int

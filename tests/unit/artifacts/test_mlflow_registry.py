@@ -13,12 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from artifacts.registry.mlflow_registry import (
-    TUPLE_TAG,
-    MlflowRegistry,
-    Version,
-    still_has,
-)
+from artifacts.registry.mlflow_registry import MlflowRegistry, still_has
+from artifacts.registry.registry import TUPLE_TAG, Cause, HistoryEntry, Move, Version
 from pipeline.errors import RegistryError
 from pipeline.serving import free_port
 
@@ -52,8 +48,27 @@ def delete(registry: MlflowRegistry, name: str, version: str) -> None:
     client.delete_model_version(name, version)
 
 
+def move(
+    registry: MlflowRegistry, name: str, version: str, alias: str = "champion"
+) -> HistoryEntry | None:
+    """Move it from wherever it is."""
+    cause = Cause("promote", "ann", run="r", verdict="pass", reason="all gates passed")
+    replaces = registry.aliases(name).get(alias)
+    return registry.move_alias(name, Move(alias, version, replaces, cause, "previous"))
+
+
+def set_by_hand(registry: MlflowRegistry, name: str, alias: str, version: str) -> None:
+    """As somebody would with MLflow's own client."""
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(tracking_uri=registry.uri, registry_uri=registry.uri)
+    client.set_registered_model_alias(name, alias, version)
+
+
 def aliases(registry: MlflowRegistry, name: str) -> dict[str, str]:
-    return {alias: v.version for v in registry.versions(name) for alias in v.aliases}
+    found = {alias: v.version for v in registry.versions(name) for alias in v.aliases}
+    assert found == registry.aliases(name)
+    return found
 
 
 class TestRegister:
@@ -124,7 +139,7 @@ class TestListing:
 
     def test_plain_data(self, registry: MlflowRegistry, name: str, folder: Path) -> None:
         register(registry, name, folder, "a")
-        registry.move_alias(name, "champion", "previous", "1")
+        move(registry, name, "1", alias="champion")
         (version,) = registry.versions(name)
         assert version.to_dict() == {
             "name": name,
@@ -147,11 +162,11 @@ class TestAlias:
     ) -> None:
         for digest in "abc":
             register(registry, name, folder, digest)
-        registry.move_alias(name, "champion", "previous", "1")
+        move(registry, name, "1", alias="champion")
         assert aliases(registry, name) == {"champion": "1"}
-        registry.move_alias(name, "champion", "previous", "2")
+        move(registry, name, "2", alias="champion")
         assert aliases(registry, name) == {"champion": "2", "previous": "1"}
-        registry.move_alias(name, "champion", "previous", "3")
+        move(registry, name, "3", alias="champion")
         assert aliases(registry, name) == {"champion": "3", "previous": "2"}
 
     def test_moving_to_where_it_is_changes_nothing(
@@ -159,17 +174,17 @@ class TestAlias:
     ) -> None:
         for digest in "ab":
             register(registry, name, folder, digest)
-        registry.move_alias(name, "champion", "previous", "1")
-        registry.move_alias(name, "champion", "previous", "2")
-        registry.move_alias(name, "champion", "previous", "2")
+        move(registry, name, "1", alias="champion")
+        move(registry, name, "2", alias="champion")
+        move(registry, name, "2", alias="champion")
         assert aliases(registry, name) == {"champion": "2", "previous": "1"}
 
     def test_one_version_may_have_both(
         self, registry: MlflowRegistry, name: str, folder: Path
     ) -> None:
         register(registry, name, folder, "a")
-        registry.move_alias(name, "champion", "previous", "1")
-        registry.move_alias(name, "zweiter", "previous", "1")
+        move(registry, name, "1", alias="champion")
+        move(registry, name, "1", alias="zweiter")
         assert registry.versions(name)[0].aliases == ("champion", "zweiter")
 
     def test_a_version_that_does_not_exist(
@@ -177,9 +192,188 @@ class TestAlias:
     ) -> None:
         register(registry, name, folder, "a")
         with pytest.raises(RegistryError, match="not found") as caught:
-            registry.move_alias(name, "champion", "previous", "9")
+            move(registry, name, "9", alias="champion")
         assert caught.value.where == registry.uri
         assert aliases(registry, name) == {}
+
+    def test_a_name_that_would_be_a_history(
+        self, registry: MlflowRegistry, name: str, folder: Path
+    ) -> None:
+        with pytest.raises(RegistryError, match="would be the history of"):
+            register(registry, f"{name}.history", folder, "a")
+
+
+class TestHistory:
+    def test_what_an_entry_says(self, registry: MlflowRegistry, name: str, folder: Path) -> None:
+        for digest in "ab":
+            register(registry, name, folder, digest)
+        move(registry, name, "1")
+        move(registry, name, "2")
+        first, second = registry.history(name)
+        assert (first.number, first.after, first.replaced, first.version) == (1, 0, None, "1")
+        told = second.model_dump(exclude={"id", "when", "schema_version"})
+        assert told == {
+            "number": 2,
+            "after": 1,
+            "action": "promote",
+            "alias": "champion",
+            "previous_alias": "previous",
+            "version": "2",
+            "replaced": "1",
+            "changes": {"previous": "1", "champion": "2"},
+            "who": "ann",
+            "run": "r",
+            "verdict": "pass",
+            "reason": "all gates passed",
+        }
+
+    def test_a_history_is_no_model_of_its_own(
+        self, registry: MlflowRegistry, name: str, folder: Path
+    ) -> None:
+        register(registry, name, folder, "a")
+        move(registry, name, "1")
+        assert name in registry.names()
+        assert f"{name}.history" not in registry.names()
+
+    def test_moved_by_hand(self, registry: MlflowRegistry, name: str, folder: Path) -> None:
+        """Who has seen the champion before is told that it moved, and the history tells it too."""
+        for digest in "abc":
+            register(registry, name, folder, digest)
+        move(registry, name, "1")
+        set_by_hand(registry, name, "champion", "2")
+        cause = Cause("promote", "bob")
+        with pytest.raises(RegistryError, match="is version 2, not version 1") as caught:
+            registry.move_alias(name, Move("champion", "3", "1", cause, "previous"))
+        assert "moved by something else than prepare" in caught.value.what
+        assert registry.history(name)[-1].action == "outside"
+        move(registry, name, "3")
+        assert aliases(registry, name) == {"champion": "3", "previous": "2"}
+
+    def test_aliases_from_before_there_was_a_history(
+        self, registry: MlflowRegistry, name: str, folder: Path
+    ) -> None:
+        for digest in "abc":
+            register(registry, name, folder, digest)
+        set_by_hand(registry, name, "previous", "1")
+        set_by_hand(registry, name, "champion", "2")
+        registry.roll_back(name, "champion", Cause("rollback", "ann"))
+        assert aliases(registry, name) == {"champion": "1"}
+        assert [e.action for e in registry.history(name)] == ["outside", "rollback"]
+
+    def test_a_champion_that_was_deleted(
+        self, registry: MlflowRegistry, name: str, folder: Path
+    ) -> None:
+        """MLflow takes its aliases away; one can still go back to the one before."""
+        for digest in "ab":
+            register(registry, name, folder, digest)
+        move(registry, name, "1")
+        move(registry, name, "2")
+        delete(registry, name, "2")
+        registry.settle(name)
+        assert aliases(registry, name) == {"previous": "1"}
+        registry.roll_back(name, "champion", Cause("rollback", "ann"), to="1")
+        assert aliases(registry, name) == {"champion": "1"}
+
+    def test_a_damaged_entry(self, registry: MlflowRegistry, name: str, folder: Path) -> None:
+        register(registry, name, folder, "a")
+        move(registry, name, "1")
+        registry._client.set_model_version_tag(f"{name}.history", "1", "prepare.entry", "{}")
+        with pytest.raises(RegistryError, match=r"entry 1 of the history of .* is damaged"):
+            registry.history(name)
+
+    def test_an_entry_that_was_deleted(
+        self, registry: MlflowRegistry, name: str, folder: Path
+    ) -> None:
+        """What came after it still holds."""
+        for digest in "abc":
+            register(registry, name, folder, digest)
+        for version in "123":
+            move(registry, name, version)
+        delete(registry, f"{name}.history", "2")
+        assert [e.number for e in registry.history(name)] == [1, 3]
+        assert registry.settle(name) == []
+        assert aliases(registry, name) == {"champion": "3", "previous": "2"}
+
+
+class TestRollBack:
+    def back(self, registry: MlflowRegistry, name: str, **how: str) -> HistoryEntry:
+        return registry.roll_back(name, "champion", Cause("rollback", "ann", reason="bad"), **how)
+
+    def test_step_by_step_to_the_first(
+        self, registry: MlflowRegistry, name: str, folder: Path
+    ) -> None:
+        for digest in "abc":
+            register(registry, name, folder, digest)
+        for version in "12312":
+            move(registry, name, version)
+        seen = []
+        for _ in range(4):
+            self.back(registry, name)
+            seen.append(aliases(registry, name))
+        assert seen == [
+            {"champion": "1", "previous": "3"},
+            {"champion": "3", "previous": "2"},
+            {"champion": "2", "previous": "1"},
+            {"champion": "1"},
+        ]
+        with pytest.raises(RegistryError, match="has no version to go back to"):
+            self.back(registry, name)
+
+    def test_to_a_version(self, registry: MlflowRegistry, name: str, folder: Path) -> None:
+        for digest in "abcd":
+            register(registry, name, folder, digest)
+        for version in "123":
+            move(registry, name, version)
+        self.back(registry, name, to="1")
+        assert aliases(registry, name) == {"champion": "1"}
+        self.back(registry, name, to="4")  # was never champion
+        assert aliases(registry, name) == {"champion": "4", "previous": "1"}
+        with pytest.raises(RegistryError, match="is at version 4 already"):
+            self.back(registry, name, to="4")
+        with pytest.raises(RegistryError, match=r"version 9 .* was not found"):
+            self.back(registry, name, to="9")
+
+    def test_only_from_the_version_that_was_seen(
+        self, registry: MlflowRegistry, name: str, folder: Path
+    ) -> None:
+        for digest in "ab":
+            register(registry, name, folder, digest)
+        move(registry, name, "1")
+        move(registry, name, "2")
+        with pytest.raises(RegistryError, match="is version 2, not version 1"):
+            self.back(registry, name, replaces="1")
+        assert aliases(registry, name) == {"champion": "2", "previous": "1"}
+
+    def test_the_candidate_is_none_once_it_is_champion(
+        self, registry: MlflowRegistry, name: str, folder: Path
+    ) -> None:
+        for digest in "ab":
+            register(registry, name, folder, digest)
+        cause = Cause("promote", "ann")
+        move(registry, name, "1")
+        registry.move_alias(name, Move("candidate", "2", None, cause))
+        assert aliases(registry, name) == {"champion": "1", "candidate": "2"}
+        move(registry, name, "2")
+        assert aliases(registry, name) == {"champion": "2", "previous": "1"}
+
+
+class TestFetch:
+    def test_every_file_is_copied(
+        self, registry: MlflowRegistry, name: str, folder: Path, tmp_path: Path
+    ) -> None:
+        (folder / "deeper").mkdir(parents=True)
+        (folder / "deeper" / "file").write_text("content")
+        register(registry, name, folder, "a")
+        (tmp_path / "copy").mkdir()
+        registry.fetch(registry.versions(name)[0], tmp_path / "copy")
+        assert (tmp_path / "copy" / "deeper" / "file").read_text() == "content"
+
+    def test_the_folder_is_gone(
+        self, registry: MlflowRegistry, name: str, folder: Path, tmp_path: Path
+    ) -> None:
+        register(registry, name, folder, "a")
+        with pytest.raises(RegistryError):
+            registry.fetch(registry.versions(name)[0], tmp_path / "copy")
 
 
 class TestStillHas:
@@ -204,10 +398,10 @@ class TestStillHas:
         for digest in "ab":
             register(registry, name, folder, digest)
         assert not still_has(registry.uri, name, ["1"], {"champion": "1"})
-        registry.move_alias(name, "champion", "previous", "1")
+        move(registry, name, "1", alias="champion")
         assert still_has(registry.uri, name, ["1"], {"champion": "1"})
         assert not still_has(registry.uri, name, ["1"], {"champion": "2"})
-        registry.move_alias(name, "champion", "previous", "2")
+        move(registry, name, "2", alias="champion")
         assert not still_has(registry.uri, name, ["1"], {"champion": "1"})
         assert still_has(registry.uri, name, ["1", "2"], {"champion": "2", "previous": "1"})
 

@@ -260,10 +260,11 @@ class TestNotes:
             "model.layers.61.mlp.up_proj.weight": (18432, 7168),
         }
         plan = planned(inspected(DEEPSEEK_V3, shapes), "h200")
-        assert any("fp8-dynamic quantizes routers" in note for note in plan.notes)
         assert any("not loaded" in note for note in plan.notes)
         expected = 2 * 7168 * (256 + 2048)
         assert fit(plan, "baseline").weights_bytes == expected
+        router_in_16_bits, expert_in_8 = 2 * 7168 * 256, 2048 * (7168 + 2)
+        assert fit(plan, "fp8-dynamic").weights_bytes == router_in_16_bits + expert_in_8
 
     def test_a_gpu_without_bfloat16(self, llama_8b: Inspection) -> None:
         assert "t4 has no bfloat16: serve with dtype float16" in planned(llama_8b, "t4").notes

@@ -22,7 +22,7 @@ Capture = pytest.CaptureFixture[str]
 DRAW = """
 import sys
 from pipeline.cli.display import open_display
-with open_display(as_json=len(sys.argv) > 1) as progress:
+with open_display(as_json="--json" in sys.argv, plain="--plain" in sys.argv) as progress:
     progress.advance("evaluate", 1, 4, "questions")
     progress.note("a note [bold]as it is[/]")
     progress.advance("evaluate", 4, 4, "questions")
@@ -152,3 +152,7 @@ def test_on_a_terminal_there_are_bars_and_notes_stay() -> None:
 def test_json_lines_are_the_same_on_a_terminal() -> None:
     events = [json.loads(line) for line in draw_on_a_terminal("--json").splitlines()]
     assert [event["event"] for event in events] == ["progress", "note", "progress"]
+
+
+def test_plain_lines_are_plain_on_a_terminal_too() -> None:
+    assert draw_on_a_terminal("--plain").splitlines() == ["a note [bold]as it is[/]"]

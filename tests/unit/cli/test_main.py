@@ -41,13 +41,22 @@ MODEL_FLAGS = {
     "--eval-data": "PREPARE_EVAL_DATA",
     "--store": "PREPARE_STORE",
     "--json": "PREPARE_JSON",
+    "--dry-run": "PREPARE_DRY_RUN",
+    "--no-dry-run": "PREPARE_DRY_RUN",
     "--yes-trust-remote-code": "PREPARE_YES_TRUST_REMOTE_CODE",
+    "--promote": "PREPARE_PROMOTE",
+    "--no-promote": "PREPARE_PROMOTE",
+    "--ci": "PREPARE_CI",
+    "--no-ci": "PREPARE_CI",
+    "--junit": "PREPARE_JUNIT",
+    "--outputs": "PREPARE_OUTPUTS",
 }
 COMMANDS = {
     "model",
     "plan",
     "verify",
     "sign",
+    "report",
     "gate",
     "env list",
     "env build",
@@ -142,9 +151,10 @@ def test_the_flags_of_model_are_a_decision_and_have_variables() -> None:
 
 def test_plan_takes_the_very_same_options_and_gpus() -> None:
     gpus = [["--gpu"], ["--gpus"], ["--context"]]
+    of_the_end = [["--promote"], ["--ci"], ["--junit"], ["--outputs"]]
     options = [param.opts for param in TREE["plan"].params]
     assert [each for each in options if each not in gpus] == [
-        param.opts for param in TREE["model"].params
+        param.opts for param in TREE["model"].params if param.opts not in of_the_end
     ]
     assert [each for each in options if each in gpus] == gpus
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 from sample_reports import COMMAND, failed_variant_report, run_report, stage_report
 from typer.testing import CliRunner
 
-from artifacts.registry.mlflow_registry import TUPLE_TAG, MlflowRegistry
+from artifacts.registry.mlflow_registry import MlflowRegistry
+from artifacts.registry.registry import TUPLE_TAG, Cause, Move
 from pipeline.cli.main import app
 from pipeline.errors import PrepareError, RegistryError, UsageError
 from pipeline.records import RunReport
@@ -141,7 +143,9 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> MlflowRegistry:
         version = made.register(
             "smollm2-135m", weights, {TUPLE_TAG: recipe, "prepare.recipe": recipe}
         )
-        made.move_alias("smollm2-135m", "champion", "previous", version)
+        before = made.aliases("smollm2-135m").get("champion")
+        cause = Cause("promote", "ann", run="20261121-1", verdict="pass", reason="all gates passed")
+        made.move_alias("smollm2-135m", Move("champion", version, before, cause, "previous"))
     return made
 
 
@@ -171,8 +175,26 @@ def test_a_registered_model_is_shown_with_its_tags(
     assert shown[0]["tags"] == {TUPLE_TAG: "fp8-dynamic", "prepare.recipe": "fp8-dynamic"}
 
 
-def test_an_unknown_name_names_the_known(registry: MlflowRegistry) -> None:
-    error = complaint(UsageError, "registry", "show", "nope", "--registry", registry.uri)
+def test_the_history_is_told(registry: MlflowRegistry) -> None:
+    lines = words("registry", "history", "smollm2-135m", "--registry", registry.uri)
+    assert lines[0] == "when (UTC) who action move run verdict reason"
+    assert lines[2].startswith("1 20")
+    assert lines[2].endswith("ann promote champion: - to 1 20261121-1 pass all gates passed")
+    assert "champion: 1 to 2" in lines[3]
+    told = value("registry", "history", "smollm2-135m", "--registry", registry.uri)
+    assert [entry["changes"] for entry in told] == [
+        {"champion": "1"},
+        {"previous": "1", "champion": "2"},
+    ]
+
+
+@pytest.mark.parametrize(
+    "command", [("registry", "show"), ("registry", "history"), ("rollback",)], ids=" ".join
+)
+def test_an_unknown_name_names_the_known(
+    registry: MlflowRegistry, command: tuple[str, ...]
+) -> None:
+    error = complaint(UsageError, *command, "nope", "--registry", registry.uri)
     assert error.what == "nothing is registered as 'nope'"
     assert error.where == registry.uri
     assert error.cure == "known: smollm2-135m"
@@ -183,3 +205,22 @@ def test_a_registry_that_does_not_answer_is_an_error(tmp_path: Path) -> None:
     uri = f"sqlite:///{tmp_path / 'file.db'}"
     error = complaint(RegistryError, "registry", "list", "--registry", uri)
     assert error.where == uri
+
+
+def test_rolling_back_and_nothing_further(registry: MlflowRegistry, tmp_path: Path) -> None:
+    copy = tmp_path / "copy.db"
+    shutil.copyfile(registry.uri.removeprefix("sqlite:///"), copy)
+    at = ("--registry", f"sqlite:///{copy}")
+    lines = words("rollback", "smollm2-135m", "--reason", "too slow", *at)
+    assert lines[0] == "smollm2-135m@champion is version 1 again, in the place of 2"
+    error = complaint(RegistryError, "rollback", "smollm2-135m", *at)
+    assert "has no version to go back to" in error.what
+    assert value("rollback", "smollm2-135m", "--to", "2", *at)["changes"] == {
+        "previous": "1",
+        "champion": "2",
+    }
+    told = value("registry", "history", "smollm2-135m", *at)
+    assert [(entry["action"], entry["reason"]) for entry in told[2:]] == [
+        ("rollback", "too slow"),
+        ("rollback", ""),
+    ]

@@ -41,7 +41,8 @@ def half_built(home: Path) -> Path:
 
 def test_list() -> None:
     found = answer("list")
-    assert [item["name"] for item in found] == ["quantize", "serve", "evaluate"]
+    names = [item["name"] for item in found]
+    assert names == ["quantize", "quantize-autoawq", "serve", "evaluate"]
     assert {item["state"] for item in found} == {"missing"}
     assert all(len(item["identity"]) == 64 for item in found)
 

@@ -294,4 +294,4 @@ def test_unknown_name(home: Path) -> None:
     settings = Settings(home=home, store=home / "store")
     with pytest.raises(UsageError, match="no environment named 'train'") as caught:
         ensure("train", Accelerator.CPU, settings, Silent())
-    assert "quantize, serve, evaluate" in caught.value.cure
+    assert "quantize, quantize-autoawq, serve, evaluate" in caught.value.cure

@@ -20,8 +20,16 @@ import pytest
 from filelock import FileLock
 from finished_stage import put_record, stage_record
 from listener import Listener
-from quantized_checkpoint import LINEAR, inspected, overwrite, source_files, variant_files
+from quantized_checkpoint import inspected
 from small_checkpoint import write_files
+from sound_variants import (
+    LINEAR,
+    overwrite,
+    recipe,
+    source_files,
+    source_tensors,
+    variant_files,
+)
 
 from pipeline.errors import (
     EvaluationDataError,
@@ -57,11 +65,11 @@ class Run:
     def verify(self) -> StageSpec:
         """The stage that compares a small checkpoint with its FP8 variant."""
         write_files(self.folder / "source", source_files())
-        write_files(self.variant(), variant_files("preset"))
+        write_files(self.variant(), variant_files("fp8-dynamic"))
         made = {"stage": "quantize", "key": "made", "inputs": {}, "input_digests": {}}
         put_record(self.store, stage_record(**made, result={"weights_digest": "0" * 64}))
         source = inspected(self.folder / "source")
-        quantization = {"kind": "preset", "ignore": ["lm_head"]}
+        quantization = recipe("fp8-dynamic")
         return stage_spec(
             "verify",
             "fp8-dynamic",
@@ -135,9 +143,10 @@ def test_a_stage_runs_into_the_store_and_its_events_arrive(run: Run) -> None:
     record = run.store.find("verify", spec.key)
     assert record is not None
     assert record.result["scales_checked"] == len(LINEAR)
-    task = "fp8-dynamic: verify scales"
-    total = len(LINEAR)
-    assert run.listener.events == [(task, n, total, "tensors") for n in range(1, total + 1)]
+    tensors = source_tensors()
+    assert len(run.listener.events) == len(tensors)
+    total = sum(tensor.array.nbytes for tensor in tensors.values())
+    assert run.listener.events[-1] == ("fp8-dynamic: verify", total, total, "bytes")
     assert run.processes() == {}
 
 
@@ -157,7 +166,7 @@ def test_a_stage_that_is_done_is_not_run_again(run: Run) -> None:
     spec = run.verify()
     for _ in range(2):
         run.submit(spec).wait(run.listener)
-    assert len(run.listener.events) == len(LINEAR)
+    assert len(run.listener.events) == len(source_tensors())
 
 
 def test_a_stages_own_error_comes_back_as_its_class(run: Run) -> None:

@@ -97,7 +97,10 @@ def test_lm_head_is_left_alone_unless_said_otherwise() -> None:
             (64,),
         ),
         ({"kind": "gptq", "scheme": "W8A8", "calibration": CALIBRATION}, ()),
-        ({"kind": "preset", "scheme": "FP8_BLOCK"}, ()),
+        ({"kind": "preset", "scheme": "FP8_BLOCK"}, (128,)),
+        ({"kind": "preset", "scheme": "NVFP4", "calibration": CALIBRATION}, (16,)),
+        ({"kind": "preset", "scheme": "FP8_DYNAMIC"}, ()),
+        ({"kind": "preset", "scheme": "FP8", "calibration": CALIBRATION}, ()),
         ({"kind": "none"}, ()),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,10 @@ import pytest
 from finished_stage import put_record, stage_record
 from listener import Listener
 
-from artifacts.registry.mlflow_registry import TUPLE_TAG, MlflowRegistry, Version
+from artifacts.registry.mlflow_registry import MlflowRegistry
+from artifacts.registry.registry import FILES_TAG, TUPLE_TAG, Cause, HistoryEntry, Version
 from pipeline.catalog import load_policy
-from pipeline.digest import digest_json
+from pipeline.digest import digest_bytes, digest_json
 from pipeline.errors import RegistryError
 from pipeline.plan import stage_spec
 from pipeline.records import StageRecord, StageReference, StageSpec
@@ -21,8 +23,9 @@ from pipeline.stages.context import execute
 from pipeline.stages.promote import still_holds
 from pipeline.store import Store
 
-FP8 = {"recipe": "fp8-dynamic", "weights_bytes": 2000, "throughput_ratio": 1.4}
-AWQ = {"recipe": "awq-w4a16", "weights_bytes": 1000, "throughput_ratio": 1.1}
+PASSED = {"verdict": "pass", "trust_remote_code": False}
+FP8 = {"recipe": "fp8-dynamic", "weights_bytes": 2000, "throughput_ratio": 1.4, **PASSED}
+AWQ = {"recipe": "awq-w4a16", "weights_bytes": 1000, "throughput_ratio": 1.1, **PASSED}
 SOURCE = {"checkpoint": "c" * 64, "ref": "org/model", "revision": "main"}
 
 
@@ -59,7 +62,12 @@ class Promotion:
         self.uri = f"sqlite:///{self.file}"
 
     def spec(
-        self, *candidates: dict[str, Any], prefer: str = "throughput", engine: str = "0.32.0"
+        self,
+        *candidates: dict[str, Any],
+        prefer: str = "throughput",
+        engine: str = "0.32.0",
+        override: str | None = None,
+        **runtime: Any,
     ) -> StageSpec:
         inputs = {}
         for recipe in (str(candidate["recipe"]) for candidate in candidates):
@@ -74,14 +82,35 @@ class Promotion:
             "name": "model",
             "registry": self.uri,
             "source": SOURCE,
+            "alias": "best",
+            "previous_alias": "former",
+            "override": override,
         }
-        return stage_spec("promote", "registry", parameters, inputs, {}, self.store)
+        told = {
+            "explicit": True,
+            "run": "a run",
+            "who": "ann",
+            "reasons": {candidate["recipe"]: "all gates passed" for candidate in candidates},
+        }
+        return stage_spec("promote", "registry", parameters, inputs, told | runtime, self.store)
 
-    def run(self, *candidates: dict[str, Any], **how: str) -> StageRecord:
+    def run(self, *candidates: dict[str, Any], **how: Any) -> StageRecord:
         spec = self.spec(*candidates, **how)
+        store = Store(self.store)
         for reference in spec.inputs.values():
-            put_record(Store(self.store), stage_record(**reference.model_dump(), inputs={}))
+            put_record(store, stage_record(**reference.model_dump(), inputs={}))
+            if reference.stage == "quantize":
+                output = store.stage_folder(reference.stage, reference.key) / "output"
+                output.mkdir(exist_ok=True)
+                (output / "config.json").write_text("{}")
         return execute(spec, Listener())
+
+    def history(self) -> list[HistoryEntry]:
+        return MlflowRegistry(self.uri).history("model")
+
+    def roll_back(self) -> None:
+        cause = Cause("rollback", "bob", reason="too slow")
+        MlflowRegistry(self.uri).roll_back("model", "best", cause)
 
     def versions(self) -> dict[str, Version]:
         """Registered versions by recipe."""
@@ -127,6 +156,8 @@ class TestPreference:
             "champion": "awq-w4a16",
             "alias": "best",
             "registry": promotion.uri,
+            "replaced": None,
+            "moved": True,
         }
 
     def test_the_next_champion_makes_the_last_one_former(self, promotion: Promotion) -> None:
@@ -153,7 +184,11 @@ class TestTags:
         assert dict(version.tags) == {
             TUPLE_TAG: digest_json(whole),
             "prepare.recipe": "fp8-dynamic",
+            "prepare.run": "a run",
             "prepare.verdict": "pass",
+            "prepare.override": "",
+            "prepare.trust_remote_code": "false",
+            FILES_TAG: digest_json([["config.json", digest_bytes(b"{}")]]),
             "prepare.policy": "default",
             "prepare.policy.digest": digest_json(policy("throughput")),
             "prepare.verdict.stage": "verdict on fp8-dynamic",
@@ -175,6 +210,60 @@ class TestTags:
         """The verdict was about the tuple: a change in any member makes it say nothing."""
         assert promotion.run(FP8).result["versions"] == {"fp8-dynamic": "1"}
         assert promotion.run(FP8, engine="0.33.0").result["versions"] == {"fp8-dynamic": "2"}
+
+
+class TestHistory:
+    def test_a_promotion(self, promotion: Promotion) -> None:
+        promotion.run(FP8)
+        promotion.run(AWQ)
+        last = promotion.history()[-1]
+        assert (last.action, last.who, last.run) == ("promote", "ann", "a run")
+        assert (last.verdict, last.reason) == ("pass", "all gates passed")
+        assert (last.replaced, last.version) == ("1", "2")
+
+    def test_an_override_keeps_its_reason_and_the_verdict(self, promotion: Promotion) -> None:
+        promotion.run({**FP8, "verdict": "fail"}, override="short-lived test")
+        (entry,) = promotion.history()
+        assert (entry.action, entry.verdict, entry.reason) == (
+            "override",
+            "fail",
+            "short-lived test",
+        )
+        version = promotion.versions()["fp8-dynamic"]
+        assert version.tags["prepare.verdict"] == "fail"
+        assert version.tags["prepare.override"] == "short-lived test"
+
+
+class TestWhatItReplaces:
+    def test_not_the_version_that_was_named(self, promotion: Promotion) -> None:
+        promotion.run(FP8)
+        with pytest.raises(RegistryError, match="is version 1, not version 7"):
+            promotion.run(AWQ, replaces="7")
+        assert promotion.aliases() == {"best": "fp8-dynamic"}
+        assert promotion.run(AWQ, replaces="1").result["replaced"] == "1"
+
+    def test_moved_since_the_run_began(self, promotion: Promotion) -> None:
+        began = datetime.now(UTC)
+        promotion.run(FP8)
+        with pytest.raises(RegistryError, match=r"moved by ann at .* for run a run"):
+            promotion.run(AWQ, since=began.isoformat(), explicit=False)
+        assert promotion.aliases() == {"best": "fp8-dynamic"}
+        # The same command again is another run, which has seen the new champion.
+        promotion.run(AWQ, since=datetime.now(UTC).isoformat(), explicit=False)
+        assert promotion.aliases() == {"best": "awq-w4a16", "former": "fp8-dynamic"}
+
+    def test_a_run_that_is_repeated_does_not_undo_a_rollback(self, promotion: Promotion) -> None:
+        promotion.run(FP8)
+        record = promotion.run(AWQ)
+        promotion.roll_back()
+        assert not still_holds(record)
+        Store(promotion.store).discard(record.stage, record.key)
+        with pytest.raises(RegistryError, match=r"was rolled back by bob at .*too slow") as caught:
+            promotion.run(AWQ, since=datetime.now(UTC).isoformat(), explicit=False)
+        assert "prepare promote a run" in caught.value.cure
+        assert promotion.aliases() == {"best": "fp8-dynamic"}
+        promotion.run(AWQ)
+        assert promotion.aliases() == {"best": "awq-w4a16", "former": "fp8-dynamic"}
 
 
 class TestStillHolds:

@@ -1,4 +1,4 @@
-"""Verification: sound variants pass, and every kind of damage is caught by its name."""
+"""Verification: sound variants of every format pass, and every kind of damage is caught by name."""
 
 from __future__ import annotations
 
@@ -8,24 +8,49 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from quantized_checkpoint import (
+from narrow_numbers import Stored, bf16, floating, from_bf16
+from small_checkpoint import write_files
+from sound_variants import (
+    HIDDEN,
+    LAYERS,
     LINEAR,
-    SIZE,
+    RECIPES,
+    RESCALED,
+    VOCABULARY,
     WEIGHTS,
-    Layout,
+    Tensors,
     overwrite,
-    quantized_layout,
+    quantized,
+    safetensors_of,
     source_files,
-    source_layout,
+    source_tensors,
+    variant_tensors,
 )
-from small_checkpoint import safetensors, write_files
 from verification import INDEX, Verification, shard
 
-from pipeline.errors import CheckpointError
+from pipeline.errors import CheckpointError, VerificationError
+from pipeline.verification.verification import check_smaller
 
-KINDS = ("preset", "awq")
-LAYER = LINEAR[1]
+KINDS = tuple(RECIPES)
+PLAIN = tuple(kind for kind in KINDS if kind not in RESCALED)
+LAYER = LINEAR[3]  # model.layers.0.mlp.down_proj
+OTHER = LINEAR[7]  # model.layers.1.mlp.down_proj
+NORM = "model.layers.1.input_layernorm.weight"
+# The least that each format leaves of the random weights, in dB.
+SQNR = {
+    "fp8-dynamic": 31,
+    "fp8-block": 31,
+    "fp8-static": 31,
+    "nvfp4": 19,
+    "awq": 17,
+    "awq-sym": 16,
+    "awq-8": 41,
+    "gptq": 17,
+    "int8": 39,
+    "autoawq": 17,
+}
 
 
 @pytest.fixture
@@ -35,7 +60,7 @@ def verification(tmp_path: Path) -> Verification:
 
 @pytest.fixture(params=KINDS)
 def sound(request: pytest.FixtureRequest, verification: Verification) -> Verification:
-    """A variant without fault, of either kind."""
+    """A variant without fault, of each kind."""
     verification.write(request.param)
     return verification
 
@@ -45,183 +70,447 @@ def change_config(folder: Path, **changes: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
+def parts(tensors: Tensors, module: str) -> list[str]:
+    return [name for name in tensors if name.startswith(f"{module}.")]
+
+
+def numbers(tensors: Tensors, module: str) -> str:
+    """The tensor that holds the layer's weights."""
+    suffixes = ("weight", "weight_packed", "qweight")
+    return next(f"{module}.{suffix}" for suffix in suffixes if f"{module}.{suffix}" in tensors)
+
+
+def scale_of(tensors: Tensors, module: str) -> str:
+    suffixes = ("weight_scale", "scales")
+    return next(f"{module}.{suffix}" for suffix in suffixes if f"{module}.{suffix}" in tensors)
+
+
 class TestSound:
     @pytest.mark.parametrize("tied", [True, False])
-    @pytest.mark.parametrize("scale", ["BF16", "F16", "F32"])
-    @pytest.mark.parametrize("kind", KINDS)
-    def test_passes(self, verification: Verification, kind: str, scale: str, tied: bool) -> None:
-        verification.write(kind, tied=tied, scale=scale)
-        result = verification.run().result
-        assert result["quantized_tensors"] == result["scales_checked"] == len(LINEAR)
-        size = (verification.variant / WEIGHTS).stat().st_size
+    def test_passes(self, sound: Verification, tied: bool) -> None:
+        sound.write(sound.kind, tied=tied)
+        result = sound.run().result
+        assert result["quantized_tensors"] == len(LINEAR)
+        assert result["kept_tensors"] == len(source_tensors(tied=tied)) - len(LINEAR)
+        assert result["merged_tensors"] == 0
+        assert result["retyped_tensors"] == {}
+        size = (sound.variant / WEIGHTS).stat().st_size
         assert result["weights_bytes"] == size
-        assert result["size_ratio"] == size / (verification.source / WEIGHTS).stat().st_size
+        assert result["size_ratio"] == size / (sound.source / WEIGHTS).stat().st_size
         assert result["size_ratio"] < 0.8
         assert result["weights_digest"] == "d" * 64
-        done = ("variant: verify scales", len(LINEAR), len(LINEAR), "tensors")
-        assert verification.listener.events[-1] == done
+        total = sum(t.array.nbytes for t in source_tensors(tied=tied).values())
+        assert sound.listener.events[-1] == ("variant: verify", total, total, "bytes")
 
-    def test_a_tied_head_stored_by_the_source_may_be_left_out(self, sound: Verification) -> None:
-        """Some libraries store the shared tensor twice."""
-        layout = source_layout() | {"lm_head.weight": ("BF16", (32, SIZE))}
-        (sound.source / WEIGHTS).write_bytes(safetensors(layout))
-        assert sound.run().result["quantized_tensors"] == len(LINEAR)
+    def test_table_of_layers(self, sound: Verification) -> None:
+        record = sound.run()
+        table = sound.folder / "store" / "stages" / "verify" / record.key / "layers.jsonl"
+        rows = [json.loads(line) for line in table.read_text().splitlines()]
+        assert [row["name"] for row in rows] == list(LINEAR)
+        assert rows[3]["rows"], rows[3]["columns"] == (128, 256)
+        found = [row["sqnr_db"] for row in rows]
+        assert SQNR[sound.kind] < min(found) <= max(found) < SQNR[sound.kind] + 3
+        sqnr = record.result["sqnr"]
+        assert sqnr["median_db"] == pytest.approx(np.median(found))
+        assert [worst["sqnr_db"] for worst in sqnr["worst"]] == sorted(found)[:5]
+        assert sqnr["floor_db"] < min(found) - 4
+        assert f"worst: {sqnr['worst'][0]['name']}" in record.notes[0]
 
-    def test_a_head_that_the_recipe_quantizes(self, verification: Verification) -> None:
-        verification.write("preset", tied=False)
-        head: Layout = {
-            "lm_head.weight": ("F8_E4M3", (32, SIZE)),
-            "lm_head.weight_scale": ("BF16", (32, 1)),
-        }
-        verification.write_variant_weights(quantized_layout("preset") | head)
-        assert verification.run(ignore=()).result["quantized_tensors"] == len(LINEAR) + 1
-
-    def test_symmetric_groups_have_no_zero_points(self, verification: Verification) -> None:
-        verification.write("awq")
-        layout = quantized_layout("awq")
-        kept = {name: t for name, t in layout.items() if not name.endswith("zero_point")}
-        verification.write_variant_weights(kept)
-        group = {"group_0": {"weights": {"num_bits": 4, "symmetric": True}}}
-        config = {"quant_method": "compressed-tensors", "config_groups": group}
-        change_config(verification.variant, quantization_config=config)
+    @pytest.mark.parametrize("scale", ["F16", "F32"])
+    @pytest.mark.parametrize("kind", ["fp8-dynamic", "awq", "int8"])
+    def test_scales_of_other_types(self, verification: Verification, kind: str, scale: str) -> None:
+        verification.write(kind, scale=scale)
         assert verification.run().result["quantized_tensors"] == len(LINEAR)
 
+    def test_a_tied_head_that_the_source_stores_may_be_left_out(self, sound: Verification) -> None:
+        """Some libraries store the shared tensor twice."""
+        tensors = source_tensors()
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
+        (sound.source / WEIGHTS).write_bytes(safetensors_of(tensors))
+        assert sound.run().result["merged_tensors"] == 1
+
+    def test_a_tied_head_may_be_stored_again(self, sound: Verification) -> None:
+        tensors = variant_tensors(sound.kind)
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
+        sound.write_variant_weights(tensors)
+        assert sound.run().result["merged_tensors"] == 1
+
+    def test_a_tied_head_that_is_not_the_embedding(self, sound: Verification) -> None:
+        tensors = variant_tensors(sound.kind)
+        tensors["lm_head.weight"] = bf16(np.ones((VOCABULARY, HIDDEN)))
+        sound.write_variant_weights(tensors)
+        assert "'lm_head.weight' is not the embedding" in sound.fault().what
+
+    def test_a_head_that_the_recipe_quantizes(self, verification: Verification) -> None:
+        verification.write("fp8-dynamic", tied=False)
+        tensors = variant_tensors("fp8-dynamic", tied=False)
+        head = from_bf16(tensors.pop("lm_head.weight"))
+        tensors |= quantized("lm_head", head, "fp8-dynamic", "BF16")
+        verification.write_variant_weights(tensors)
+        assert verification.run(ignore=()).result["quantized_tensors"] == len(LINEAR) + 1
+
     def test_shards(self, sound: Verification) -> None:
-        shard(sound.variant, quantized_layout(sound.kind))
+        shard(sound.variant, variant_tensors(sound.kind))
         assert sound.run().result["quantized_tensors"] == len(LINEAR)
+
+    def test_awq_in_float16(self, verification: Verification) -> None:
+        """AutoAWQ stores what it keeps in float16; that is named."""
+        verification.write("autoawq")
+        tensors = variant_tensors("autoawq")
+        for name, tensor in tensors.items():
+            if tensor.dtype == "BF16":
+                tensors[name] = Stored("F16", from_bf16(tensor).astype(np.float16))
+        verification.write_variant_weights(tensors)
+        record = verification.run()
+        assert record.result["retyped_tensors"][NORM] == "BF16 to F16"
+        assert "changed type" in record.notes[-1]
 
 
 class TestScales:
-    @pytest.mark.parametrize("kind", KINDS)
     @pytest.mark.parametrize(
-        ("scale", "value"),
+        ("kind", "scale", "value"),
         [
-            ("BF16", b"\xc0\x7f"),
-            ("BF16", b"\x80\x7f"),
-            ("F16", struct.pack("<e", float("nan"))),
-            ("F32", struct.pack("<f", float("nan"))),
-            ("F32", struct.pack("<f", float("-inf"))),
+            ("fp8-dynamic", "BF16", float("nan")),
+            ("fp8-dynamic", "F16", float("inf")),
+            ("fp8-block", "F32", float("nan")),
+            ("awq", "BF16", float("inf")),
+            ("gptq", "BF16", float("nan")),
+            ("int8", "F32", float("-inf")),
         ],
-        ids=["bf16 NaN", "bf16 infinite", "f16 NaN", "f32 NaN", "f32 infinite"],
     )
     def test_one_is_not_finite(
-        self, verification: Verification, kind: str, scale: str, value: bytes
+        self, verification: Verification, kind: str, scale: str, value: float
     ) -> None:
-        verification.write(kind, scale=scale)
-        overwrite(verification.variant, f"{LAYER}.weight_scale", value, element=SIZE - 1)
+        self.damage(verification, kind, scale, value)
         words = f"'{LAYER}.weight_scale' holds a scale that is not finite"
         error = verification.fault()
         assert error.what == words
         assert error.where == str(verification.variant / WEIGHTS)
 
-    @pytest.mark.parametrize("kind", KINDS)
     @pytest.mark.parametrize(
-        ("scale", "value"),
+        ("kind", "scale", "value"),
         [
-            ("BF16", b"\0\0"),
-            ("BF16", b"\0\x80"),
-            ("BF16", b"\x80\xbf"),
-            ("F16", struct.pack("<e", -0.5)),
-            ("F32", struct.pack("<f", 0.0)),
-            ("F32", struct.pack("<f", -1e-9)),
+            ("fp8-dynamic", "BF16", 0.0),
+            ("fp8-block", "BF16", -0.0),
+            ("awq", "F16", -0.5),
+            ("gptq", "F32", 0.0),
+            ("int8", "BF16", -0.5),
         ],
-        ids=["bf16 0", "bf16 -0", "bf16 -1", "f16 -0.5", "f32 0", "f32 -1e-9"],
     )
     def test_one_is_zero_or_negative(
-        self, verification: Verification, kind: str, scale: str, value: bytes
+        self, verification: Verification, kind: str, scale: str, value: float
     ) -> None:
-        verification.write(kind, scale=scale)
-        overwrite(verification.variant, f"{LAYER}.weight_scale", value, element=3)
+        self.damage(verification, kind, scale, value)
         words = f"'{LAYER}.weight_scale' holds a scale that is not above zero"
         assert verification.fault().what == words
+
+    def damage(self, verification: Verification, kind: str, scale: str, value: float) -> None:
+        verification.write(kind, scale=scale)
+        stored = floating([value], scale).array.tobytes()
+        last = variant_tensors(kind)[f"{LAYER}.weight_scale"].array.size - 1
+        overwrite(verification.variant, f"{LAYER}.weight_scale", stored, element=last)
+
+    @pytest.mark.parametrize(
+        ("kind", "name", "data"),
+        [
+            ("fp8-static", "model.layers.2.self_attn.k_scale", b"\xc0\x7f"),
+            ("fp8-static", "model.layers.0.self_attn.v_scale", b"\0\0"),
+            ("fp8-static", f"{LAYER}.input_scale", b"\x80\xff"),
+            ("nvfp4", f"{LAYER}.weight_scale", b"\x7f"),
+            ("nvfp4", f"{LAYER}.weight_scale", b"\x81"),
+            ("nvfp4", f"{LAYER}.weight_global_scale", struct.pack("<f", 0.0)),
+            ("nvfp4", f"{LAYER}.input_global_scale", struct.pack("<f", float("nan"))),
+            ("autoawq", f"{LAYER}.scales", struct.pack("<e", float("nan"))),
+        ],
+    )
+    def test_of_other_kinds(
+        self, verification: Verification, kind: str, name: str, data: bytes
+    ) -> None:
+        verification.write(kind)
+        overwrite(verification.variant, name, data)
+        assert f"'{name}' holds a scale that is not" in verification.fault().what
+
+    def test_a_weight_that_is_no_number(self, verification: Verification) -> None:
+        verification.write("fp8-dynamic")
+        overwrite(verification.variant, f"{LAYER}.weight", b"\xff", element=1000)
+        assert f"'{LAYER}.weight' holds numbers that are not finite" in verification.fault().what
+
+
+class TestWeights:
+    """Damage that only the numbers show: all names, types, shapes and scales are right."""
+
+    def test_two_layers_are_exchanged(self, sound: Verification) -> None:
+        tensors = variant_tensors(sound.kind)
+        for name in parts(tensors, LAYER):
+            twin = name.replace(LAYER, OTHER)
+            tensors[name], tensors[twin] = tensors[twin], tensors[name]
+        sound.write_variant_weights(tensors)
+        error = sound.fault()
+        assert f"the weights of '{LAYER}'" in error.what or f"of '{OTHER}'" in error.what
+        assert "under the floor" in error.what
+        assert "the median of 12 layers" in error.what
+
+    def test_a_layer_of_zeros(self, sound: Verification) -> None:
+        tensors = variant_tensors(sound.kind)
+        name = numbers(tensors, LAYER)
+        # Whatever number stands for zero: all of them are the same, and the fit undoes no zero.
+        tensors[name].array[:] = tensors[name].array[:1] * 0
+        sound.write_variant_weights(tensors)
+        error = sound.fault()
+        assert f"the weights of '{LAYER}'" in error.what
+        assert "under the floor" in error.what
+
+    def test_a_flipped_block(self, sound: Verification) -> None:
+        """Half of the rows of a small block: the layer's SQNR barely moves."""
+        tensors = variant_tensors(sound.kind)
+        stored = tensors[numbers(tensors, LAYER)].array
+        stored[: len(stored) // 2, : stored.shape[1] // 2] ^= -1 if stored.dtype != "u1" else 255
+        sound.write_variant_weights(tensors)
+        assert f"the weights of '{LAYER}'" in sound.fault().what
+
+    @pytest.mark.parametrize("kind", ["nvfp4", "awq-sym", "int8"])
+    def test_one_damaged_piece_of_a_row(self, verification: Verification, kind: str) -> None:
+        verification.write(kind)
+        tensors = variant_tensors(kind)
+        stored = tensors[numbers(tensors, LAYER)].array
+        row = np.random.default_rng(1).permutation(stored[77, : stored.shape[1] // 2])
+        stored[77, : stored.shape[1] // 2] = row
+        verification.write_variant_weights(tensors)
+        error = verification.fault()
+        assert f"the weights of '{LAYER}' are not the source's in 1 place" in error.what
+        assert "in row 77 from column 0 on" in error.what
+
+    @pytest.mark.parametrize("kind", PLAIN)
+    @pytest.mark.parametrize("name", [NORM, "model.embed_tokens.weight", "model.norm.weight"])
+    def test_a_kept_tensor_is_changed(
+        self, verification: Verification, kind: str, name: str
+    ) -> None:
+        verification.write(kind)
+        overwrite(verification.variant, name, b"\x80\x3f", element=5)
+        error = verification.fault()
+        assert error.what == f"'{name}' differs from the source's, and the recipe leaves it alone"
+
+    @pytest.mark.parametrize("kind", RESCALED)
+    def test_an_embedding_is_changed(self, verification: Verification, kind: str) -> None:
+        verification.write(kind)
+        overwrite(verification.variant, "model.embed_tokens.weight", b"\x80\x3f")
+        assert "'model.embed_tokens.weight' differs" in verification.fault().what
+
+    @pytest.mark.parametrize("kind", PLAIN)
+    @pytest.mark.parametrize("dtype", ["F16", "F32"])
+    def test_a_kept_tensor_of_another_type(
+        self, verification: Verification, kind: str, dtype: str
+    ) -> None:
+        """The numbers are the source's: named, no error. In float16 most are not."""
+        verification.write(kind)
+        tensors = variant_tensors(kind)
+        values = from_bf16(tensors[NORM])
+        tensors[NORM] = floating(values, dtype)
+        verification.write_variant_weights(tensors)
+        assert verification.run().result["retyped_tensors"] == {NORM: f"BF16 to {dtype}"}
+
+    def test_a_kept_tensor_that_lost_digits(self, verification: Verification) -> None:
+        verification.write("gptq")
+        tensors = source_tensors()
+        tensors[NORM] = Stored("F32", np.full(HIDDEN, 1 / 3, np.float32))
+        (verification.source / WEIGHTS).write_bytes(safetensors_of(tensors))
+        variant = variant_tensors("gptq")
+        variant[NORM] = bf16(tensors[NORM].array)
+        verification.write_variant_weights(variant)
+        assert f"'{NORM}' went from F32 to BF16" in verification.fault().what
+
+
+@pytest.mark.parametrize("kind", RESCALED)
+class TestRescaling:
+    """Scaling that does not leave the function as it was; every layer by itself looks sound."""
+
+    def fault(self, verification: Verification, kind: str, **changes: Any) -> str:
+        verification.write(kind)
+        verification.write_variant_weights(variant_tensors(kind) | changes)
+        return verification.fault().what
+
+    def test_a_norm_was_not_divided(self, verification: Verification, kind: str) -> None:
+        what = self.fault(verification, kind, **{NORM: source_tensors()[NORM]})
+        assert "the columns of 'model.layers.1.self_attn." in what
+
+    def test_only_the_norm_was_divided(self, verification: Verification, kind: str) -> None:
+        source = source_tensors()
+        layers = ("self_attn.q_proj", "self_attn.k_proj")
+        changes: Tensors = {}
+        for name in (f"model.layers.1.{layer}" for layer in layers):
+            changes |= quantized(name, from_bf16(source[f"{name}.weight"]), kind, "BF16")
+        assert f"'{NORM}' was rescaled" in self.fault(verification, kind, **changes)
+
+    def test_one_of_two_readers_was_left_out(self, verification: Verification, kind: str) -> None:
+        name = "model.layers.1.self_attn.k_proj"
+        plain = from_bf16(source_tensors()[f"{name}.weight"])
+        what = self.fault(verification, kind, **quantized(name, plain, kind, "BF16"))
+        assert "model.layers.1.self_attn." in what
+        assert "were rescaled" in what
+
+    def test_rows_that_nothing_makes_up_for(self, verification: Verification, kind: str) -> None:
+        plain = from_bf16(source_tensors()[f"{OTHER}.weight"])
+        what = self.fault(verification, kind, **quantized(OTHER, plain, kind, "BF16"))
+        assert "the rows of 'model.layers.1.mlp.up_proj' and the columns of" in what
+
+    def test_a_layer_is_doubled(self, verification: Verification, kind: str) -> None:
+        name = scale_of(variant_tensors(kind), LAYER)
+        doubled = variant_tensors(kind)[name]
+        values = from_bf16(doubled) if doubled.dtype == "BF16" else doubled.array
+        what = self.fault(verification, kind, **{name: floating(values * 2, doubled.dtype)})
+        factor = float(what.partition("is scaled by ")[2].split()[0])
+        assert factor == pytest.approx(2, abs=0.1)
+
+    def test_a_norm_of_zeros(self, verification: Verification, kind: str) -> None:
+        what = self.fault(verification, kind, **{NORM: bf16(np.zeros(HIDDEN))})
+        assert what == f"'{NORM}' holds only zeros"
+
+    def test_a_norm_of_no_numbers(self, verification: Verification, kind: str) -> None:
+        what = self.fault(verification, kind, **{NORM: bf16(np.full(HIDDEN, np.inf))})
+        assert what == f"'{NORM}' holds no finite numbers"
 
 
 class TestTensors:
     def test_a_layer_was_not_quantized(self, sound: Verification) -> None:
-        layout = {
-            name: tensor
-            for name, tensor in quantized_layout(sound.kind).items()
-            if not name.startswith(f"{LAYER}.")
-        }
-        sound.write_variant_weights(layout | {f"{LAYER}.weight": ("BF16", (SIZE, SIZE))})
-        assert f"'{LAYER}.weight" in sound.fault().what
+        tensors = variant_tensors(sound.kind)
+        for name in parts(tensors, LAYER):
+            del tensors[name]
+        tensors[f"{LAYER}.weight"] = source_tensors()[f"{LAYER}.weight"]
+        sound.write_variant_weights(tensors)
+        assert f"'{LAYER}." in sound.fault().what
 
     @pytest.mark.parametrize(
         ("kind", "name"),
-        [(kind, n) for kind in KINDS for n in quantized_layout(kind, tied=False)],
+        [(kind, name) for kind in KINDS for name in parts(variant_tensors(kind), LAYER)]
+        + [("fp8-dynamic", name) for name in source_tensors(tied=False) if "proj" not in name]
+        + [("fp8-static", f"model.layers.2.self_attn.{key}") for key in ("k_scale", "v_scale")],
     )
     def test_any_one_missing(self, verification: Verification, kind: str, name: str) -> None:
         verification.write(kind, tied=False)
-        layout = quantized_layout(kind, tied=False)
-        del layout[name]
-        verification.write_variant_weights(layout)
-        error = verification.fault()
-        assert f"'{name}' is missing" in error.what
+        tensors = variant_tensors(kind, tied=False)
+        del tensors[name]
+        verification.write_variant_weights(tensors)
+        what = verification.fault().what
+        assert f"'{name}'" in what
+        assert "is missing" in what
+
+    def test_a_stranger(self, sound: Verification) -> None:
+        name = "model.layers.0.mlp.extra.weight"
+        sound.write_variant_weights(variant_tensors(sound.kind) | {name: bf16(np.ones(8))})
+        assert f"'{name}' stems from no tensor of the source" in sound.fault().what
+
+    def test_scales_of_a_kv_cache_that_nobody_asked_for(self, verification: Verification) -> None:
+        verification.write("fp8-dynamic")
+        name = "model.layers.0.self_attn.k_scale"
+        extra = {name: bf16([0.5])}
+        verification.write_variant_weights(variant_tensors("fp8-dynamic") | extra)
+        assert f"'{name}' stems from no tensor" in verification.fault().what
+
+    def test_stacked_experts(self, verification: Verification) -> None:
+        verification.write("fp8-dynamic")
+        experts = {"model.layers.0.mlp.experts.gate_up_proj": bf16(np.ones((2, 8, 8)))}
+        (verification.source / WEIGHTS).write_bytes(safetensors_of(source_tensors() | experts))
+        name = "model.layers.0.mlp.experts.1.gate_proj"
+        expert = quantized(name, np.ones((4, 8)), "fp8-dynamic", "BF16")
+        verification.write_variant_weights(variant_tensors("fp8-dynamic") | expert)
+        with pytest.raises(Exception, match="cannot compare the two"):
+            verification.run()
 
     @pytest.mark.parametrize(
         ("kind", "name", "shape"),
         [
-            ("preset", f"{LAYER}.weight", (SIZE, SIZE // 2)),
-            ("preset", f"{LAYER}.weight_scale", (SIZE // 2, 1)),
-            ("preset", f"{LAYER}.weight_scale", (SIZE,)),
-            ("preset", f"{LAYER}.weight_scale", ()),
-            ("awq", f"{LAYER}.weight_scale", (SIZE, 3)),
-            ("awq", f"{LAYER}.weight_scale", (SIZE, 0)),
-            ("awq", f"{LAYER}.weight_packed", (SIZE // 2, SIZE // 8)),
-            ("awq", f"{LAYER}.weight_packed", (SIZE, SIZE // 8 - 1)),
-            ("awq", f"{LAYER}.weight_packed", (SIZE * SIZE // 8,)),
-            ("preset", "model.norm.weight", (SIZE // 2,)),
-            ("awq", "model.embed_tokens.weight", (31, SIZE)),
+            ("fp8-dynamic", f"{LAYER}.weight", (HIDDEN, 128)),
+            ("fp8-dynamic", f"{LAYER}.weight_scale", (64, 1)),
+            ("fp8-dynamic", f"{LAYER}.weight_scale", (HIDDEN,)),
+            ("fp8-dynamic", f"{LAYER}.weight_scale", ()),
+            ("fp8-static", f"{LAYER}.weight_scale", (HIDDEN, 1)),
+            ("fp8-block", f"{LAYER}.weight_scale", (2, 1)),
+            ("awq", f"{LAYER}.weight_scale", (HIDDEN, 3)),
+            ("awq", f"{LAYER}.weight_scale", (HIDDEN, 0)),
+            ("awq", f"{LAYER}.weight_packed", (HIDDEN // 2, 32)),
+            ("gptq", f"{LAYER}.weight_packed", (HIDDEN, 31)),
+            ("awq", f"{LAYER}.weight_zero_point", (HIDDEN, 4)),
+            ("nvfp4", f"{LAYER}.weight_scale", (HIDDEN, 8)),
+            ("autoawq", f"{LAYER}.scales", (HIDDEN, 4)),
+            ("autoawq", f"{LAYER}.qzeros", (4, 15)),
+            ("fp8-dynamic", "model.norm.weight", (HIDDEN // 2,)),
+            ("awq", "model.embed_tokens.weight", (31, HIDDEN)),
         ],
     )
     def test_wrong_shape(
         self, verification: Verification, kind: str, name: str, shape: tuple[int, ...]
     ) -> None:
         verification.write(kind)
-        layout = quantized_layout(kind)
-        verification.write_variant_weights(layout | {name: (layout[name][0], shape)})
+        tensors = variant_tensors(kind)
+        old = tensors[name]
+        tensors[name] = Stored(old.dtype, np.ones(shape, old.array.dtype))
+        verification.write_variant_weights(tensors)
         assert f"'{name}' has shape {shape}" in verification.fault().what
 
     @pytest.mark.parametrize(
         ("kind", "name", "dtype"),
         [
-            ("preset", f"{LAYER}.weight", "BF16"),
-            ("preset", f"{LAYER}.weight", "U8"),
-            ("preset", f"{LAYER}.weight_scale", "F8_E4M3"),
+            ("fp8-dynamic", f"{LAYER}.weight", "BF16"),
+            ("fp8-dynamic", f"{LAYER}.weight", "U8"),
+            ("fp8-dynamic", f"{LAYER}.weight_scale", "F8_E4M3"),
+            ("int8", f"{LAYER}.weight", "U8"),
             ("awq", f"{LAYER}.weight_packed", "F32"),
             ("awq", f"{LAYER}.weight_scale", "U8"),
             ("awq", f"{LAYER}.weight_shape", "F32"),
             ("awq", f"{LAYER}.weight_zero_point", "I64"),
-            ("preset", "lm_head.weight", "F8_E4M3"),
+            ("nvfp4", f"{LAYER}.weight_packed", "I32"),
+            ("nvfp4", f"{LAYER}.weight_scale", "BF16"),
+            ("autoawq", f"{LAYER}.qweight", "F32"),
+            ("fp8-dynamic", "lm_head.weight", "F8_E4M3"),
             ("awq", "model.embed_tokens.weight", "U8"),
         ],
     )
     def test_wrong_type(self, verification: Verification, kind: str, name: str, dtype: str) -> None:
         verification.write(kind, tied=False)
-        layout = quantized_layout(kind, tied=False)
-        verification.write_variant_weights(layout | {name: (dtype, layout[name][1])})
+        tensors = variant_tensors(kind, tied=False)
+        size = {"BF16": "u2", "F32": "f4", "I32": "i4", "I64": "i8"}.get(dtype, "u1")
+        tensors[name] = Stored(dtype, np.zeros(tensors[name].array.shape, size))
+        verification.write_variant_weights(tensors)
         assert f"'{name}' is stored as {dtype}" in verification.fault().what
 
-    def test_an_untied_head_is_missing(self, sound: Verification) -> None:
-        sound.write(sound.kind, tied=False)
-        sound.write_variant_weights(quantized_layout(sound.kind, tied=True))
-        assert "'lm_head.weight' is missing" in sound.fault().what
+    def test_the_shape_that_is_stored(self, verification: Verification) -> None:
+        verification.write("awq")
+        overwrite(verification.variant, f"{LAYER}.weight_shape", struct.pack("<q", 127))
+        assert f"'{LAYER}.weight_shape' says [127, 256]" in verification.fault().what
 
     def test_a_dropped_shard(self, sound: Verification) -> None:
-        names = shard(sound.variant, quantized_layout(sound.kind))
+        names = shard(sound.variant, variant_tensors(sound.kind))
         (sound.variant / names[1]).unlink()
         with pytest.raises(CheckpointError, match=names[1]):
             sound.run()
 
     def test_a_dropped_shard_that_the_index_forgot(self, sound: Verification) -> None:
-        names = shard(sound.variant, quantized_layout(sound.kind))
+        names = shard(sound.variant, variant_tensors(sound.kind))
         (sound.variant / names[1]).unlink()
         index = sound.variant / INDEX
         weight_map = json.loads(index.read_text())["weight_map"]
         kept = {tensor: name for tensor, name in weight_map.items() if name != names[1]}
         index.write_text(json.dumps({"weight_map": kept}))
         missing = set(weight_map) - set(kept)
-        assert any(f"'{tensor}' is missing" in sound.fault().what for tensor in missing)
+        what = sound.fault().what
+        assert "is missing" in what
+        assert any(f"'{tensor}'" in what for tensor in missing)
+
+    def test_a_shard_that_the_index_forgot(self, sound: Verification) -> None:
+        names = shard(sound.variant, variant_tensors(sound.kind))
+        index = sound.variant / INDEX
+        weight_map = json.loads(index.read_text())["weight_map"]
+        kept = {tensor: name for tensor, name in weight_map.items() if name != names[1]}
+        index.write_text(json.dumps({"weight_map": kept}))
+        assert "not made of" in sound.fault().what
+
+    def test_a_tensor_that_the_index_forgot(self, sound: Verification) -> None:
+        shard(sound.variant, variant_tensors(sound.kind))
+        index = sound.variant / INDEX
+        weight_map = json.loads(index.read_text())["weight_map"]
+        del weight_map[NORM]
+        index.write_text(json.dumps({"weight_map": weight_map}))
+        assert f"'{NORM}' lies in" in sound.fault().what
 
     def test_cut_short(self, sound: Verification) -> None:
         path = sound.variant / WEIGHTS
@@ -231,7 +520,7 @@ class TestTensors:
         assert caught.value.where == str(path)
 
     def test_nothing_was_quantized(self, sound: Verification) -> None:
-        sound.write_variant_weights(source_layout())
+        sound.write_variant_weights(source_tensors())
         assert "nothing was quantized" in sound.fault(ignore=("*",)).what
 
 
@@ -240,11 +529,14 @@ class TestIgnore:
 
     def leave(self, verification: Verification, kind: str) -> None:
         verification.write(kind)
-        layout = {n: t for n, t in quantized_layout(kind).items() if not n.startswith(f"{LAYER}.")}
-        verification.write_variant_weights(layout | {f"{LAYER}.weight": ("BF16", (SIZE, SIZE))})
+        tensors = variant_tensors(kind)
+        for name in parts(tensors, LAYER):
+            del tensors[name]
+        tensors[f"{LAYER}.weight"] = source_tensors()[f"{LAYER}.weight"]
+        verification.write_variant_weights(tensors)
 
-    @pytest.mark.parametrize("kind", KINDS)
-    @pytest.mark.parametrize("word", [LAYER, "*.layers.0.mlp.*", "re:.*0\\.mlp\\.down_proj$"])
+    @pytest.mark.parametrize("kind", PLAIN)
+    @pytest.mark.parametrize("word", [LAYER, "*.layers.0.mlp.d*", "re:.*0\\.mlp\\.down_proj$"])
     def test_left_as_it_is(self, verification: Verification, kind: str, word: str) -> None:
         self.leave(verification, kind)
         result = verification.run(ignore=("lm_head", word)).result
@@ -252,13 +544,11 @@ class TestIgnore:
 
     @pytest.mark.parametrize("word", ["mlp.down_proj", "re:mlp", "re:.*1\\.mlp", "*.1.mlp.*"])
     def test_words_that_do_not_mean_it(self, verification: Verification, word: str) -> None:
-        self.leave(verification, "preset")
+        self.leave(verification, "fp8-dynamic")
         assert f"'{LAYER}.weight'" in verification.fault(ignore=("lm_head", word)).what
 
-    @pytest.mark.parametrize("kind", KINDS)
-    def test_quantized_against_the_recipe(self, verification: Verification, kind: str) -> None:
-        verification.write(kind)
-        assert f"'{LAYER}.weight' is" in verification.fault(ignore=("lm_head", LAYER)).what
+    def test_quantized_against_the_recipe(self, sound: Verification) -> None:
+        assert f"'{LAYER}.weight' is" in sound.fault(ignore=("lm_head", LAYER)).what
 
 
 def remove_template(folder: Path) -> None:
@@ -273,6 +563,10 @@ def add_tokenizer_file(folder: Path) -> None:
     (folder / "special_tokens_map.json").write_bytes(b"{}")
 
 
+def change_generation(folder: Path) -> None:
+    (folder / "generation_config.json").write_bytes(b'{"eos_token_id": 3}')
+
+
 class TestFiles:
     @pytest.mark.parametrize(
         ("damage", "name", "words"),
@@ -280,6 +574,7 @@ class TestFiles:
             (change_tokenizer, "tokenizer.json", "'tokenizer.json' differs"),
             (remove_template, "chat_template.jinja", "'chat_template.jinja' is missing from"),
             (add_tokenizer_file, "special_tokens_map.json", "was added to"),
+            (change_generation, "generation_config.json", "'generation_config.json' differs"),
         ],
     )
     def test_tokenizer_and_template(
@@ -290,8 +585,13 @@ class TestFiles:
         assert words in error.what
         assert error.where == str(sound.variant / name)
 
+    def test_generation_config_saved_by_another_version(self, sound: Verification) -> None:
+        text = b'{"transformers_version": "5.17.0", "eos_token_id": 2}'
+        (sound.variant / "generation_config.json").write_bytes(text)
+        assert sound.run().stage == "verify"
+
     @pytest.mark.parametrize(
-        "config", [None, {}, {"quant_method": "awq"}, "compressed-tensors"], ids=str
+        "config", [None, {}, {"quant_method": "gptq"}, "compressed-tensors"], ids=str
     )
     def test_config_does_not_tell(self, sound: Verification, config: Any) -> None:
         change_config(sound.variant, quantization_config=config)
@@ -303,20 +603,48 @@ class TestFiles:
         (sound.variant / "config.json").write_bytes(source_files()["config.json"])
         assert "config.json does not say" in sound.fault().what
 
+    @pytest.mark.parametrize(
+        ("kind", "other"),
+        [("awq", "awq-sym"), ("fp8-dynamic", "fp8-block"), ("gptq", "awq"), ("nvfp4", "gptq")],
+    )
+    def test_another_recipes_variant(
+        self, verification: Verification, kind: str, other: str
+    ) -> None:
+        verification.write(other)
+        verification.kind = kind
+        error = verification.fault()
+        assert "config.json says the weights are stored as" in error.what
+        assert "and the recipe asks for" in error.what
+
     def test_config_is_damaged(self, sound: Verification) -> None:
         (sound.variant / "config.json").write_text("{")
         with pytest.raises(CheckpointError, match="not valid JSON"):
             sound.run()
 
-    @pytest.mark.parametrize("name", ["pytorch_model.bin", "optimizer.pt", "x.pkl"])
-    def test_pickled_data(self, sound: Verification, name: str) -> None:
+    @pytest.mark.parametrize("name", ["pytorch_model.bin", "optimizer.pt", "x.pkl", "x.gguf"])
+    def test_other_weights(self, sound: Verification, name: str) -> None:
         (sound.variant / name).write_bytes(b"")
         assert sound.fault().where == str(sound.variant / name)
 
+    def test_another_file_of_weights(self, sound: Verification) -> None:
+        (sound.variant / "consolidated.safetensors").write_bytes(safetensors_of(source_tensors()))
+        assert sound.fault().where == str(sound.variant / "consolidated.safetensors")
+
     def test_no_smaller_than_the_source(self, sound: Verification) -> None:
-        ballast: Layout = {"ballast": ("BF16", (1, 64 * 1024))}
-        sound.write_variant_weights(quantized_layout(sound.kind) | ballast)
-        assert "the source's only" in sound.fault().what
+        assert check_smaller(sound.source, sound.variant) > 0
+        with pytest.raises(VerificationError, match="the source's only"):
+            check_smaller(sound.variant, sound.source)
+
+    def test_another_size_than_planned(self, verification: Verification) -> None:
+        """Kept in 32 bits instead of 16: every number is the source's."""
+        verification.write("fp8-dynamic", tied=False)
+        tensors = variant_tensors("fp8-dynamic", tied=False)
+        for name in ("model.embed_tokens.weight", "lm_head.weight"):
+            tensors[name] = floating(from_bf16(tensors[name]), "F32")
+        verification.write_variant_weights(tensors)
+        what = verification.fault().what
+        assert "bytes" in what
+        assert "were planned" in what
 
     def test_a_failed_verification_leaves_no_record(self, sound: Verification) -> None:
         remove_template(sound.variant)
@@ -326,3 +654,48 @@ class TestFiles:
         write_files(sound.variant, {"chat_template.jinja": b"{{ messages }}"})
         assert sound.run().stage == "verify"
         assert [path.suffix for path in stages.iterdir()] == [""]
+
+
+class TestConfig:
+    """config.json still describes the source's model."""
+
+    @pytest.mark.parametrize(
+        ("key", "value"),
+        [
+            ("vocab_size", VOCABULARY + 1),
+            ("model_type", "mistral"),
+            ("tie_word_embeddings", False),
+            ("rope_theta", 500000.0),
+            ("rope_parameters", {"rope_type": "yarn", "factor": 4.0}),
+            ("max_position_embeddings", LAYERS),
+        ],
+    )
+    def test_another_model(self, verification: Verification, key: str, value: Any) -> None:
+        verification.write("fp8-dynamic")
+        change_config(verification.variant, **{key: value})
+        error = verification.fault()
+        assert "the source's says" in error.what
+        assert "config.json, key " in error.where
+
+    @pytest.mark.parametrize("key", ["vocab_size", "model_type"])
+    def test_a_key_is_gone(self, verification: Verification, key: str) -> None:
+        verification.write("fp8-dynamic")
+        path = verification.variant / "config.json"
+        path.write_text(
+            json.dumps({k: v for k, v in json.loads(path.read_text()).items() if k != key})
+        )
+        assert f"lacks the key '{key}'" in verification.fault().what
+
+    def test_the_words_of_transformers_5(self, verification: Verification) -> None:
+        verification.write("fp8-dynamic")
+        path = verification.variant / "config.json"
+        config = json.loads(path.read_text())
+        theta = config.pop("rope_theta")
+        config |= {
+            "rope_parameters": {"rope_theta": theta, "rope_type": "default"},
+            "transformers_version": "5.17.0",
+            "dtype": "bfloat16",
+            "attention_bias": False,
+        }
+        path.write_text(json.dumps(config))
+        assert verification.run().result["config_keys_dropped"] == []

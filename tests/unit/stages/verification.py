@@ -8,8 +8,17 @@ from pathlib import Path
 import pytest
 from finished_stage import put_record, stage_record
 from listener import Listener
-from quantized_checkpoint import WEIGHTS, Layout, inspected, source_files, variant_files
-from small_checkpoint import safetensors, write_files
+from quantized_checkpoint import inspected
+from small_checkpoint import write_files
+from sound_variants import (
+    WEIGHTS,
+    Tensors,
+    recipe,
+    safetensors_of,
+    source_files,
+    variant_files,
+    write_weights,
+)
 
 from pipeline.errors import VerificationError
 from pipeline.plan import stage_spec
@@ -36,18 +45,15 @@ class Verification:
         made = stage_record(stage="quantize", key="made", result={"weights_digest": "d" * 64})
         put_record(Store(self.folder / "store"), made)
 
-    def write_variant_weights(self, layout: Layout) -> None:
-        (self.variant / WEIGHTS).write_bytes(safetensors(layout))
+    def write_variant_weights(self, tensors: Tensors) -> None:
+        write_weights(self.variant, tensors)
 
     def run(self, ignore: tuple[str, ...] = ("lm_head",)) -> StageRecord:
         source = inspected(self.source)
         spec = stage_spec(
             "verify",
             "variant",
-            {
-                "checkpoint": source.digest,
-                "quantization": {"kind": self.kind, "ignore": list(ignore)},
-            },
+            {"checkpoint": source.digest, "quantization": recipe(self.kind, ignore)},
             {"weights": StageReference(stage="quantize", key="made")},
             {"checkpoint": source.model_dump(mode="json")},
             self.folder / "store",
@@ -62,15 +68,15 @@ class Verification:
         return caught.value
 
 
-def shard(folder: Path, layout: Layout) -> list[str]:
+def shard(folder: Path, tensors: Tensors) -> list[str]:
     """Spread the weights over two files with an index; their names."""
     (folder / WEIGHTS).unlink()
     names = [f"model-0000{n}-of-00002.safetensors" for n in (1, 2)]
-    tensors = list(layout)
-    halves = [tensors[: len(tensors) // 2], tensors[len(tensors) // 2 :]]
+    every = list(tensors)
+    halves = [every[: len(every) // 2], every[len(every) // 2 :]]
     weight_map: dict[str, str] = {}
     for name, half in zip(names, halves, strict=True):
-        (folder / name).write_bytes(safetensors({tensor: layout[tensor] for tensor in half}))
+        (folder / name).write_bytes(safetensors_of({tensor: tensors[tensor] for tensor in half}))
         weight_map |= dict.fromkeys(half, name)
     (folder / INDEX).write_text(json.dumps({"weight_map": weight_map}))
     return names

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from listener import Listener
 
 from pipeline.errors import StageError
-from pipeline.workers.quantize import as_text, calibration_blocks, read_texts
+from pipeline.workers.calibration_blocks import as_text, calibration_blocks, read_texts
 
 MESSAGES = [{"role": "user", "content": "Hello?"}, {"role": "assistant", "content": "Hello."}]
 END = 0

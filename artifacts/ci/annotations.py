@@ -1,0 +1,74 @@
+"""Workflow commands of GitHub Actions: an annotation for each gate that did not pass.
+
+The format, and what has to be escaped, is that of `toolkit/packages/core/src/command.ts`. GitHub
+shows ten errors and ten warnings of a step, so a tenth that stands for more says how many.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from artifacts.ci.case import Case, cases_of_run
+from pipeline.records import RunReport
+
+Level = Literal["error", "warning"]
+SHOWN_OF_A_LEVEL = 10
+LONGEST_MESSAGE = 2000
+"""Characters; more of it is in the JUnit file and in the summary."""
+
+
+def annotation_lines(report: RunReport) -> list[str]:
+    """Lines to print, errors first.
+
+    An error is a gate that said no, or what could not be made, served or finished. A warning is a
+    gate that could not be decided, an advisory one that said no, or a gain that looks too good.
+    """
+    lines: list[str] = []
+    cases = cases_of_run(report)
+    levels: tuple[Level, ...] = ("error", "warning")
+    for level in levels:
+        found = [annotation(level, case) for case in cases if level_of(case) == level]
+        if len(found) > SHOWN_OF_A_LEVEL:
+            left = len(found) - SHOWN_OF_A_LEVEL + 1
+            more = command(level, "prepare", f"{left} more: the run's summary lists them")
+            found = [*found[: SHOWN_OF_A_LEVEL - 1], more]
+        lines += found
+    return lines
+
+
+def level_of(case: Case) -> Level | None:
+    """How loud a case is; None for one that needs no word."""
+    if case.outcome == "skipped":
+        return None
+    if case.outcome == "pass":
+        return "warning" if case.suspicious else None
+    return "error" if case.blocks and case.outcome != "undecided" else "warning"
+
+
+def annotation(level: Level, case: Case) -> str:
+    """The line for one case."""
+    word = "suspicious" if case.outcome == "pass" else case.outcome
+    tier = "" if case.tier == "critical" else f" ({case.tier})"
+    return command(level, f"{case.variant}: {case.name}: {word}{tier}", case.reason)
+
+
+def command(level: Level, title: str, message: str) -> str:
+    """One workflow command, on one line whatever the texts hold."""
+    return f"::{level} title={property_value(title)}::{data(clipped(message))}"
+
+
+def clipped(message: str) -> str:
+    """A message of a length that can be read."""
+    if len(message) <= LONGEST_MESSAGE:
+        return message
+    return message[: LONGEST_MESSAGE - 1] + "…"
+
+
+def data(text: str) -> str:
+    """Escaped as a command's message."""
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def property_value(text: str) -> str:
+    """Escaped as a value of a command's property."""
+    return data(text).replace(":", "%3A").replace(",", "%2C")

@@ -1,0 +1,145 @@
+"""One gate of one variant as a CI system sees it: a case that passed, failed, or did neither."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from eval_gates.records import GateReport, ThroughputReport
+from pipeline.errors import from_dict
+from pipeline.records import RunReport, VariantReport
+
+Outcome = Literal["pass", "fail", "undecided", "error", "skipped"]
+THROUGHPUT = "throughput"
+WHOLE_VARIANT = "verdict"
+"""Name of the case that tells what no gate alone tells: not made, incoherent, not needed."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One line of a CI report.
+
+    `blocks` says whether it keeps its variant from being promoted; `facts` are the figures, as
+    text at full precision.
+    """
+
+    variant: str
+    name: str
+    outcome: Outcome
+    blocks: bool
+    reason: str
+    tier: str = "critical"
+    suspicious: bool = False
+    facts: Mapping[str, str] = field(default_factory=dict)
+
+
+def cases_of_run(report: RunReport) -> list[Case]:
+    """Every case of a run in the report's order; what ended the run as a whole comes first."""
+    ended = [] if report.error is None else [whole_run_case(report)]
+    return [*ended, *(case for variant in report.variants for case in cases_of(variant))]
+
+
+def whole_run_case(report: RunReport) -> Case:
+    """The error that ended a run; its place of a variant's name is taken by the command's."""
+    error = from_dict(report.error or {})
+    kind = (report.error or {}).get("kind", "")
+    return Case(command_of(report), "run", "error", True, str(error), facts={"kind": kind})
+
+
+def command_of(report: RunReport) -> str:
+    """'prepare gate' or 'prepare model'; no recipe has a blank in its name."""
+    return "prepare gate" if report.command.get("gate") else "prepare model"
+
+
+def cases_of(variant: VariantReport) -> list[Case]:
+    """A case a gate, the throughput among them.
+
+    A case for the whole variant goes first where the gates do not tell its verdict: it could not
+    be made or served, did not speak, was not needed, or passes alone but not among several (Holm).
+    """
+    cases = [gate_case(variant.recipe, gate) for gate in variant.gates]
+    if variant.throughput is not None:
+        cases.append(throughput_case(variant.recipe, variant.throughput))
+    told = any(case.blocks and case.outcome == variant.verdict for case in cases)
+    if told or (variant.verdict == "pass" and cases):
+        return cases
+    blocks = variant.verdict not in ("pass", "skipped")
+    whole = Case(variant.recipe, WHOLE_VARIANT, variant.verdict, blocks, variant.reason)
+    return [whole, *cases]
+
+
+def gate_case(variant: str, gate: GateReport) -> Case:
+    """The case of one suite."""
+    return Case(
+        variant,
+        gate.suite,
+        gate.verdict,
+        blocking(gate.verdict, gate.tier),
+        gate.reason,
+        gate.tier,
+        gate.suspicious,
+        as_text(
+            {
+                "tier": gate.tier,
+                "metric": gate.metric,
+                "measured": gate.candidate,
+                "baseline": gate.baseline,
+                "difference": gate.difference,
+                "recovery": gate.recovery,
+                "value": gate.value,
+                "bound": gate.bound,
+                "upper_bound": gate.upper_bound,
+                "threshold": gate.threshold,
+                "margin": gate.margin,
+                "n": gate.n,
+                "decided_at": gate.decided_at,
+                "available": gate.available,
+                "p_value": gate.p_value,
+                "alpha": gate.alpha,
+                "test": gate.test,
+                "method": gate.method,
+                "flips": gate.flips,
+            }
+        ),
+    )
+
+
+def throughput_case(variant: str, throughput: ThroughputReport) -> Case:
+    """The case of the load test."""
+    return Case(
+        variant,
+        THROUGHPUT,
+        throughput.verdict,
+        blocking(throughput.verdict, throughput.tier),
+        throughput.reason,
+        throughput.tier,
+        facts=as_text(
+            {
+                "tier": throughput.tier,
+                "metric": "output tokens/s",
+                "measured": throughput.output_tokens_per_s,
+                "baseline": throughput.baseline_output_tokens_per_s,
+                "ratio": throughput.ratio,
+                "threshold": throughput.minimum_ratio,
+                "n": throughput.requests,
+                "failed_requests": throughput.failed_requests,
+                "ttft_ms_p50": throughput.ttft_ms_p50,
+                "tpot_ms_p50": throughput.tpot_ms_p50,
+                "itl_ms_p50": throughput.itl_ms_p50,
+                "note": throughput.note,
+            }
+        ),
+    )
+
+
+def blocking(verdict: str, tier: str) -> bool:
+    """Whether a gate's verdict keeps a variant from passing, as `eval_gates.judge.overall` says."""
+    return (verdict == "fail" and tier != "advisory") or (
+        verdict == "undecided" and tier == "critical"
+    )
+
+
+def as_text(facts: Mapping[str, str | float | None]) -> dict[str, str]:
+    """Figures as text, exactly; what is None is left out."""
+    return {name: str(value) for name, value in facts.items() if value is not None}

@@ -1,0 +1,88 @@
+"""How a run ended, in the words a CI job needs: its verdict, one sentence, and what to do next."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pipeline.errors import ExitCode, from_dict
+from pipeline.records import RunReport, VariantReport
+
+RunVerdict = Literal["pass", "fail", "undecided", "error", "interrupted"]
+VERDICTS: dict[int, RunVerdict] = {
+    ExitCode.PROMOTED: "pass",
+    ExitCode.EXPECTED_ERROR: "error",
+    ExitCode.USAGE: "error",
+    ExitCode.UNEXPECTED: "error",
+    ExitCode.GATES_FAILED: "fail",
+    ExitCode.UNDECIDED: "undecided",
+    ExitCode.INTERRUPTED: "interrupted",
+}
+
+
+def verdict_of(report: RunReport) -> RunVerdict:
+    """The verdict that the exit code stands for; raises ValueError for a run that is not over."""
+    if report.exit_code is None:
+        raise ValueError(f"the run {report.run} has not ended")
+    return VERDICTS[report.exit_code]
+
+
+def champion_of(report: RunReport) -> VariantReport | None:
+    """The variant that the alias was moved to; None where nothing was promoted."""
+    return next((variant for variant in report.variants if variant.promoted), None)
+
+
+def passed(report: RunReport) -> list[str]:
+    """Recipes of the variants that passed."""
+    return [variant.recipe for variant in report.variants if variant.verdict == "pass"]
+
+
+def headline(report: RunReport) -> str:
+    """One sentence on how it ended."""
+    champion = champion_of(report)
+    if champion is not None:
+        return (
+            f"{champion.recipe} passed and was promoted as "
+            f"{report.registered_name} version {champion.registry_version}"
+        )
+    if report.error is not None:
+        return from_dict(report.error).what
+    names = ", ".join(passed(report))
+    return {
+        "pass": f"{names} passed; nothing was promoted",
+        "fail": "no variant passed, and at least one failed its gates",
+        "undecided": "no variant passed or failed: undecided",
+        "error": "no variant passed, and at least one could not be made or served",
+        "interrupted": "interrupted",
+    }[verdict_of(report)]
+
+
+def next_steps(report: RunReport) -> list[str]:
+    """What to do next, the likeliest first; commands stand in backticks."""
+    verdict = verdict_of(report)
+    gate = bool(report.command.get("gate"))
+    if verdict == "pass":
+        if champion_of(report) is not None:
+            return [f"`prepare registry show {report.registered_name}` shows what was promoted."]
+        if gate:
+            return [f"`prepare verify {report.run}` computes the verdict again from the answers."]
+        return [f"`prepare promote {report.run}` promotes what passed."]
+    if verdict == "fail":
+        return [
+            "Read below which gate said no, and by how much.",
+            "Try another recipe, or a ladder of them. A wider margin is a decision about the "
+            "product: it belongs into the policy, not into a second try.",
+            f"`prepare runs show {report.run}` names the folders with every answer.",
+        ]
+    if verdict == "undecided":
+        kept = "with the same `--session`" if gate else "on the same store"
+        return [
+            f"Run the same command again {kept} with more questions or minutes in the policy: "
+            "the answers are kept, and it goes on where it stopped.",
+            "`prepare policy check` says how many questions a margin takes.",
+        ]
+    if verdict == "interrupted":
+        return ["Run the same command again on the same store: it continues where it stopped."]
+    cures = [from_dict(report.error).cure] if report.error is not None else []
+    look = [f"`prepare runs show {report.run}` names the logs."] if report.run else []
+    again = "Run the same command again: finished stages are kept in the store."
+    return [*(cure for cure in cures if cure), *look, *([again] if report.run else [])]

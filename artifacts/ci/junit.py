@@ -1,0 +1,106 @@
+"""JUnit XML of a run: a suite per variant, a case per gate, the figures as properties.
+
+`failure` is a gate that said no (type `fail`) or a critical one that could not be decided (type
+`undecided`): both keep the variant from being promoted. `error` is a variant that could not be made
+or served, or a run that could not be finished. `skipped` is what blocks nothing: an advisory gate
+that said no, a supporting or advisory one that could not be decided, a rung that was not needed.
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from artifacts.ci.case import Case, cases_of_run, command_of
+from artifacts.ci.ending import verdict_of
+from pipeline.records import RunReport, VariantReport
+
+if TYPE_CHECKING:
+    from junitparser.xunit2 import TestCase, TestSuite
+
+NOT_IN_XML = re.compile("[^\t\n\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""What XML 1.0 has no way to write (section 2.2), and the carriage return, which readers change."""
+
+
+def junit_xml(report: RunReport) -> bytes:
+    """The run as JUnit XML in UTF-8, in the flavour (xunit2) whose cases have properties."""
+    from junitparser.xunit2 import JUnitXml
+
+    xml = JUnitXml(command_of(report))
+    by_name = {variant.recipe: variant for variant in report.variants}
+    for name, cases in groupby(cases_of_run(report), key=lambda case: case.variant):
+        suite = suite_of(name, list(cases), report)
+        if name in by_name:
+            describe(suite, by_name[name])
+        xml.add_testsuite(suite)
+    xml.update_statistics()
+    # The library adds up the cases' times, and gates have none of their own.
+    for added in xml:
+        added.time = variant_seconds(report, added.name)
+    xml.time = round(report.seconds, 3)
+    return b'<?xml version="1.0" encoding="utf-8"?>\n' + bytes(xml.tostring())
+
+
+def suite_of(name: str, cases: list[Case], report: RunReport) -> TestSuite:
+    """One variant's cases."""
+    from junitparser.xunit2 import TestSuite
+
+    suite = TestSuite(readable(name))
+    suite.timestamp = report.started
+    suite.add_property("run", report.run)
+    suite.add_property("run_verdict", verdict_of(report))
+    if report.checkpoint is not None:
+        suite.add_property("checkpoint", readable(report.checkpoint.ref))
+        suite.add_property("checkpoint_digest", report.checkpoint.digest)
+    for case in cases:
+        suite.append(case_of(case))
+    return suite
+
+
+def describe(suite: TestSuite, variant: VariantReport) -> None:
+    """What became of the variant, as properties of its suite."""
+    suite.add_property("verdict", variant.verdict)
+    suite.add_property("reason", readable(variant.reason))
+    suite.add_property("promoted", str(variant.promoted).lower())
+    for name in ("p_value", "weights_bytes", "registry_version"):
+        value = getattr(variant, name)
+        if value is not None:
+            suite.add_property(name, readable(str(value)))
+
+
+def case_of(case: Case) -> TestCase:
+    """One gate with its figures, and the element that says how it ended."""
+    from junitparser import Error, Failure, Skipped
+    from junitparser.xunit2 import TestCase
+
+    made = TestCase(readable(case.name), f"prepare.{readable(case.variant)}")
+    for name, value in case.facts.items():
+        made.add_property(name, readable(value))
+    reason = readable(case.reason)
+    first_line = reason.partition("\n")[0]
+    if case.outcome == "pass":
+        if case.suspicious:
+            made.add_property("suspicious", "true")
+        made.system_out = reason
+        return made
+    kind = Error if case.outcome == "error" else Failure if case.blocks else Skipped
+    harmless = f"{case.outcome}, {case.tier}, does not block: "
+    shown = harmless if kind is Skipped and case.outcome != "skipped" else ""
+    result = kind(f"{shown}{first_line}", case.outcome)
+    # Readers show the text and not the figures, and those are what one wants to see.
+    result.text = "\n".join([reason, *(f"{name}: {readable(v)}" for name, v in case.facts.items())])
+    made.append(result)
+    return made
+
+
+def variant_seconds(report: RunReport, variant: str) -> float:
+    """Wall time of that variant's stages; of the run for what stands for the run."""
+    if variant == command_of(report):
+        return round(report.seconds, 3)
+    return round(sum(stage.seconds for stage in report.stages if stage.variant == variant), 3)
+
+
+def readable(text: str) -> str:
+    """The text with what XML cannot say replaced, and line ends as readers see them."""
+    return NOT_IN_XML.sub("\ufffd", text.replace("\r\n", "\n").replace("\r", "\n"))

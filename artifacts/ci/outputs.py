@@ -1,0 +1,39 @@
+"""What later steps of a CI job read: one `name=value` a line.
+
+The format is that of GitHub's $GITHUB_OUTPUT for values of one line, and of GitLab's dotenv
+reports, so names have letters and underscores only and no value holds a line end.
+"""
+
+from __future__ import annotations
+
+from artifacts.ci.ending import champion_of, passed, verdict_of
+from pipeline.records import RunReport
+
+LONGEST_VALUE = 400
+"""Characters. GitLab takes 5 KiB of a dotenv report in all."""
+
+
+def outputs(report: RunReport, junit: str) -> str:
+    """The lines; a value that there is none of is empty, and all names are always there.
+
+    Args:
+        report: of a run that has ended.
+        junit: path of the JUnit file, or "" where none was written.
+    """
+    champion = champion_of(report)
+    values = {
+        "verdict": verdict_of(report),
+        "exit_code": str(report.exit_code),
+        "run": report.run,
+        "passed": ",".join(passed(report)),
+        "champion": champion.recipe if champion else "",
+        "registry_name": report.registered_name or "",
+        "registry_version": (champion.registry_version if champion else None) or "",
+        "junit": junit,
+    }
+    return "".join(f"{name}={one_line(value)}\n" for name, value in values.items())
+
+
+def one_line(text: str) -> str:
+    """The text without line ends and other control characters, in a length that CI takes."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)[:LONGEST_VALUE]

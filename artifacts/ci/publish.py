@@ -1,0 +1,115 @@
+"""Writes what CI is told of a run to the places that the CI system names in its variables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from artifacts.ci.annotations import annotation_lines
+from artifacts.ci.junit import junit_xml
+from artifacts.ci.outputs import outputs
+from artifacts.ci.summary import LARGEST_BYTES, markdown_summary
+from pipeline.records import RunReport
+from pipeline.store import write_atomically
+
+ON_GITHUB = "GITHUB_ACTIONS"
+SUMMARY = "GITHUB_STEP_SUMMARY"
+OUTPUTS = "GITHUB_OUTPUT"
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where it goes; None where it goes nowhere.
+
+    `annotate` prints one line: GitHub reads workflow commands from what a step prints.
+    """
+
+    junit: Path | None
+    summary: Path | None
+    outputs: Path | None
+    annotate: Callable[[str], None] | None
+
+    @classmethod
+    def of(
+        cls,
+        environ: Mapping[str, str],
+        junit: Path | None,
+        outputs: Path | None,
+        annotate: Callable[[str], None] | None,
+    ) -> Places:
+        """As the variables say; a file that the user named wins over one that the CI system named.
+
+        Args:
+            environ: the process's variables.
+            junit: the JUnit file.
+            outputs: the user's own file of outputs.
+            annotate: prints a line; only used on GitHub.
+        """
+        return cls(
+            junit=junit,
+            summary=path_in(environ, SUMMARY),
+            outputs=outputs or path_in(environ, OUTPUTS),
+            annotate=annotate if environ.get(ON_GITHUB) == "true" else None,
+        )
+
+
+def path_in(environ: Mapping[str, str], name: str) -> Path | None:
+    """The path that a variable holds; an empty one counts as unset."""
+    value = environ.get(name)
+    return Path(value) if value else None
+
+
+def publish(report: RunReport, places: Places, say: Callable[[str], None]) -> None:
+    """Write all of it; what cannot be written is said, and changes nothing about the verdict.
+
+    Args:
+        report: of a run that has ended.
+        places: where it goes.
+        say: hears which file was written, and which could not be.
+    """
+    written = ""
+    if places.junit is not None and attempt(write_junit, report, places.junit, say):
+        written = str(places.junit)
+        say(f"JUnit report: {written}")
+    if places.summary is not None:
+        attempt(append_summary, report, places.summary, say)
+    if places.outputs is not None:
+        text = outputs(report, written)
+        attempt(lambda _, file: append(file, text), report, places.outputs, say)
+    if places.annotate is not None:
+        for line in annotation_lines(report):
+            places.annotate(line)
+
+
+def attempt(
+    write: Callable[[RunReport, Path], None],
+    report: RunReport,
+    file: Path,
+    say: Callable[[str], None],
+) -> bool:
+    """Whether it could be written; where not, why is said."""
+    try:
+        write(report, file)
+    except OSError as error:
+        say(f"warning: {file} could not be written: {error.strerror or error}")
+        return False
+    return True
+
+
+def write_junit(report: RunReport, file: Path) -> None:
+    """Write the JUnit file, whole or not at all, in a folder that is made if need be."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(file, junit_xml(report).decode("utf-8"))
+
+
+def append_summary(report: RunReport, file: Path) -> None:
+    """Append the summary, in what an earlier command of the same step left of the room."""
+    taken = file.stat().st_size if file.exists() else 0
+    append(file, markdown_summary(report, LARGEST_BYTES - taken))
+
+
+def append(file: Path, text: str) -> None:
+    """Append to a file that may be there."""
+    with file.open("a", encoding="utf-8") as open_file:
+        open_file.write(text)

@@ -1,0 +1,360 @@
+"""Moves aliases so that of two that race one wins, and that survives a kill at any step.
+
+A registry can set an alias, and cannot set it only if it still is what it was. But it numbers what
+it is given, one number once. So the history decides: an entry says after which entry it was made,
+and the first one after that holds; one that comes second has lost. Appending an entry is the
+promotion. The aliases are set afterwards, and follow from the entries alone, so whoever comes next
+can set them when the one before was killed.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Protocol
+
+from artifacts.registry.registry import CANDIDATE, CHAMPION, PREVIOUS, Cause, HistoryEntry, Move
+from pipeline.errors import RegistryError
+
+# So often in a row somebody else may come first before we give up.
+ATTEMPTS = 20
+
+
+class JournalStorage(Protocol):
+    """What a registry must be able to do for the journal; each method raises RegistryError."""
+
+    uri: str
+    patience_seconds: float
+    """How long another process may take between setting two aliases; 0 where a lock keeps it out"""
+
+    def locked(self, name: str) -> AbstractContextManager[object]:
+        """Keep others from moving aliases, where the registry has a way to; else nothing."""
+
+    def entries(self, name: str) -> list[HistoryEntry]:
+        """All entries, losers too, in the order of their numbers."""
+
+    def append(self, name: str, entry: HistoryEntry) -> None:
+        """Add an entry under the next free number, all of it or nothing."""
+
+    def applied(self, name: str) -> int:
+        """Number of the last entry that the aliases were set by; 0 for none."""
+
+    def mark_applied(self, name: str, number: int) -> None:
+        """Remember that number."""
+
+    def aliases(self, name: str) -> dict[str, str]:
+        """Version by alias, as they stand."""
+
+    def set_alias(self, name: str, alias: str, version: str | None) -> None:
+        """Point the alias to the version; None removes it, also where there is none."""
+
+    def has_version(self, name: str, version: str) -> bool:
+        """Whether there is such a version."""
+
+
+@dataclass(frozen=True)
+class State:
+    """What the entries say together.
+
+    Args:
+        last: number of the last entry that holds.
+        held: the entries that hold.
+        aliases: version by alias.
+        ways: by alias, the versions it came by, from the first to where it is now; rolling back
+            goes this way back.
+    """
+
+    last: int = 0
+    held: tuple[HistoryEntry, ...] = ()
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    ways: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def before(self, alias: str) -> tuple[str, ...]:
+        """The way to the version that rolling the alias back goes to, which is its last."""
+        way = self.ways.get(alias, ())
+        return way[:-1] if way and way[-1] == self.aliases.get(alias) else way
+
+    def last_move(self, alias: str) -> HistoryEntry | None:
+        """The last entry that moved the alias."""
+        return next((e for e in reversed(self.held) if alias in e.changes), None)
+
+
+def replay(entries: Iterable[HistoryEntry]) -> State:
+    """What the entries, in the order of their numbers, say together.
+
+    An entry holds when none that holds has come between it and the one that it names. (`>=`, since
+    the one it names may have been deleted by someone.)
+    """
+    last = 0
+    held: list[HistoryEntry] = []
+    aliases: dict[str, str] = {}
+    ways: dict[str, tuple[str, ...]] = {}
+    for entry in entries:
+        if entry.after < last:
+            continue
+        last = entry.number
+        held.append(entry)
+        for alias, version in entry.changes.items():
+            aliases.pop(alias, None)
+            if version is not None:
+                aliases[alias] = version
+        ways[entry.alias] = _way_after(ways.get(entry.alias, ()), entry)
+    return State(last, tuple(held), aliases, ways)
+
+
+def _way_after(way: tuple[str, ...], entry: HistoryEntry) -> tuple[str, ...]:
+    if entry.action == "rollback" and entry.version is not None:
+        # From no version at all, the last one that there was is the one to go back to.
+        back = _way_to(entry.version, way if entry.replaced is None else way[:-1])
+        if back:
+            return back
+    if entry.action == "outside" and entry.previous_alias in entry.changes:
+        # Somebody said where to go back to.
+        before = entry.changes[entry.previous_alias]
+        top = (entry.version,) if entry.version is not None else way[-1:]
+        kept = way if entry.version != entry.replaced else way[:-1]
+        known = before is None or before == entry.version or kept[-1:] == (before,)
+        return (*kept, *(() if known else (str(before),)), *top)
+    return way if entry.version is None or way[-1:] == (entry.version,) else (*way, entry.version)
+
+
+def _way_to(version: str, way: tuple[str, ...]) -> tuple[str, ...]:
+    """The way as far as the last time that it came by the version; empty when it never did."""
+    places = [place for place, each in enumerate(way) if each == version]
+    return way[: places[-1] + 1] if places else ()
+
+
+class Journal:
+    """The history of one registered model, and its aliases, which follow from it.
+
+    Args:
+        storage: where it is kept.
+        name: of the registered model.
+    """
+
+    def __init__(self, storage: JournalStorage, name: str) -> None:
+        self._storage = storage
+        self._name = name
+
+    def move(self, move: Move) -> HistoryEntry | None:
+        """Move the alias, or find it there already (None).
+
+        Raises:
+            RegistryError: it does not point to what the move replaces, or there is no such version.
+        """
+
+        def entry_of(state: State) -> HistoryEntry | None:
+            current = state.aliases.get(move.alias)
+            if current == move.version:
+                return None
+            self._check_replaces(state, move.alias, move.replaces)
+            changes: dict[str, str | None] = {}
+            if move.previous_alias is not None and current is not None:
+                changes[move.previous_alias] = current
+            changes[move.alias] = move.version
+            if move.alias != CANDIDATE and state.aliases.get(CANDIDATE) == move.version:
+                changes[CANDIDATE] = None
+            return _entry(state, move.alias, move.previous_alias, changes, move.cause)
+
+        with self._storage.locked(self._name):
+            self._settle(move.alias, move.previous_alias)
+            return self._append(entry_of, move.alias, move.previous_alias)
+
+    def roll_back(
+        self, alias: str, cause: Cause, *, to: str | None, replaces: str | None
+    ) -> HistoryEntry:
+        """Move the alias back, or finish a rollback of it that was left unfinished.
+
+        Raises:
+            RegistryError: there is nothing to go back to, or `replaces` is not where it points.
+        """
+
+        def entry_of(state: State) -> HistoryEntry:
+            current = state.aliases.get(alias)
+            if replaces is not None:
+                self._check_replaces(state, alias, replaces)
+            way = state.before(alias)
+            if to is not None:
+                way = _way_to(to, way) or (*state.ways.get(alias, ()), to)
+            if not way or way[-1] == current:
+                raise RegistryError(
+                    f"'{alias}' of '{self._name}' has no version to go back to"
+                    if not way
+                    else f"'{alias}' of '{self._name}' is at version {current} already",
+                    where=self._storage.uri,
+                    cure=f"`prepare registry history {self._name}` shows the moves so far",
+                )
+            changes: dict[str, str | None] = {}
+            before = self._previous_alias_of(state, alias)
+            if before is not None:
+                changes[before] = way[-2] if len(way) > 1 else None
+            changes[alias] = way[-1]
+            return _entry(state, alias, before, changes, cause)
+
+        with self._storage.locked(self._name):
+            for finished in self._settle(alias, None):
+                if finished.action == "rollback" and finished.alias == alias:
+                    return finished
+            appended = self._append(entry_of, alias, None)
+        if appended is None:
+            raise AssertionError("rolling back always moves")
+        return appended
+
+    def settle(self) -> list[HistoryEntry]:
+        """Set the aliases as the history says; returns the entries that were not carried out."""
+        with self._storage.locked(self._name):
+            return self._settle(CHAMPION, PREVIOUS)
+
+    def _append(
+        self,
+        entry_of: Callable[[State], HistoryEntry | None],
+        alias: str,
+        previous_alias: str | None,
+    ) -> HistoryEntry | None:
+        for _ in range(ATTEMPTS):
+            entry = entry_of(replay(self._storage.entries(self._name)))
+            if entry is None:
+                return None
+            self._check_versions(entry)
+            self._storage.append(self._name, entry)
+            state = replay(self._storage.entries(self._name))
+            won = next((held for held in state.held if held.id == entry.id), None)
+            self._settle(alias, previous_alias)
+            if won is not None:
+                return won
+        raise RegistryError(
+            f"others moved aliases of '{self._name}' {ATTEMPTS} times in a row while we tried",
+            where=self._storage.uri,
+            cure="run the command again",
+        )
+
+    def _settle(self, alias: str, previous_alias: str | None) -> list[HistoryEntry]:
+        """Carry out what was not, and note what was moved by others; returns the former."""
+        finished: dict[int, HistoryEntry] = {}
+        for _ in range(ATTEMPTS):
+            state = replay(self._storage.entries(self._name))
+            applied = self._storage.applied(self._name)
+            if applied < state.last:
+                finished |= {e.number: e for e in state.held if e.number > applied}
+                self._carry_out(state, applied)
+                continue  # another one may have come meanwhile, and have set them before us
+            if not self._note_outside(state, alias, previous_alias):
+                break
+        return list(finished.values())
+
+    def _carry_out(self, state: State, applied: int) -> None:
+        actual = self._storage.aliases(self._name)
+        # In the order of the entries: `previous` is set before what it keeps is left.
+        touched = dict.fromkeys(a for e in state.held if e.number > applied for a in e.changes)
+        for alias in touched:
+            wanted = state.aliases.get(alias)
+            if wanted is not None and not self._storage.has_version(self._name, wanted):
+                wanted = None  # deleted meanwhile; the alias is then seen to be gone, and noted
+            if actual.get(alias) != wanted:
+                self._storage.set_alias(self._name, alias, wanted)
+        self._storage.mark_applied(self._name, state.last)
+
+    def _note_outside(self, state: State, alias: str, previous_alias: str | None) -> bool:
+        """Add an entry for aliases that something else has moved; whether there were any."""
+        watched = {*state.aliases, alias, CANDIDATE, CHAMPION, PREVIOUS, previous_alias or PREVIOUS}
+
+        def differing() -> dict[str, str | None]:
+            actual = self._storage.aliases(self._name)
+            return {a: actual.get(a) for a in watched if actual.get(a) != state.aliases.get(a)}
+
+        moved = differing()
+        if moved and self._storage.patience_seconds > 0:
+            time.sleep(self._storage.patience_seconds)  # maybe one of ours is about to set it
+            moved = differing()
+        if not moved:
+            return False
+        mains = {e.alias: e.previous_alias for e in state.held} | {CHAMPION: PREVIOUS}
+        mains[alias] = previous_alias or mains.get(alias)
+        # One entry an alias, with the one of the version before it.
+        for main, before in mains.items():
+            own = {a: moved.pop(a) for a in (before, main) if a is not None and a in moved}
+            if own:
+                self._append_outside(state, main, before, own)
+                return True
+        for main, version in moved.items():
+            self._append_outside(state, main, None, {main: version})
+        return True
+
+    def _append_outside(
+        self, state: State, alias: str, before: str | None, changes: dict[str, str | None]
+    ) -> None:
+        cause = Cause("outside", who="", reason="found so; not moved by prepare, or before it kept")
+        entry = _entry(state, alias, before, changes, cause)
+        self._storage.append(self._name, entry)
+        held = replay(self._storage.entries(self._name)).held
+        if held and held[-1].id == entry.id:
+            self._storage.mark_applied(self._name, held[-1].number)
+
+    def _previous_alias_of(self, state: State, alias: str) -> str | None:
+        last = state.last_move(alias)
+        if last is not None and last.alias == alias and last.previous_alias is not None:
+            return last.previous_alias
+        return PREVIOUS if alias == CHAMPION else None
+
+    def _check_replaces(self, state: State, alias: str, replaces: str | None) -> None:
+        current = state.aliases.get(alias)
+        if current == replaces:
+            return
+        last = state.last_move(alias)
+        raise RegistryError(
+            f"'{alias}' of '{self._name}' moved meanwhile: it is {_words(current)}, "
+            f"not {_words(replaces)}, which this was to replace; {_told(last)}",
+            where=self._storage.uri,
+            cure=f"look at `prepare registry history {self._name}`; the same command again "
+            "replaces the one that is there now",
+        )
+
+    def _check_versions(self, entry: HistoryEntry) -> None:
+        for version in entry.changes.values():
+            if version is not None and not self._storage.has_version(self._name, version):
+                raise RegistryError(
+                    f"version {version} of '{self._name}' was not found in the registry",
+                    where=self._storage.uri,
+                    cure=f"`prepare registry show {self._name}` lists its versions",
+                )
+
+
+def _entry(
+    state: State,
+    alias: str,
+    previous_alias: str | None,
+    changes: dict[str, str | None],
+    cause: Cause,
+) -> HistoryEntry:
+    return HistoryEntry(
+        id=uuid.uuid4().hex,
+        after=state.last,
+        action=cause.action,
+        alias=alias,
+        previous_alias=previous_alias,
+        version=changes.get(alias, state.aliases.get(alias)),
+        replaced=state.aliases.get(alias),
+        changes=changes,
+        when=datetime.now(UTC).isoformat(timespec="milliseconds"),
+        who=cause.who,
+        run=cause.run,
+        verdict=cause.verdict,
+        reason=cause.reason,
+    )
+
+
+def _words(version: str | None) -> str:
+    return "at no version" if version is None else f"version {version}"
+
+
+def _told(entry: HistoryEntry | None) -> str:
+    if entry is None:
+        return "nobody has moved it yet"
+    if entry.action == "outside":
+        return f"moved by something else than prepare, seen {entry.when}"
+    run = f" for run {entry.run}" if entry.run else ""
+    return f"moved by {entry.who} at {entry.when} ({entry.action}{run})"

@@ -1,0 +1,127 @@
+"""Layer by layer, how far a variant's weights are from the source's: a heat map of SQNR in dB.
+
+From the table that the stage `verify` keeps, `layers.jsonl`: a line a quantized layer with its
+`name` and `sqnr_db` (None where nothing was lost).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from artifacts.report.figure import Figure, Names, Table, axis, label
+from artifacts.report.run_evidence import RunEvidence
+from eval_gates.suites.json_lines import read_rows
+from pipeline.errors import EvaluationDataError
+from pipeline.records import StageRecord
+
+LAYERS = "layers.jsonl"
+WORST = 10
+LEAST_SPAN = 6.0  # dB that the colours span at least, so that hundredths do not look like damage
+ROW_HEIGHT = 30
+_NUMBERED = re.compile(r"^(?P<before>.*?)\.?(?P<layer>\d+)\.(?P<rest>.+)$")
+Row = dict[str, Any]
+
+
+def layer_figures(evidence: RunEvidence, names: Names) -> list[Figure]:
+    """A heat map a variant whose table of layers is kept."""
+    figures = []
+    for recipe in evidence.recipes:
+        record = evidence.record("verify", recipe)
+        rows = layers_of(evidence, record) if record is not None else []
+        if record is not None and any(is_drawn(row) for row in rows):
+            figures.append(_figure(recipe, rows, record, names))
+    return figures
+
+
+def layers_of(evidence: RunEvidence, record: StageRecord) -> list[Row]:
+    """The table's rows; none where the stage has kept no such table."""
+    file = evidence.place(record) / LAYERS
+    if not file.is_file():
+        return []
+    try:
+        rows = [row for _, row in read_rows(file)]
+    except EvaluationDataError:
+        return []
+    return [row for row in rows if {"name", "sqnr_db"} <= row.keys()]
+
+
+def place_of(module: str) -> tuple[int | None, str]:
+    """A module's layer and its kind: `model.layers.3.mlp.up_proj` is (3, 'mlp.up_proj').
+
+    Numbers after the layer's, as of experts, are left out of the kind: experts are alike.
+    """
+    found = _NUMBERED.match(module)
+    if found is None:
+        return None, module
+    return int(found["layer"]), re.sub(r"\.\d+(?=\.|$)", "", found["rest"])
+
+
+def is_drawn(row: Row) -> bool:
+    """Whether the row has a place in the map: in a numbered layer, and with some error."""
+    return row["sqnr_db"] is not None and place_of(str(row["name"]))[0] is not None
+
+
+def _figure(recipe: str, rows: list[Row], record: StageRecord, names: Names) -> Figure:
+    lowest: dict[tuple[str, int], float] = {}
+    for row in rows:
+        layer, kind = place_of(str(row["name"]))
+        if layer is not None and row["sqnr_db"] is not None:
+            cell = kind, layer
+            lowest[cell] = min(lowest.get(cell, row["sqnr_db"]), row["sqnr_db"])
+    kinds = list(dict.fromkeys(kind for kind, _ in lowest))
+    layers = sorted({layer for _, layer in lowest})
+    worst = sorted(
+        (row for row in rows if row["sqnr_db"] is not None), key=lambda row: row["sqnr_db"]
+    )
+    darkest = min(lowest.values())
+    return Figure(
+        name=names.of("layers", recipe),
+        title=f"{recipe}: SQNR by layer and kind of module",
+        says=(
+            f"{len(rows)} quantized layers; the worst is {worst[0]['name']} with "
+            f"{worst[0]['sqnr_db']:.1f} dB, the best has {worst[-1]['sqnr_db']:.1f} dB."
+        ),
+        data=[
+            {
+                "type": "heatmap",
+                "x": layers,
+                "y": [label(kind) for kind in kinds],
+                "z": [[lowest.get((kind, layer)) for layer in layers] for kind in kinds],
+                "colorscale": "Viridis",
+                "zmin": darkest,
+                "zmax": max(*lowest.values(), darkest + LEAST_SPAN),
+                "colorbar": {"title": {"text": "dB"}, "thickness": 12},
+                "xgap": 1,
+                "ygap": 1,
+                "hoverongaps": False,
+                "hovertemplate": "layer %{x}, %{y}: %{z:.1f} dB<extra></extra>",
+            }
+        ],
+        layout={
+            "xaxis": axis("layer", showgrid=False),
+            "yaxis": {"automargin": True, "autorange": "reversed", "showgrid": False},
+            "hovermode": "closest",
+        },
+        table=Table(
+            ("worst layers", "SQNR, dB"),
+            [(str(row["name"]), f"{row['sqnr_db']:.1f}") for row in worst[:WORST]],
+        ),
+        notes=_notes(record, rows),
+        height=130 + ROW_HEIGHT * max(3, len(kinds)),
+    )
+
+
+def _notes(record: StageRecord, rows: list[Row]) -> tuple[str, ...]:
+    notes = (
+        ["of several modules in one place (experts), the worst is shown"]
+        if any(re.search(r"\.experts\.\d+\.", str(row["name"])) for row in rows)
+        else []
+    )
+    known = record.result.get("sqnr") or {}
+    if known.get("median_db") is not None and known.get("floor_db") is not None:
+        notes.append(
+            f"median {known['median_db']:.1f} dB; a layer under {known['floor_db']:.1f} dB "
+            "would have failed the stage verify"
+        )
+    return tuple(notes)

@@ -1,0 +1,112 @@
+"""Puts a report's page together: template, style, scripts and figures in one HTML file.
+
+Everything is inline, and the page's content security policy lets nothing else in: no request can
+leave it, and of scripts only the two run whose digests it names. All text is escaped by jinja;
+what the figures' script reads is JSON in which `<`, `>`, `&` and `'` are escaped.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from importlib import resources
+from typing import Any
+
+from artifacts.report import (
+    changed_answers,
+    evidence_paths,
+    latencies,
+    layer_errors,
+    provenance,
+    quality,
+    score_table,
+    two_runs,
+)
+from artifacts.report.figure import Figure, Names
+from artifacts.report.run_evidence import RunEvidence
+from pipeline import __version__
+
+
+def run_page(evidence: RunEvidence) -> str:
+    """The report of one run, as HTML."""
+    names = Names()
+    figures = {
+        "quality": quality.quality_figures(evidence, names),
+        "evidence": evidence_paths.evidence_figures(evidence, names),
+        "flips": changed_answers.flip_figures(evidence, names),
+        "latency": latencies.latency_figures(evidence, names),
+        "layers": layer_errors.layer_figures(evidence, names),
+    }
+    outcome, sentence = score_table.headline(evidence.report)
+    return _rendered(
+        "run.html.j2",
+        figures,
+        title=f"{evidence.report.command.get('checkpoint', 'candidate')}: {outcome}",
+        report=evidence.report,
+        outcome=outcome,
+        sentence=sentence,
+        variants=score_table.variant_parts(evidence),
+        examples=changed_answers.changed_answers(evidence),
+        command=provenance.command_line(evidence.report),
+        facts=provenance.run_facts(evidence),
+        tuples=provenance.tuple_table(evidence),
+        policies=provenance.policies_as_json(evidence),
+        stages=provenance.stage_table(evidence.report),
+        missing=evidence.missing,
+    )
+
+
+def comparison_page(first: RunEvidence, second: RunEvidence) -> str:
+    """The report of two runs side by side, as HTML."""
+    sides = (first, second)
+    return _rendered(
+        "two_runs.html.j2",
+        {"changes": two_runs.change_figures(sides, Names())},
+        title=f"{first.report.run} and {second.report.run}",
+        runs=[
+            ("A", first.report, score_table.headline(first.report)),
+            ("B", second.report, score_table.headline(second.report)),
+        ],
+        verdicts=two_runs.verdict_table(sides),
+        scores=two_runs.score_table(sides),
+        throughput=two_runs.throughput_table(sides),
+        changes=two_runs.changed_facts(sides),
+        missing=list(dict.fromkeys([*first.missing, *second.missing])),
+    )
+
+
+def plotly_script() -> str:
+    """plotly.js as the package carries it, without importing the package's Python."""
+    script = resources.files("plotly") / "package_data" / "plotly.min.js"
+    return script.read_text(encoding="utf-8")
+
+
+def _rendered(template: str, figures: dict[str, list[Figure]], **context: Any) -> str:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("artifacts.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    loaded = environment.loader
+    assert loaded is not None
+    drawing = loaded.get_source(environment, "report.js")[0]
+    plotting = plotly_script() if any(figures.values()) else ""
+    return environment.get_template(template).render(
+        figures=figures,
+        drawn={figure.name: figure.drawn for found in figures.values() for figure in found},
+        style=loaded.get_source(environment, "report.css")[0],
+        scripts=[script for script in (plotting, drawing) if script],
+        script_sources=" ".join(source_of(script) for script in (plotting, drawing) if script),
+        version=__version__,
+        **context,
+    )
+
+
+def source_of(script: str) -> str:
+    """How a content security policy names an inline script."""
+    digest = hashlib.sha256(script.encode()).digest()
+    return f"'sha256-{base64.b64encode(digest).decode()}'"

@@ -1,0 +1,111 @@
+"""A question as it was asked and an answer as it was given, in words, by kind of suite."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from eval_gates.suites import mmlu, rouge
+from recipes.policy import AnySuite
+
+Row = dict[str, Any]
+LONGEST = 4000
+"""Characters of a prompt or an answer that the report shows."""
+
+
+def prompt_of(suite: AnySuite, question: Row | None) -> str | None:
+    """The prompt, by the suite's own template; None where the question has no text here.
+
+    A chat form's prompt is the user's message: the model's own chat template is not put round it.
+    A task of lm-eval keeps its documents in a dataset, which only its environment reads.
+    """
+    if question is None or suite.kind == "lm_eval":
+        return None
+    from jinja2 import UndefinedError
+
+    try:
+        if suite.kind == "mmlu":
+            config = mmlu.task_config(suite.form)
+            return shortened(_rendered(config["description"] + config["doc_to_text"], question))
+        if suite.kind == "rouge":
+            return shortened(_rendered(rouge.PROMPTS[suite.form], question))
+        return shortened(str(question["request"]))
+    except (KeyError, UndefinedError):  # the row has no such field
+        return None
+
+
+def expected_of(suite: AnySuite, question: Row | None) -> str | None:
+    """What would have been right; None where that is not a text."""
+    if question is None:
+        return None
+    if suite.kind == "mmlu" and "answer" in question:
+        return _choice(question, int(question["answer"]))
+    if suite.kind == "rouge" and "references" in question:
+        return shortened("\n\n".join(question["references"]))
+    return None
+
+
+def answer_of(suite: AnySuite, question: Row | None, row: Row) -> str:
+    """The answer of one side: the choice that it made, or its text."""
+    answer = row["answer"]
+    if isinstance(answer, list) and answer and isinstance(answer[0], float | int):
+        number = chosen(suite, question, answer)
+        likelihoods = ", ".join(f"{value:.2f}" for value in answer)
+        name = _choice(question, number) or f"choice {number + 1}"
+        return f"{name}\n(log-likelihoods {likelihoods})"
+    texts = answer if isinstance(answer, list) else [answer]
+    words = "\n--- another sample ---\n".join(str(text) for text in texts)
+    return shortened(words) + _outcome(row)
+
+
+def chosen(suite: AnySuite, question: Row | None, likelihoods: list[float]) -> int:
+    """The choice that scores: the likeliest; in MMLU's cloze form, by character of its text."""
+    values = list(likelihoods)
+    choices = _choices(question)
+    if suite.kind == "mmlu" and suite.form == "cloze" and len(choices) == len(values):
+        values = [value / len(choice) for value, choice in zip(values, choices, strict=True)]
+    return max(range(len(values)), key=values.__getitem__)
+
+
+def same_answer(suite: AnySuite, question: Row | None, before: Row, after: Row) -> bool:
+    """Whether both sides said the same; choices count, not their likelihoods."""
+    if before["score"] != after["score"]:
+        return False
+    sides = [before["answer"], after["answer"]]
+    if all(isinstance(side, list) and side and isinstance(side[0], float | int) for side in sides):
+        return chosen(suite, question, sides[0]) == chosen(suite, question, sides[1])
+    return bool(sides[0] == sides[1])
+
+
+def shortened(text: str) -> str:
+    """At most :data:`LONGEST` characters, and how many were left out."""
+    if len(text) <= LONGEST:
+        return text
+    return f"{text[:LONGEST]}\n[{len(text) - LONGEST:,} more characters are left out]"
+
+
+def _choices(question: Row | None) -> list[str]:
+    """The texts of the choices; none where they are not in the question's row."""
+    return list((question or {}).get("choices") or [])
+
+
+def _choice(question: Row | None, number: int) -> str | None:
+    choices = _choices(question)
+    return f"{mmlu.LETTERS[number]}. {choices[number]}" if number < len(choices) else None
+
+
+def _outcome(row: Row) -> str:
+    outcome = row.get("outcome")
+    if outcome is None:
+        return ""
+    return f"\n(tests: {', '.join(outcome) if isinstance(outcome, list) else outcome})"
+
+
+def _rendered(template: str, question: Row) -> str:
+    """lm-eval's templates are jinja's; the result is text, and is escaped where it is shown."""
+    from jinja2 import StrictUndefined
+    from jinja2.sandbox import SandboxedEnvironment
+
+    environment = SandboxedEnvironment(
+        undefined=StrictUndefined, autoescape=False, keep_trailing_newline=True
+    )
+    return environment.from_string(template).render(**question)

@@ -1,0 +1,138 @@
+"""Where a run's figures come from: command, checkpoint, tuple of each variant, policy, machine."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from typing import Any
+
+from artifacts.report.figure import Table
+from artifacts.report.run_evidence import BASELINE, RunEvidence
+from pipeline.records import RunReport
+
+Facts = dict[str, str]
+
+
+# Options of either command whose value the record keeps under the same name.
+OPTIONS = {
+    "gate": ("baseline", "candidate", "tokenizer", "policy", "eval_data", "session"),
+    "model": ("profile", "policy", "name", "eval_data"),
+}
+
+
+def command_line(report: RunReport) -> str:
+    """The command, in the names that its options were resolved to."""
+    command = report.command
+    name = "gate" if command.get("gate") else "model"
+    parts = ["prepare", name]
+    if name == "model":
+        parts.append(str(command.get("checkpoint", "")))
+        for recipe in command.get("recipes") or []:
+            parts += ["--recipe", str(recipe)]
+    for option in OPTIONS[name]:
+        if command.get(option):
+            parts += [f"--{option.replace('_', '-')}", str(command[option])]
+    if command.get("trust_remote_code"):
+        parts.append("--yes-trust-remote-code")
+    return without_password(shlex.join(parts))
+
+
+def run_facts(evidence: RunEvidence) -> Facts:
+    """Of the run as a whole."""
+    report = evidence.report
+    facts = {
+        "run": report.run,
+        "status": report.status,
+        "started": report.started,
+        "seconds": f"{report.seconds:,.0f}",
+        "record's schema version": str(report.schema_version),
+    }
+    if report.checkpoint is not None:
+        facts |= {
+            "checkpoint": report.checkpoint.ref,
+            "checkpoint's digest": report.checkpoint.digest,
+        }
+    facts |= {f"option {name}": _text(value) for name, value in report.command.items()}
+    for variant in report.variants:
+        policy = evidence.policy(variant.recipe)
+        if policy is not None:
+            facts["policy"] = f"{policy.name}: {policy.summary}"
+            facts["alpha"] = f"{policy.alpha:g}"
+            break
+    return facts
+
+
+def tuple_facts(evidence: RunEvidence, recipe: str) -> Facts:
+    """What a verdict is about: a change in any of these makes it say nothing."""
+    facts: Facts = {}
+    quantized = evidence.record("quantize", recipe)
+    if quantized is not None:
+        facts["weights' digest"] = str(quantized.result.get("weights_digest"))
+        facts["quantization"] = _text(quantized.parameters.get("quantization"))
+        for name, version in (quantized.result.get("versions") or {}).items():
+            facts[f"version of {name}"] = str(version)
+        facts["environment quantize"] = _text(quantized.parameters.get("environment"))
+        facts["calibration data"] = _text(quantized.parameters.get("calibration_data"))
+    served = evidence.record("coherence", recipe)
+    if served is not None:
+        facts["environment serve"] = _text(served.parameters.get("engine"))
+        serving = served.parameters.get("serving") or {}
+        for name, value in (serving.get("engine_arguments") or {}).items():
+            facts[f"serving --{name}"] = _text(value)
+        for name, value in (serving.get("environment") or {}).items():
+            facts[f"serving ${name}"] = _text(value)
+        for name, value in (served.parameters.get("hardware") or {}).items():
+            facts[f"hardware {name}"] = _text(value)
+    measured = evidence.record("benchmark", recipe)
+    if measured is not None:
+        facts["engine's version"] = _text(measured.result.get("engine_version"))
+        facts["load"] = _text(measured.parameters.get("workload"))
+        facts["machine"] = _text(measured.parameters.get("machine"))
+    answers = evidence.collected(recipe)
+    if answers:
+        facts["environment evaluate"] = _text(answers[0][1].parameters.get("environment"))
+    return facts
+
+
+def tuple_table(evidence: RunEvidence) -> Table:
+    """The tuple of the baseline and of every variant, side by side."""
+    sides = [BASELINE, *evidence.recipes]
+    facts = {side: tuple_facts(evidence, side) for side in sides}
+    names = list(dict.fromkeys(name for of_side in facts.values() for name in of_side))
+    return Table(
+        ("of the tuple", *sides),
+        [(name, *(facts[side].get(name, "-") for side in sides)) for name in names],
+        text=frozenset(range(len(sides) + 1)),
+    )
+
+
+def stage_table(report: RunReport) -> Table:
+    """Every stage with its key, by which its evidence is found in the store."""
+    return Table(
+        ("stage", "variant", "status", "seconds", "key"),
+        [(s.name, s.variant, s.status, f"{s.seconds:.1f}", s.key or "-") for s in report.stages],
+        text=frozenset({0, 1, 2, 4}),
+    )
+
+
+def policies_as_json(evidence: RunEvidence) -> dict[str, str]:
+    """The policy of each judged variant as it was applied; alike ones once."""
+    found: dict[str, list[str]] = {}
+    for variant in evidence.report.variants:
+        judge = evidence.record("judge", variant.recipe)
+        if judge is not None:
+            text = json.dumps(judge.parameters, indent=1)
+            found.setdefault(text, []).append(variant.recipe)
+    return {", ".join(recipes): text for text, recipes in found.items()}
+
+
+def without_password(text: str) -> str:
+    """Without the user and password that a URL in it may hold."""
+    return re.sub(r"//[^/@\s]+@", "//***@", text)
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "-"
+    return without_password(value if isinstance(value, str) else json.dumps(value))

@@ -1,0 +1,194 @@
+"""Quality against size, and against throughput: every variant beside the baseline, by suite."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from artifacts.report.figure import Figure, Names, Table, axis, colour, label, symbol
+from artifacts.report.run_evidence import BASELINE, RunEvidence
+from eval_gates.records import GateReport
+from eval_gates.stopping import comparison_of
+from pipeline.records import VariantReport
+
+Measure = Callable[[VariantReport], float | None]
+
+
+def quality_figures(evidence: RunEvidence, names: Names) -> list[Figure]:
+    """Two figures a suite, as far as sizes and throughputs are known."""
+    variants = [variant for variant in evidence.report.variants if variant.gates]
+    suites = list(dict.fromkeys(gate.suite for v in variants for gate in v.gates))
+    figures = []
+    for suite in suites:
+        for axis_title, measure, of_baseline in (
+            ("weights, MB", _megabytes, baseline_megabytes(evidence)),
+            ("output tokens/s", _throughput, _baseline_throughput(variants)),
+        ):
+            points = [
+                (variant, gate, x)
+                for variant in variants
+                for gate in variant.gates
+                if gate.suite == suite and (x := measure(variant)) is not None
+            ]
+            if points:
+                figures.append(_figure(suite, axis_title, points, of_baseline, evidence, names))
+    return figures
+
+
+def baseline_megabytes(evidence: RunEvidence) -> float | None:
+    """The unquantized weights, by what `verify` says of any variant."""
+    for recipe in evidence.recipes:
+        record = evidence.record("verify", recipe)
+        if record is not None and record.result.get("size_ratio"):
+            return float(record.result["weights_bytes"] / record.result["size_ratio"] / 1e6)
+    return None
+
+
+def change_bounds(gate: GateReport) -> tuple[float, float]:
+    """Bounds of candidate - baseline: the gate's own where they are of that, else for one look."""
+    if gate.value == "candidate - baseline":
+        return gate.bound, gate.upper_bound
+    return gate.interval
+
+
+def bounds_words(gate: GateReport) -> str:
+    """What the whiskers are."""
+    sure = f"each whisker is a one-sided {100 * (1 - gate.alpha):g} % bound"
+    if gate.value == "candidate - baseline":
+        return f"{sure} ({gate.method})"
+    return f"{sure} for one look ({gate.interval_method}); the gate itself is by recovery"
+
+
+def whiskers(gate: GateReport) -> tuple[float, float]:
+    """How far the bounds lie above and below the difference, in points; never below 0."""
+    low, high = change_bounds(gate)
+    return 100 * max(0.0, high - gate.difference), 100 * max(0.0, gate.difference - low)
+
+
+def _megabytes(variant: VariantReport) -> float | None:
+    return variant.weights_bytes / 1e6 if variant.weights_bytes else None
+
+
+def _throughput(variant: VariantReport) -> float | None:
+    return variant.throughput.output_tokens_per_s if variant.throughput else None
+
+
+def _baseline_throughput(variants: list[VariantReport]) -> float | None:
+    return next((v.throughput.baseline_output_tokens_per_s for v in variants if v.throughput), None)
+
+
+def _figure(
+    suite: str,
+    axis_title: str,
+    points: list[tuple[VariantReport, GateReport, float]],
+    of_baseline: float | None,
+    evidence: RunEvidence,
+    names: Names,
+) -> Figure:
+    data: list[dict[str, Any]] = []
+    if of_baseline is not None:
+        data.append(
+            {
+                "type": "scatter",
+                "mode": "markers",
+                "name": BASELINE,
+                "x": [of_baseline],
+                "y": [0],
+                "marker": {"color": "var(--ink)", "size": 11, "symbol": "diamond-open"},
+                "hovertemplate": "baseline, %{x:,.1f}<extra></extra>",
+            }
+        )
+    for variant, gate, x in points:
+        number = evidence.recipes.index(variant.recipe)
+        data.append(_point(variant, gate, x, number))
+        allowed = _allowed(evidence, variant, gate)
+        if allowed is not None:
+            data.append(_margin(variant, x, allowed, number))
+    by = axis_title.partition(",")[0]
+    return Figure(
+        name=names.of("quality", suite, by),
+        title=f"{suite}: quality against {by}",
+        says="; ".join(
+            f"{variant.recipe}: {100 * gate.difference:+.1f} points at {x:,.1f} ({axis_title})"
+            for variant, gate, x in points
+        ),
+        data=data,
+        layout={
+            "xaxis": axis(axis_title, rangemode="tozero"),
+            "yaxis": axis("change of the score, points", zeroline=True),
+            "hovermode": "closest",
+        },
+        table=_table(axis_title, points, of_baseline),
+        notes=tuple(dict.fromkeys(bounds_words(gate) for _, gate, _ in points)),
+    )
+
+
+def _point(variant: VariantReport, gate: GateReport, x: float, number: int) -> dict[str, Any]:
+    above, below = whiskers(gate)
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": label(variant.recipe),
+        "x": [x],
+        "y": [100 * gate.difference],
+        "error_y": {
+            "type": "data",
+            "symmetric": False,
+            "array": [above],
+            "arrayminus": [below],
+            "color": colour(number),
+        },
+        "marker": {"color": colour(number), "size": 10, "symbol": symbol(number)},
+        "hovertemplate": "%{y:+.2f} points at %{x:,.1f}<extra>%{fullData.name}</extra>",
+    }
+
+
+def _margin(variant: VariantReport, x: float, allowed: float, number: int) -> dict[str, Any]:
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": label(f"{variant.recipe}, margin"),
+        "x": [x],
+        "y": [-100 * allowed],
+        "marker": {
+            "color": colour(number),
+            "size": 22,
+            "symbol": "line-ew-open",
+            "line": {"width": 2},
+        },
+        "hovertemplate": "allowed: %{y:+.2f} points<extra>%{fullData.name}</extra>",
+        "showlegend": False,
+    }
+
+
+def _allowed(evidence: RunEvidence, variant: VariantReport, gate: GateReport) -> float | None:
+    """The drop in mean score that lies on the margin, as a fraction."""
+    if gate.threshold < 0:
+        return -gate.threshold
+    judge, policy = evidence.record("judge", variant.recipe), evidence.policy(variant.recipe)
+    if judge is None or policy is None or gate.suite not in policy.suites:
+        return None
+    margin = policy.suites[gate.suite].margins[judge.parameters["family"]]
+    return comparison_of(margin.model_dump()).allowed_drop(gate.baseline)
+
+
+def _table(
+    axis_title: str,
+    points: list[tuple[VariantReport, GateReport, float]],
+    of_baseline: float | None,
+) -> Table:
+    rows: list[tuple[str, ...]] = []
+    if of_baseline is not None:
+        rows.append((BASELINE, f"{of_baseline:,.1f}", "0", "-", "-"))
+    for variant, gate, x in points:
+        low, high = change_bounds(gate)
+        rows.append(
+            (
+                variant.recipe,
+                f"{x:,.1f}",
+                f"{100 * gate.difference:+.2f}",
+                f"{100 * low:+.2f}",
+                f"{100 * high:+.2f}",
+            )
+        )
+    return Table(("variant", axis_title, "change, points", "lower bound", "upper bound"), rows)

@@ -1,0 +1,199 @@
+"""What a store still has of one run: records of its stages, answers, questions, timings.
+
+A run that failed in the middle, or whose stages were collected since, has less. What is missing is
+None here and a sentence in `missing`; nothing raises for it. Digests are those of the answers only:
+`prepare verify` is what checks a run as a whole.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from eval_gates.suites.json_lines import read_rows
+from pipeline.digest import digest_bytes
+from pipeline.errors import EvaluationDataError, StoreError
+from pipeline.records import SCHEMA_VERSION, RunReport, StageRecord
+from pipeline.stages.evaluate import ANSWERS
+from pipeline.store import Store
+from recipes.policy import AnySuite, Margin, Policy
+
+Rows = list[dict[str, Any]]
+BASELINE = "baseline"
+QUESTIONS, REQUESTS = "questions.jsonl", "requests.json"
+
+
+@dataclass(frozen=True)
+class Answered:
+    """Both sides' answers to the questions of a suite that the variant was asked.
+
+    Attributes:
+        baseline: rows, as `pipeline/stages/evaluate.py` says, in the order of asking.
+        candidate: rows to the same questions.
+        questions: by id, as far as they are kept.
+        suite: the policy's settings.
+        margin: of the variant's family.
+        alpha: error rate.
+        population: questions of the benchmark, where the claim is about that alone.
+    """
+
+    baseline: Rows
+    candidate: Rows
+    questions: dict[str, dict[str, Any]]
+    suite: AnySuite
+    margin: Margin
+    alpha: float
+    population: int | None
+
+
+class RunEvidence:
+    """The evidence of one run.
+
+    Args:
+        report: of the run.
+        store: where it ran.
+    """
+
+    def __init__(self, report: RunReport, store: Store) -> None:
+        self.report = report
+        self.store = store
+        self.missing: list[str] = []
+        self._answered: dict[tuple[str, str], Answered | None] = {}
+        self._keys = {
+            (stage.name, stage.variant): stage.key
+            for stage in report.stages
+            if stage.key is not None and stage.status != "failed"
+        }
+
+    @property
+    def recipes(self) -> list[str]:
+        """Every variant of the run, judged or not, in the order of the record."""
+        judged = [variant.recipe for variant in self.report.variants]
+        return list(dict.fromkeys([*judged, *map(str, self.report.command.get("recipes") or [])]))
+
+    def record(self, stage: str, variant: str) -> StageRecord | None:
+        """The last finished stage of that name (as the run names it) of that variant."""
+        key = self._keys.get((stage, variant))
+        return self._found(stage.split()[0], key) if key is not None else None
+
+    def place(self, record: StageRecord) -> Path:
+        """The folder of a stage's outputs."""
+        return self.store.stage_folder(record.stage, record.key)
+
+    def policy(self, recipe: str) -> Policy | None:
+        """The policy that the variant was judged by."""
+        judge = self.record("judge", recipe)
+        if judge is None:
+            return None
+        try:
+            return Policy.model_validate(judge.parameters["policy"])
+        except (ValueError, KeyError):
+            self._miss(f"{recipe}: its policy is of another version of prepare")
+            return None
+
+    def answered(self, recipe: str, suite: str) -> Answered | None:
+        """What both sides answered to one suite; None where that is not kept any more."""
+        if (recipe, suite) not in self._answered:
+            try:
+                found = self._read_answered(recipe, suite)
+            except KeyError as error:
+                self._miss(f"{recipe} {suite}: a stage's record lacks {error}")
+                found = None
+            self._answered[recipe, suite] = found
+        return self._answered[recipe, suite]
+
+    def _read_answered(self, recipe: str, suite: str) -> Answered | None:
+        judge, policy = self.record("judge", recipe), self.policy(recipe)
+        if judge is None or policy is None or suite not in policy.suites:
+            return None
+        settings = policy.suites[suite]
+        baseline = self._answers(judge, f"baseline.{suite}", f"{BASELINE} {suite}")
+        candidate = self._answers(judge, f"candidate.{suite}", f"{recipe} {suite}")
+        if not baseline or not candidate:
+            return None
+        baseline = baseline[: len(candidate)]
+        if [row["id"] for row in baseline] != [row["id"] for row in candidate]:
+            self._miss(f"{recipe} {suite}: the answers are not to the same questions")
+            return None
+        asked = self._input(judge, f"questions.{suite}", f"the questions of {suite}")
+        about_all = settings.about == "population" or asked is None
+        return Answered(
+            baseline=baseline,
+            candidate=candidate,
+            questions=self._questions(asked),
+            suite=settings,
+            margin=settings.margins[judge.parameters["family"]],
+            alpha=policy.alpha,
+            population=None if about_all or asked is None else int(asked.result["questions"]),
+        )
+
+    def collected(self, recipe: str) -> list[tuple[str, StageRecord]]:
+        """By suite, the last round's answers of a variant, judged or not."""
+        last: dict[str, str] = {}
+        for name, variant in self._keys:
+            if variant == recipe and name.startswith("evaluate ") and not name.endswith(" again"):
+                last[name.removeprefix("evaluate ").partition(", round ")[0]] = name
+        found = [(suite, self.record(name, recipe)) for suite, name in last.items()]
+        return [(suite, record) for suite, record in found if record is not None]
+
+    def requests(self, benchmark: StageRecord) -> dict[str, Any] | None:
+        """Every request's timings of a load test."""
+        file = self.place(benchmark) / REQUESTS
+        try:
+            found = json.loads(file.read_text(encoding="utf-8"))
+            return found if isinstance(found, dict) else None
+        except (OSError, ValueError):
+            self._miss(f"{benchmark.variant}: the timings of single requests are not kept")
+            return None
+
+    def _answers(self, judge: StageRecord, role: str, words: str) -> Rows | None:
+        record = self._input(judge, role, f"the answers of {words}")
+        if record is None:
+            return None
+        file = self.place(record) / ANSWERS
+        try:
+            content = file.read_bytes()
+            rows = [json.loads(line) for line in content.splitlines()]
+            usable = all({"id", "answer", "score"} <= row.keys() for row in rows)
+        except (OSError, ValueError, AttributeError):
+            usable = False
+        if not usable:
+            self._miss(f"the answers of {words} cannot be read")
+            return None
+        if digest_bytes(content) != record.result["answers_digest"]:
+            self._miss(f"the answers of {words} were changed since they were given")
+            return None
+        return rows
+
+    def _questions(self, asked: StageRecord | None) -> dict[str, dict[str, Any]]:
+        if asked is None:
+            return {}
+        try:
+            return {row["id"]: row for _, row in read_rows(self.place(asked) / QUESTIONS)}
+        except (EvaluationDataError, KeyError):
+            self._miss(f"the questions of {asked.variant} cannot be read")
+            return {}
+
+    def _input(self, judge: StageRecord, role: str, words: str) -> StageRecord | None:
+        reference = judge.inputs.get(role)
+        found = self._found(reference.stage, reference.key) if reference is not None else None
+        if found is None:
+            self._miss(f"{words} are not in the store any more")
+        return found
+
+    def _found(self, stage: str, key: str) -> StageRecord | None:
+        try:
+            record = self.store.find(stage, key)
+        except StoreError as error:
+            self._miss(f"{stage}: {error.what}")
+            return None
+        if record is not None and record.schema_version != SCHEMA_VERSION:
+            self._miss(f"{stage}: a record has schema version {record.schema_version}, not read")
+            return None
+        return record
+
+    def _miss(self, sentence: str) -> None:
+        if sentence not in self.missing:
+            self.missing.append(sentence)

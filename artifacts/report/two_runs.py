@@ -1,0 +1,225 @@
+"""Two runs side by side: verdicts, scores, throughput, and what changed in the tuple."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from artifacts.report.figure import Figure, Names, Table, axis, colour, label, symbol
+from artifacts.report.provenance import run_facts, tuple_facts
+from artifacts.report.quality import bounds_words, change_bounds, whiskers
+from artifacts.report.run_evidence import BASELINE, RunEvidence
+from eval_gates.records import GateReport
+from pipeline.records import RunReport, VariantReport
+
+NOT_A_CHANGE = ("run", "started", "seconds")
+ROW_HEIGHT = 44
+Sides = tuple[RunEvidence, RunEvidence]
+
+
+def verdict_table(sides: Sides) -> Table:
+    """Every variant's verdict in both runs."""
+    rows = []
+    for recipe in recipes_of(sides):
+        both = [variant_of(side.report, recipe) for side in sides]
+        rows.append(
+            (
+                recipe,
+                *(_verdict(variant) for variant in both),
+                *(
+                    f"{variant.weights_bytes / 1e6:,.1f}"
+                    if variant and variant.weights_bytes
+                    else "-"
+                    for variant in both
+                ),
+            )
+        )
+    return Table(
+        ("variant", "verdict A", "verdict B", "MB A", "MB B"), rows, text=frozenset({0, 1, 2})
+    )
+
+
+def score_table(sides: Sides) -> Table:
+    """Every gate's change against its own run's baseline, in both runs."""
+    rows: list[tuple[str, ...]] = []
+    for recipe, suite in gates_of(sides):
+        first, second = (gate_of(side.report, recipe, suite) for side in sides)
+        rows.append(
+            (
+                f"{recipe}, {suite}",
+                _scores(first),
+                _scores(second),
+                _change(first),
+                _change(second),
+                "-"
+                if first is None or second is None
+                else f"{100 * (second.candidate - first.candidate):+.2f}",
+                f"{first.verdict if first else '-'} / {second.verdict if second else '-'}",
+            )
+        )
+    return Table(
+        (
+            "variant, suite",
+            "A: baseline, variant",
+            "B: baseline, variant",
+            "A: change (bound)",
+            "B: change (bound)",
+            "B - A, points",
+            "verdicts",
+        ),
+        rows,
+        text=frozenset({0, 6}),
+    )
+
+
+def throughput_table(sides: Sides) -> Table:
+    """Throughput and its ratio to the same run's baseline, in both runs."""
+    rows = []
+    for recipe in recipes_of(sides):
+        both = [variant_of(side.report, recipe) for side in sides]
+        found = [variant.throughput if variant else None for variant in both]
+        if any(found):
+            rows.append(
+                (
+                    recipe,
+                    *(f"{t.output_tokens_per_s:,.1f}" if t else "-" for t in found),
+                    *(f"x {t.ratio:.3f}" if t else "-" for t in found),
+                    f"x {found[1].ratio / found[0].ratio:.3f}" if found[0] and found[1] else "-",
+                )
+            )
+    return Table(
+        ("variant", "tokens/s A", "tokens/s B", "ratio A", "ratio B", "ratio B over A"), rows
+    )
+
+
+def changed_facts(sides: Sides) -> Table:
+    """Options and members of the tuple that differ between the runs, of each side they share."""
+    rows: list[tuple[str, ...]] = []
+    runs = [run_facts(side) for side in sides]
+    rows += _differing("run", runs[0], runs[1], NOT_A_CHANGE)
+    for recipe in (BASELINE, *recipes_of(sides)):
+        facts = [tuple_facts(side, recipe) for side in sides]
+        if all(facts):
+            rows += _differing(recipe, facts[0], facts[1])
+    return Table(("what changed", "A", "B"), rows, text=frozenset({0, 1, 2}))
+
+
+def change_figures(sides: Sides, names: Names) -> list[Figure]:
+    """One figure: every gate's change with its interval, in both runs."""
+    gates = gates_of(sides)
+    if not gates:
+        return []
+    data: list[dict[str, Any]] = []
+    rows: list[tuple[str, ...]] = []
+    notes: dict[str, None] = {}
+    for number, (letter, side) in enumerate(zip("AB", sides, strict=True)):
+        found = [(r, s, g) for r, s in gates if (g := gate_of(side.report, r, s)) is not None]
+        spread = [whiskers(gate) for _, _, gate in found]
+        data.append(
+            {
+                "type": "scatter",
+                "mode": "markers",
+                "name": f"run {letter}",
+                "x": [100 * gate.difference for _, _, gate in found],
+                "y": [gates.index((r, s)) + (number - 0.5) * 0.3 for r, s, _ in found],
+                "error_x": {
+                    "type": "data",
+                    "symmetric": False,
+                    "array": [above for above, _ in spread],
+                    "arrayminus": [below for _, below in spread],
+                    "color": colour(number),
+                },
+                "customdata": [label(f"{r}, {s}") for r, s, _ in found],
+                "marker": {"color": colour(number), "symbol": symbol(number), "size": 9},
+                "hovertemplate": "%{customdata}: %{x:+.2f} points<extra>%{fullData.name}</extra>",
+            }
+        )
+        for r, s, gate in found:
+            low, high = change_bounds(gate)
+            rows.append(
+                (
+                    f"{r}, {s}, run {letter}",
+                    *(f"{100 * value:+.2f}" for value in (gate.difference, low, high)),
+                )
+            )
+            notes[bounds_words(gate)] = None
+    return [
+        Figure(
+            name=names.of("changes"),
+            title="Change of every score against its own run's baseline",
+            says="; ".join(f"{row[0]}: {row[1]} points" for row in rows),
+            data=data,
+            layout={
+                "xaxis": axis("change of the score, points", zeroline=True),
+                "yaxis": {
+                    "tickvals": list(range(len(gates))),
+                    "ticktext": [
+                        label(f"{r}<br>{s}").replace("&lt;br&gt;", "<br>") for r, s in gates
+                    ],
+                    "autorange": "reversed",
+                    "automargin": True,
+                },
+                "hovermode": "closest",
+            },
+            table=Table(("gate", "change, points", "lower bound", "upper bound"), rows),
+            notes=tuple(notes),
+            height=140 + ROW_HEIGHT * len(gates),
+        )
+    ]
+
+
+def recipes_of(sides: Sides) -> list[str]:
+    """Recipes of either run, in the order of the first."""
+    return list(dict.fromkeys(v.recipe for side in sides for v in side.report.variants))
+
+
+def gates_of(sides: Sides) -> list[tuple[str, str]]:
+    """(recipe, suite) of either run."""
+    return list(
+        dict.fromkeys(
+            (variant.recipe, gate.suite)
+            for side in sides
+            for variant in side.report.variants
+            for gate in variant.gates
+        )
+    )
+
+
+def variant_of(report: RunReport, recipe: str) -> VariantReport | None:
+    """That recipe's variant; None where the run has none."""
+    return next((variant for variant in report.variants if variant.recipe == recipe), None)
+
+
+def gate_of(report: RunReport, recipe: str, suite: str) -> GateReport | None:
+    """That variant's gate of that suite; None where the run has none."""
+    variant = variant_of(report, recipe)
+    gates = variant.gates if variant is not None else []
+    return next((gate for gate in gates if gate.suite == suite), None)
+
+
+def _verdict(variant: VariantReport | None) -> str:
+    if variant is None:
+        return "-"
+    return "promoted" if variant.promoted else variant.verdict
+
+
+def _scores(gate: GateReport | None) -> str:
+    if gate is None:
+        return "-"
+    return f"{100 * gate.baseline:.2f} %, {100 * gate.candidate:.2f} % (n {gate.n:,})"
+
+
+def _change(gate: GateReport | None) -> str:
+    if gate is None:
+        return "-"
+    return f"{100 * gate.difference:+.2f} (> {100 * change_bounds(gate)[0]:+.2f})"
+
+
+def _differing(
+    side: str, first: dict[str, str], second: dict[str, str], but_not: tuple[str, ...] = ()
+) -> list[tuple[str, ...]]:
+    names = dict.fromkeys([*first, *second])
+    return [
+        (f"{side}: {name}", first.get(name, "-"), second.get(name, "-"))
+        for name in names
+        if name not in but_not and first.get(name) != second.get(name)
+    ]

@@ -1,0 +1,153 @@
+"""A command inside of a CI job: whether it is in one, and that CI hears how it ended, however."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from pipeline.events import Progress
+    from pipeline.records import RunReport
+    from pipeline.settings import Settings
+
+JUNIT_NAME = "prepare-junit.xml"
+NO = ("", "0", "false", "no", "off")
+
+CiOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--ci/--no-ci",
+        envvar="PREPARE_CI",
+        help="Plain progress, a JUnit file, and on GitHub a summary, outputs and annotations. "
+        "Default: where the variable CI is set to something true.",
+        show_default=False,
+    ),
+]
+JunitOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--junit",
+        envvar="PREPARE_JUNIT",
+        help=f"The JUnit file to write. Default with --ci: {JUNIT_NAME} in the run's folder.",
+        show_default=False,
+    ),
+]
+OutputsOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--outputs",
+        envvar="PREPARE_OUTPUTS",
+        help="Append verdict, run, champion and so on as name=value lines, as a dotenv report "
+        "has them. Default with --ci: $GITHUB_OUTPUT.",
+        show_default=False,
+    ),
+]
+
+
+def in_ci(said: bool | None, environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether this is a CI job: as the option says, else as the variable CI does."""
+    return environ.get("CI", "").strip().lower() not in NO if said is None else said
+
+
+@dataclass(frozen=True)
+class CiReporting:
+    """What of a run goes to CI.
+
+    Args:
+        ci: whether this is a CI job; without one, only files that were asked for are written.
+        junit: as the option says.
+        outputs: as the option says.
+        as_json: what is printed is for programs, so no annotations are among it.
+    """
+
+    ci: bool
+    junit: Path | None
+    outputs: Path | None
+    as_json: bool
+
+    def told(
+        self,
+        work: Callable[[Settings], RunReport],
+        command: dict[str, Any],
+        store: Path | None,
+        progress: Progress,
+    ) -> RunReport:
+        """The report of `work`, once CI has heard of it; what it raises is told too, and goes on.
+
+        Args:
+            work: the run.
+            command: what was asked for, in case that it does not come to a run.
+            store: as the option says.
+            progress: hears which files were written.
+        """
+        from pipeline.settings import load_settings
+
+        try:
+            settings = load_settings(store)
+            report = work(settings)
+        except BaseException as error:
+            self._publish(report_of(error, command), self.junit, progress)
+            raise
+        in_its_folder = settings.store.resolve() / "runs" / report.run / JUNIT_NAME
+        self._publish(report, self.junit or (in_its_folder if self.ci else None), progress)
+        return report
+
+    def _publish(self, report: RunReport, junit: Path | None, progress: Progress) -> None:
+        if not (self.ci or junit or self.outputs):
+            return
+        from artifacts.ci.publish import Places, publish
+
+        # Outside of a CI job, only what was asked for by name is written.
+        environ = os.environ if self.ci else {}
+        annotate = None if self.as_json else print_annotation
+        publish(report, Places.of(environ, junit, self.outputs, annotate), progress.note)
+
+
+def report_of(error: BaseException, command: dict[str, Any]) -> RunReport:
+    """A report of a command that came to no run, or whose run's report nobody could hand over."""
+    from datetime import UTC, datetime
+
+    from pipeline.errors import ExitCode, PrepareError
+    from pipeline.records import RunReport
+
+    code: int = ExitCode.UNEXPECTED
+    told: dict[str, str] = {
+        "kind": type(error).__name__,
+        "what": f"unexpected {type(error).__name__}: {error}",
+        "where": "the job's log names the file with the traceback",
+        "cure": "this is a defect of prepare; please report it with that file",
+    }
+    if isinstance(error, PrepareError):
+        code, told = error.exit_code, error.to_dict()
+    elif isinstance(error, KeyboardInterrupt | typer.Abort):
+        code = ExitCode.INTERRUPTED
+        told = {
+            "kind": "Interrupted",
+            "what": "interrupted",
+            "where": "",
+            "cure": "the same command continues where this one stopped",
+        }
+    return RunReport(
+        run="",
+        status="interrupted" if code == ExitCode.INTERRUPTED else "failed",
+        exit_code=code,
+        started=datetime.now(UTC).isoformat(timespec="seconds"),
+        seconds=0,
+        command=command,
+        checkpoint=None,
+        variants=[],
+        stages=[],
+        notes=[],
+        error=told,
+    )
+
+
+def print_annotation(line: str) -> None:
+    """On standard error: standard output is for results."""
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,64 @@
+"""`prepare gc`: removes from the store what nobody names any more."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from pipeline.cli.options import JsonOption, RegistryOption, StoreOption
+
+
+def gc(
+    days: Annotated[
+        float, typer.Option("--days", min=0, help="Keep what is younger, and what such runs used.")
+    ] = 30,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, only.")] = False,
+    registry: RegistryOption = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Remove stages, runs and answers that nobody names any more.
+
+    Kept is what an alias or the history of a registry names, what a run younger
+    than --days used, and all that these rest on. Every registry that promotions
+    of this store went to is asked; --registry adds one.
+
+    Examples
+
+      prepare gc --dry-run
+
+      prepare gc --days 7
+
+    Exit codes: 0 done, 1 error (a registry that does not answer, a run that is
+    going on), 2 usage.
+    """
+    from pipeline.cli.display import open_display
+    from pipeline.cli.tables import print_json, print_table
+    from pipeline.collection import find_garbage, remove
+    from pipeline.settings import load_settings
+    from pipeline.store import Store
+
+    found = Store(load_settings(store).store.resolve())
+    with open_display(as_json=as_json) as progress:
+        garbage = find_garbage(found, [registry] if registry else [], days, progress)
+        if not dry_run:
+            for number, each in enumerate(garbage, start=1):
+                remove(each, found)
+                progress.advance("remove", number, len(garbage))
+    size = sum(each.size for each in garbage)
+    if as_json:
+        print_json(
+            {
+                "schema_version": 1,
+                "dry_run": dry_run,
+                "bytes": size,
+                "removed": [each.to_dict() for each in garbage],
+            }
+        )
+        return
+    if garbage:
+        rows = [[g.kind, f"{g.size / 1e6:,.1f} MB", str(g.path)] for g in garbage]
+        print_table(["what", "size", "where"], rows)
+    words = "would be removed" if dry_run else "removed"
+    print(f"{len(garbage)} things {words}, {size / 1e9:,.2f} GB, from {found.root}")

@@ -1,0 +1,99 @@
+"""`prepare promote`: registers a finished run's variant and moves the alias to it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from pipeline.cli.options import JsonOption, NameOption, RegistryOption, StoreOption
+
+AliasOption = Annotated[
+    str | None,
+    typer.Option("--alias", help="Alias to move. Default: the policy's.", show_default=False),
+]
+ReplacesOption = Annotated[
+    str | None,
+    typer.Option(
+        "--replaces",
+        metavar="VERSION",
+        help="Only if the alias points to this version now. Default: whichever it points to when "
+        "the command starts.",
+        show_default=False,
+    ),
+]
+
+
+def promote(
+    run: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN[:VARIANT]",
+            help="Run id, its beginning, or 'latest'; VARIANT is a recipe. Default: of those that "
+            "passed, the one that the policy prefers.",
+        ),
+    ] = "latest",
+    override: Annotated[
+        str | None,
+        typer.Option(
+            "--override",
+            metavar="REASON",
+            help="Promote a variant that did not pass; the reason is kept in the history.",
+            show_default=False,
+        ),
+    ] = None,
+    name: NameOption = None,
+    registry: RegistryOption = None,
+    alias: AliasOption = None,
+    replaces: ReplacesOption = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Promote a variant of a finished run.
+
+    Its verdict is computed again from the kept answers first. When somebody
+    else moves the alias meanwhile, nothing moves.
+
+    Examples
+
+      prepare promote
+
+      prepare promote 20261121-0915:awq-w4a16
+
+      prepare promote latest --alias candidate
+
+      prepare promote latest:fp8-dynamic --override "agreed with the team: short-lived test"
+
+    Exit codes: 0 promoted, 1 error (the alias moved meanwhile, too), 2 usage
+    (no variant passed, too).
+    """
+    from pipeline.cli.display import open_display
+    from pipeline.cli.tables import print_json
+    from pipeline.promotion import Order, promote_run
+    from pipeline.run_log import find_run
+    from pipeline.settings import load_settings
+    from pipeline.store import Store
+
+    found = Store(load_settings(store).store.resolve())
+    run_id, _, variant = run.partition(":")
+    report = find_run(found, run_id)
+    order = Order(
+        registry=registry or str(report.command.get("registry", "")),
+        variant=variant or None,
+        override=override,
+        name=name,
+        alias=alias,
+        replaces=replaces,
+    )
+    with open_display(as_json=as_json) as progress:
+        record = promote_run(report, found, order, progress)
+    result = record.result
+    if as_json:
+        print_json({"schema_version": 1, "run": report.run, **result})
+        return
+    champion = result["champion"]
+    replaced = f", in the place of version {result['replaced']}" if result["replaced"] else ""
+    print(
+        f"{result['name']}@{result['alias']} is version {result['versions'][champion]} "
+        f"({champion}){replaced}\nNext: prepare registry history {result['name']}"
+    )

@@ -1,0 +1,64 @@
+"""`prepare pull`: copies a registered version's files, and checks that they are what was judged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pipeline.cli.options import JsonOption, RegistryOption, StoreOption
+
+ReferenceArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="NAME@ALIAS", help="Registered name, '@', alias or version.", show_default=False
+    ),
+]
+
+
+def pull(
+    reference: ReferenceArgument,
+    destination: Annotated[
+        Path, typer.Argument(metavar="DEST", help="Folder to make.", show_default=False)
+    ],
+    registry: RegistryOption = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Copy a registered version's files into a new folder, digests checked.
+
+    The folder appears when it is whole: what was judged, or nothing.
+
+    Examples
+
+      prepare pull smollm2-135m@champion ./deploy
+
+      prepare pull smollm2-135m@3 ./deploy --registry http://mlflow.example:5000
+
+    Exit codes: 0 copied, 1 error (files that are not those that were judged,
+    too), 2 usage.
+    """
+    from artifacts.registry.registry import open_registry
+    from pipeline.cli.tables import print_json
+    from pipeline.deployment import find_version, pull_version
+    from pipeline.preparation import registry_uri
+    from pipeline.settings import load_settings
+
+    found = open_registry(registry_uri(registry, load_settings(store)))
+    version = find_version(found, reference)
+    files = pull_version(found, version, destination)
+    if as_json:
+        print_json(
+            {
+                "schema_version": 1,
+                "folder": str(destination.resolve()),
+                "files": files,
+                **version.to_dict(),
+            }
+        )
+        return
+    print(
+        f"{version.name} version {version.version}: {files} files, as judged\n"
+        f"  {destination.resolve()}"
+    )

@@ -1,0 +1,80 @@
+"""`prepare report`: one HTML file about a run, or about two side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pipeline.cli.options import StoreOption
+
+
+def report(
+    run: Annotated[str, typer.Argument(help="Run id, its beginning, or 'latest'.")] = "latest",
+    other: Annotated[
+        str | None,
+        typer.Argument(metavar="[RUN2]", help="A second run, to compare.", show_default=False),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", help="File to write. Default: report-RUN.html.", show_default=False
+        ),
+    ] = None,
+    open_it: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
+    store: StoreOption = None,
+) -> None:
+    """Write a report of a run as one HTML file that opens anywhere, with no network.
+
+    Verdict first, then gates, plots, examples of changed answers, and where all
+    of it comes from. With a second run, the two side by side. It has prompts and
+    answers in it: give it to those only who may read them.
+
+    Examples
+
+      prepare report
+
+      prepare report 20261121-0915 --output report.html --open
+
+      prepare report 20261120 20261121
+    """
+    from artifacts.report.page import comparison_page, run_page
+    from artifacts.report.run_evidence import RunEvidence
+    from pipeline.run_log import find_run
+    from pipeline.settings import load_settings
+    from pipeline.store import Store
+
+    found = Store(load_settings(store).store)
+    first = RunEvidence(find_run(found, run), found)
+    if other is None:
+        page, name = run_page(first), f"report-{first.report.run}.html"
+    else:
+        second = RunEvidence(find_run(found, other), found)
+        page = comparison_page(first, second)
+        name = f"report-{first.report.run}-{second.report.run}.html"
+    file = (output or Path(name)).resolve()
+    write_page(file, page)
+    print(file)
+    if open_it:
+        import webbrowser
+
+        webbrowser.open(file.as_uri())
+
+
+def write_page(file: Path, page: str) -> None:
+    """Write the page; half of a surrogate pair, which a model may write, is no UTF-8.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
+    from pipeline.errors import UsageError
+
+    try:
+        file.write_bytes(page.encode("utf-8", "replace"))
+    except OSError as error:
+        raise UsageError(
+            f"the report cannot be written: {error.strerror}",
+            where=f"--output {file}",
+            cure="name a file in a folder that exists and that you may write",
+        ) from error

@@ -1,0 +1,66 @@
+"""`prepare rollback`: moves an alias back to the version it pointed to before."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from pipeline.cli.options import JsonOption, RegistryOption, StoreOption
+from pipeline.cli.promote import ReplacesOption
+
+
+def rollback(
+    name: Annotated[str, typer.Argument(help="Registered name.", show_default=False)],
+    to: Annotated[
+        str | None,
+        typer.Option(
+            "--to",
+            metavar="VERSION",
+            help="Go to this version. Default: the one before.",
+            show_default=False,
+        ),
+    ] = None,
+    reason: Annotated[str, typer.Option("--reason", help="Kept in the history.")] = "",
+    alias: Annotated[str, typer.Option("--alias", help="Alias to move back.")] = "champion",
+    replaces: ReplacesOption = None,
+    registry: RegistryOption = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Move an alias back to the version that it pointed to before.
+
+    Done again, it goes back one further. When it was killed, the same command
+    finishes what was begun and goes no further.
+
+    Examples
+
+      prepare rollback smollm2-135m --reason "answers in the wrong language"
+
+      prepare rollback smollm2-135m --to 3
+
+    Exit codes: 0 moved, 1 error (nothing to go back to, or the alias moved
+    meanwhile), 2 usage.
+    """
+    from artifacts.registry.registry import Cause, open_registry, who_am_i
+    from pipeline.cli.registry import refuse_unknown
+    from pipeline.cli.tables import print_json
+    from pipeline.preparation import registry_uri
+    from pipeline.settings import load_settings
+
+    found = open_registry(registry_uri(registry, load_settings(store)))
+    refuse_unknown(found, name)
+    entry = found.roll_back(
+        name,
+        alias,
+        Cause("rollback", who=who_am_i(), reason=reason),
+        to=to,
+        replaces=replaces or found.aliases(name).get(alias),
+    )
+    if as_json:
+        print_json({"schema_version": 1, "name": name, **entry.model_dump()})
+        return
+    print(
+        f"{name}@{alias} is version {entry.version} again, in the place of {entry.replaced}\n"
+        f"Next: prepare registry history {name}"
+    )

@@ -1,0 +1,92 @@
+"""`prepare serve`: serves a registered version as it was judged, or says what differs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pipeline.cli.options import JsonOption, RegistryOption, StoreOption
+from pipeline.cli.pull import ReferenceArgument
+
+
+def serve(
+    reference: ReferenceArgument,
+    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="On 127.0.0.1.")] = 8000,
+    weights: Annotated[
+        Path | None,
+        typer.Option(
+            "--weights",
+            help="Folder that `prepare pull` made. Default: the version's own, where it is a "
+            "folder of this machine.",
+            show_default=False,
+        ),
+    ] = None,
+    anyway: Annotated[
+        bool, typer.Option("--anyway", help="Serve though this machine is not the one judged on.")
+    ] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Only say whether it would be the tuple judged.")
+    ] = False,
+    ready_timeout: Annotated[
+        float, typer.Option("--ready-timeout", min=1, help="Seconds until it must answer.")
+    ] = 1800,
+    registry: RegistryOption = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Serve a registered version with the very engine and arguments it was judged with.
+
+    Its files' digests are checked. Where engine, environment or hardware are not
+    those of the verdict, it refuses and names what differs. Ctrl-C ends it.
+
+    Examples
+
+      prepare serve smollm2-135m@champion --port 8000
+
+      prepare serve smollm2-135m@champion --check --json
+
+    Exit codes: 1 error (this machine differs, too), 2 usage, 130 ended by Ctrl-C.
+    """
+    from artifacts.registry.registry import open_registry
+    from pipeline.cli.display import open_display
+    from pipeline.cli.tables import print_json
+    from pipeline.deployment import find_version
+    from pipeline.deployment_server import Deployment
+    from pipeline.preparation import registry_uri
+    from pipeline.settings import load_settings
+
+    settings = load_settings(store)
+    found = open_registry(registry_uri(registry, settings))
+    version = find_version(found, reference)
+    with open_display(as_json=as_json) as progress:
+        deployment = Deployment(version, weights, settings, progress)
+        differences = deployment.differences()
+        if differences and not anyway:
+            deployment.refuse(differences)
+        facts = {
+            "schema_version": 1,
+            "name": version.name,
+            "version": version.version,
+            "differences": differences,
+            "weights": str(deployment.weights),
+            "arguments": deployment.judged.arguments.to_dict(),
+        }
+        if check:
+            if as_json:
+                print_json(facts)
+            else:
+                words = "; ".join(differences) or "nothing differs from what was judged"
+                print(f"{version.name} version {version.version}: {words}")
+            return
+        with deployment.serving(port, ready_timeout) as server:
+            if as_json:
+                print_json({**facts, "url": f"{server.url}/v1", "model": "model"})
+            else:
+                print(
+                    f"{version.name} version {version.version} answers at {server.url}/v1 as "
+                    "'model'; Ctrl-C ends it",
+                    flush=True,
+                )
+            deployment.watch(server)

@@ -1,0 +1,256 @@
+"""Finds what the store need not keep, and removes it: stages, runs and answers that nobody names.
+
+Kept is what a registry's alias or history names, what a run younger than some days used, and all
+that these rest on. What was made within those days is kept too.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from artifacts.registry.mlflow_registry import EMBEDDED
+from artifacts.registry.registry import Registry, Version, open_registry
+from pipeline.errors import StoreError
+from pipeline.events import Progress
+from pipeline.records import StageRecord, StageReference, StageSpec
+from pipeline.run_log import RUN_RECORD, is_alive, read_run
+from pipeline.stages.evaluate import book_key
+from pipeline.store import RECORD, Store
+
+Stage = tuple[str, str]
+
+
+@dataclass
+class Kept:
+    """What must stay: stages as (name, key), and runs by id."""
+
+    stages: set[Stage] = field(default_factory=set)
+    runs: set[str] = field(default_factory=set)
+
+
+@dataclass(frozen=True)
+class Garbage:
+    """One thing to remove.
+
+    Args:
+        kind: stage, unfinished stage, run or answers.
+        path: folder or file.
+        size: bytes.
+    """
+
+    kind: str
+    path: Path
+    size: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for `--json`."""
+        return {"kind": self.kind, "path": str(self.path), "bytes": self.size}
+
+
+def find_garbage(
+    store: Store, registries: Iterable[str], days: float, progress: Progress
+) -> list[Garbage]:
+    """Everything that may go, the largest first.
+
+    Args:
+        store: to look through.
+        registries: URIs of those that may name something in it, beside those that its own
+            promotions went to.
+        days: what is younger stays.
+        progress: hears of records that cannot be read; their runs stay.
+
+    Raises:
+        RegistryError: a registry cannot be asked, so it is not known what it names.
+        StoreError: a run is going on.
+    """
+    refuse_while_running(store)
+    oldest = datetime.now(UTC) - timedelta(days=days)
+    kept = Kept()
+    for uri in registries_of(store, registries):
+        keep_named(store, open_registry(uri), kept)
+    keep_of_runs(store, oldest, kept, progress)
+    records = keep_inputs(store, kept)
+    found = [
+        *stages_to_go(store, kept, oldest.timestamp()),
+        *runs_to_go(store, kept, oldest.timestamp()),
+        *answers_to_go(store, records, oldest.timestamp()),
+    ]
+    return sorted(found, key=lambda each: each.size, reverse=True)
+
+
+def remove(garbage: Garbage, store: Store) -> None:
+    """Remove it, unless someone holds it by now; raises StoreError when it cannot be removed."""
+    path = garbage.path
+    if garbage.kind == "stage":
+        store.discard(path.parent.name, path.name)
+        return
+    with store.errors_explained():
+        if garbage.kind == "unfinished stage":
+            remove_unfinished(path, store)
+        elif path.is_dir():
+            doomed = path.with_name(f".{path.name}.removed")
+            path.rename(doomed)
+            shutil.rmtree(doomed)
+        else:
+            with FileLock(f"{path}.lock"):
+                path.unlink(missing_ok=True)
+
+
+def remove_unfinished(path: Path, store: Store) -> None:
+    """Remove what a killed stage left, unless the stage is being written again."""
+    key = path.name.partition(".")[0]
+    lock = FileLock(store.root / "locks" / f"{key}.lock")
+    try:
+        with lock.acquire(timeout=0):
+            shutil.rmtree(path)
+    except Timeout:
+        return
+
+
+def refuse_while_running(store: Store) -> None:
+    """Raise StoreError while a run is going on: it counts on stages that its record lacks yet."""
+    for folder in store.run_folders():
+        if (folder / RUN_RECORD).is_file() and is_alive(folder):
+            raise StoreError(
+                f"run {folder.name} is going on, and what it will use is not known yet",
+                where=str(folder),
+                cure="wait until it is done",
+            )
+
+
+def registries_of(store: Store, others: Iterable[str]) -> list[str]:
+    """URIs of every registry that a promotion of this store went to, and of the embedded one."""
+    uris = dict.fromkeys(others)
+    own = store.root.resolve() / "registry.db"
+    if own.is_file():
+        uris[f"{EMBEDDED}{own}"] = None
+    for record in all_records(store, "promote"):
+        uri = str(record.parameters["registry"])
+        # A file that is gone names nothing; making an empty one would not help.
+        if not uri.startswith(EMBEDDED) or Path(uri.removeprefix(EMBEDDED)).is_file():
+            uris[uri] = None
+    return list(uris)
+
+
+def keep_named(store: Store, registry: Registry, kept: Kept) -> None:
+    """Keep what any alias or history of the registry names."""
+    for name in registry.names():
+        history = registry.history(name)
+        numbers = set(registry.aliases(name).values())
+        for entry in history:
+            numbers |= {v for v in (*entry.changes.values(), entry.replaced) if v is not None}
+            kept.runs.add(entry.run)
+        for version in registry.versions(name):
+            if version.version in numbers:
+                kept.stages |= set(stages_of(store, version))
+                kept.runs.add(version.tags.get("prepare.run", ""))
+
+
+def stages_of(store: Store, version: Version) -> Iterator[Stage]:
+    """The stages that a registered version names: its weights' and its verdict's."""
+    if "prepare.verdict.stage" in version.tags:
+        yield "judge", version.tags["prepare.verdict.stage"]
+    stages = (store.root / "stages").resolve()
+    source = Path(version.source)
+    if source.is_absolute() and source.resolve().is_relative_to(stages):
+        stage, key, *_ = source.resolve().relative_to(stages).parts
+        yield stage, key
+
+
+def keep_of_runs(store: Store, oldest: datetime, kept: Kept, progress: Progress) -> None:
+    """Keep young runs, those that are named already, and what all of them used."""
+    for folder in store.run_folders():
+        try:
+            report = read_run(folder)
+        except StoreError as error:
+            progress.note(f"kept, for it cannot be read: {error}")
+            kept.runs.add(folder.name)
+            continue
+        if folder.name in kept.runs or datetime.fromisoformat(report.started) >= oldest:
+            kept.runs.add(folder.name)
+            kept.stages |= {(s.name.split()[0], s.key) for s in report.stages if s.key}
+
+
+def keep_inputs(store: Store, kept: Kept) -> list[StageRecord]:
+    """Keep also what the kept stages rest on; returns the records of all that are kept."""
+    pending, seen, records = list(kept.stages), set(kept.stages), []
+    while pending:
+        record = store.find(*pending.pop())
+        if record is None:
+            continue
+        records.append(record)
+        for reference in record.inputs.values():
+            stage = (reference.stage, reference.key)
+            if stage not in seen:
+                seen.add(stage)
+                pending.append(stage)
+    kept.stages = seen
+    return records
+
+
+def stages_to_go(store: Store, kept: Kept, oldest: float) -> Iterator[Garbage]:
+    """Finished stages that nobody names, and old unfinished ones.
+
+    Records of promotions stay: they tell which registries to ask, and are small.
+    """
+    for folder in sorted((store.root / "stages").glob("*/*")):
+        stage, name = folder.parent.name, folder.name
+        if stage == "promote":
+            continue
+        finished = (folder / RECORD).is_file() and "." not in name
+        written = (folder / RECORD if finished else folder).stat().st_mtime
+        if (finished and (stage, name) in kept.stages) or written >= oldest:
+            continue
+        yield Garbage("stage" if finished else "unfinished stage", folder, size_of(folder))
+
+
+def runs_to_go(store: Store, kept: Kept, oldest: float) -> Iterator[Garbage]:
+    """Records and logs of runs that nobody names."""
+    for folder in store.run_folders():
+        if folder.name not in kept.runs and folder.stat().st_mtime < oldest:
+            yield Garbage("run", folder, size_of(folder))
+
+
+def answers_to_go(store: Store, records: Iterable[StageRecord], oldest: float) -> Iterator[Garbage]:
+    """Answer books that no kept round was copied from."""
+    used = {book_of(record, store) for record in records if record.stage == "evaluate"}
+    for file in sorted((store.root / "answers").glob("*.jsonl")):
+        if file.stem not in used and file.stat().st_mtime < oldest:
+            yield Garbage("answers", file, file.stat().st_size)
+
+
+def book_of(record: StageRecord, store: Store) -> str | None:
+    """The name of a round's answer book; None where what it depends on is gone."""
+    spec = StageSpec(
+        stage=record.stage,
+        variant=record.variant,
+        key=record.key,
+        parameters=record.parameters,
+        inputs={role: StageReference(**r.model_dump()) for role, r in record.inputs.items()},
+        runtime={},
+        store=str(store.root),
+    )
+    try:
+        return book_key(spec, store)
+    except StoreError:
+        return None
+
+
+def all_records(store: Store, stage: str) -> Iterator[StageRecord]:
+    """Records of every finished stage of that name."""
+    for path in sorted((store.root / "stages" / stage).glob(f"*/{RECORD}")):
+        record = store.find(stage, path.parent.name)
+        if record is not None:
+            yield record
+
+
+def size_of(folder: Path) -> int:
+    """Bytes of all files in it."""
+    return sum(path.lstat().st_size for path in folder.rglob("*") if not path.is_dir())

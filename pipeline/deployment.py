@@ -1,0 +1,214 @@
+"""A registered version as something to deploy: are its files whole, does this machine fit it.
+
+A verdict is about a tuple: weights, engine, serving arguments, hardware. Here its members are read
+back from a version's tags and held against files and against this machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from artifacts.registry.registry import FILES_TAG, WEIGHTS_TAG, Registry, Version
+from pipeline.digest import FileDigests, digest_json
+from pipeline.environments.environment import Accelerator, Environment
+from pipeline.errors import RegistryError, UsageError
+from pipeline.events import Progress, Silent
+from pipeline.hardware import hardware
+from pipeline.serving import ServingArguments
+from pipeline.weight_files import weight_files
+
+ENGINE_SECONDS = 120
+ASK_ENGINE = "import vllm; print('engine-version', vllm.__version__)"
+
+
+@dataclass(frozen=True)
+class JudgedTuple:
+    """What a version was judged as, from its tags."""
+
+    engine_version: str
+    environment: str
+    arguments: ServingArguments
+    hardware: dict[str, Any]
+    trust_remote_code: bool
+
+    @classmethod
+    def of(cls, version: Version) -> JudgedTuple:
+        """Read the tags; raises RegistryError where the version was not registered by prepare."""
+        try:
+            serving = json.loads(version.tags["prepare.serving"])
+            return cls(
+                engine_version=version.tags["prepare.engine_version"],
+                environment=version.tags["prepare.environment.serve"],
+                arguments=ServingArguments(serving["engine_arguments"], serving["environment"]),
+                hardware=json.loads(version.tags["prepare.hardware"]),
+                trust_remote_code=version.tags.get("prepare.trust_remote_code") == "true",
+            )
+        except (KeyError, ValueError, TypeError) as error:
+            raise RegistryError(
+                f"version {version.version} of '{version.name}' does not tell how it was judged: "
+                f"{error}",
+                where=f"{version.name} version {version.version}, tags prepare.*",
+                cure="it was not registered by `prepare`, or its tags were changed",
+            ) from error
+
+    def differences(self, environment: str) -> list[str]:
+        """Members in which this machine differs, in words, the engine's own version left out.
+
+        Args:
+            environment: identity of the environment that would serve.
+        """
+        here = hardware(str(self.hardware["accelerator"]))
+        pairs: list[tuple[str, Any, Any]] = [
+            ("environment 'serve'", self.environment, environment),
+            *(
+                (f"hardware, {key}", self.hardware.get(key), here.get(key))
+                for key in sorted(self.hardware.keys() | here.keys())
+            ),
+        ]
+        return [f"{name}: judged {was}, here {now}" for name, was, now in pairs if was != now]
+
+
+def engine_version_of(serve: Environment) -> str:
+    """The engine's version, as it tells it itself; raises RegistryError when it does not."""
+    try:
+        answer = subprocess.run(
+            [str(serve.python), "-c", ASK_ENGINE],
+            capture_output=True,
+            text=True,
+            timeout=ENGINE_SECONDS,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise RegistryError(
+            f"the engine does not tell its version: {error}",
+            where=str(serve.python),
+            cure="`prepare env doctor` checks the environments",
+        ) from error
+    # vLLM says things of its own on standard output.
+    lines = [line for line in answer.stdout.splitlines() if line.startswith("engine-version ")]
+    return lines[-1].split()[1] if lines else "unknown"
+
+
+def accelerator_of(judged: JudgedTuple) -> Accelerator:
+    """Which kind of machine it was judged on."""
+    return Accelerator(judged.hardware["accelerator"])
+
+
+def find_version(registry: Registry, reference: str) -> Version:
+    """The version that NAME@ALIAS or NAME@NUMBER names; moves left unfinished are finished before.
+
+    Raises:
+        UsageError: it is not of that form, or there is none.
+    """
+    name, mark, wanted = reference.rpartition("@")
+    if not (mark and name and wanted):
+        raise UsageError(
+            f"'{reference}' names no version",
+            where="NAME@ALIAS",
+            cure="write the model's name, '@', and an alias or a version's number: "
+            "smollm2-135m@champion, smollm2-135m@3",
+        )
+    registry.settle(name)
+    versions = registry.versions(name)
+    for version in versions:
+        if wanted in version.aliases or wanted == version.version:
+            return version
+    known = sorted({alias for version in versions for alias in version.aliases})
+    raise UsageError(
+        f"'{name}' has no version or alias '{wanted}'" if versions else f"no model '{name}'",
+        where=registry.uri,
+        cure=f"its aliases: {', '.join(known) or 'none'}; versions: "
+        f"{', '.join(v.version for v in versions)}"
+        if versions
+        else f"known: {', '.join(registry.names()) or 'nothing yet'}",
+    )
+
+
+def check_files(version: Version, folder: Path, digests: FileDigests | None = None) -> int:
+    """Hold a folder's files against the digests that were registered; returns how many.
+
+    Raises:
+        RegistryError: they are not the files that were judged.
+        CheckpointError: the folder has no weights, or a file cannot be read.
+    """
+    if WEIGHTS_TAG not in version.tags:
+        raise RegistryError(
+            f"version {version.version} of '{version.name}' has no digest to check its files by",
+            where=f"tag {WEIGHTS_TAG}",
+            cure="it was not registered by `prepare`, or its tags were changed",
+        )
+    found = {WEIGHTS_TAG: digest_of_weights(folder, digests)}
+    # Versions registered before there was this tag have the weights' alone.
+    if FILES_TAG in version.tags:
+        found[FILES_TAG] = digest_of_other_files(folder)
+    words = {WEIGHTS_TAG: "weights", FILES_TAG: "other files (config, tokenizer)"}
+    for tag, digest in found.items():
+        if version.tags[tag] != digest:
+            raise RegistryError(
+                f"the {words[tag]} are not those that were judged: their digest is "
+                f"{digest[:12]}, registered is {version.tags[tag][:12]}",
+                where=str(folder),
+                cure="somebody changed, added or removed a file; the verdict says nothing of these",
+            )
+    return sum(path.is_file() for path in folder.rglob("*"))
+
+
+def pull_version(registry: Registry, version: Version, destination: Path) -> int:
+    """Copy the version's files into a new folder, which appears when they are whole.
+
+    Returns:
+        how many files.
+
+    Raises:
+        UsageError: the folder is there already.
+        RegistryError: the files cannot be had, or are not those that were judged.
+    """
+    if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
+        raise UsageError(
+            "the destination is there already, and not empty",
+            where=str(destination),
+            cure="name a new folder",
+        )
+    partial = destination.with_name(f".{destination.name}.{os.getpid()}.partial")
+    try:
+        partial.mkdir(parents=True)
+        registry.fetch(version, partial)
+        files = check_files(version, partial)
+        if destination.exists():
+            destination.rmdir()
+        partial.rename(destination)
+    except OSError as error:
+        raise RegistryError(
+            f"the files cannot be copied: {error.strerror or error}",
+            where=str(error.filename or destination),
+            cure="name a folder on a disk with room that you may write",
+        ) from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return files
+
+
+def digest_of_weights(folder: Path, digests: FileDigests | None = None) -> str:
+    """Digest of names and contents of the weight files, as the stage `quantize` makes it."""
+    of = digests.of if digests is not None else _plainly
+    return digest_json([[file.name, of(file, Silent())] for file in weight_files(folder)])
+
+
+def digest_of_other_files(folder: Path) -> str:
+    """Digest of names and contents of every file that is no safetensors file."""
+    others = sorted(
+        path for path in folder.rglob("*") if path.is_file() and path.suffix != ".safetensors"
+    )
+    return digest_json([[path.relative_to(folder).as_posix(), _plainly(path)] for path in others])
+
+
+def _plainly(file: Path, progress: Progress | None = None) -> str:
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()

@@ -1,0 +1,75 @@
+"""The preflight of one run: before the checkpoint is fetched or hashed, and once it is planned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from pipeline.capacity.capacity_request import read_source
+from pipeline.errors import CheckpointError, PrepareError
+from pipeline.hub import bytes_to_download
+from pipeline.plan import Find, Plan
+from pipeline.preflight.machine import existing_folder, this_machine
+from pipeline.preflight.preflight import Preflight
+from pipeline.preparation import Choices
+from pipeline.settings import Settings
+
+
+def preflight_of(choices: Choices, settings: Settings) -> Preflight | None:
+    """The checks of a run, from config.json and headers alone.
+
+    Returns:
+        None where these cannot be read: a demo that is not made yet, or a checkpoint that is
+        missing or damaged, which `locate` tells with a cure of its own.
+    """
+    try:
+        source = read_source(choices, settings)
+    except CheckpointError:
+        return None
+    return Preflight(
+        source=source,
+        recipes=choices.recipes,
+        baseline=choices.baseline,
+        profile=choices.profile,
+        machine=this_machine(settings.store, with_gpu=choices.profile.accelerator == "cuda"),
+        store=settings.store.resolve(),
+    )
+
+
+def early_faults(preflight: Preflight, choices: Choices) -> list[PrepareError]:
+    """What can be told before anything is fetched, hashed or built.
+
+    The disk is among it only for a checkpoint that still has to be downloaded and a store without
+    variants: of any other, what is in the store already is known from the plan.
+    """
+    faults = preflight.faults()
+    reference = choices.reference
+    if reference.kind == "hub" and not _has_variants(preflight.store):
+        missing = bytes_to_download(reference.name, reference.revision)
+        if missing:
+            here = missing if _is_on_the_same_disk(preflight.store) else 0
+            faults += preflight.disk_fault((), here)
+    return faults
+
+
+def late_faults(preflight: Preflight, plan: Plan, find: Find) -> list[PrepareError]:
+    """Too little disk for the variants that are not in the store yet."""
+    return preflight.disk_fault(stored_variants(plan, find))
+
+
+def stored_variants(plan: Plan, find: Find) -> set[str]:
+    """Recipes whose weights are made already."""
+    return {v.recipe.name for v in plan.variants if find(v.stages["quantize"]) is not None}
+
+
+def _has_variants(store: Path) -> bool:
+    folder = store / "stages" / "quantize"
+    return folder.is_dir() and any(folder.iterdir())
+
+
+def _is_on_the_same_disk(store: Path) -> bool:
+    """Whether the Hub's cache lies on the store's disk."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    places: Iterable[Path] = (store, Path(HF_HUB_CACHE))
+    return len({existing_folder(place).stat().st_dev for place in places}) == 1

@@ -1,0 +1,208 @@
+"""The checks of a preflight: each tells what would go wrong, or nothing.
+
+None of them reads weights, builds an environment or asks the network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any
+
+from pipeline import catalog
+from pipeline.capacity.capacity_plan import capacity_plan
+from pipeline.capacity.stage_needs import SMALL_FILES_BYTES, stage_needs
+from pipeline.checkpoint import QUANTIZATION_KEYS
+from pipeline.errors import CheckpointError, PreflightError, PrepareError, UsageError
+from pipeline.inspection.inspection import Inspection
+from pipeline.inspection.model_shape import text_level
+from pipeline.inspection.source import Source
+from pipeline.preflight.machine import Machine
+from pipeline.suitability import (
+    check_architecture,
+    check_experts,
+    check_servable,
+    check_shapes,
+)
+from pipeline.variant_size import VariantWeights
+from recipes.schema import Recipe, ServingProfile
+
+GENERATING = ("ForCausalLM", "LMHeadModel")
+
+Weights = dict[str, VariantWeights]
+"""What each recipe makes of the checkpoint, by its name; the baseline's too."""
+
+
+def unsupported_architecture(architecture: str, config: str) -> PrepareError | None:
+    """Models that do not generate text are not quantized here.
+
+    Args:
+        architecture: first of config.json's architectures.
+        config: its place, for messages.
+    """
+    if architecture.endswith(GENERATING):
+        return None
+    return CheckpointError(
+        f"the architecture '{architecture}' is not supported: "
+        "only text-generating decoders are (names that end in ForCausalLM)",
+        where=f"{config}, key architectures",
+        cure="give a decoder-only language model",
+    )
+
+
+def already_quantized(config: str) -> PrepareError:
+    """The error for a checkpoint that says so of itself."""
+    return CheckpointError(
+        "the checkpoint is already quantized",
+        where=f"{config}, key quantization_config",
+        cure="give the original 16-bit checkpoint",
+    )
+
+
+def says_quantized(config: dict[str, Any]) -> bool:
+    """Whether config.json says that the weights are quantized."""
+    level = text_level(config)
+    return any(part.get(key) for part in (config, level) for key in QUANTIZATION_KEYS)
+
+
+def missing_gpus(profile: ServingProfile, machine: Machine) -> PrepareError | None:
+    """A profile for GPUs needs them: as many as one copy is spread over."""
+    if profile.accelerator != "cuda":
+        return None
+    wanted = tensor_parallel(profile)
+    if machine.gpus >= wanted:
+        return None
+    found = f"this machine has {machine.gpus}" if machine.gpus else "none is found here"
+    return UsageError(
+        f"the profile '{profile.name}' serves on {wanted} NVIDIA GPU{'s' if wanted > 1 else ''}, "
+        f"and {found}",
+        where=f"--profile {profile.name}",
+        cure="run on a machine that nvidia-smi lists them on, or choose another profile: "
+        f"{', '.join(catalog.profile_names())}",
+    )
+
+
+def too_old_gpu(recipe: Recipe, profile: ServingProfile, machine: Machine) -> PrepareError | None:
+    """A GPU without the recipe's number format: FP8 below compute capability 8.9."""
+    needed = recipe.minimum_compute_capability
+    found = machine.compute_capability if profile.accelerator == "cuda" else None
+    if needed is None or found is None or found >= needed:
+        return None
+    return UsageError(
+        f"'{recipe.name}' needs a GPU of compute capability {needed}, this one has {found}",
+        where=f"--recipe {recipe.name}",
+        cure="leave the recipe out, or run on a newer GPU",
+    )
+
+
+def unsuitable(
+    recipe: Recipe,
+    source: Source,
+    architecture: str,
+    profile: ServingProfile,
+    flags: frozenset[str],
+) -> Iterable[PrepareError]:
+    """A recipe that is not for this model or this machine; see pipeline/suitability.py.
+
+    Args:
+        recipe: of a variant.
+        source: config and headers of the checkpoint.
+        architecture: first of config.json's architectures.
+        profile: says what it is served on.
+        flags: of the CPU.
+    """
+    seen: tuple[Callable[[], None], ...] = (
+        lambda: check_servable(recipe, profile.accelerator, flags),
+        lambda: check_architecture(recipe, architecture),
+        lambda: check_experts(recipe, source.tensors, source.config),
+        lambda: check_shapes(recipe, source.tensors, source.config),
+    )
+    for check in seen:
+        try:
+            check()
+        except PrepareError as fault:
+            yield fault
+
+
+def too_little_gpu_memory(
+    inspection: Inspection, recipes: Sequence[Recipe], profile: ServingProfile, machine: Machine
+) -> Iterable[PrepareError]:
+    """The baseline or a variant that the engine could not start with on this machine's GPUs.
+
+    A GPU that no data file describes is not checked.
+
+    Args:
+        inspection: of the checkpoint.
+        recipes: of the variants.
+        profile: says how the engine is started.
+        machine: that it is started on.
+    """
+    gpu = catalog.gpu_of_driver(machine.gpu) if machine.gpu else None
+    if gpu is None or profile.accelerator != "cuda":
+        return
+    together = tensor_parallel(profile)
+    plan = capacity_plan(inspection, recipes, gpu, together, profile=profile)
+    for fit in plan.fits:
+        if fit.tensor_parallel == together and fit.obstacle in ("split", "weights", "context"):
+            number = f"{together} x {gpu.name}" if together > 1 else f"one {gpu.name}"
+            yield PreflightError(
+                f"'{fit.variant}' cannot be served on {number}: {fit.reason}",
+                where=f"--profile {profile.name}",
+                cure=fit.cure,
+            )
+
+
+def too_little_memory(
+    inspection: Inspection,
+    recipes: Sequence[Recipe],
+    weights: Weights,
+    profile: ServingProfile,
+    machine: Machine,
+) -> Iterable[PrepareError]:
+    """Stages that need more of the machine's memory than there is."""
+    for need in stage_needs(inspection, recipes, weights, profile):
+        if need.host_bytes is not None and need.host_bytes > machine.memory_bytes:
+            yield PreflightError(
+                f"the stage '{need.stage}' of '{need.variant}' needs about "
+                f"{need.host_bytes / 1e9:,.1f} GB of memory ({need.basis}), this machine has "
+                f"{machine.memory_bytes / 1e9:,.1f} GB",
+                where=f"--recipe {need.variant}",
+                cure="run on a machine with more memory"
+                + (", or leave the recipe out" if need.variant != catalog.BASELINE else ""),
+            )
+
+
+def too_little_disk(
+    weights: Weights, stored: Collection[str], download: int, machine: Machine, store: str
+) -> PrepareError | None:
+    """Variants that are still to be made need more space than the store's disk has.
+
+    Args:
+        weights: of the variants.
+        stored: variants whose weights are in the store already.
+        download: bytes of the checkpoint that still have to be fetched to the same disk.
+        machine: that has the disk.
+        store: its folder, for messages.
+    """
+    to_make = {
+        name: made.bytes + SMALL_FILES_BYTES
+        for name, made in weights.items()
+        if name not in stored and name != catalog.BASELINE
+    }
+    needed = sum(to_make.values()) + download
+    if needed <= machine.free_disk_bytes:
+        return None
+    parts = [f"{name} {size / 1e9:,.1f}" for name, size in to_make.items()]
+    if download:
+        parts.insert(0, f"download {download / 1e9:,.1f}")
+    return PreflightError(
+        f"the run needs {needed / 1e9:,.1f} GB of disk ({', '.join(parts)}), "
+        f"{machine.free_disk_bytes / 1e9:,.1f} GB are free",
+        where=store,
+        cure="free some space, name another place with --store DIR, or leave recipes out",
+    )
+
+
+def tensor_parallel(profile: ServingProfile) -> int:
+    """GPUs that one copy is spread over."""
+    value = profile.engine_arguments.get("tensor-parallel-size", 1)
+    return value if type(value) is int and value > 0 else 1

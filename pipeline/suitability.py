@@ -1,0 +1,115 @@
+"""Whether a recipe suits a checkpoint and a machine, seen before any work."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import StageError, UsageError
+from pipeline.inspection.divisibility import undivided_columns, undivided_rows
+from pipeline.inspection.ignored import decoder_layers, ignore_list
+from pipeline.inspection.linear_layers import is_quantizable
+from pipeline.inspection.module_kind import module_kind
+from pipeline.safetensors_header import Tensor
+from recipes.schema import AcceleratorName, Recipe
+
+
+def check_servable(recipe: Recipe, accelerator: AcceleratorName, cpu_flags: frozenset[str]) -> None:
+    """See that vLLM can serve what the recipe makes.
+
+    Args:
+        recipe: that is asked for.
+        accelerator: of the serving profile.
+        cpu_flags: as :func:`cpu_flags` finds them.
+
+    Raises:
+        UsageError: it has no kernels for such weights there.
+    """
+    places: list[str] = [accelerator]
+    if accelerator == "cpu" and "amx_tile" not in cpu_flags:
+        places.append("cpu-without-amx")
+    for place, reason in recipe.cannot_serve_on.items():
+        if place in places:
+            raise UsageError(
+                f"'{recipe.name}' cannot be served on this machine: {reason}",
+                where=f"--recipe {recipe.name}",
+                cure="leave the recipe out, or run on a machine that has the kernels",
+            )
+
+
+def check_architecture(recipe: Recipe, architecture: str) -> None:
+    """Raise UsageError where the recipe says that it is not for such models."""
+    if not recipe.suits(architecture):
+        known = ", ".join(recipe.architectures) or "all others"
+        raise UsageError(
+            f"'{recipe.name}' is not for {architecture}: it is for {known}",
+            where=f"--recipe {recipe.name}",
+            cure="leave the recipe out, or choose another: prepare recipes list",
+        )
+
+
+def check_shapes(recipe: Recipe, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> None:
+    """See that the recipe's groups or blocks divide every layer that it quantizes.
+
+    Args:
+        recipe: that is asked for.
+        tensors: of the checkpoint's headers, by name.
+        config: the checkpoint's config.json.
+
+    Raises:
+        StageError: they do not; the widths in the way are named.
+    """
+    quantization = recipe.quantization
+    ignore = ignore_list(tensors, config, quantization.ignore)
+    shapes = {n: t.shape for n, t in tensors.items() if is_quantizable(n, t, ignore)}
+    cure = "choose a recipe without groups or blocks, such as fp8-dynamic"
+    columns = undivided_columns(quantization, {shape[1] for shape in shapes.values()})
+    if columns:
+        raise StageError(
+            f"'{recipe.name}' does not suit this checkpoint: none of its group sizes divides "
+            f"layers of {', '.join(map(str, columns))} columns",
+            where=f"--recipe {recipe.name}",
+            cure=f"{cure}; where the recipe has the key quantization.smaller_group_sizes, "
+            "a size there that divides them will do",
+        )
+    rows = undivided_rows(quantization, shapes)
+    if rows:
+        name, count = next(iter(rows.items()))
+        raise StageError(
+            f"'{recipe.name}' does not suit this checkpoint: its blocks do not divide the {count} "
+            f"rows of '{name}', which vLLM puts together with others",
+            where=f"--recipe {recipe.name}",
+            cure=cure,
+        )
+
+
+def check_experts(recipe: Recipe, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> None:
+    """See that a mixture's experts are matrices of their own, as vLLM is to find them again.
+
+    llm-compressor takes stacks apart and calibrates each expert, but saves the experts apart too,
+    under names that the source does not have, so nothing of them could be verified.
+
+    Raises:
+        StageError: the source has the experts of a layer in one tensor, and the recipe would have
+            to take them apart.
+    """
+    if getattr(recipe.quantization, "scheme", None) == "FP8_DYNAMIC":
+        return
+    layers = decoder_layers(config)
+    for name, tensor in tensors.items():
+        if len(tensor.shape) == 3 and module_kind(name, 3, layers) == "experts":
+            raise StageError(
+                f"'{recipe.name}' does not suit this checkpoint: '{name}' has all experts of a "
+                "layer in one tensor",
+                where=f"--recipe {recipe.name}",
+                cure="choose fp8-dynamic, which leaves such experts in 16 bits",
+            )
+
+
+def cpu_flags(path: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
+    """What the first processor can do, as Linux names it, such as `amx_tile`."""
+    for line in path.read_text().splitlines():
+        if line.startswith("flags"):
+            return frozenset(line.partition(":")[2].split())
+    return frozenset()

@@ -1,0 +1,161 @@
+"""Files beside the weights: tokenizer and templates as they were, config.json of the same model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pipeline.checkpoint import CARRIED_OVER
+from pipeline.errors import VerificationError
+from pipeline.weight_files import read_json, weight_files
+
+# Weights in formats that can run a program when loaded, or that an engine could take instead.
+OTHER_WEIGHTS = {".bin", ".pt", ".pth", ".pkl", ".ckpt", ".h5", ".msgpack", ".gguf", ".npz"}
+GENERATION = "generation_config.json"
+VERSION = "transformers_version"
+# What quantizing sets, and what says nothing of the model.
+OWN_KEYS = frozenset(
+    {
+        "quantization_config",
+        "compression_config",
+        "dtype",
+        "torch_dtype",
+        "transformers_version",
+        "_name_or_path",
+        "_attn_implementation_autoset",
+    }
+)
+# The same facts in the words of transformers 4 and 5; compared by `_rope`.
+ROPE_KEYS = frozenset({"rope_theta", "rope_scaling", "rope_parameters"})
+# Saving again may drop other keys that say what is the default anyway.
+NEVER_DROPPED = frozenset(
+    {
+        "architectures",
+        "model_type",
+        "vocab_size",
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "hidden_act",
+        "max_position_embeddings",
+        "rms_norm_eps",
+        "sliding_window",
+        "bos_token_id",
+        "eos_token_id",
+        "pad_token_id",
+        "num_experts",
+        "num_local_experts",
+        "n_routed_experts",
+        "num_experts_per_tok",
+    }
+)
+
+
+def check_only_safetensors(variant: Path) -> None:
+    """No pickled weights may ride along, and no safetensors that the model is not made of.
+
+    Raises:
+        VerificationError: naming the file.
+        CheckpointError: the weights' files do not fit together.
+    """
+    for path in sorted(variant.iterdir()):
+        if path.suffix in OTHER_WEIGHTS:
+            raise VerificationError(
+                "the variant holds a file of weights that are no safetensors", where=str(path)
+            )
+    strangers = sorted(set(variant.glob("*.safetensors")) - set(weight_files(variant)))
+    if strangers:
+        raise VerificationError(
+            "the variant holds a file of weights that it is not made of", where=str(strangers[0])
+        )
+
+
+def check_carried_over(source: Path, variant: Path) -> None:
+    """Tokenizer, templates and the like are byte for byte the source's.
+
+    The generation config may differ in the version of transformers that wrote it.
+
+    Raises:
+        VerificationError: naming the file.
+    """
+    for name in CARRIED_OVER:
+        before, after = source / name, variant / name
+        if before.is_file() != after.is_file():
+            raise VerificationError(
+                f"'{name}' {'is missing from' if before.is_file() else 'was added to'} the variant",
+                where=str(after),
+            )
+        if before.is_file() and not _same_content(before, after):
+            raise VerificationError(f"'{name}' differs from the source's", where=str(after))
+
+
+def _same_content(before: Path, after: Path) -> bool:
+    if before.read_bytes() == after.read_bytes():
+        return True
+    if before.name != GENERATION:
+        return False
+    return {**read_json(before), VERSION: None} == {**read_json(after), VERSION: None}
+
+
+def check_config(source: Path, variant: Path) -> list[str]:
+    """config.json describes the same model.
+
+    Returns:
+        keys of the source's that the variant does not have; those say what is the default.
+
+    Raises:
+        VerificationError: naming a key with another value, or one that must not be missing.
+    """
+    before, after = read_json(source / "config.json"), read_json(variant / "config.json")
+    return _check_level(before, after, "", variant / "config.json")
+
+
+def _check_level(
+    before: dict[str, Any], after: dict[str, Any], above: str, where: Path
+) -> list[str]:
+    dropped = []
+    for key in sorted(before.keys() - OWN_KEYS - ROPE_KEYS):
+        name, value = above + key, before[key]
+        if key not in after:
+            if key in NEVER_DROPPED and value is not None:
+                raise VerificationError(
+                    f"config.json lacks the key '{name}', which the source sets to {_short(value)}",
+                    where=f"{where}, key {name}",
+                )
+            dropped.append(name)
+        elif isinstance(value, dict) and isinstance(after[key], dict):
+            dropped += _check_level(value, after[key], f"{name}.", where)
+        elif value != after[key]:
+            raise VerificationError(
+                f"config.json says {_short(after[key])} for '{name}', "
+                f"the source's says {_short(value)}",
+                where=f"{where}, key {name}",
+                cure="quantize again; the quantizer read the checkpoint as another model",
+            )
+    if _rope(before) != _rope(after):
+        raise VerificationError(
+            f"config.json says {_short(_rope(after))} for the rotary embedding, "
+            f"the source's says {_short(_rope(before))}",
+            where=f"{where}, key {above}rope_parameters",
+        )
+    return dropped
+
+
+def _rope(config: dict[str, Any]) -> dict[str, Any]:
+    """The rotary embedding's settings, whichever transformers wrote them, without its defaults."""
+    found: dict[str, Any] = {}
+    if config.get("rope_theta") is not None:
+        found["rope_theta"] = config["rope_theta"]
+    for key in ("rope_scaling", "rope_parameters"):
+        found |= config.get(key) or {}
+    kind = found.pop("rope_type", found.pop("type", "default"))
+    found.pop("type", None)
+    return found | ({} if kind in (None, "default") else {"rope_type": kind})
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,234 @@
+"""Whether AWQ's or SmoothQuant's scaling leaves the model's function as it was.
+
+Both multiply the columns of a layer and divide what feeds it by the same numbers: the weight of a
+norm, or the rows of the layer before (v_proj for o_proj, up_proj for down_proj). A slip between
+the two gives garbage whose layers look sound one by one. `rescaling.py` has fitted what each
+layer's columns and rows were multiplied by; here every layer's columns have to be made up for by
+one of the things in its block that can feed it, and everything rescaled by a layer it feeds.
+
+Compared are medians over channels of logarithms: a channel that was nearly rounded away has no
+scale that could be seen.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pipeline.errors import VerificationError
+from pipeline.verification.weight_format import block_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pipeline.verification.number_types import Floats
+    from pipeline.verification.rescaling import Rescaled
+
+# How far scales may seem to be off, as natural logarithms: shares of the layer's noise (the root of
+# noise over signal), and a least. Of the demo's variants the largest are 0.04 for the spread over
+# channels and 0.06 for the factor that all have in common, with noise of 0.2.
+SPREAD_OF_NOISE, LEAST_SPREAD = 0.5, 0.03
+OFFSET_OF_NOISE, LEAST_OFFSET = 0.8, 0.04
+NORM_CHANGED = 0.1
+# Layers that read the same activations have to agree in what makes up for their scaling.
+SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"))
+# Layers whose columns are fed by another's rows, by the last part of their names.
+FED_BY_ROWS = {"o_proj": "v_proj", "down_proj": "up_proj", "w2": "w3", "fc2": "fc1"}
+CURE = "quantize again; where it comes again, the quantizer has a defect: use another recipe"
+
+
+@dataclass(frozen=True)
+class Feed:
+    """What can feed a layer.
+
+    Attributes:
+        name: of the norm or the layer; empty for activations that nothing rescaled.
+        factors: that its outputs were multiplied by, one a channel.
+    """
+
+    name: str
+    factors: Floats
+
+
+def check_preserved(
+    layers: Mapping[str, Rescaled], norms: Mapping[str, tuple[Floats, Floats]], where: str
+) -> None:
+    """Hold the scaling of every layer against what feeds it.
+
+    Some families (Gemma) store the weights of their norms less one; nothing in a checkpoint says
+    so, and the whole model has to fit one way or the other.
+
+    Args:
+        layers: what was fitted, by module.
+        norms: weights of the source and of the variant by module, each one number a channel.
+        where: the variant, for the error.
+
+    Raises:
+        VerificationError: naming a layer or a norm whose scaling nothing makes up for.
+    """
+    try:
+        _check_all(layers, {name: _divided(after, w) for name, (w, after) in norms.items()}, where)
+    except VerificationError as error:
+        less_one = {name: _divided(1 + after, 1 + w) for name, (w, after) in norms.items()}
+        try:
+            _check_all(layers, less_one, where)
+        except VerificationError:
+            raise error from None
+
+
+def _check_all(layers: Mapping[str, Rescaled], norms: dict[str, Floats], where: str) -> None:
+    for block in sorted({block_of(f"{module}.") for module in layers}):
+        inside = {name: layer for name, layer in layers.items() if block_of(f"{name}.") == block}
+        feeds = [Feed(name, f) for name, f in norms.items() if block_of(f"{name}.") == block]
+        _check_block(inside, feeds, where)
+
+
+def _check_block(layers: dict[str, Rescaled], norms: list[Feed], where: str) -> None:
+    fed_by = _fed_by_rows(layers)
+    # What a factor of all channels is off by, of the layers that are fed by rows: it may stand
+    # with those rows, with the columns, or with the columns before, and only the sum counts.
+    carried: dict[str, float] = {}
+    for name, before in fed_by.items():
+        spread, offset = _mismatch(_divided(1.0, layers[before].rows), layers[name].columns)
+        carried[before] = offset
+        if spread > _spread_allowed(layers[name]) + _spread_allowed(layers[before]):
+            raise VerificationError(
+                f"the rows of '{before}' and the columns of '{name}' were rescaled, "
+                f"and do not make up for each other (off by {spread:.0%} in the median)",
+                where=where,
+                cure=CURE,
+            )
+    used: set[str] = set()
+    for group in _groups({name: layer for name, layer in layers.items() if name not in fed_by}):
+        used |= _check_group({name: layers[name] for name in group}, norms, carried, where)
+    _check_rows(layers, set(fed_by.values()), where)
+    _check_norms_used(norms, used, where)
+
+
+def _fed_by_rows(layers: dict[str, Rescaled]) -> dict[str, str]:
+    """Of the layers that another's rows feed, which one; none where a channel feeds several."""
+    found = {}
+    for name, layer in layers.items():
+        parent, _, leaf = name.rpartition(".")
+        before = f"{parent}.{FED_BY_ROWS.get(leaf)}"
+        if before in layers and len(layers[before].rows) == len(layer.columns):
+            found[name] = before
+    return found
+
+
+def _check_group(
+    layers: dict[str, Rescaled], norms: list[Feed], carried: dict[str, float], where: str
+) -> set[str]:
+    """Layers that read the same; returns the norms that fit all of them."""
+    import numpy as np
+
+    channels = len(next(iter(layers.values())).columns)
+    feeds = [Feed("", np.ones(channels, np.float32)), *norms]
+    fitting, spreads = [], []
+    for feed in (feed for feed in feeds if len(feed.factors) == channels):
+        off = {name: _mismatch(feed.factors, layer.columns) for name, layer in layers.items()}
+        worst = max(off, key=lambda name: off[name][0] - _spread_allowed(layers[name]))
+        spreads.append((off[worst][0] - _spread_allowed(layers[worst]), off[worst][0], worst))
+        if spreads[-1][0] <= 0:
+            factors = {name: off[name][1] + carried.get(name, 0.0) for name in layers}
+            fitting.append((feed, factors))
+    if not fitting:
+        _, spread, worst = min(spreads)
+        raise VerificationError(
+            f"the columns of '{worst}' were rescaled, and neither a norm nor another layer makes "
+            f"up for it (the best is off by {spread:.0%} in the median)",
+            where=where,
+            cure=CURE,
+        )
+    whole = [
+        feed
+        for feed, factors in fitting
+        if all(
+            abs(factor) <= _offset_allowed(layers[name]) * (2 if name in carried else 1)
+            for name, factor in factors.items()
+        )
+    ]
+    if not whole:
+        factors = min((factors for _, factors in fitting), key=lambda f: max(map(abs, f.values())))
+        name = max(factors, key=lambda name: abs(factors[name]))
+        raise VerificationError(
+            f"'{name}' is scaled by {math.exp(abs(factors[name])):.2f} as a whole"
+            + (", together with the layer that it feeds," if name in carried else "")
+            + " and nothing makes up for it",
+            where=where,
+            cure=CURE,
+        )
+    return {feed.name for feed in whole}
+
+
+def _check_rows(layers: dict[str, Rescaled], feeding: set[str], where: str) -> None:
+    import numpy as np
+
+    for name, layer in layers.items():
+        spread, _ = _mismatch(layer.rows, np.ones_like(layer.rows))
+        if name not in feeding and spread > _spread_allowed(layer):
+            raise VerificationError(
+                f"the rows of '{name}' were rescaled, and no layer makes up for it",
+                where=where,
+                cure=CURE,
+            )
+
+
+def _check_norms_used(norms: list[Feed], used: set[str], where: str) -> None:
+    for norm in norms:
+        spread, offset = _mismatch(norm.factors, norm.factors * 0 + 1)
+        if max(spread, abs(offset)) > NORM_CHANGED and norm.name not in used:
+            raise VerificationError(
+                f"'{norm.name}.weight' was rescaled, and no layer makes up for it",
+                where=where,
+                cure=CURE,
+            )
+
+
+def _spread_allowed(layer: Rescaled) -> float:
+    return max(LEAST_SPREAD, SPREAD_OF_NOISE * _noise_share(layer))
+
+
+def _offset_allowed(layer: Rescaled) -> float:
+    return max(LEAST_OFFSET, OFFSET_OF_NOISE * _noise_share(layer))
+
+
+def _noise_share(layer: Rescaled) -> float:
+    noise = layer.noise
+    return math.sqrt(noise.noise / noise.signal) if noise.signal else 0.0
+
+
+def _groups(layers: dict[str, Rescaled]) -> list[list[str]]:
+    """Layers that read the same activations, the rest each by itself."""
+    groups: dict[tuple[str, int], list[str]] = {}
+    for name in layers:
+        parent, _, leaf = name.rpartition(".")
+        number = next((n for n, words in enumerate(SIBLINGS) if leaf in words), -1)
+        groups.setdefault((parent, number) if number >= 0 else (name, -1), []).append(name)
+    return list(groups.values())
+
+
+def _mismatch(factors: Floats, columns: Floats) -> tuple[float, float]:
+    """Median distance from a common factor, and that factor, both as logarithms.
+
+    `columns` is what the stored columns have to be multiplied by to be the source's again, and so
+    equals `factors` where the function is as it was.
+    """
+    import numpy as np
+
+    ratio = _divided(factors, columns)
+    known = ratio[np.isfinite(ratio) & (ratio > 0)]
+    if not known.size:
+        return float("inf"), 0.0
+    logarithms = np.log(known.astype(np.float64))
+    offset = float(np.median(logarithms))
+    return float(np.median(np.abs(logarithms - offset))), offset
+
+
+def _divided(above: Any, below: Any) -> Floats:
+    """NaN where there is no ratio."""
+    import numpy as np
+
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        return np.asarray(np.divide(above, below), np.float32)

@@ -1,0 +1,138 @@
+"""Tensors that the recipe leaves alone: equal to the source's, or rescaled where it may rescale."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from operator import eq
+from typing import TYPE_CHECKING
+
+from pipeline.errors import VerificationError
+from pipeline.verification.noise import chunks
+from pipeline.verification.rescaling import measure_rescaled
+
+if TYPE_CHECKING:
+    from pipeline.verification.number_types import Floats
+    from pipeline.verification.tensor_files import StoredTensor
+
+# A matrix that is only rescaled (a router behind a norm) loses what 16 bits lose.
+RESCALED_DB = 35.0
+# Of a number that goes from bf16 or float32 to float16 or bf16; the absolute part is float16's
+# smallest normal number, below which it keeps fewer digits.
+ROUNDED = 2.0**-8
+FLUSHED = 2.0**-14
+CURE = "quantize again; what changed it is in the worker.log, if anywhere"
+
+
+@dataclass(frozen=True)
+class KeptTensor:
+    """What was found of a tensor.
+
+    Attributes:
+        name: of it.
+        retyped: 'BF16 to F16' where its type differs; None where not.
+        weights: the source's and the variant's numbers of a vector that was rescaled, or could
+            have been; None for all else.
+    """
+
+    name: str
+    retyped: str | None = None
+    weights: tuple[Floats, Floats] | None = None
+
+
+def check_equal(source: StoredTensor, variant: StoredTensor) -> KeptTensor:
+    """The tensor is the source's, byte for byte, or number for number in another type.
+
+    Raises:
+        VerificationError: it differs.
+    """
+    if source.dtype == variant.dtype:
+        if _same_bytes(source, variant):
+            return KeptTensor(source.name)
+        raise VerificationError(
+            f"'{variant.name}' differs from the source's, and the recipe leaves it alone",
+            where=str(variant.path),
+            cure=CURE,
+        )
+    return check_close(source, variant, exact=True)
+
+
+def check_close(source: StoredTensor, variant: StoredTensor, *, exact: bool) -> KeptTensor:
+    """The tensor has the source's numbers in another type, rounded where that is allowed.
+
+    Raises:
+        VerificationError: a number differs, or did not fit.
+    """
+    import numpy as np
+
+    retyped = f"{source.dtype} to {variant.dtype}"
+    rows = source.shape[0] if source.shape else 1
+    for begin, end in chunks(rows, max(1, source.size // max(1, rows))):
+        before, after = source.floats(begin, end), variant.floats(begin, end)
+        # NaN is the same as NaN: some checkpoints have unused rows of them.
+        same = (before == after) | (np.isnan(before) & np.isnan(after))
+        if not exact:
+            with np.errstate(invalid="ignore"):
+                same |= np.abs(before - after) <= np.abs(before) * ROUNDED + FLUSHED
+        if not same.all():
+            raise VerificationError(
+                f"'{variant.name}' went from {retyped}, and its numbers differ from the source's",
+                where=str(variant.path),
+                cure="use a recipe that keeps the checkpoint's own type" if exact else CURE,
+            )
+    return KeptTensor(source.name, retyped)
+
+
+def check_rescaled(source: StoredTensor, variant: StoredTensor) -> KeptTensor:
+    """The tensor is the source's, but for scales that the recipe may have folded into it.
+
+    Raises:
+        VerificationError: a vector has no finite numbers or only zeros; a matrix is not the
+            source's up to a scale for each row and column.
+    """
+    import numpy as np
+
+    retyped = None if source.dtype == variant.dtype else f"{source.dtype} to {variant.dtype}"
+    if len(source.shape) == 2 and "embed" not in source.name:
+        if retyped is None and _same_bytes(source, variant):
+            return KeptTensor(source.name)
+        _check_matrix(source, variant)
+        return KeptTensor(source.name, retyped)
+    if len(source.shape) != 1:
+        same_type = source.dtype == variant.dtype
+        return (
+            check_equal(source, variant) if same_type else check_close(source, variant, exact=False)
+        )
+    before, after = source.floats(), variant.floats()
+    if not np.isfinite(after).all() or (before.any() and not after.any()):
+        raise VerificationError(
+            f"'{variant.name}' holds {'only zeros' if not after.any() else 'no finite numbers'}",
+            where=str(variant.path),
+            cure=CURE,
+        )
+    return KeptTensor(source.name, retyped, (before, after))
+
+
+class _Plain:
+    """A matrix that is stored as it is."""
+
+    def __init__(self, tensor: StoredTensor) -> None:
+        self.tensor = tensor
+
+    def rows(self, begin: int, end: int) -> Floats:
+        """Rows as they are stored."""
+        return self.tensor.floats(begin, end)
+
+
+def _check_matrix(source: StoredTensor, variant: StoredTensor) -> None:
+    found = measure_rescaled(source, _Plain(variant)).noise.sqnr_db
+    if found < RESCALED_DB:
+        raise VerificationError(
+            f"'{variant.name}' differs from the source's by more than scales of rows and columns "
+            f"({found:.1f} dB)",
+            where=str(variant.path),
+            cure=CURE,
+        )
+
+
+def _same_bytes(source: StoredTensor, variant: StoredTensor) -> bool:
+    return source.size == variant.size and all(map(eq, source.blocks(), variant.blocks()))

@@ -1,0 +1,131 @@
+"""The tensors of a checkpoint's folder, read a few rows at a time."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipeline.errors import VerificationError
+from pipeline.safetensors_header import DTYPE_BITS, SafetensorsHeader, read_header
+from pipeline.verification.number_types import to_float32
+from pipeline.weight_files import INDEX, check_index, read_index, weight_files
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pipeline.verification.number_types import Bytes, Floats
+
+BLOCK_BYTES = 8 * 2**20
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor in a file.
+
+    Attributes:
+        name: in the checkpoint.
+        dtype: safetensors' name of the type.
+        shape: outermost dimension first.
+        path: of the file.
+        offset: of its first byte in the file.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    path: Path
+    offset: int
+
+    @property
+    def size(self) -> int:
+        """Size in the file."""
+        return math.prod(self.shape) * DTYPE_BITS[self.dtype] // 8
+
+    def read(self, begin: int = 0, end: int | None = None) -> Bytes:
+        """The bytes of rows `begin` to `end` (of all of it, where it has no rows)."""
+        import numpy as np
+
+        rows = self.shape[0] if self.shape else 1
+        end = rows if end is None else min(end, rows)
+        row_bytes = self.size // rows if rows else 0
+        count = max(0, end - begin) * row_bytes
+        raw = np.fromfile(self.path, np.uint8, count, offset=self.offset + begin * row_bytes)
+        if len(raw) != count:
+            raise VerificationError(
+                f"'{self.name}' is cut short", where=str(self.path), cure="quantize again"
+            )
+        return raw
+
+    def floats(self, begin: int = 0, end: int | None = None) -> Floats:
+        """Rows `begin` to `end` as float32, in the tensor's shape."""
+        values = to_float32(self.read(begin, end), self.dtype)
+        return values.reshape(-1, *self.shape[1:]) if self.shape else values
+
+    def blocks(self) -> Iterator[bytes]:
+        """All its bytes, a few megabytes at a time."""
+        left = self.size
+        with self.path.open("rb") as file:
+            file.seek(self.offset)
+            while left:
+                block = file.read(min(left, BLOCK_BYTES))
+                if not block:
+                    raise VerificationError(f"'{self.name}' is cut short", where=str(self.path))
+                left -= len(block)
+                yield block
+
+
+@dataclass(frozen=True)
+class TensorFiles:
+    """All tensors of a checkpoint by name, and the folder they lie in."""
+
+    folder: Path
+    tensors: dict[str, StoredTensor]
+
+    @property
+    def size(self) -> int:
+        """Of all tensors, headers left out."""
+        return sum(tensor.size for tensor in self.tensors.values())
+
+
+def open_folder(folder: Path) -> TensorFiles:
+    """Read the headers of a checkpoint, and see that its index and its files agree.
+
+    Raises:
+        CheckpointError: a file is missing or damaged, or lacks what the index promises.
+        VerificationError: two files hold the same tensor, the index leaves one out, or a file of
+            weights lies there that no index names.
+    """
+    headers = {path: read_header(path) for path in weight_files(folder)}
+    check_index(folder, {path.name: header for path, header in headers.items()})
+    tensors: dict[str, StoredTensor] = {}
+    for path, header in headers.items():
+        for name in header.tensors:
+            if name in tensors:
+                raise VerificationError(
+                    f"'{name}' is in two files, {tensors[name].path.name} and {path.name}",
+                    where=str(folder),
+                )
+            tensors[name] = _stored(name, path, header)
+    _check_all_named(folder, tensors)
+    return TensorFiles(folder, tensors)
+
+
+def _stored(name: str, path: Path, header: SafetensorsHeader) -> StoredTensor:
+    tensor = header.tensors[name]
+    return StoredTensor(name, tensor.dtype, tensor.shape, path, header.data_start + tensor.begin)
+
+
+def _check_all_named(folder: Path, tensors: dict[str, StoredTensor]) -> None:
+    """Engines load what the index names, so nothing may lie beside it."""
+    index = folder / INDEX
+    if not index.exists():
+        return
+    weight_map = read_index(index)
+    for name, tensor in tensors.items():
+        if weight_map.get(name) != tensor.path.name:
+            raise VerificationError(
+                f"'{name}' lies in {tensor.path.name}, and the index does not say so",
+                where=str(index),
+            )

@@ -1,0 +1,318 @@
+"""Verifies a variant against its source, tensor by tensor, in bounded memory.
+
+Large tensors are read a few rows at a time, so that memory does not grow with the checkpoint:
+about 60 MB a thread. (AutoAWQ's format alone is read a packed matrix at a time.)
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import VerificationError
+from pipeline.variant_size import estimated_bytes
+from pipeline.verification import floors
+from pipeline.verification.accounting import Accounting, account
+from pipeline.verification.carried_files import (
+    check_carried_over,
+    check_config,
+    check_only_safetensors,
+)
+from pipeline.verification.floors import LayerFact, floor_db, method_of
+from pipeline.verification.function_preserved import check_preserved
+from pipeline.verification.kept_tensors import (
+    KeptTensor,
+    check_close,
+    check_equal,
+    check_rescaled,
+)
+from pipeline.verification.layer_weights import checked_scale, layer_weights
+from pipeline.verification.noise import Noise, measure
+from pipeline.verification.rescaling import Rescaled, measure_rescaled
+from pipeline.verification.tensor_files import StoredTensor, TensorFiles, open_folder
+from pipeline.verification.weight_format import WeightFormat, checked_format, kv_cache_scaled
+from pipeline.weight_files import read_json
+from recipes.quantization import AutoAwqQuantization, PresetQuantization, Quantization
+
+MOST_THREADS = 4
+# Of the planned size.
+SIZE_TOLERANCE = 0.03
+SIZE_SLACK = 4096
+
+Advance = Callable[[int, int], None]
+
+
+@dataclass
+class Verified:
+    """What verification found of a sound variant.
+
+    Attributes:
+        layers: each quantized layer.
+        floor_db: that they had to reach.
+        kept: tensors that the recipe leaves alone.
+        retyped: of those, by name, 'BF16 to F16' where the type changed.
+        merged: heads that are the embedding.
+        scales: tensors of scales that were read.
+        size_bytes: of the weights' files.
+        planned_bytes: of the tensors, as planned from the source alone.
+        dropped_keys: of config.json, that saving again left out.
+        notes: what a user should read.
+    """
+
+    layers: list[LayerFact] = field(default_factory=list)
+    floor_db: float = 0.0
+    kept: int = 0
+    retyped: dict[str, str] = field(default_factory=dict)
+    merged: int = 0
+    scales: int = 0
+    size_bytes: int = 0
+    planned_bytes: int = 0
+    dropped_keys: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def verify_variant(source: Path, variant: Path, recipe: Quantization, advance: Advance) -> Verified:
+    """Compare the variant with its source and with what the recipe promises.
+
+    Cheap checks come first: files, headers, sizes; then every byte of both.
+
+    Args:
+        source: folder of the checkpoint.
+        variant: folder of what was made of it.
+        recipe: the quantization that was asked for.
+        advance: told of the bytes compared, of how many.
+
+    Raises:
+        VerificationError: naming the first file, tensor or layer that is wrong.
+        CheckpointError: a file is missing, cut short or damaged.
+    """
+    check_only_safetensors(variant)
+    form = checked_format(variant, read_json(variant / "config.json"), recipe)
+    check_carried_over(source, variant)
+    found = Verified(dropped_keys=check_config(source, variant))
+    before, after = open_folder(source), open_folder(variant)
+    accounts = _accounts(before, after, form, recipe)
+    found.size_bytes = check_smaller(source, variant)
+    found.planned_bytes = check_planned_size(source, after, accounts, recipe)
+    found.scales = _check_kv_scales(accounts)
+    _Comparison(accounts, form, recipe, before, after, advance).run(found)
+    return found
+
+
+def _accounts(
+    before: TensorFiles, after: TensorFiles, form: WeightFormat, recipe: Quantization
+) -> Accounting:
+    kv_scales = isinstance(recipe, PresetQuantization) and recipe.kv_cache_scales
+    config = read_json(after.folder / "config.json")
+    if kv_scales != kv_cache_scaled(config):
+        raise VerificationError(
+            f"config.json names {'no' if kv_scales else 'a'} scheme of the KV cache, and the "
+            f"recipe asks for {'one' if kv_scales else 'none'}",
+            where=f"{after.folder / 'config.json'}, key quantization_config.kv_cache_scheme",
+        )
+    return account(
+        before,
+        after,
+        form,
+        recipe.ignore,
+        tied=bool(read_json(before.folder / "config.json").get("tie_word_embeddings", False)),
+        kv_scales=kv_scales,
+    )
+
+
+def check_smaller(source: Path, variant: Path) -> int:
+    """The variant's weights take fewer bytes than the source's; returns them."""
+    size, whole = (
+        sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+        for folder in (variant, source)
+    )
+    if size >= whole:
+        raise VerificationError(
+            f"the variant's weights take {size} bytes, the source's only {whole}",
+            where=str(variant),
+        )
+    return size
+
+
+def check_planned_size(
+    source: Path, variant: TensorFiles, accounts: Accounting, recipe: Quantization
+) -> int:
+    """The variant is as large as the plan said; returns the planned bytes of its tensors.
+
+    Raises:
+        VerificationError: it is not, by more than a few per cent.
+    """
+    planned = estimated_bytes(source, recipe)
+    extra = sum(tensor.size for tensor in accounts.kv_scales) + sum(
+        head.size for head, _ in accounts.merged if head.path.parent == variant.folder
+    )
+    # Planned are scales of 16 bits; those of a float32 checkpoint have 32.
+    extra += sum(
+        tensor.size // 2
+        for name, tensor in variant.tensors.items()
+        if name.endswith(".weight_scale") and tensor.dtype == "F32"
+    )
+    if abs(variant.size - extra - planned) > SIZE_TOLERANCE * planned + SIZE_SLACK:
+        raise VerificationError(
+            f"the variant's tensors take {variant.size} bytes, {planned} were planned",
+            where=str(variant.folder),
+            cure="more layers were left in 16 bits, or fewer, than the recipe says",
+        )
+    return planned
+
+
+def _check_kv_scales(accounts: Accounting) -> int:
+    for tensor in accounts.kv_scales:
+        checked_scale(tensor, tensor.floats())
+    return len(accounts.kv_scales)
+
+
+class _Comparison:
+    """All bytes of both checkpoints, compared by a few threads."""
+
+    def __init__(
+        self,
+        accounts: Accounting,
+        form: WeightFormat,
+        recipe: Quantization,
+        before: TensorFiles,
+        after: TensorFiles,
+        advance: Advance,
+    ) -> None:
+        self.accounts, self.form, self.recipe, self.after = accounts, form, recipe, after
+        self.method = method_of(recipe)
+        self.where = str(after.folder)
+        self.total = before.size
+        self._done, self._advance, self._lock = 0, advance, threading.Lock()
+
+    def run(self, found: Verified) -> None:
+        """Compare, judge, and fill in what was found."""
+        tasks: list[Callable[[], Any]] = [
+            *(partial(self._layer, tensor) for tensor in self.accounts.quantized),
+            *(partial(self._kept, *pair) for pair in self.accounts.kept),
+            *(partial(self._merged, *pair) for pair in self.accounts.merged),
+        ]
+        results = _in_threads(tasks)
+        count, kept_count = len(self.accounts.quantized), len(self.accounts.kept)
+        layers: list[tuple[LayerFact, Noise, Rescaled | None]] = results[:count]
+        kept: list[KeptTensor] = results[count : count + kept_count]
+        found.layers = [fact for fact, _, _ in layers]
+        found.floor_db = floor_db(self.form, self.method)
+        found.kept, found.merged = len(kept), len(self.accounts.merged)
+        found.retyped = {tensor.name: tensor.retyped for tensor in kept if tensor.retyped}
+        found.scales += count
+        self._judge(layers, found)
+        if self.method == "rescaled":
+            self._check_function(layers, kept)
+        found.notes += _notes(found)
+
+    def _layer(self, source: StoredTensor) -> tuple[LayerFact, Noise, Rescaled | None]:
+        module = source.name.removesuffix(".weight")
+        rows, columns = source.shape
+        stored = layer_weights(self.form, module, (rows, columns), self.after.tensors)
+        rescaled = measure_rescaled(source, stored) if self.method == "rescaled" else None
+        noise = rescaled.noise if rescaled else measure(source, stored)
+        lossless = noise.sqnr_db == float("inf")
+        fact = LayerFact(module, str(self.form), rows, columns, None if lossless else noise.sqnr_db)
+        self._compared(source)
+        return fact, noise, rescaled
+
+    def _merged(self, head: StoredTensor, embedding: StoredTensor) -> None:
+        try:
+            if head.shape != embedding.shape:
+                raise VerificationError("their shapes differ")
+            if head.dtype == embedding.dtype:
+                check_equal(head, embedding)
+            else:
+                check_close(head, embedding, exact=False)
+        except VerificationError as error:
+            raise VerificationError(
+                f"'{head.name}' is not the embedding '{embedding.name}', "
+                "and config.json says that they are one",
+                where=str(head.path),
+                cure="set tie_word_embeddings to false where the two are meant to differ",
+            ) from error
+
+    def _kept(self, source: StoredTensor, variant: StoredTensor) -> KeptTensor:
+        if self.method == "rescaled":
+            found = check_rescaled(source, variant)
+        else:
+            found = check_equal(source, variant)
+        if found.retyped and not isinstance(self.recipe, AutoAwqQuantization):
+            # Other quantizers keep types; where only the type differs it is said aloud.
+            check_close(source, variant, exact=True)
+        self._compared(source)
+        return found
+
+    def _compared(self, tensor: StoredTensor) -> None:
+        with self._lock:
+            self._done = min(self.total, self._done + tensor.size)
+            self._advance(self._done, self.total)
+
+    def _judge(
+        self, layers: Sequence[tuple[LayerFact, Noise, Rescaled | None]], found: Verified
+    ) -> None:
+        floors.check_floor(found.layers, found.floor_db, self.where)
+        far = floors.outliers(found.layers)
+        for fact, middle in far:
+            words = (
+                f"'{fact.name}' has an SQNR of {fact.sqnr_db:.1f} dB, and layers of its kind have "
+                f"{middle:.1f} dB in the median"
+            )
+            if self.method == "nearest":
+                raise VerificationError(
+                    words,
+                    where=self.where,
+                    cure="rounding to nearest treats all alike: look how this layer was written",
+                )
+            found.notes.append(words)
+        for fact, noise, _ in layers:
+            floors.check_pieces(fact, noise.damaged, self.method, self.where)
+
+    def _check_function(
+        self,
+        layers: Sequence[tuple[LayerFact, Noise, Rescaled | None]],
+        kept: Sequence[KeptTensor],
+    ) -> None:
+        check_preserved(
+            {fact.name: rescaled for fact, _, rescaled in layers if rescaled},
+            {
+                tensor.name.removesuffix(".weight"): tensor.weights
+                for tensor in kept
+                if tensor.weights and tensor.name.endswith(".weight")
+            },
+            self.where,
+        )
+
+
+def _in_threads(tasks: Sequence[Callable[[], Any]]) -> list[Any]:
+    """Results in order; the first task that fails, in that order, ends it all."""
+    threads = min(MOST_THREADS, len(os.sched_getaffinity(0)))
+    executor = ThreadPoolExecutor(threads)
+    try:
+        futures: list[Future[Any]] = [executor.submit(task) for task in tasks]
+        return [future.result() for future in futures]
+    finally:
+        executor.shutdown(cancel_futures=True)
+
+
+def _notes(found: Verified) -> list[str]:
+    worst = floors.worst_layers(found.layers)
+    middle = floors.median_db(found.layers)
+    notes = []
+    if worst and middle is not None:
+        named = ", ".join(f"{fact.name} {fact.sqnr_db:.1f}" for fact in worst)
+        notes.append(
+            f"SQNR of {len(found.layers)} layers: median {middle:.1f} dB "
+            f"(floor {found.floor_db:.0f}); worst: {named}"
+        )
+    if found.retyped:
+        name, change = next(iter(found.retyped.items()))
+        notes.append(f"{len(found.retyped)} kept tensors changed type: {name} {change}, ...")
+    return notes

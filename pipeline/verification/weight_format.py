@@ -1,0 +1,205 @@
+"""How a variant says that it stores a layer's weights, and whether that is what the recipe asks.
+
+Read from the variant's `quantization_config`, the same words by which an engine chooses its
+kernels: compressed-tensors' own (its `config_groups`), or AutoAWQ's.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import VerificationError
+from recipes.quantization import (
+    AutoAwqQuantization,
+    AwqQuantization,
+    GptqQuantization,
+    PresetQuantization,
+    Quantization,
+    group_sizes,
+)
+
+BLOCK = (128, 128)
+NVFP4_GROUP = 16
+AWQ_GEMM = "awq-gemm"  # our name for AutoAWQ's layout; the others are compressed-tensors'
+
+
+@dataclass(frozen=True)
+class WeightFormat:
+    """How the weights of a layer are stored.
+
+    Attributes:
+        name: compressed-tensors' format, or `awq-gemm`.
+        bits: of a weight.
+        number: int or float.
+        strategy: what shares a scale: tensor, channel (a row), block, group, tensor_group (groups
+            with one more scale for the matrix).
+        group: columns that share a scale; None unless in groups.
+        block: rows and columns of a block; None unless in blocks.
+        symmetric: has no zero points.
+        reordered: each column names its group (`weight_g_idx`).
+        static_input: activations have a scale in the checkpoint too.
+    """
+
+    name: str
+    bits: int
+    number: str
+    strategy: str
+    group: int | None = None
+    block: tuple[int, int] | None = None
+    symmetric: bool = True
+    reordered: bool = False
+    static_input: bool = False
+
+    def __str__(self) -> str:
+        shared = {"group": f"groups of {self.group}", "block": f"blocks of {self.block}"}
+        words = [self.name, f"{self.bits}-bit {self.number}"]
+        words.append(shared.get(self.strategy, f"a scale a {self.strategy}"))
+        words.append("symmetric" if self.symmetric else "zero points")
+        return ", ".join(words + ["static activations"] * self.static_input)
+
+
+def stored_format(config: Any, where: str) -> WeightFormat:
+    """The format that a `quantization_config` names.
+
+    Raises:
+        VerificationError: it names none, several, or one that verification cannot read.
+    """
+    method = config.get("quant_method") if isinstance(config, dict) else None
+    if method == "awq":
+        return _awq_format(config, where)
+    if method != "compressed-tensors":
+        raise VerificationError(
+            "config.json does not say that the weights are quantized", where=where
+        )
+    formats = {_group_format(group, where) for group in config.get("config_groups", {}).values()}
+    if len(formats) != 1:
+        raise VerificationError(
+            f"config.json names {len(formats)} formats of weights; verification reads one",
+            where=f"{where}.config_groups",
+            cure="use a recipe that quantizes all layers alike",
+        )
+    return formats.pop()
+
+
+def _awq_format(config: dict[str, Any], where: str) -> WeightFormat:
+    if str(config.get("version", "")).lower() != "gemm" or config.get("bits") != 4:
+        raise VerificationError(
+            "of AutoAWQ's formats only the 4-bit one named 'gemm' is served and verified",
+            where=f"{where}.version",
+        )
+    return WeightFormat(
+        AWQ_GEMM,
+        4,
+        "int",
+        "group",
+        group=config.get("group_size"),
+        symmetric=not config.get("zero_point", True),
+    )
+
+
+def _group_format(group: dict[str, Any], where: str) -> WeightFormat:
+    weights, inputs = group.get("weights") or {}, group.get("input_activations") or {}
+    try:
+        strategy = str(weights["strategy"])
+        return WeightFormat(
+            name=str(group.get("format")),
+            bits=weights["num_bits"],
+            number=weights["type"],
+            strategy=strategy,
+            group=weights["group_size"] if "group" in strategy else None,
+            block=_pair(weights["block_structure"]) if strategy == "block" else None,
+            symmetric=weights["symmetric"],
+            reordered=weights.get("actorder") == "group",
+            static_input=bool(inputs) and inputs.get("dynamic") in (False, "local"),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise VerificationError(
+            f"config.json does not describe the weights' format ({error})",
+            where=f"{where}.config_groups",
+        ) from error
+
+
+def _pair(block: Any) -> tuple[int, int]:
+    height, width = block
+    return int(height), int(width)
+
+
+def expected_formats(recipe: Quantization) -> tuple[WeightFormat, ...]:
+    """The formats that a recipe may come out in: one for each group size that it may fall back to.
+
+    Raises:
+        VerificationError: for the recipe of the baseline.
+    """
+    if isinstance(recipe, PresetQuantization):
+        return (OF_PRESETS[recipe.scheme],)
+    if isinstance(recipe, GptqQuantization) and recipe.scheme == "W8A8":
+        return (WeightFormat("int-quantized", 8, "int", "channel"),)
+    if isinstance(recipe, AwqQuantization | GptqQuantization):
+        bits, symmetric = (
+            (recipe.bits, recipe.symmetric) if isinstance(recipe, AwqQuantization) else (4, True)
+        )
+        return tuple(
+            WeightFormat("pack-quantized", bits, "int", "group", group=size, symmetric=symmetric)
+            for size in group_sizes(recipe)
+        )
+    if isinstance(recipe, AutoAwqQuantization):
+        return tuple(
+            WeightFormat(AWQ_GEMM, 4, "int", "group", group=size, symmetric=False)
+            for size in group_sizes(recipe)
+        )
+    raise VerificationError("a recipe that quantizes nothing makes nothing to verify")
+
+
+OF_PRESETS = {
+    "FP8_DYNAMIC": WeightFormat("float-quantized", 8, "float", "channel"),
+    "FP8_BLOCK": WeightFormat("float-quantized", 8, "float", "block", block=BLOCK),
+    "FP8": WeightFormat("float-quantized", 8, "float", "tensor", static_input=True),
+    "NVFP4": WeightFormat(
+        "nvfp4-pack-quantized",
+        4,
+        "float",
+        "tensor_group",
+        group=NVFP4_GROUP,
+        static_input=True,
+    ),
+}
+
+
+def checked_format(variant: Path, config: dict[str, Any], recipe: Quantization) -> WeightFormat:
+    """The variant's format, where it is one that the recipe asks for.
+
+    Args:
+        variant: its folder.
+        config: its config.json.
+        recipe: the quantization that was asked for.
+
+    Raises:
+        VerificationError: config.json says nothing, or something else.
+    """
+    where = f"{variant / 'config.json'}, key quantization_config"
+    found = stored_format(config.get("quantization_config"), where)
+    wanted = expected_formats(recipe)
+    # Columns may be reordered by any recipe of groups; it is the quantizer's choice.
+    plain = WeightFormat(**{**vars(found), "reordered": False})
+    if plain not in wanted:
+        raise VerificationError(
+            f"config.json says the weights are stored as '{found}', "
+            f"and the recipe asks for '{' or '.join(map(str, wanted))}'",
+            where=where,
+            cure="quantize again; if it says so again, the quantizer's version differs",
+        )
+    return found
+
+
+def kv_cache_scaled(config: dict[str, Any]) -> bool:
+    """Whether the variant says that it has calibrated scales of an FP8 KV cache."""
+    return bool((config.get("quantization_config") or {}).get("kv_cache_scheme"))
+
+
+def block_of(name: str) -> str:
+    """The numbered layer that a tensor is part of: 'model.layers.3'; empty where in none."""
+    found = re.match(r"(.*?\.(?:layers|h|blocks|block)\.\d+)\.", name)
+    return found[1] if found else ""

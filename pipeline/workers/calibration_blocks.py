@@ -1,0 +1,99 @@
+"""Calibration texts as blocks of tokens, for the workers that quantize."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import StageError
+from pipeline.events import Progress
+
+
+def calibration_blocks(
+    calibration: dict[str, Any], file: str | None, tokenizer: Any, progress: Progress
+) -> list[list[int]]:
+    """Texts, shuffled by seed, end to end, cut into blocks of exactly max_tokens tokens.
+
+    Packing (as AutoAWQ does) wastes no token on padding, which would distort the statistics.
+    Where the texts are too short for as many blocks as asked, that is said aloud.
+
+    Raises:
+        StageError: there are fewer tokens than one block needs.
+    """
+    texts = read_texts(calibration, file, tokenizer)
+    random.Random(calibration["seed"]).shuffle(texts)  # noqa: S311 - not for secrets
+    length, wanted = calibration["max_tokens"], calibration["samples"]
+    stream: list[int] = []
+    for text in texts:
+        stream.extend(tokenizer(text, add_special_tokens=False)["input_ids"])
+        if tokenizer.eos_token_id is not None:
+            stream.append(tokenizer.eos_token_id)
+        if len(stream) >= length * wanted:
+            break
+    blocks = [stream[start : start + length] for start in range(0, len(stream), length)]
+    whole = [block for block in blocks if len(block) == length][:wanted]
+    if not whole:
+        raise StageError(
+            f"the calibration texts have {len(stream)} tokens, less than one block of {length}",
+            where=f"recipe key quantization.calibration, {file or calibration['dataset']}",
+            cure="give more text, or a smaller max_tokens",
+        )
+    if len(whole) < wanted:
+        progress.note(
+            f"calibrating with {len(whole)} blocks of {length} tokens instead of {wanted}: "
+            f"the texts have only {len(stream)} tokens"
+        )
+    return whole
+
+
+def read_texts(calibration: dict[str, Any], file: str | None, tokenizer: Any) -> list[str]:
+    """The texts of a local JSONL or plain text file, or of a Hub dataset."""
+    column = calibration["column"]
+    if file is None:
+        from datasets import load_dataset
+
+        rows = load_dataset(
+            calibration["dataset"], split=calibration["split"], revision=calibration["revision"]
+        )
+        shuffled = rows.shuffle(seed=calibration["seed"])
+        rows = shuffled.select(range(min(len(rows), 4 * calibration["samples"])))
+        return [as_text(row[column], tokenizer) for row in rows]
+    # Not splitlines: a text may hold Unicode's own line separators.
+    lines = Path(file).read_text(encoding="utf-8").split("\n")
+    if not file.endswith(".jsonl"):
+        return [line for line in lines if line.strip()]
+    texts = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            texts.append(as_text(row[column] if column in row else row["text"], tokenizer))
+        except (ValueError, KeyError, TypeError) as error:
+            raise StageError(
+                f"a calibration line has no usable '{column}': {error}",
+                where=f"{file}, line {number}",
+                cure=f'each line is a JSON object with the key "{column}" or "text"',
+            ) from error
+    return texts
+
+
+def as_text(value: Any, tokenizer: Any) -> str:
+    """A text as it is; a list of chat messages through the model's chat template."""
+    if isinstance(value, str):
+        return value
+    if tokenizer.chat_template:
+        return str(tokenizer.apply_chat_template(value, tokenize=False))
+    return "\n".join(str(message["content"]) for message in value)
+
+
+def block_facts(blocks: list[list[int]]) -> dict[str, Any]:
+    """What the stage's record keeps of the blocks."""
+    return {
+        "calibration_blocks": len(blocks),
+        "calibration_tokens": sum(map(len, blocks)),
+        "calibration_digest": hashlib.sha256(json.dumps(blocks).encode()).hexdigest(),
+    }

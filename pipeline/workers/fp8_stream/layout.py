@@ -1,0 +1,199 @@
+"""Where every byte of the output goes, computed from the input's headers before any data is read.
+
+So each piece of a tensor can be read, cast and written on its own, in any order, by any thread.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.inspection.linear_layers import WEIGHT
+from pipeline.safetensors_header import DTYPE_BITS, METADATA_KEY, PREFIX_BYTES, SafetensorsHeader
+
+FP8 = "F8_E4M3"
+BLOCK = 128  # rows and columns of a block, by DeepSeek-V3's layout and the preset FP8_BLOCK
+# Scales a weight has, by preset: one a row, or one a block.
+SCHEMES = ("FP8_DYNAMIC", "FP8_BLOCK")
+ALIGNMENT = 8  # of the first tensor byte, by the safetensors format
+_WIDEST_FIRST = {dtype: -place for place, dtype in enumerate(DTYPE_BITS)}
+
+
+@dataclass(frozen=True)
+class Move:
+    """A source tensor, and where in the output file it goes.
+
+    Attributes:
+        begin: offset in the source file.
+        size: bytes there.
+        target: offset in the output file of its data.
+        dtype: of the source.
+        rows: of a matrix to cast; 0 where the bytes are copied as they are.
+        columns: of a matrix to cast.
+        scale_target: offset in the output file of its scales.
+    """
+
+    name: str
+    begin: int
+    size: int
+    target: int
+    dtype: str
+    rows: int = 0
+    columns: int = 0
+    scale_target: int = 0
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A run of bytes of a tensor (whole rows where they are cast) that is moved at once."""
+
+    begin: int
+    size: int
+    target: int
+    dtype: str
+    rows: int = 0
+    columns: int = 0
+    scale_target: int = 0
+
+
+@dataclass(frozen=True)
+class ShardPlan:
+    """One output file, made from one input file.
+
+    Attributes:
+        name: of both files.
+        source: path of the input.
+        header: first bytes of the output, up to its data.
+        size: of the output in bytes.
+        moves: in the order in which their bytes lie in the output.
+        tensors: bytes of each tensor of the output by name.
+    """
+
+    name: str
+    source: Path
+    header: bytes
+    size: int
+    moves: list[Move]
+    tensors: dict[str, int]
+
+    @property
+    def source_bytes(self) -> int:
+        """Bytes that are read for it."""
+        return sum(move.size for move in self.moves)
+
+    @property
+    def quantized(self) -> int:
+        """How many of its tensors are cast."""
+        return sum(move.rows > 0 for move in self.moves)
+
+
+def plan_shard(
+    source: Path,
+    header: SafetensorsHeader,
+    scheme: str,
+    quantized: Collection[str],
+    left_out: Collection[str] = (),
+) -> ShardPlan | None:
+    """Lay out the output of one input file; None where nothing of it is left.
+
+    The tensors lie as the safetensors library orders them: widest type first, then by name.
+
+    Args:
+        source: the input.
+        header: of that file.
+        scheme: one of SCHEMES.
+        quantized: names of the tensors to cast.
+        left_out: names of those that the output does not have.
+    """
+    entries: dict[str, tuple[str, tuple[int, ...]]] = {}
+    for name, tensor in header.tensors.items():
+        if name in left_out:
+            continue
+        entries[name] = (FP8 if name in quantized else tensor.dtype, tensor.shape)
+        if name in quantized:
+            entries[scale_name(name)] = (tensor.dtype, scale_shape(scheme, tensor.shape))
+    if not entries:
+        return None
+    order = sorted(entries, key=lambda name: (_WIDEST_FIRST[entries[name][0]], name))
+    places: dict[str, tuple[int, int]] = {}
+    position = 0
+    for name in order:
+        dtype, shape = entries[name]
+        size = byte_size(dtype, shape)
+        places[name] = (position, position + size)
+        position += size
+    head = header_bytes({name: (*entries[name], places[name]) for name in order})
+    moves = []
+    for name in order:
+        source_tensor = header.tensors.get(name)
+        if source_tensor is None:
+            continue  # a scale, written along with its weight
+        begin = header.data_start + source_tensor.begin
+        size = source_tensor.end - source_tensor.begin
+        move = Move(name, begin, size, len(head) + places[name][0], source_tensor.dtype)
+        if name in quantized:
+            rows, columns = source_tensor.shape
+            scale_target = len(head) + places[scale_name(name)][0]
+            move = Move(name, begin, size, move.target, move.dtype, rows, columns, scale_target)
+        moves.append(move)
+    sizes = {name: end - begin for name, (begin, end) in places.items()}
+    return ShardPlan(source.name, source, head, len(head) + position, moves, sizes)
+
+
+def scale_name(weight: str) -> str:
+    """Name of the scales of a weight, as compressed-tensors has it."""
+    return f"{weight.removesuffix(WEIGHT)}.weight_scale"
+
+
+def scale_shape(scheme: str, shape: tuple[int, ...]) -> tuple[int, int]:
+    """Shape of a matrix's scales: one a row, or one a block of which the last may be cut."""
+    rows, columns = shape
+    return (rows, 1) if scheme == "FP8_DYNAMIC" else (-(-rows // BLOCK), -(-columns // BLOCK))
+
+
+def byte_size(dtype: str, shape: tuple[int, ...]) -> int:
+    """Bytes that a tensor takes."""
+    elements = 1
+    for size in shape:
+        elements *= size
+    return elements * DTYPE_BITS[dtype] // 8
+
+
+def header_bytes(entries: dict[str, tuple[str, tuple[int, ...], tuple[int, int]]]) -> bytes:
+    """A safetensors file up to its data, for (dtype, shape, data offsets) by name.
+
+    "format" is in it since transformers loads no file without.
+    """
+    content: dict[str, object] = {METADATA_KEY: {"format": "pt"}}
+    for name, (dtype, shape, offsets) in entries.items():
+        content[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": list(offsets)}
+    text = json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % ALIGNMENT)
+    return len(text).to_bytes(PREFIX_BYTES, "little") + text
+
+
+def pieces(move: Move, scheme: str, piece_bytes: int) -> Iterator[Piece]:
+    """Cut a tensor: whole rows (whole blocks of rows) of about `piece_bytes`, or plain bytes."""
+    if not move.rows:
+        for start in range(0, move.size, piece_bytes):
+            size = min(piece_bytes, move.size - start)
+            yield Piece(move.begin + start, size, move.target + start, move.dtype)
+        return
+    row_bytes = move.size // move.rows
+    scale_bytes = DTYPE_BITS[move.dtype] // 8
+    step = 1 if scheme == "FP8_DYNAMIC" else BLOCK
+    scales_a_step = scale_shape(scheme, (step, move.columns))[1]
+    rows_a_piece = max(step, piece_bytes // row_bytes // step * step)
+    for first in range(0, move.rows, rows_a_piece):
+        rows = min(rows_a_piece, move.rows - first)
+        yield Piece(
+            begin=move.begin + first * row_bytes,
+            size=rows * row_bytes,
+            target=move.target + first * move.columns,
+            dtype=move.dtype,
+            rows=rows,
+            columns=move.columns,
+            scale_target=move.scale_target + first // step * scales_a_step * scale_bytes,
+        )

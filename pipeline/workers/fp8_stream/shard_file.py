@@ -1,0 +1,106 @@
+"""One file being made: read from its source, written under another name until it is whole."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+from pipeline.errors import CheckpointError
+from pipeline.workers.fp8_stream.layout import Piece, ShardPlan
+
+UNFINISHED = ".unfinished"
+
+
+class ShardFile:
+    """Reads and writes at any place from any thread; :meth:`finish` gives the file its name."""
+
+    def __init__(self, plan: ShardPlan, folder: Path, pieces: int) -> None:
+        """Make the file in its full size, so that a full disk is told before the work.
+
+        Args:
+            plan: of this file.
+            folder: of the output.
+            pieces: how many :meth:`piece_done` will tell of.
+        """
+        self._plan = plan
+        self._folder = folder
+        self._final = folder / plan.name
+        self._unfinished = unfinished(self._final)
+        self._waiting = pieces
+        self._counting = threading.Lock()
+        # The kernel lets one thread at a time write to a file, and the others burn time waiting.
+        self._writing = threading.Lock()
+        self._open: list[int] = []
+        try:
+            self._source = self._opened(plan.source, os.O_RDONLY)
+            os.posix_fadvise(self._source, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+            self._target = self._opened(self._unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            os.posix_fallocate(self._target, 0, plan.size)
+            self.write(memoryview(plan.header), 0)
+        except BaseException:
+            self.close()
+            raise
+
+    def read(self, piece: Piece, room: memoryview) -> None:
+        """Read the piece's bytes of the source.
+
+        Raises:
+            CheckpointError: the source ends before.
+        """
+        position = piece.begin
+        while room:
+            count = os.preadv(self._source, [room], position)
+            if not count:
+                raise CheckpointError(
+                    "the weights became shorter while they were read", where=str(self._plan.source)
+                )
+            room, position = room[count:], position + count
+
+    def write(self, data: memoryview, position: int) -> None:
+        """Write all of `data` at that offset of the file."""
+        with self._writing:
+            while data:
+                count = os.pwrite(self._target, data, position)
+                data, position = data[count:], position + count
+
+    def piece_done(self) -> bool:
+        """Count one piece as written; whether that was the last one."""
+        with self._counting:
+            self._waiting -= 1
+            return self._waiting == 0
+
+    def push(self) -> None:
+        """Have the disk write what it was given so far."""
+        os.fdatasync(self._target)
+
+    def finish(self) -> None:
+        """Wait until the disk has it, then give it its name."""
+        os.fsync(self._target)
+        self.close()
+        self._unfinished.replace(self._final)
+        flush_folder(self._folder)
+
+    def close(self) -> None:
+        """Let go of source and file, which keeps the name that it has."""
+        while self._open:
+            os.close(self._open.pop())
+
+    def _opened(self, path: Path, flags: int) -> int:
+        descriptor = os.open(path, flags | os.O_CLOEXEC, 0o666)
+        self._open.append(descriptor)
+        return descriptor
+
+
+def unfinished(final: Path) -> Path:
+    """What the file is called before it is whole: no name that a loader takes for weights."""
+    return final.with_name(f".{final.name}{UNFINISHED}")
+
+
+def flush_folder(folder: Path) -> None:
+    """Have the disk keep the names in a folder."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,134 @@
+"""Quantizes a checkpoint to FP8 as a stream: plan by the headers, move the bytes, write config."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import UsageError
+from pipeline.events import Progress
+from pipeline.inspection.linear_layers import is_quantizable
+from pipeline.safetensors_header import SafetensorsHeader, Tensor, read_header
+from pipeline.weight_files import check_index, read_json, weight_files
+from pipeline.workers.fp8_stream import resume
+from pipeline.workers.fp8_stream.conveyor import Conveyor
+from pipeline.workers.fp8_stream.layout import SCHEMES, ShardPlan, plan_shard
+from pipeline.workers.fp8_stream.same_bytes import same_bytes
+from pipeline.workers.fp8_stream.selection import (
+    check_supported,
+    is_tied,
+    kept_layers,
+    tied_pair,
+)
+from pipeline.workers.fp8_stream.variant_config import (
+    quantization_config,
+    write_config,
+    write_index,
+)
+
+GENERATION_CONFIG = "generation_config.json"
+
+
+def stream_fp8(
+    source: Path, output: Path, scheme: str, ignore: list[str], progress: Progress
+) -> dict[str, Any]:
+    """Write the FP8 weights of a checkpoint, with index, config.json and generation_config.json.
+
+    Every output file is made from the source file of its name. An output folder that a killed call
+    has left is continued: its finished files are not made again.
+
+    Args:
+        source: folder of a checkpoint in safetensors, in 16 or 32 bits.
+        output: existing folder; weight files in it that are not of this work are removed.
+        scheme: FP8_DYNAMIC or FP8_BLOCK, presets of compressed-tensors.
+        ignore: modules to leave as they are: names, shell patterns or `re:` expressions.
+        progress: hears of bytes read.
+
+    Returns:
+        scheme, quantized_modules, shards (files), shards_reused (finished by an earlier call),
+        source_bytes, device.
+
+    Raises:
+        CheckpointError: the source is damaged.
+        StageError: the source is nothing that a stream can quantize; the tensor is named.
+        UsageError: an unknown scheme.
+    """
+    if scheme not in SCHEMES:
+        raise UsageError(f"'{scheme}' cannot be streamed", cure=f"these can: {', '.join(SCHEMES)}")
+    config = read_json(source / "config.json")
+    headers = {file: read_header(file) for file in weight_files(source)}
+    check_index(source, {file.name: header for file, header in headers.items()})
+    tensors = {name: tensor for h in headers.values() for name, tensor in h.tensors.items()}
+    check_supported(tensors, config, ignore, source)
+    left_out, config = resolve_tie(headers, tensors, config)
+    plans = plan(headers, scheme, ignore, left_out)
+    waiting = resume.take_up(output, plans, scheme, versions())
+    if len(waiting) < len(plans):
+        progress.note(f"{len(plans) - len(waiting)} of {len(plans)} weight files are there already")
+    device = chosen_device()
+    Conveyor(waiting, output, scheme, device, progress).run()
+    write_index(output, plans)
+    kept = [name for name in kept_layers(tensors, ignore) if f"{name}.weight" not in left_out]
+    heads = ["lm_head"] if is_tied(config) and "lm_head" not in kept else []
+    write_config(output, config, quantization_config(scheme, kept + heads))
+    if (source / GENERATION_CONFIG).is_file():
+        shutil.copyfile(source / GENERATION_CONFIG, output / GENERATION_CONFIG)
+    resume.close(output)
+    return {
+        "scheme": scheme,
+        "quantized_modules": sum(plan.quantized for plan in plans),
+        "shards": len(plans),
+        "shards_reused": len(plans) - len(waiting),
+        "source_bytes": sum(plan.source_bytes for plan in plans),
+        "device": device,
+    }
+
+
+def plan(
+    headers: dict[Path, SafetensorsHeader], scheme: str, ignore: list[str], left_out: list[str]
+) -> list[ShardPlan]:
+    """The output files."""
+    plans = []
+    for file, header in headers.items():
+        chosen = {n for n, tensor in header.tensors.items() if is_quantizable(n, tensor, ignore)}
+        made = plan_shard(file, header, scheme, chosen, left_out)
+        if made is not None:
+            plans.append(made)
+    return plans
+
+
+def resolve_tie(
+    headers: dict[Path, SafetensorsHeader], tensors: dict[str, Tensor], config: dict[str, Any]
+) -> tuple[list[str], dict[str, Any]]:
+    """Tensors that the output leaves out, and config.json with a wrong tie undone.
+
+    As transformers does it: a stored lm_head that repeats the embedding is not stored again; one
+    that differs from it is the model's own, whatever config.json says.
+    """
+    pair = tied_pair(tensors, config)
+    if pair is None:
+        return [], config
+    head, embedding = pair
+    places = {name: (file, h) for file, h in headers.items() for name in h.tensors if name in pair}
+    if same_bytes(places[head], head, places[embedding], embedding):
+        return [head], config
+    if "tie_word_embeddings" in config:
+        return [], config | {"tie_word_embeddings": False}
+    return [], config | {"text_config": config["text_config"] | {"tie_word_embeddings": False}}
+
+
+def chosen_device() -> str:
+    """The accelerator that torch sees, else "cpu"."""
+    import torch
+
+    if torch.accelerator.is_available():
+        return str(torch.accelerator.current_accelerator())
+    return "cpu"
+
+
+def versions() -> dict[str, str]:
+    """Versions of the libraries that define the numbers."""
+    from importlib.metadata import version
+
+    return {name: version(name) for name in ("compressed-tensors", "torch")}

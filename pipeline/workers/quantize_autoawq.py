@@ -1,0 +1,216 @@
+"""Worker: quantizes a checkpoint with AutoAWQ, inside the `quantize-autoawq` environment."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from pipeline.errors import StageError
+from pipeline.events import Progress
+from pipeline.ignored_modules import is_ignored
+from pipeline.inspection.divisibility import first_dividing
+from pipeline.inspection.module_kind import ROUTERS
+from pipeline.workers.calibration_blocks import block_facts, calibration_blocks
+from pipeline.workers.guarded_autoawq import CURE, Findings, guarded_quantizer
+from pipeline.workers.transformers4_form import transformers4_view
+
+PACKED_ROWS = 8
+"""Output rows that share an int32; AutoAWQ packs no rest."""
+
+
+def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any]:
+    """Write the quantized checkpoint into `output`.
+
+    Args:
+        spec: checkpoint (folder), quantization (as in a recipe of kind autoawq), calibration_file
+            (JSONL or text, None for a Hub dataset), trust_remote_code.
+        progress: hears of layers done.
+        output: an empty folder.
+
+    Returns:
+        facts for the record: what was quantized, with what, and what the checks saw.
+
+    Raises:
+        StageError: AutoAWQ does not know the architecture, no group size divides, there are too
+            few calibration tokens, or the outcome does not answer as the original does.
+    """
+    checkpoint = Path(spec["checkpoint"])
+    check_architecture(checkpoint)
+    with TemporaryDirectory(prefix="prepare-autoawq-") as view:
+        return quantize(spec, transformers4_view(checkpoint, Path(view)), progress, output)
+
+
+def check_architecture(checkpoint: Path) -> None:
+    """Raise StageError unless AutoAWQ's own table has the model's type."""
+    from awq.models.auto import AWQ_CAUSAL_LM_MODEL_MAP
+
+    config = checkpoint / "config.json"
+    model_type = json.loads(config.read_text(encoding="utf-8")).get("model_type")
+    if model_type not in AWQ_CAUSAL_LM_MODEL_MAP:
+        raise StageError(
+            f"AutoAWQ does not know the architecture '{model_type}'; "
+            f"it knows {', '.join(sorted(AWQ_CAUSAL_LM_MODEL_MAP))}",
+            where=f"{config}, key model_type",
+            cure=CURE,
+        )
+
+
+def quantize(
+    spec: dict[str, Any], readable: Path, progress: Progress, output: Path
+) -> dict[str, Any]:
+    """Load the model from `readable`, quantize it, and save it with the source's own config."""
+    from awq import AutoAWQForCausalLM
+    from transformers import AutoTokenizer, set_seed
+
+    quantization, trust = spec["quantization"], spec["trust_remote_code"]
+    calibration = quantization["calibration"]
+    set_seed(calibration["seed"])
+    progress.note("loading the checkpoint")
+    model = AutoAWQForCausalLM.from_pretrained(
+        str(readable), torch_dtype="auto", trust_remote_code=trust, safetensors=True
+    )
+    leave_out_routers(model, quantization["ignore"])
+    linears = linear_layers(model)
+    group_size = dividing_group_size(linears.values(), quantization)
+    if group_size != quantization["group_size"]:
+        progress.note(
+            f"group size {quantization['group_size']} does not divide every layer's columns; "
+            f"using {group_size}"
+        )
+    tokenizer = AutoTokenizer.from_pretrained(str(readable), trust_remote_code=trust)
+    blocks = calibration_blocks(calibration, spec["calibration_file"], tokenizer, progress)
+    findings = Findings(scaling_errors=[])
+    model.quantize(
+        tokenizer,
+        quant_config={
+            "zero_point": True,
+            "q_group_size": group_size,
+            "w_bit": 4,
+            "version": "GEMM",
+        },
+        # Longer samples than the limit would be dropped whole, without a word.
+        calib_data=blocks,
+        max_calib_samples=len(blocks),
+        max_calib_seq_len=len(blocks[0]),
+        n_parallel_calib_samples=calibration["batch_size"],
+        apply_clip=quantization["clip_search"],
+        quantizer_cls=guarded_quantizer(),
+        progress=progress,
+        findings=findings,
+    )
+    progress.note("saving the quantized checkpoint")
+    model.save_quantized(str(output))
+    keep_sources_config(Path(spec["checkpoint"]), output)
+    return {
+        "group_size": group_size,
+        **block_facts(blocks),
+        **findings.to_dict(),
+        "quantized_modules": len(linears),
+        "versions": versions(),
+    }
+
+
+def linear_layers(model: Any) -> dict[str, Any]:
+    """The linear layers that AutoAWQ quantizes, by their names in the whole model."""
+    from awq.utils.module import exclude_layers_to_not_quantize, get_named_linears, get_op_name
+
+    left_out = getattr(model, "modules_to_not_convert", None)
+    found = {}
+    for layer in model.get_model_layers(model.model):
+        prefix = get_op_name(model.model, layer)
+        linears = exclude_layers_to_not_quantize(get_named_linears(layer), left_out)
+        found.update({f"{prefix}.{name}": linear for name, linear in linears.items()})
+    return found
+
+
+def leave_out_routers(model: Any, ignore: list[str]) -> None:
+    """Have AutoAWQ leave out what the recipe does; it knows parts of names."""
+    words = words_left_out(list(linear_layers(model)), ignore)
+    if words:
+        model.modules_to_not_convert = [*(getattr(model, "modules_to_not_convert", [])), *words]
+
+
+def words_left_out(linears: list[str], ignore: list[str]) -> list[str]:
+    """What to tell AutoAWQ, so that it leaves out those of its linear layers that `ignore` means.
+
+    What lies outside of the model's layers, such as lm_head, it never quantizes. Inside, it
+    scales all linear layers together but the routers of experts.
+
+    Args:
+        linears: names of the linear layers that it would quantize.
+        ignore: the recipe's list.
+
+    Returns:
+        parts of names, for its `modules_to_not_convert`; no other layer's name has them in it.
+
+    Raises:
+        StageError: the list means a layer that AutoAWQ cannot leave out.
+    """
+    meant = {name for name in linears if is_ignored(name, ignore)}
+    words = {".".join(name.split(".")[-2:]) for name in meant if name.split(".")[-1] in ROUTERS}
+    told = {name for name in linears if any(word in name for word in words)}
+    wrong = sorted(meant ^ told)
+    if wrong:
+        raise StageError(
+            f"AutoAWQ cannot leave out just what the recipe does; it differs for {wrong[0]}"
+            f"{f' and {len(wrong) - 1} more' if len(wrong) > 1 else ''}",
+            where="recipe key quantization.ignore",
+            cure=CURE,
+        )
+    return sorted(words)
+
+
+def dividing_group_size(linears: Iterable[Any], quantization: dict[str, Any]) -> int:
+    """The first of the recipe's group sizes that divides every layer's columns.
+
+    Raises:
+        StageError: none does, or a layer's rows cannot be packed.
+    """
+    columns, rows = set(), set()
+    for linear in linears:
+        columns.add(linear.in_features)
+        rows.add(linear.out_features)
+    wanted = [quantization["group_size"], *quantization["smaller_group_sizes"]]
+    size = first_dividing(wanted, columns)
+    if size is None:
+        raise StageError(
+            f"no group size of {wanted} divides layers with {sorted(columns)} columns",
+            where="recipe key quantization.group_size",
+            cure="use a recipe whose quantization.smaller_group_sizes has one that divides them",
+        )
+    if any(count % PACKED_ROWS for count in rows):
+        raise StageError(
+            f"AutoAWQ packs {PACKED_ROWS} rows into a word, which does not divide {sorted(rows)}",
+            where="quantization.kind autoawq",
+            cure=CURE,
+        )
+    return size
+
+
+def keep_sources_config(source: Path, output: Path) -> None:
+    """Put the source's config.json in place of the one saved, with what quantization added.
+
+    The saved one is in the form of transformers 4, and lacks what that does not know. So the
+    variant is read as its baseline is.
+    """
+    saved = output / "config.json"
+    added = json.loads(saved.read_text(encoding="utf-8"))["quantization_config"]
+    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    config["quantization_config"] = added
+    saved.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def versions() -> dict[str, str]:
+    """Versions of the libraries whose change can change the weights."""
+    from importlib.metadata import version
+
+    return {name: version(name) for name in ("autoawq", "transformers", "torch")}
+
+
+if __name__ == "__main__":
+    from pipeline.workers.protocol import main
+
+    main(run)

@@ -1,0 +1,99 @@
+"""A checkpoint that transformers 5 saved, shown to a library that reads it by transformers 4.
+
+Version 5 keeps all of a rotary embedding under `rope_parameters`, calls the data type `dtype`, and
+names tokenizers after what runs them. Version 4 knows none of these, and does not complain: it
+takes a `rope_theta` of 10,000 for any model. The weights are the same in both.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import StageError
+
+CONFIG, TOKENIZER_CONFIG = "config.json", "tokenizer_config.json"
+
+
+def transformers4_view(checkpoint: Path, view: Path) -> Path:
+    """The checkpoint's folder if version 4 reads it rightly, else `view`, made to be read so.
+
+    Args:
+        checkpoint: folder; nothing in it is changed.
+        view: an empty folder; gets links to the files, and its own of what is said differently.
+
+    Raises:
+        StageError: version 4 has no words for what the configuration says.
+    """
+    rewritten = {}
+    for name, rewrite in ((CONFIG, config_of_4), (TOKENIZER_CONFIG, tokenizer_config_of_4)):
+        file = checkpoint / name
+        if not file.is_file():
+            continue
+        now = json.loads(file.read_text(encoding="utf-8"))
+        then = rewrite(now)
+        if then != now:
+            rewritten[name] = then
+    if not rewritten:
+        return checkpoint
+    for file in checkpoint.iterdir():
+        if file.name not in rewritten:
+            (view / file.name).symlink_to(file.resolve())
+    for name, content in rewritten.items():
+        (view / name).write_text(json.dumps(content, indent=2), encoding="utf-8")
+    return view
+
+
+def config_of_4(config: dict[str, Any]) -> dict[str, Any]:
+    """A config.json in the words of transformers 4; one that has them already comes back equal.
+
+    Raises:
+        StageError: kinds of layers with rotary embeddings of their own.
+    """
+    told = dict(config)
+    if "dtype" in told:
+        told.setdefault("torch_dtype", told.pop("dtype"))
+    if told.get("model_type") == "qwen3_moe" and "num_local_experts" in told:
+        told.setdefault("num_experts", told.pop("num_local_experts"))
+    rope = told.pop("rope_parameters", None)
+    if not rope:
+        return told
+    if any(isinstance(value, dict) for value in rope.values()):
+        raise StageError(
+            "the rotary embedding differs by kind of layer, which transformers 4 cannot be told",
+            where=f"{CONFIG}, key rope_parameters",
+            cure="use the recipe awq-w4a16, which is AWQ by llm-compressor",
+        )
+    rope = dict(rope)
+    theta = rope.pop("rope_theta", None)
+    share = rope.pop("partial_rotary_factor", None)
+    kind = rope.pop("rope_type", rope.pop("type", "default"))
+    # GPT-NeoX has names of its own for these two.
+    names = {"gpt_neox": ("rotary_emb_base", "rotary_pct")}
+    theta_name, share_name = names.get(
+        str(config.get("model_type")), ("rope_theta", "partial_rotary_factor")
+    )
+    if theta is not None:
+        told[theta_name] = theta
+    if share is not None:
+        told[share_name] = share
+    if kind == "longrope":
+        # Phi-3 takes exactly three keys, by the old name, and the trained length beside them.
+        length = rope.pop("original_max_position_embeddings", None)
+        if length is not None:
+            told.setdefault("original_max_position_embeddings", length)
+        told["rope_scaling"] = {"type": kind, **rope}
+    elif kind != "default":
+        told["rope_scaling"] = {"rope_type": kind, **rope}
+    return told
+
+
+def tokenizer_config_of_4(config: dict[str, Any]) -> dict[str, Any]:
+    """A tokenizer_config.json in the words of transformers 4."""
+    told = dict(config)
+    if told.get("tokenizer_class") == "TokenizersBackend":
+        told["tokenizer_class"] = "PreTrainedTokenizerFast"
+    if isinstance(told.get("extra_special_tokens"), list):
+        told["additional_special_tokens"] = told.pop("extra_special_tokens")
+    return told

@@ -1,0 +1,377 @@
+"""AutoAWQ for real: it keeps the function, fails without its guard, and its variant talks sense."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+import pipeline
+import recipes
+from pipeline.catalog import load_profile, load_recipe
+from pipeline.checkpoint import inspect_folder
+from pipeline.digest import FileDigests
+from pipeline.environments.environment import Accelerator, Environment, ensure
+from pipeline.events import Silent
+from pipeline.plan import stage_spec
+from pipeline.serving import Server, ServingArguments
+from pipeline.settings import load_settings
+from pipeline.stages.context import execute
+
+ROOT = Path(pipeline.__file__).parents[1]
+TEXTS = Path(recipes.__file__).parent / "calibration" / "general.jsonl"
+# Four layers of the real model, scaled only, or scaled and packed. Prints a JSON object.
+SCALE = """
+import contextlib, json, sys
+from pathlib import Path
+import torch
+from awq import AutoAWQForCausalLM
+from awq.quantize.quantizer import AwqQuantizer
+from pipeline.errors import StageError
+from pipeline.events import Silent
+from pipeline.workers import guarded_autoawq
+from pipeline.workers.transformers4_form import transformers4_view
+
+checkpoint, view, guarded, packed = sys.argv[1:]
+readable = transformers4_view(Path(checkpoint), Path(view))
+model = AutoAWQForCausalLM.from_pretrained(
+    str(readable), torch_dtype="auto", trust_remote_code=False, num_hidden_layers=4
+)
+torch.manual_seed(1)
+blocks = torch.randint(3, 40_000, (4, 64)).tolist()
+with torch.no_grad():
+    before = model.model(torch.tensor(blocks)).logits.float()
+if guarded == "no":
+    guarded_autoawq.copied_state_dict = lambda module: contextlib.nullcontext()
+findings = guarded_autoawq.Findings(scaling_errors=[])
+told = {}
+try:
+    model.quantize(
+        None,
+        quant_config={"zero_point": True, "q_group_size": 64, "w_bit": 4, "version": "GEMM"},
+        calib_data=blocks, max_calib_samples=4, max_calib_seq_len=64, apply_clip=False,
+        n_parallel_calib_samples=2, export_compatible=packed == "no",
+        quantizer_cls=guarded_autoawq.guarded_quantizer(), progress=Silent(), findings=findings,
+    )
+except StageError as error:
+    told["error"] = error.to_dict()
+if packed == "no":
+    with torch.no_grad():
+        after = model.model(torch.tensor(blocks)).logits.float()
+    told["change"] = float((after - before).norm() / before.norm())
+else:
+    told["findings"] = vars(findings)
+print(json.dumps(told))
+"""
+
+TABLE = """
+import json
+from awq.models.auto import AWQ_CAUSAL_LM_MODEL_MAP as table
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as names
+print(json.dumps({model_type: names.get(model_type) for model_type in table}))
+"""
+
+# Small random models of these types, as transformers 5 saves them.
+MAKE_MODELS = """
+import json, shutil, sys
+import torch
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+folder, tokenizer, models = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+for name, options in models.items():
+    torch.manual_seed(0)
+    config = CONFIG_MAPPING[options.pop("model_type")](
+        vocab_size=49152, hidden_size=128, intermediate_size=256, num_hidden_layers=2,
+        num_attention_heads=4, max_position_embeddings=512, eos_token_id=2, bos_token_id=1,
+        pad_token_id=2, **{"num_key_value_heads": 2, **options},
+    )
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    for weight in model.parameters():
+        if weight.dim() > 1:
+            weight.data.mul_(3)
+    model.save_pretrained(f"{folder}/{name}")
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(f"{tokenizer}/{file}", f"{folder}/{name}")
+"""
+
+QUANTIZE_MODELS = """
+import json, sys
+from pathlib import Path
+from pipeline.errors import StageError
+from pipeline.events import Silent
+from pipeline.workers.quantize_autoawq import run
+
+told = {}
+for checkpoint in sorted(Path(sys.argv[1]).iterdir()):
+    spec = {"checkpoint": str(checkpoint), "quantization": json.loads(sys.argv[2]),
+            "calibration_file": sys.argv[3], "trust_remote_code": False}
+    output = Path(sys.argv[4], checkpoint.name)
+    output.mkdir(parents=True)
+    try:
+        told[checkpoint.name] = run(spec, Silent(), output)
+    except StageError as error:
+        told[checkpoint.name] = {"error": error.what}
+print(json.dumps(told))
+"""
+
+SAVE_CONFIGS = """
+import json, sys
+from transformers import CONFIG_MAPPING
+for number, old in enumerate(json.loads(sys.argv[2])):
+    CONFIG_MAPPING[old.pop("model_type")](**old).save_pretrained(f"{sys.argv[1]}/{number}")
+"""
+
+READ_CONFIGS = """
+import json, sys
+from pathlib import Path
+from transformers import AutoConfig
+from pipeline.workers.transformers4_form import transformers4_view
+told = []
+for number in range(int(sys.argv[2])):
+    folder = Path(sys.argv[1]) / str(number)
+    view = folder / "view"
+    view.mkdir()
+    told.append(AutoConfig.from_pretrained(transformers4_view(folder, view)).to_dict())
+print(json.dumps(told))
+"""
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+PHI3_FACTORS = {"short_factor": [1.0] * 48, "long_factor": [2.0] * 48}
+# As transformers 4 wrote them; version 5 saves them its way, and they have to come back.
+CONFIGS_OF_4: list[dict[str, Any]] = [
+    {"model_type": "llama", "rope_theta": 500000.0, "torch_dtype": "bfloat16"},
+    {"model_type": "llama", "rope_theta": 500000.0, "rope_scaling": LLAMA3},
+    {"model_type": "llama", "rope_scaling": {"rope_type": "linear", "factor": 4.0}},
+    {"model_type": "mistral", "rope_theta": 1000000.0, "sliding_window": None},
+    {"model_type": "mixtral", "rope_theta": 1000000.0},
+    {"model_type": "qwen2", "rope_theta": 1000000.0, "use_sliding_window": False},
+    {"model_type": "qwen2", "rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
+    {"model_type": "qwen3", "rope_theta": 5000000.0},
+    {"model_type": "qwen3_moe", "rope_theta": 5000000.0},
+    {"model_type": "gemma2", "rope_theta": 20000.0, "head_dim": 128},
+    {"model_type": "cohere", "rope_theta": 75000000.0},
+    {"model_type": "stablelm", "rope_theta": 20000.0, "partial_rotary_factor": 0.5},
+    {"model_type": "starcoder2", "rope_theta": 999999.0},
+    {"model_type": "gpt_neox", "rotary_emb_base": 20000, "rotary_pct": 0.5},
+    {
+        "model_type": "phi3",
+        "original_max_position_embeddings": 4096,
+        "max_position_embeddings": 131072,
+        "rope_scaling": {"type": "longrope", **PHI3_FACTORS},
+    },
+]
+
+
+@pytest.fixture(scope="module")
+def environment() -> Environment:
+    """The environment with AutoAWQ in it."""
+    return ensure("quantize-autoawq", Accelerator.CPU, load_settings(), Silent())
+
+
+def run_in(environment: Environment, script: str, *arguments: object) -> Any:
+    """What the script prints on its last line, as JSON."""
+    answer = subprocess.run(
+        [str(environment.python), "-W", "ignore", "-c", script, *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=500,
+    )
+    return json.loads(answer.stdout.splitlines()[-1]) if answer.stdout else None
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(600)
+class TestScaling:
+    """Factors move between layers; what the layers compute stays."""
+
+    def test_guarded_it_keeps_the_function(
+        self, environment: Environment, demo_model: Path, tmp_path: Path
+    ) -> None:
+        told = run_in(environment, SCALE, demo_model, tmp_path, "yes", "no")
+        assert "error" not in told
+        assert told["change"] < 0.02, "rounding to bfloat16"
+
+    def test_as_shipped_it_does_not(
+        self, environment: Environment, demo_model: Path, tmp_path: Path
+    ) -> None:
+        """If this fails the library is mended, and the guard may go."""
+        told = run_in(environment, SCALE, demo_model, tmp_path, "no", "no")
+        assert told["change"] > 0.2
+
+    def test_as_shipped_it_is_caught_at_the_first_layer(
+        self, environment: Environment, demo_model: Path, tmp_path: Path
+    ) -> None:
+        told = run_in(environment, SCALE, demo_model, tmp_path, "no", "yes")
+        assert "changed what layer 0 computes" in told["error"]["what"]
+        assert "awq-w4a16" in told["error"]["cure"]
+        (error,) = told["findings"]["scaling_errors"]
+        assert error > 0.2
+
+    def test_guarded_it_passes_its_own_checks(
+        self, environment: Environment, demo_model: Path, tmp_path: Path
+    ) -> None:
+        told = run_in(environment, SCALE, demo_model, tmp_path, "yes", "yes")
+        assert len(told["findings"]["scaling_errors"]) == 4
+        assert max(told["findings"]["scaling_errors"]) < 0.03
+        assert 0 < told["findings"]["divergence"] < 0.5
+
+
+EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 128, "head_dim": 32}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "gemma": {"head_dim": 32},
+    "gemma2": {"head_dim": 32, "query_pre_attn_scalar": 32},
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "phi3": {"num_key_value_heads": 4},
+    "qwen3": {"head_dim": 32},
+    "qwen3_moe": {"num_experts": 4, **EXPERTS},
+}
+SHARED_HEADS = "phi3-with-shared-heads"
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(600)
+def test_every_architecture_that_the_recipe_names(
+    environment: Environment, demo_model: Path, tmp_path: Path
+) -> None:
+    """Each is in AutoAWQ's table, and is quantized; what AutoAWQ gets wrong is caught.
+
+    It scales the values by the rows of a fused matrix that end it, which are the keys' too where
+    several heads share a value (Phi-4 and others of the type phi3), and says nothing.
+    """
+    recipe = load_recipe("autoawq-w4a16")
+    table: dict[str, str | None] = run_in(environment, TABLE)
+    types = {name: model_type for model_type, name in table.items()}
+    wanted = [types[name] for name in recipe.architectures]
+    models = {each: {"model_type": each, **OPTIONS.get(each, {})} for each in wanted}
+    models[SHARED_HEADS] = {"model_type": "phi3"}
+    newer = ensure("quantize", Accelerator.CPU, load_settings(), Silent())
+    run_in(newer, MAKE_MODELS, tmp_path / "models", demo_model, json.dumps(models))
+    quantization = recipe.quantization.model_dump()
+    quantization["ignore"] += ["re:.*[.]gate$"]
+    quantization["calibration"] |= {"column": "text", "samples": 4, "max_tokens": 64}
+    told = run_in(
+        environment,
+        QUANTIZE_MODELS,
+        tmp_path / "models",
+        json.dumps(quantization),
+        TEXTS,
+        tmp_path / "outputs",
+    )
+    assert "changed what layer 0 computes" in told.pop(SHARED_HEADS)["error"]
+    assert sorted(told) == sorted(wanted)
+    assert {name: facts["error"] for name, facts in told.items() if "error" in facts} == {}
+    assert max(facts["worst_scaling_error"] for facts in told.values()) < 0.03
+    experts = json.loads((tmp_path / "outputs" / "qwen3_moe" / "config.json").read_text())
+    assert experts["quantization_config"]["modules_to_not_convert"] == ["mlp.gate"]
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(600)
+def test_configurations_come_back_from_version_5(environment: Environment, tmp_path: Path) -> None:
+    newer = ensure("quantize", Accelerator.CPU, load_settings(), Silent())
+    run_in(newer, SAVE_CONFIGS, tmp_path, json.dumps(CONFIGS_OF_4))
+    read = run_in(environment, READ_CONFIGS, tmp_path, len(CONFIGS_OF_4))
+    for number, (old, back) in enumerate(zip(CONFIGS_OF_4, read, strict=True)):
+        saved = json.loads((tmp_path / str(number) / "config.json").read_text())
+        assert saved.get("rope_parameters"), "version 5 has said it its own way"
+        for key, value in old.items():
+            if key == "rope_scaling":
+                assert value.items() <= back[key].items(), old["model_type"]
+            else:
+                assert back[key] == value, (old["model_type"], key)
+
+
+@pytest.fixture(scope="module")
+def variant(
+    environment: Environment, demo_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """The demo model, quantized by the stage itself with 512 calibration tokens."""
+    folder = tmp_path_factory.mktemp("autoawq")
+    checkpoint = inspect_folder(
+        demo_model,
+        ref=str(demo_model),
+        kind="path",
+        revision=None,
+        digests=FileDigests(folder / "digests.json"),
+        progress=Silent(),
+    )
+    quantization = load_recipe("autoawq-w4a16").quantization.model_dump()
+    quantization["calibration"] |= {"dataset": "carried", "samples": 4, "max_tokens": 128}
+    quantization["calibration"] |= {"column": "text"}
+    spec = stage_spec(
+        "quantize",
+        "autoawq-w4a16",
+        {"quantization": quantization, "trust_remote_code": False},
+        {},
+        {
+            "checkpoint": checkpoint.model_dump(mode="json"),
+            "calibration_file": str(TEXTS),
+            "python": str(environment.python),
+        },
+        folder,
+    )
+    record = execute(spec, Silent())
+    assert record.result["quantized_modules"] == 7 * 30
+    assert record.result["group_size"] == 64
+    assert record.result["worst_scaling_error"] < 0.05
+    assert record.result["divergence_nats"] < 0.5
+    return folder / "stages" / "quantize" / spec.key / "output"
+
+
+@pytest.fixture(scope="module")
+def served(variant: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The variant, served with an FP8 KV cache."""
+    profile = load_profile("cpu")
+    python = ensure("serve", Accelerator.CPU, load_settings(), Silent()).python
+    arguments = ServingArguments.of(profile, is_baseline=False)
+    assert arguments.kv_cache_dtype == "fp8"
+    server = Server(python, variant, arguments, tmp_path_factory.mktemp("served") / "server.log")
+    try:
+        server.start(profile.ready_timeout_seconds, Silent())
+        yield server
+    finally:
+        server.stop()
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(900)
+class TestVariant:
+    def test_is_in_awqs_own_format(self, variant: Path, demo_model: Path) -> None:
+        config = json.loads((variant / "config.json").read_text())
+        added = config.pop("quantization_config")
+        assert added["quant_method"] == "awq"
+        assert added["version"] == "gemm"
+        assert (added["bits"], added["group_size"], added["zero_point"]) == (4, 64, True)
+        assert config == json.loads((demo_model / "config.json").read_text())
+        for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+            assert (variant / name).read_bytes() == (demo_model / name).read_bytes()
+
+    def test_answers_with_sense(self, served: Server) -> None:
+        answer = httpx.post(
+            f"{served.url}/v1/chat/completions",
+            json={
+                "model": "model",
+                "messages": [{"role": "user", "content": "What is the capital of France?"}],
+                "temperature": 0,
+                "max_tokens": 32,
+            },
+            timeout=120,
+            trust_env=False,
+        )
+        choice = answer.raise_for_status().json()["choices"][0]
+        assert "Paris" in choice["message"]["content"]
+        assert choice["finish_reason"] == "stop", "it knows where its turn ends"

@@ -1,0 +1,148 @@
+"""Weights read by numpy alone are bit by bit what compressed-tensors itself decompresses."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline.environments.environment import Accelerator, ensure
+from pipeline.events import Silent
+from pipeline.settings import load_settings
+from pipeline.verification.layer_weights import layer_weights
+from pipeline.verification.number_types import to_float32
+from pipeline.verification.tensor_files import open_folder
+from pipeline.verification.weight_format import stored_format
+
+SHAPE = (256, 384)
+FORMATS = {
+    "fp8 channel": ("float-quantized", {"num_bits": 8, "type": "float", "strategy": "channel"}),
+    "fp8 tensor": ("float-quantized", {"num_bits": 8, "type": "float", "strategy": "tensor"}),
+    "fp8 block": (
+        "float-quantized",
+        {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [128, 128]},
+    ),
+    "int8 channel": ("int-quantized", {"num_bits": 8, "type": "int", "strategy": "channel"}),
+    "int4": (
+        "pack-quantized",
+        {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 64},
+    ),
+    "int4 zero points": (
+        "pack-quantized",
+        {
+            "num_bits": 4,
+            "type": "int",
+            "strategy": "group",
+            "group_size": 128,
+            "symmetric": False,
+        },
+    ),
+    "int8 zero points": (
+        "pack-quantized",
+        {"num_bits": 8, "type": "int", "strategy": "group", "group_size": 32, "symmetric": False},
+    ),
+    "nvfp4": (
+        "nvfp4-pack-quantized",
+        {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16},
+    ),
+}
+
+# Writes what compress() makes, and what decompress() makes of that into whole/. The weights have
+# rows of very different sizes, one of zeros, and tiny numbers.
+COMPRESS = """
+import json
+import sys
+from pathlib import Path
+
+import torch
+from compressed_tensors.compressors import BaseCompressor
+from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+from safetensors.torch import save_file
+
+folder, shape = Path(sys.argv[1]), json.loads(sys.argv[2])
+TOP = {("float", 8): 448, ("float", 4): 6, ("int", 8): 127, ("int", 4): 7}
+
+
+def write(name, arguments, scale_type, output):
+    rows, columns = shape
+    weight = torch.randn(rows, columns) * torch.exp(torch.randn(rows, 1) * 2)
+    weight[3] = 0
+    weight[4, :8] = 1e-30
+    args = QuantizationArgs(**arguments)
+    size = weight.abs().unflatten(1, (-1, args.group_size or columns)).amax(2) + 1e-3
+    if args.strategy == "tensor":
+        size = size.max().reshape(1)
+    if args.strategy == "block":
+        size = weight.abs().unflatten(0, (-1, 128)).unflatten(2, (-1, 128)).amax((1, 3))
+    state = {
+        "weight": weight,
+        "weight_scale": (size / TOP[args.type, args.num_bits]).to(scale_type),
+    }
+    if args.strategy == "tensor_group":
+        divisor = 448 * 6 / weight.abs().max().reshape(1)
+        state["weight_global_scale"] = divisor
+        narrow = (size / 6 * divisor).clamp(2**-9).to(torch.float8_e4m3fn)
+        state["weight_scale"] = narrow.to(scale_type)
+    if not args.symmetric:
+        low = -(2 ** (args.num_bits - 1))
+        state["weight_zero_point"] = torch.randint(low, -low, size.shape, dtype=torch.int8)
+    scheme = QuantizationScheme(targets=["Linear"], weights=args)
+    compressor = BaseCompressor.get_value_from_registry(name)
+    stored = compressor.compress(state, scheme)
+    whole = compressor.decompress(dict(stored), scheme)["weight"]
+    (output / "whole").mkdir(parents=True)
+    parts = {"x." + key: value.contiguous() for key, value in stored.items()}
+    save_file(parts, output / "model.safetensors")
+    save_file({"whole": whole.contiguous()}, output / "whole" / "model.safetensors")
+
+
+torch.manual_seed(1)
+for form, (name, arguments) in json.loads(sys.argv[3]).items():
+    for scale_type in ("bfloat16", "float32", "float16"):
+        write(name, arguments, getattr(torch, scale_type), folder / form / scale_type)
+"""
+
+
+@pytest.fixture(scope="module")
+def compressed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Every format with scales of every type, by compressed-tensors."""
+    folder = tmp_path_factory.mktemp("compressed")
+    python = ensure("quantize", Accelerator.CPU, load_settings(), Silent()).python
+    words = [str(folder), json.dumps(SHAPE), json.dumps(FORMATS)]
+    subprocess.run(
+        [str(python), "-c", COMPRESS, *words], check=True, capture_output=True, timeout=300
+    )
+    return folder
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("scale_type", ["bfloat16", "float32", "float16"])
+@pytest.mark.parametrize("form", list(FORMATS))
+def test_bit_by_bit(compressed: Path, form: str, scale_type: str) -> None:
+    folder, (name, arguments) = compressed / form / scale_type, FORMATS[form]
+    weights = {"symmetric": True, "block_structure": None, "group_size": None} | arguments
+    config = {
+        "quant_method": "compressed-tensors",
+        "config_groups": {"group_0": {"format": name, "weights": weights}},
+    }
+    tensors = open_folder(folder).tensors
+    found = layer_weights(stored_format(config, ""), "x", SHAPE, tensors).rows(0, SHAPE[0])
+    whole = open_folder(folder / "whole").tensors["whole"]
+    expected = to_float32(whole.read(), whole.dtype).reshape(SHAPE)
+    # It multiplies in the type of the scales; each product rounded once is the same.
+    rounded = {"BF16": to_bf16, "F16": to_f16}.get(whole.dtype, np.asarray)(found)
+    assert np.array_equal(rounded.view(np.uint32), expected.view(np.uint32))
+    assert np.abs(found).max() > 1
+
+
+def to_bf16(values: np.ndarray) -> np.ndarray:
+    bits = values.view(np.uint32).astype(np.uint64)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16 << 16).astype(np.uint32).view(np.float32)
+
+
+def to_f16(values: np.ndarray) -> np.ndarray:
+    return values.astype(np.float16).astype(np.float32)

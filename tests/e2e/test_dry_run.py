@@ -1,0 +1,114 @@
+"""The dry run for real: the quantizer on two layers of the demo model, sound and damaged."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.digest import FileDigests
+from pipeline.environments.environment import Accelerator, ensure
+from pipeline.events import Silent
+from pipeline.executors.local import LocalExecutor
+from pipeline.preparation import Request, choose, find_data, locate, make_plan
+from pipeline.run_log import RunLog
+from pipeline.safetensors_header import read_header
+from pipeline.settings import Settings, load_settings
+from pipeline.stage_runner import StageRunner
+from pipeline.store import Store
+
+# The first test may have to build the environments.
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
+
+RECIPE = "awq-w4a16"
+NAN = b"\xc0\x7f"  # in bf16, little-endian
+
+
+def request(model: Path) -> Request:
+    return Request(
+        checkpoint=str(model),
+        recipes=(RECIPE,),
+        profile="cpu",
+        policy="demo",
+        name=None,
+        registry=None,
+        eval_data=None,
+        trust_remote_code=False,
+        dry_run=True,
+    )
+
+
+def test_of_the_demo_model(demo_model: Path, tmp_path: Path) -> None:
+    home = load_settings().home
+    settings = Settings(home=home, store=tmp_path / "store")
+    choices = choose(request(demo_model), settings)
+    digests = FileDigests(tmp_path / "digests.json")
+    sources = find_data(choices, settings, digests, Silent())
+    checkpoint = locate(choices, settings, lambda _: demo_model, digests, Silent())
+    plan = make_plan(choices, checkpoint, settings, sources)
+    store = Store(settings.store)
+    stages = StageRunner(
+        store,
+        LocalExecutor(),
+        lambda name: ensure(name, Accelerator.CPU, settings, Silent()).python,
+        RunLog(store, choices.to_dict()),
+        Silent(),
+    )
+    ensure("quantize", Accelerator.CPU, settings, Silent())
+    spec = plan.variants[0].stages["dry_run"]
+    record = stages.run(spec)
+    assert record.seconds < 180  # 9 s on two quiet cores
+    assert record.result["layers"] == [0, 1]
+    # Two layers of the demo model's 30, and the embedding that most of it is.
+    assert record.result["source_bytes"] == pytest.approx(70.8e6, rel=0.01)
+    assert record.result["verified"]["quantized_tensors"] == 2 * 7
+    folder = store.stage_folder("dry_run", spec.key)
+    assert not list(folder.rglob("*.safetensors"))
+    assert (folder / "worker.log").stat().st_size > 0
+
+
+@pytest.fixture
+def damaged(demo_model: Path, tmp_path: Path) -> Path:
+    """The demo model with one value of its second layer that is no number."""
+    folder = tmp_path / "damaged"
+    shutil.copytree(demo_model, folder)
+    weights = folder / "model.safetensors"
+    header = read_header(weights)
+    tensor = header.tensors["model.layers.1.mlp.down_proj.weight"]
+    assert tensor.dtype == "BF16"
+    with weights.open("r+b") as file:
+        file.seek(header.data_start + tensor.begin)
+        file.write(NAN)
+    return folder
+
+
+def test_what_would_fail_after_an_hour_fails_before_it(damaged: Path, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    done = subprocess.run(
+        [
+            *(sys.executable, "-P", "-m", "pipeline.cli.main", "model", str(damaged)),
+            *("--recipe", RECIPE, "--profile", "cpu", "--policy", "demo", "--dry-run", "--json"),
+        ],
+        env={**os.environ, "PREPARE_STORE": str(store)},
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr[-4000:]
+    report: dict[str, Any] = json.loads(done.stdout)
+    (variant,) = report["variants"]
+    assert variant["verdict"] == "error"
+    assert "the dry run on 2 layers failed" in variant["reason"], variant["reason"]
+    assert "layers.1" in variant["reason"] or "nan" in variant["reason"].lower()
+    ended = {stage["name"]: stage["status"] for stage in report["stages"]}
+    assert ended["dry_run"] == "failed"
+    # Neither the long stage nor the baseline's server was begun.
+    assert not {"quantize", "serve", "coherence"} & set(ended)
+    assert not list((store / "stages" / "dry_run").rglob("*.safetensors"))

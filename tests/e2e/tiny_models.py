@@ -1,0 +1,117 @@
+"""Run inside the `quantize` environment: writes tiny random models, and loads variants of them.
+
+`python tiny_models.py make FOLDER TEXTS` writes FOLDER/llama, narrow (with layers of 72 columns),
+mixtral, qwen3_moe and jetmoe, with a tokenizer trained on the texts.
+`python tiny_models.py compare SOURCE VARIANT...` prints, as JSON, by how much each variant's logits
+differ from the source's, relative to their size.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+# Two layers whose widths whole blocks of 128 divide. Their logits are small and random.
+SHAPE: dict[str, Any] = {
+    "vocab_size": 512,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "head_dim": 32,
+    "max_position_embeddings": 512,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+    "pad_token_id": 0,
+    "tie_word_embeddings": False,
+}
+EXPERTS = {"num_experts_per_tok": 2}
+
+
+def make(folder: Path, texts: Path) -> None:
+    """Write the models."""
+    import torch
+    from transformers import (
+        JetMoeConfig,
+        JetMoeForCausalLM,
+        LlamaConfig,
+        LlamaForCausalLM,
+        MixtralConfig,
+        MixtralForCausalLM,
+        Qwen3MoeConfig,
+        Qwen3MoeForCausalLM,
+    )
+
+    torch.manual_seed(0)
+    models = {
+        "llama": LlamaForCausalLM(LlamaConfig(**SHAPE)),
+        "narrow": LlamaForCausalLM(LlamaConfig(**SHAPE | {"intermediate_size": 72})),
+        "mixtral": MixtralForCausalLM(MixtralConfig(**SHAPE, **EXPERTS, num_local_experts=4)),
+        "qwen3_moe": Qwen3MoeForCausalLM(
+            Qwen3MoeConfig(**SHAPE, **EXPERTS, num_experts=4, moe_intermediate_size=128)
+        ),
+        "jetmoe": JetMoeForCausalLM(
+            JetMoeConfig(
+                vocab_size=SHAPE["vocab_size"],
+                hidden_size=128,
+                num_hidden_layers=2,
+                intermediate_size=128,
+                num_key_value_heads=4,
+                kv_channels=32,
+                num_local_experts=4,
+            )
+        ),
+    }
+    tokenizer = trained_tokenizer(texts)
+    for name, model in models.items():
+        model.to(torch.bfloat16).save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
+
+
+def trained_tokenizer(texts: Path) -> Any:
+    """A byte-level tokenizer of 512 tokens."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=SHAPE["vocab_size"],
+        special_tokens=["<end>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )
+    tokenizer.train([str(texts)], trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>")
+
+
+def compare(source: str, variants: list[str]) -> dict[str, float]:
+    """Relative difference of the logits (root of the summed squares), by variant."""
+    import torch
+
+    tokens = torch.arange(1, 65).reshape(2, 32)
+    wanted = logits(source, tokens)
+    return {
+        variant: float((logits(variant, tokens) - wanted).norm() / wanted.norm())
+        for variant in variants
+    }
+
+
+def logits(folder: str, tokens: Any) -> Any:
+    """Of a checkpoint, quantized or not, loaded by transformers."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    with torch.no_grad():
+        return model(tokens).logits.float()
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "make":
+        make(Path(sys.argv[2]), Path(sys.argv[3]))
+    else:
+        print(json.dumps(compare(sys.argv[2], sys.argv[3:])))

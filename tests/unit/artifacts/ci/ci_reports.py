@@ -1,0 +1,117 @@
+"""Runs that end in each of the ways that a CI job has to tell apart."""
+
+from __future__ import annotations
+
+from sample_reports import (
+    COMMAND,
+    failed_variant_report,
+    gate_report,
+    run_report,
+    throughput_report,
+    variant_report,
+)
+
+from pipeline.records import RunReport, VariantReport
+
+
+def saying_no() -> VariantReport:
+    """MMLU says no, code is undecided since it was asked no more, summaries are advisory."""
+    return variant_report(
+        verdict="fail",
+        reason="mmlu failed",
+        promoted=False,
+        registry_version=None,
+        gates=[
+            gate_report(verdict="fail", reason="lost 3 points, 100 % sure: too much"),
+            gate_report(suite="code", verdict="undecided", reason="needs more questions"),
+            gate_report(suite="rouge", verdict="fail", tier="advisory", reason="worse summaries"),
+        ],
+    )
+
+
+def undecided() -> VariantReport:
+    return variant_report(
+        recipe="w8a8",
+        verdict="undecided",
+        reason="mmlu could not be decided",
+        promoted=False,
+        registry_version=None,
+        gates=[
+            gate_report(verdict="undecided", reason="needs more questions"),
+            gate_report(
+                suite="code", verdict="undecided", tier="supporting", reason="needs more, too"
+            ),
+        ],
+    )
+
+
+def not_among_several() -> VariantReport:
+    """Every gate passes, and the variant does not: Holm's correction."""
+    return variant_report(
+        verdict="undecided",
+        reason="passes alone, but not with 3 variants tried",
+        promoted=False,
+        registry_version=None,
+    )
+
+
+def incoherent() -> VariantReport:
+    return failed_variant_report(verdict="fail", reason="it babbles")
+
+
+def not_needed() -> VariantReport:
+    return failed_variant_report(verdict="skipped", reason="not needed: fp8-dynamic passed")
+
+
+def slow() -> VariantReport:
+    slow = throughput_report(verdict="fail", ratio=0.8, reason="0.8 of the baseline's")
+    return variant_report(
+        verdict="fail",
+        reason="throughput failed",
+        promoted=False,
+        registry_version=None,
+        throughput=slow,
+    )
+
+
+def refused() -> RunReport:
+    """The checkpoint is not there."""
+    error = {
+        "kind": "CheckpointError",
+        "what": "there is no such folder",
+        "where": "/models/none",
+        "cure": "name a folder that is there",
+    }
+    return run_report(
+        status="failed", exit_code=1, variants=[], stages=[], checkpoint=None, error=error
+    )
+
+
+def not_promoted() -> RunReport:
+    """`--no-promote`: two passed and none is registered."""
+    passed = {"promoted": False, "registry_version": None}
+    return run_report(
+        variants=[variant_report(**passed), variant_report(recipe="w8a8", **passed)],
+        command=COMMAND | {"promote": False},
+    )
+
+
+RUNS = {
+    "promoted": run_report(),
+    "not promoted": not_promoted(),
+    "fail": run_report(exit_code=4, variants=[saying_no(), not_needed()]),
+    "undecided": run_report(exit_code=5, variants=[undecided(), not_among_several()]),
+    "incoherent": run_report(exit_code=4, variants=[incoherent()]),
+    "slow": run_report(exit_code=4, variants=[slow()]),
+    "not made": run_report(exit_code=1, variants=[failed_variant_report(), saying_no()]),
+    "refused": refused(),
+    "gate": run_report(
+        command=COMMAND | {"gate": True, "promote": None},
+        variants=[
+            variant_report(
+                recipe="candidate", promoted=False, registry_version=None, throughput=None
+            )
+        ],
+        registered_name=None,
+    ),
+}

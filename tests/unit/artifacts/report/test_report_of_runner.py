@@ -1,0 +1,57 @@
+"""The report finds what the real runner leaves in a store: names of stages, rounds, roles."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from page_parts import PageParts
+from pretend_stages import PretendModels
+from test_runner import ONE, TWO, Bench, flipping, policy
+
+from artifacts.report.evidence_paths import path_of
+from artifacts.report.page import run_page
+from artifacts.report.run_evidence import RunEvidence
+from pipeline.records import RunReport
+from pipeline.store import Store
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    """Two variants that need more than one round."""
+    models = PretendModels(flipping(4))
+    return Bench(tmp_path, models, policy(repeat=16, expected_flips=0.01), recipes=(ONE, TWO))
+
+
+def evidence_of(report: RunReport, bench: Bench) -> RunEvidence:
+    return RunEvidence(report, Store(bench.root))
+
+
+def test_the_answers_of_all_rounds_are_found(bench: Bench) -> None:
+    report = bench.run()
+    rounds = [s.name for s in report.stages if s.variant == ONE and "round" in s.name]
+    assert rounds  # else this shows nothing
+    evidence = evidence_of(report, bench)
+    for variant in report.variants:
+        (gate,) = variant.gates
+        path = path_of(evidence, variant.recipe, gate)
+        assert path is not None
+        assert "as recorded" in path.note
+        assert path.questions[-1] == gate.n
+        ((suite, record),) = evidence.collected(variant.recipe)
+        assert (suite, record.result["n"]) == ("code", gate.n)
+    assert evidence.missing == []
+
+
+def test_a_page_of_it(bench: Bench) -> None:
+    report = bench.run()
+    page = PageParts(run_page(evidence_of(report, bench)))
+    assert "figure-evidence-code" in page.figures
+    assert f"{report.variants[0].gates[0].n:,}" in page.words
+
+
+def test_a_server_that_does_not_come_up(bench: Bench) -> None:
+    bench.models.broken.add(TWO)
+    page = PageParts(run_page(evidence_of(bench.run(), bench)))
+    assert "two error" in page.words
+    assert "the server of two does not come up" in page.words

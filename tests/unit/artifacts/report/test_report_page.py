@@ -1,0 +1,259 @@
+"""The page as a whole: complete, self-contained, and inert to what a model says."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from finished_stage import put_record
+from page_parts import PageParts
+from reported_run import ReportedRun, Texts, reported_run
+from sample_reports import failed_variant_report, gate_report, run_report, variant_report
+
+from artifacts.report.page import run_page
+from artifacts.report.run_evidence import RunEvidence
+from pipeline.store import Store
+
+HOSTILE = "</script></pre><img src=x onerror=alert(1)><script>alert(2)</script>\"'>{{7*7}}"
+HALF_A_PAIR = "\ud800"
+SECTIONS = ("gates", "quality", "evidence", "flips", "answers", "latency", "layers", "provenance")
+
+
+def page_of(made: ReportedRun) -> PageParts:
+    return PageParts(run_page(RunEvidence(made.report, made.store)))
+
+
+@pytest.fixture(scope="module")
+def page(kept_run: ReportedRun) -> PageParts:
+    return page_of(kept_run)
+
+
+def test_the_verdict_comes_first(page: PageParts) -> None:
+    start = page.words.index("promoted awq-w4a16 was promoted as smollm2-135m")
+    assert start < page.words.index("Contents" if "Contents" in page.words else "Gates")
+    assert page.elements["h1"] == 1
+
+
+def test_every_section_and_a_way_to_it(page: PageParts) -> None:
+    ids = [value for _, name, value in page.attributes if name == "id"]
+    links = [value[1:] for _, name, value in page.attributes if name == "href" and value[0] == "#"]
+    assert len(ids) == len(set(ids))
+    assert set(links) == {"main", *SECTIONS} <= set(ids)
+
+
+def test_the_table_of_gates(page: PageParts) -> None:
+    for words in (
+        "mmlu acc_norm, supporting pass 78.12 % 76.56 % -1.56",
+        "rouge rougeL pass 30.00 %",
+        "throughput, output tokens/s pass 50.0 100.0 x 2.000 - at least x 0.02",
+        "15 points",
+    ):
+        assert words in page.words
+
+
+def test_every_plot_has_its_place_words_and_table(page: PageParts) -> None:
+    plots = [v for t, n, v in page.attributes if n == "id" and v.startswith("figure-")]
+    drawn = page.figures
+    assert {name for name in plots if not name.endswith("-title")} == set(drawn)
+    assert {name.removeprefix("figure-").partition("-")[0] for name in drawn} == {
+        "quality",
+        "evidence",
+        "flips",
+        "latency",
+        "layers",
+    }
+    said = [v for t, n, v in page.attributes if n == "aria-label" and t == "div"]
+    assert len(said) >= 2 * len(drawn)  # of the plot, and of the table below it
+    assert page.elements["caption"] >= len(drawn)
+
+
+def test_plotly_understands_every_figure(page: PageParts) -> None:
+    import plotly.graph_objects as go
+
+    for figure in page.figures.values():
+        go.Figure({**figure, "layout": uncoloured(figure["layout"])})
+        for trace in figure["data"]:
+            go.Figure([uncoloured(trace)])
+
+
+def uncoloured(value: object) -> object:
+    """With a colour where the page puts one."""
+    if isinstance(value, dict):
+        return {key: uncoloured(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [uncoloured(each) for each in value]
+    return "#123456" if isinstance(value, str) and value.startswith("var(") else value
+
+
+def test_colours_are_those_of_the_style(kept_run: ReportedRun, page: PageParts) -> None:
+    html = run_page(RunEvidence(kept_run.report, kept_run.store))
+    style = html[html.index("<style>") : html.index("</style>")]
+    for name in (
+        "ink",
+        "pass",
+        "fail",
+        "line",
+        "muted",
+        "raised",
+        *(f"series-{n}" for n in (1, 6)),
+    ):
+        assert style.count(f"--{name}: #") == 3  # light, dark by the system, dark by the button
+
+
+def test_one_file_that_asks_for_nothing(page: PageParts) -> None:
+    assert page.addresses() == []
+    assert page.handlers() == []
+    assert page.policy["default-src"] == "'none'"
+    assert set(page.policy) == {
+        "default-src",
+        "script-src",
+        "style-src",
+        "img-src",
+        "base-uri",
+        "form-action",
+    }
+    assert "unsafe" not in page.policy["script-src"]
+    assert len(page.running) == 2
+    assert all(page.may_run(script) for script in page.running)
+
+
+def test_what_a_model_says_is_inert(tmp_path: Path) -> None:
+    """Whatever text is another's: questions, answers, subjects, modules, reasons, options."""
+    texts = Texts(
+        question=HOSTILE + HALF_A_PAIR,
+        answer=HOSTILE + HALF_A_PAIR,
+        subject=HOSTILE,
+        module="model.layers.{layer}." + HOSTILE.replace("{{7*7}}", ""),
+    )
+    made = reported_run(tmp_path, texts, lost=0.5)
+    made.save(
+        notes=[HOSTILE],
+        registered_name=HOSTILE,
+        command=made.report.command | {"checkpoint": HOSTILE},
+    )
+    page = page_of(made)
+    assert len(page.running) == 2
+    assert all(page.may_run(script) for script in page.running)
+    assert page.handlers() == []
+    assert page.addresses() == []
+    assert "img" not in page.elements
+    assert page.text.count("<img src=x onerror=alert(1)>") > 20
+    assert "{{7*7}}" in page.text
+    assert page.figures  # a </script> in a label would have ended the JSON
+
+
+def test_passwords_of_a_registry_stay_at_home(made: ReportedRun) -> None:
+    made.save(command=made.report.command | {"registry": "postgresql://me:secret@db/mlflow"})
+    page = page_of(made)
+    assert "postgresql://***@db/mlflow" in page.words
+    assert "secret" not in page.text
+
+
+def test_a_run_that_was_killed_says_what_it_has(made: ReportedRun) -> None:
+    stages = [s for s in made.report.stages if s.name != "judge" and s.variant != "awq-w4a16"]
+    made.save(status="killed", exit_code=None, variants=[], stages=stages)
+    page = page_of(made)
+    assert "error the run is killed" in page.words
+    assert "fp8-dynamic no verdict - the run is killed: it did not come to judge" in page.words
+    assert "Measured, not judged: mmlu: " in page.words
+    assert "No variant was judged, so there is nothing to draw." in page.words
+    assert {name.partition("-")[2].partition("-")[0] for name in page.figures} == {
+        "latency",
+        "layers",
+    }
+
+
+def test_a_run_that_failed_shows_its_error(tmp_path: Path) -> None:
+    report = run_report(
+        status="failed",
+        exit_code=1,
+        checkpoint=None,
+        variants=[failed_variant_report()],
+        stages=[],
+        error={
+            "kind": "StoreError",
+            "what": "the disk is full",
+            "where": "/a",
+            "cure": "make room",
+        },
+    )
+    html = run_page(RunEvidence(report, Store(tmp_path)))
+    page = PageParts(html)
+    assert "the run is failed: the disk is full" in page.words
+    assert "make room" in page.words
+    assert "the worker of 'quantize' ended with exit code 137" in page.words
+    assert "where: /logs/worker.log" in page.words
+    assert page.figures == {}
+    assert len(page.running) == 1  # without plots no plotting library
+    assert len(html) < 50_000
+
+
+def test_a_run_whose_stages_were_collected(made: ReportedRun) -> None:
+    """The record alone still gives verdicts, the quality plots and the kept trails."""
+    shutil.rmtree(made.store.root / "stages")
+    page = page_of(made)
+    assert "awq-w4a16 was promoted" in page.words
+    assert {name.partition("-")[2].partition("-")[0] for name in page.figures} == {
+        "quality",
+        "evidence",
+    }
+    assert "No answers are kept that could be compared." in page.words
+    assert "The store keeps no table of layers" in page.words
+
+
+@pytest.mark.parametrize("stage", ["evaluate", "questions", "benchmark", "verify", "judge"])
+@pytest.mark.parametrize("damage", ["gone", "torn", "another version's"])
+def test_any_damaged_stage_leaves_a_report(made: ReportedRun, stage: str, damage: str) -> None:
+    for folder in (made.store.root / "stages" / stage).iterdir():
+        for file in folder.iterdir():
+            if damage == "gone":
+                file.unlink()
+            elif damage == "torn":
+                file.write_bytes(file.read_bytes()[:-20])
+            elif file.name == "stage.json":
+                record = made.store.find(stage, folder.name)
+                assert record is not None
+                put_record(made.store, record.model_copy(update={"parameters": {}, "result": {}}))
+    page = page_of(made)
+    assert "awq-w4a16 was promoted" in page.words
+
+
+def test_two_endpoints_have_a_report_too(tmp_path: Path) -> None:
+    command = {
+        "gate": True,
+        "baseline": "http://127.0.0.1:1",
+        "candidate": "http://127.0.0.1:2",
+        "checkpoint": "http://127.0.0.1:2 against http://127.0.0.1:1",
+        "tokenizer": "a folder",
+        "eval_data": None,
+        "recipes": ["candidate"],
+        "policy": "default",
+        "profile": "endpoints, margins for fp8",
+    }
+    variant = variant_report(
+        recipe="candidate", weights_bytes=None, throughput=None, promoted=False
+    )
+    report = run_report(
+        command=command, checkpoint=None, registered_name=None, variants=[variant], stages=[]
+    )
+    page = PageParts(run_page(RunEvidence(report, Store(tmp_path))))
+    assert "pass candidate passed; nothing was promoted" in page.words
+    assert (
+        "prepare gate --baseline http://127.0.0.1:1 --candidate http://127.0.0.1:2 "
+        "--tokenizer 'a folder' --policy default"
+    ) in page.words
+
+
+def test_the_command_again(page: PageParts) -> None:
+    assert (
+        "prepare model demo:smollm2-135m --recipe fp8-dynamic --recipe awq-w4a16 --profile cpu "
+        "--policy demo --name smollm2-135m"
+    ) in page.words
+
+
+def test_numbers_that_json_lacks_do_not_void_the_plots(tmp_path: Path) -> None:
+    gate = gate_report(bound=float("-inf"), upper_bound=float("inf"))
+    report = run_report(variants=[variant_report(gates=[gate])])
+    page = PageParts(run_page(RunEvidence(report, Store(tmp_path))))
+    assert page.figures

@@ -1,0 +1,336 @@
+"""A command inside of a CI job: the files it leaves, its exit code, and what it prints."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
+
+import pytest
+from listener import Listener
+from sample_reports import (
+    COMMAND,
+    failed_variant_report,
+    gate_report,
+    run_report,
+    variant_report,
+)
+from typer.testing import CliRunner, Result
+
+from pipeline import endpoint_gate, whole_run
+from pipeline.cli.ci import CiReporting, in_ci
+from pipeline.cli.main import app
+from pipeline.errors import StoreError
+from pipeline.records import RunReport
+
+PREPARE = (sys.executable, "-m", "pipeline.cli.main")
+NOT_PASSED: dict[str, Any] = {"promoted": False, "registry_version": None}
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a GitHub Actions step, with its variables."""
+    for name in [each for each in os.environ if each.startswith("PREPARE_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PREPARE_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("CI", "true")
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
+    monkeypatch.setenv("GITHUB_OUTPUT", str(tmp_path / "outputs"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def outputs(job: Path, name: str = "outputs") -> dict[str, str]:
+    return dict(line.split("=", 1) for line in (job / name).read_text().splitlines())  # type: ignore[misc]
+
+
+def finished(monkeypatch: pytest.MonkeyPatch, report: RunReport) -> None:
+    """Stand in for a run of hours: what follows begins with its report."""
+    monkeypatch.setattr(whole_run, "run_model", lambda *_: report)
+    monkeypatch.setattr(endpoint_gate, "run_gate", lambda *_: report)
+
+
+def model(*options: str) -> Result:
+    return CliRunner().invoke(app, ["model", "demo:smollm2-135m", *options])
+
+
+def failed(**changes: Any) -> RunReport:
+    no = gate_report(verdict="fail", reason="lost 3 points")
+    variant = variant_report(verdict="fail", reason="mmlu failed", gates=[no], **NOT_PASSED)
+    return run_report(exit_code=4, variants=[variant], **changes)
+
+
+RUNS = {
+    0: run_report(),
+    1: run_report(exit_code=1, variants=[failed_variant_report()]),
+    4: failed(),
+    5: run_report(
+        exit_code=5,
+        variants=[variant_report(verdict="undecided", reason="more is needed", **NOT_PASSED)],
+    ),
+}
+
+
+# --- a run that has a report --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("code", "verdict"), [(0, "pass"), (1, "error"), (4, "fail"), (5, "undecided")]
+)
+def test_the_exit_code_and_the_files_say_the_same(
+    job: Path, monkeypatch: pytest.MonkeyPatch, code: int, verdict: str
+) -> None:
+    finished(monkeypatch, RUNS[code])
+    result = model()
+    assert result.exit_code == code
+    found = outputs(job)
+    assert (found["verdict"], found["exit_code"]) == (verdict, str(code))
+    junit = job / "home" / "store" / "runs" / RUNS[code].run / "prepare-junit.xml"
+    assert found["junit"] == str(junit)
+    assert f"JUnit report: {junit}" in result.stderr
+    root = ET.parse(junit).getroot()
+    assert (int(root.attrib["failures"]) + int(root.attrib["errors"]) == 0) == (code == 0)
+    assert (job / "summary.md").read_text().startswith(f"## prepare: {verdict}\n")
+    annotated = [line for line in result.stderr.splitlines() if line.startswith("::")]
+    assert len(annotated) == (0 if code == 0 else 1)
+
+
+def test_the_figures_of_a_failed_gate_are_in_every_place(
+    job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finished(monkeypatch, failed())
+    result = model("--junit", "deep/er/junit.xml")
+    assert "::error title=fp8-dynamic%3A mmlu%3A fail::lost 3 points" in result.stderr
+    assert "lost 3 points" in (job / "summary.md").read_text()
+    case = ET.parse(job / "deep/er/junit.xml").find(".//testcase[@name='mmlu']")
+    assert case is not None
+    assert case.find("failure") is not None
+    assert case.find("properties/property[@name='bound']") is not None
+    assert outputs(job)["junit"] == "deep/er/junit.xml"
+    assert not (job / "home" / "store" / "runs").exists()
+
+
+def test_a_second_command_of_the_step_appends(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (job / "summary.md").write_text("before\n")
+    finished(monkeypatch, failed())
+    model()
+    finished(monkeypatch, run_report())
+    model()
+    text = (job / "summary.md").read_text()
+    assert text.startswith("before\n")
+    assert text.count("## prepare: ") == 2
+    assert outputs(job)["verdict"] == "pass"  # the last line of a name is the one that counts
+
+
+def test_a_summary_leaves_room_for_what_is_there(
+    job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (job / "summary.md").write_text("x" * ((1 << 20) - 500) + "\n")
+    finished(monkeypatch, failed())
+    model()
+    assert (job / "summary.md").stat().st_size < 1 << 20
+
+
+def test_json_stays_json_on_both_streams(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    finished(monkeypatch, failed())
+    result = model("--json")
+    assert result.exit_code == 4
+    assert json.loads(result.stdout)["exit_code"] == 4
+    (note,) = [json.loads(line) for line in result.stderr.splitlines()]
+    assert note["event"] == "note"
+    assert note["text"].startswith("JUnit report: ")
+    assert outputs(job)["verdict"] == "fail"
+
+
+def test_gitlab_has_a_junit_file_and_a_dotenv_report(
+    job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY", "GITHUB_OUTPUT"):
+        monkeypatch.delenv(name)
+    finished(monkeypatch, failed())
+    result = model("--junit", "junit.xml", "--outputs", "prepare.env")
+    assert not any(line.startswith("::") for line in result.stderr.splitlines())
+    assert outputs(job, "prepare.env")["verdict"] == "fail"
+    assert sorted(path.name for path in job.iterdir()) == ["junit.xml", "prepare.env"]
+
+
+def test_a_file_of_ones_own_goes_before_the_systems(
+    job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finished(monkeypatch, failed())
+    model("--outputs", "mine.env")
+    assert outputs(job, "mine.env")["verdict"] == "fail"
+    assert not (job / "outputs").exists()
+
+
+def test_without_ci_nothing_is_written_but_what_was_asked_for(
+    job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finished(monkeypatch, failed())
+    result = model("--no-ci")
+    assert result.exit_code == 4
+    assert list(job.iterdir()) == []
+    assert "::error" not in result.stderr
+    model("--no-ci", "--junit", "junit.xml")
+    assert [path.name for path in job.iterdir()] == ["junit.xml"]
+
+
+def test_what_cannot_be_written_is_said_and_the_verdict_stays(
+    job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (job / "junit.xml").mkdir()
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(job / "gone" / "summary.md"))
+    finished(monkeypatch, run_report())
+    result = model("--junit", "junit.xml")
+    assert result.exit_code == 0
+    assert "warning: junit.xml could not be written: Is a directory" in result.stderr
+    assert "summary.md could not be written: No such file or directory" in result.stderr
+    assert outputs(job)["junit"] == ""
+
+
+def test_gate_tells_as_much(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    finished(monkeypatch, failed(command=COMMAND | {"gate": True}))
+    sides = ("--baseline", "http://a", "--candidate", "http://b", "--tokenizer", str(job))
+    result = CliRunner().invoke(app, ["gate", *sides, "--junit", "junit.xml"])
+    assert result.exit_code == 4
+    assert ET.parse(job / "junit.xml").getroot().get("name") == "prepare gate"
+    assert outputs(job)["verdict"] == "fail"
+    refused = CliRunner().invoke(app, ["gate", *sides, "--family", "fp2"])
+    assert refused.exception is not None
+    assert outputs(job)["exit_code"] == "2"
+
+
+# --- what comes to no report --------------------------------------------------------------------
+
+
+def run(job: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command as a job's step has it, with nothing replaced."""
+    return subprocess.run(
+        [*PREPARE, *arguments], capture_output=True, text=True, timeout=60, check=False, cwd=job
+    )
+
+
+def test_a_run_that_fails_for_real(job: Path) -> None:
+    missing = job / "no-such-checkpoint"
+    done = run(job, "model", str(missing), "--profile", "cpu", "--policy", "demo")
+    assert done.returncode == 1
+    found = outputs(job)
+    assert (found["verdict"], found["exit_code"]) == ("error", "1")
+    assert Path(found["junit"]).parent == job / "home" / "store" / "runs" / found["run"]
+    (case,) = ET.parse(found["junit"]).findall(".//testcase")
+    error = case.find("error")
+    assert error is not None
+    assert str(missing) in (error.text or "")
+    assert "::error title=prepare model%3A run%3A error::" in done.stderr
+    assert "### What to do next" in (job / "summary.md").read_text()
+
+
+def test_a_wrong_option_is_told_too(job: Path) -> None:
+    done = run(job, "model", "demo:smollm2-135m", "--recipe", "nope", "--junit", "junit.xml")
+    assert done.returncode == 2
+    assert outputs(job) == outputs(job) | {"verdict": "error", "exit_code": "2", "run": ""}
+    assert "there is no recipe 'nope'" in (job / "junit.xml").read_text()
+    assert "where: --recipe nope" in done.stderr
+    settings = job / "prepare.yaml"
+    settings.write_text("nonsense: 1\n")
+    assert run(job, "model", "demo:smollm2-135m").returncode == 2
+    assert "unknown key" in (job / "summary.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "verdict"),
+    [
+        (StoreError("the disk is full"), "1", "error"),
+        (ZeroDivisionError("x / 0"), "3", "error"),
+        (KeyboardInterrupt(), "130", "interrupted"),
+    ],
+)
+def test_whatever_ends_a_run_is_told_and_goes_on(
+    job: Path, error: BaseException, code: str, verdict: str
+) -> None:
+    def work(_: Any) -> RunReport:
+        raise error
+
+    reporting = CiReporting(ci=True, junit=job / "junit.xml", outputs=None, as_json=False)
+    with pytest.raises(type(error)):
+        reporting.told(work, {"checkpoint": "c"}, None, Listener())
+    assert (outputs(job)["exit_code"], outputs(job)["verdict"]) == (code, verdict)
+    assert ET.parse(job / "junit.xml").find(".//error") is not None
+
+
+def test_an_interrupted_job_is_told_so(job: Path) -> None:
+    # A model server that takes a connection and says nothing holds the command where it is.
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        (job / "tokenizer_config.json").write_text("{}")
+        child = subprocess.Popen(
+            [
+                *(*PREPARE, "gate", "--tokenizer", str(job), "--policy", "demo"),
+                *("--baseline", url, "--candidate", f"{url}/other"),
+            ],
+            stderr=subprocess.PIPE,
+            cwd=job,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )
+        try:
+            silent.settimeout(30)
+            connection, _ = silent.accept()
+            with connection:
+                child.send_signal(signal.SIGTERM)
+                child.communicate(timeout=30)
+        finally:
+            child.kill()
+            child.wait()
+    assert child.returncode == 130
+    assert (outputs(job)["exit_code"], outputs(job)["verdict"]) == ("130", "interrupted")
+
+
+# --- whether this is CI -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (None, False),
+        ("", False),
+        ("0", False),
+        ("false", False),
+        ("No", False),
+        ("1", True),
+        ("true", True),
+        ("woodpecker", True),
+    ],
+)
+def test_ci_is_on_where_the_variable_says_so(value: str | None, expected: bool) -> None:
+    environ = {} if value is None else {"CI": value}
+    assert in_ci(None, environ) is expected
+    assert in_ci(True, environ) is True
+    assert in_ci(False, environ) is False
+
+
+def test_progress_is_plain_in_ci_even_on_a_terminal(job: Path) -> None:
+    ours, theirs = pty.openpty()
+    arguments = ["model", str(job / "none"), "--profile", "cpu", "--policy", "demo"]
+    with subprocess.Popen(
+        [*PREPARE, *arguments], stderr=theirs, stdout=subprocess.DEVNULL, cwd=job
+    ) as child:
+        os.close(theirs)
+        drawn = b""
+        while True:
+            try:
+                drawn += os.read(ours, 65536)
+            except OSError:  # EIO: the child has closed its end
+                break
+        os.close(ours)
+    assert child.returncode == 1
+    assert b"JUnit report: " in drawn
+    assert b"\x1b" not in drawn

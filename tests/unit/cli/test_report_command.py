@@ -1,0 +1,93 @@
+"""`prepare report` on the command line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import webbrowser
+from pathlib import Path
+
+import pytest
+from sample_reports import run_report
+from typer.testing import CliRunner
+
+from pipeline.cli.main import app
+from pipeline.errors import StoreError, UsageError
+from pipeline.run_log import RUN_RECORD
+from pipeline.store import Store, write_atomically
+
+FIRST, SECOND = "20261120-090000-000001", "20261121-100000-000001"
+
+
+@pytest.fixture(autouse=True)
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    """Two runs, and no settings of whoever runs the tests."""
+    for name in ("PREPARE_HOME", "PREPARE_SETTINGS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("PREPARE_STORE", str(tmp_path / "store"))
+    monkeypatch.chdir(tmp_path)
+    found = Store(tmp_path / "store")
+    for run in (FIRST, SECOND):
+        write_atomically(
+            found.new_run_folder(run) / RUN_RECORD, run_report(run=run).model_dump_json()
+        )
+    return found
+
+
+def run(*arguments: str) -> str:
+    result = CliRunner().invoke(app, ["report", *arguments], catch_exceptions=False)
+    assert result.exit_code == 0
+    return result.stdout.strip()
+
+
+def test_the_newest_run_into_a_file_of_its_name(tmp_path: Path) -> None:
+    assert run() == str(tmp_path / f"report-{SECOND}.html")
+    page = (tmp_path / f"report-{SECOND}.html").read_text()
+    assert page.lstrip().startswith("<!doctype html>")
+    assert SECOND in page
+
+
+def test_two_runs(tmp_path: Path) -> None:
+    assert run("20261120", "latest", "-o", "two.html") == str(tmp_path / "two.html")
+    page = (tmp_path / "two.html").read_text()
+    assert FIRST in page
+    assert SECOND in page
+
+
+def test_it_opens_what_it_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr(webbrowser, "open", opened.append)
+    run("--open", "-o", "a report.html")
+    assert opened == [(tmp_path / "a report.html").as_uri()]
+
+
+def test_a_file_that_cannot_be_written() -> None:
+    with pytest.raises(UsageError) as caught:
+        run("-o", "no/such/folder/report.html")
+    assert "No such file or directory" in caught.value.what
+    assert "--output" in caught.value.where
+
+
+def test_a_run_that_is_not_there() -> None:
+    with pytest.raises(UsageError, match="no run starts with '1999'"):
+        run("1999")
+
+
+def test_a_record_of_another_version(store: Store) -> None:
+    file = store.root / "runs" / SECOND / RUN_RECORD
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"schema_version": 99}))
+    with pytest.raises(StoreError, match="schema version 99"):
+        run()
+
+
+def test_what_only_a_report_needs_is_not_imported_at_start() -> None:
+    program = (
+        "import sys, pipeline.cli.main; "
+        "print([m for m in ('jinja2', 'plotly', 'numpy', 'artifacts.report') if m in sys.modules])"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert found.stdout.strip() == "[]"

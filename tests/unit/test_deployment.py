@@ -1,0 +1,192 @@
+"""Pulling a registered version, and whether this machine is the one it was judged on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from artifacts.registry.mlflow_registry import MlflowRegistry
+from artifacts.registry.registry import FILES_TAG, TUPLE_TAG, WEIGHTS_TAG, Cause, Move, Version
+from pipeline.cli.main import app
+from pipeline.deployment import (
+    JudgedTuple,
+    check_files,
+    digest_of_other_files,
+    digest_of_weights,
+    find_version,
+    pull_version,
+)
+from pipeline.environments.environment import Accelerator, identity
+from pipeline.errors import RegistryError, UsageError
+from pipeline.hardware import hardware
+from pipeline.settings import load_settings
+
+SERVING = {"engine_arguments": {"kv-cache-dtype": "fp8"}, "environment": {"A": "1"}}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A checkpoint's files; nothing here reads what is in the weights."""
+    path = tmp_path / "weights"
+    path.mkdir()
+    (path / "model.safetensors").write_bytes(b"weights")
+    (path / "config.json").write_text("{}")
+    (path / "tokenizer.json").write_text("{}")
+    return path
+
+
+def tags(folder: Path, **changes: str) -> dict[str, str]:
+    return {
+        TUPLE_TAG: "t",
+        WEIGHTS_TAG: digest_of_weights(folder),
+        FILES_TAG: digest_of_other_files(folder),
+        "prepare.engine_version": "0.32.0",
+        "prepare.environment.serve": identity("serve", Accelerator.CPU, load_settings()),
+        "prepare.serving": json.dumps(SERVING),
+        "prepare.hardware": json.dumps(hardware("cpu")),
+        **changes,
+    }
+
+
+def version(folder: Path, **changes: str) -> Version:
+    return Version("model", "1", ("champion",), str(folder), tags(folder, **changes))
+
+
+class TestCheckFiles:
+    def test_as_registered(self, folder: Path) -> None:
+        assert check_files(version(folder), folder) == 3
+
+    @pytest.mark.parametrize(
+        ("file", "words"),
+        [("model.safetensors", "the weights are not"), ("config.json", "the other files")],
+    )
+    def test_one_byte_changed(self, folder: Path, file: str, words: str) -> None:
+        registered = version(folder)
+        content = (folder / file).read_bytes()
+        (folder / file).write_bytes(content[:-1] + b"!")
+        with pytest.raises(RegistryError, match=words):
+            check_files(registered, folder)
+
+    def test_a_file_added_or_missing(self, folder: Path) -> None:
+        registered = version(folder)
+        (folder / "modeling.py").write_text("import os")
+        with pytest.raises(RegistryError, match="the other files"):
+            check_files(registered, folder)
+        (folder / "modeling.py").unlink()
+        (folder / "tokenizer.json").unlink()
+        with pytest.raises(RegistryError, match="the other files"):
+            check_files(registered, folder)
+
+    def test_a_version_of_somebody_else(self, folder: Path) -> None:
+        foreign = Version("model", "1", (), str(folder), {})
+        with pytest.raises(RegistryError, match="has no digest to check its files by"):
+            check_files(foreign, folder)
+
+
+class TestJudgedTuple:
+    def differences(self, folder: Path, **changes: str) -> list[str]:
+        here = identity("serve", Accelerator.CPU, load_settings())
+        return JudgedTuple.of(version(folder, **changes)).differences(here)
+
+    def test_this_machine(self, folder: Path) -> None:
+        judged = JudgedTuple.of(version(folder))
+        assert judged.arguments.to_dict() == SERVING
+        assert self.differences(folder) == []
+
+    def test_every_member_that_differs_is_named(self, folder: Path) -> None:
+        other = {"accelerator": "cpu", "cpu": "another", "cores": 64}
+        changes = {
+            "prepare.environment.serve": "another",
+            "prepare.hardware": json.dumps(other),
+        }
+        found = self.differences(folder, **changes)
+        assert [line.partition(":")[0] for line in found] == [
+            "environment 'serve'",
+            "hardware, cores",
+            "hardware, cpu",
+        ]
+        assert "judged 64, here " in found[1]
+
+    def test_a_gpu_that_is_not_here(self, folder: Path) -> None:
+        gpu = json.dumps({"accelerator": "cuda", "gpu": "NVIDIA H1000"})
+        (line,) = self.differences(folder, **{"prepare.hardware": gpu})
+        assert line.startswith("hardware, gpu: judged NVIDIA H1000, here ")
+
+    @pytest.mark.parametrize("tag", ["prepare.serving", "prepare.hardware"])
+    def test_tags_that_tell_nothing(self, folder: Path, tag: str) -> None:
+        with pytest.raises(RegistryError, match="does not tell how it was judged"):
+            JudgedTuple.of(version(folder, **{tag: "{"}))
+
+
+@pytest.fixture
+def registry(tmp_path: Path, folder: Path) -> MlflowRegistry:
+    """One version, which is the champion."""
+    found = MlflowRegistry(f"sqlite:///{tmp_path / 'registry.db'}")
+    number = found.register("model", folder, tags(folder))
+    found.move_alias("model", Move("champion", number, None, Cause("promote", "ann")))
+    return found
+
+
+def test_find_and_pull(registry: MlflowRegistry, folder: Path, tmp_path: Path) -> None:
+    for reference in ("model@champion", "model@1"):
+        assert find_version(registry, reference).version == "1"
+    for reference, words in (
+        ("model", "names no version"),
+        ("model@", "names no version"),
+        ("model@nope", "has no version or alias 'nope'"),
+        ("nope@champion", "no model 'nope'"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            find_version(registry, reference)
+    destination = tmp_path / "deeper" / "copy"
+    found = find_version(registry, "model@champion")
+    assert pull_version(registry, found, destination) == 3
+    assert (destination / "model.safetensors").read_bytes() == b"weights"
+    with pytest.raises(UsageError, match="is there already"):
+        pull_version(registry, found, destination)
+    # A changed file: nothing appears.
+    (folder / "config.json").write_text("{ }")
+    with pytest.raises(RegistryError, match="are not those that were judged"):
+        pull_version(registry, found, tmp_path / "second")
+    assert sorted(path.name for path in tmp_path.iterdir() if "second" in path.name) == []
+
+
+def test_the_commands(
+    registry: MlflowRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PREPARE_REGISTRY", registry.uri)
+
+    def told(*arguments: str) -> Any:
+        result = CliRunner().invoke(app, [*arguments, "--json"], catch_exceptions=False)
+        assert result.exit_code == 0, result.output
+        return json.loads(result.stdout)
+
+    pulled = told("pull", "model@champion", str(tmp_path / "copy"))
+    assert (pulled["version"], pulled["files"]) == ("1", 3)
+    assert Path(pulled["folder"]) == tmp_path / "copy"
+
+
+def test_serving_is_refused_where_the_machine_differs(
+    registry: MlflowRegistry, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = {"accelerator": "cpu", "cpu": "another", "cores": 64}
+    changes = {"prepare.hardware": json.dumps(other), "prepare.environment.serve": "another"}
+    registry.register("model", folder, tags(folder, **changes))  # the newer verdict's tags
+    arguments = ["serve", "model@champion", "--registry", registry.uri]
+    with pytest.raises(RegistryError, match=r"environment 'serve': .*hardware, cores: judged 64"):
+        CliRunner().invoke(app, arguments, catch_exceptions=False)
+    result = CliRunner().invoke(app, [*arguments, "--check", "--anyway"], catch_exceptions=False)
+    assert result.exit_code == 0
+    assert "hardware, cores: judged 64, here " in result.stdout
+
+
+def test_serving_weights_that_are_elsewhere(registry: MlflowRegistry, folder: Path) -> None:
+    folder.rename(folder.with_name("moved"))
+    arguments = ["serve", "model@champion", "--registry", registry.uri, "--check"]
+    with pytest.raises(RegistryError, match="files are not on this machine") as caught:
+        CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert "prepare pull model@1 FOLDER" in caught.value.cure

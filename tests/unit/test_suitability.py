@@ -1,0 +1,136 @@
+"""What does not suit is refused before any work, with a cure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from published_models import LLAMA_3_8B, MIXTRAL_8X22B, Shapes, dense, mixtral, source
+
+from pipeline.catalog import load_recipe, recipe_names
+from pipeline.errors import StageError, UsageError
+from pipeline.suitability import (
+    check_architecture,
+    check_experts,
+    check_servable,
+    check_shapes,
+    cpu_flags,
+)
+from recipes.schema import Recipe
+
+AMX = frozenset({"amx_tile"})
+DEMO: dict[str, Any] = LLAMA_3_8B | {
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_attention_heads": 9,
+    "num_hidden_layers": 1,
+    "num_key_value_heads": 3,
+}
+
+
+def changed(name: str, **changes: Any) -> Recipe:
+    return load_recipe(name).model_copy(update=changes)
+
+
+class TestServers:
+    @pytest.mark.parametrize("name", recipe_names())
+    def test_gpus_serve_all(self, name: str) -> None:
+        check_servable(load_recipe(name), "cuda", frozenset())
+
+    def test_no_cpu_serves_nvfp4(self) -> None:
+        with pytest.raises(UsageError, match="'nvfp4' cannot be served on this machine") as caught:
+            check_servable(load_recipe("nvfp4"), "cpu", AMX)
+        assert caught.value.cure
+
+    def test_some_cpus_serve_blocks(self) -> None:
+        recipe = load_recipe("fp8-block")
+        check_servable(recipe, "cpu", AMX)
+        with pytest.raises(UsageError, match="AMX"):
+            check_servable(recipe, "cpu", frozenset({"avx512f"}))
+
+    def test_the_demos_recipes(self) -> None:
+        for name in ("fp8-dynamic", "awq-w4a16"):
+            check_servable(load_recipe(name), "cpu", frozenset())
+
+    def test_flags(self, tmp_path: Path) -> None:
+        path = tmp_path / "cpuinfo"
+        path.write_text("processor : 0\nflags\t\t: fpu amx_tile\n\nprocessor : 1\nflags : fpu\n")
+        assert cpu_flags(path) == {"fpu", "amx_tile"}
+        path.write_text("processor : 0\nFeatures : asimd\n")
+        assert cpu_flags(path) == frozenset()
+
+
+class TestArchitectures:
+    @pytest.mark.parametrize(
+        ("suited", "unsuited", "suits"),
+        [
+            ([], [], True),
+            (["Llama*"], [], True),
+            (["Qwen*", "LlamaForCausalLM"], [], True),
+            (["Qwen*"], [], False),
+            ([], ["Llama*"], False),
+            (["Llama*"], ["LlamaForCausalLM"], False),
+            ([], ["Qwen*"], True),
+        ],
+    )
+    def test_patterns(self, suited: list[str], unsuited: list[str], suits: bool) -> None:
+        recipe = changed("awq-w4a16", architectures=suited, unsuited_architectures=unsuited)
+        if suits:
+            check_architecture(recipe, "LlamaForCausalLM")
+        else:
+            with pytest.raises(UsageError, match="'awq-w4a16' is not for LlamaForCausalLM"):
+                check_architecture(recipe, "LlamaForCausalLM")
+
+
+class TestShapes:
+    def refusal(self, recipe: str, config: dict[str, Any], shapes: Shapes) -> StageError:
+        with pytest.raises(StageError) as caught:
+            check_shapes(load_recipe(recipe), source(config, shapes).tensors, config)
+        assert caught.value.where == f"--recipe {recipe}"
+        return caught.value
+
+    @pytest.mark.parametrize("name", sorted({*recipe_names()} - {"fp8-block"}))
+    def test_the_demo_model_suits(self, name: str) -> None:
+        check_shapes(load_recipe(name), source(DEMO, dense(DEMO)).tensors, DEMO)
+
+    @pytest.mark.parametrize("name", recipe_names())
+    def test_large_models_suit(self, name: str) -> None:
+        for config, shapes in (
+            (LLAMA_3_8B, dense(LLAMA_3_8B)),
+            (MIXTRAL_8X22B, mixtral(MIXTRAL_8X22B)),
+        ):
+            check_shapes(load_recipe(name), source(config, shapes).tensors, config)
+
+    def test_blocks_and_the_demo_model(self) -> None:
+        error = self.refusal("fp8-block", DEMO, dense(DEMO))
+        assert "layers of 576 columns" in error.what
+        assert "fp8-dynamic" in error.cure
+
+    def test_rows(self) -> None:
+        narrow = LLAMA_3_8B | {"num_key_value_heads": 8, "num_hidden_layers": 1}
+        shapes = dense(narrow) | {"model.layers.0.self_attn.k_proj.weight": (64, 4096)}
+        error = self.refusal("fp8-block", narrow, shapes)
+        assert "the 64 rows of 'model.layers.0.self_attn.k_proj.weight'" in error.what
+
+    def test_what_is_ignored_may_have_any_shape(self) -> None:
+        shapes = dense(DEMO) | {"vision_tower.fc.weight": (7, 7), "lm_head.weight": (49152, 7)}
+        check_shapes(load_recipe("awq-w4a16"), source(DEMO, shapes).tensors, DEMO)
+
+
+STACKED: Shapes = {"model.layers.0.mlp.experts.gate_up_proj": (4, 32, 64)}
+
+
+class TestExperts:
+    @pytest.mark.parametrize("name", sorted({*recipe_names()} - {"fp8-dynamic"}))
+    def test_stacks_are_refused(self, name: str) -> None:
+        tensors = source(LLAMA_3_8B, STACKED).tensors
+        with pytest.raises(StageError, match=r"experts\.gate_up_proj") as caught:
+            check_experts(load_recipe(name), tensors, LLAMA_3_8B)
+        assert "fp8-dynamic" in caught.value.cure
+
+    def test_what_is_not_refused(self) -> None:
+        stacked = source(LLAMA_3_8B, STACKED).tensors
+        check_experts(load_recipe("fp8-dynamic"), stacked, LLAMA_3_8B)
+        apart = source(MIXTRAL_8X22B, mixtral(MIXTRAL_8X22B)).tensors
+        check_experts(load_recipe("awq-w4a16"), apart, MIXTRAL_8X22B)

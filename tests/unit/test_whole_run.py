@@ -1,0 +1,102 @@
+"""A run that judges and promotes nothing: how it ends, and that the registry is left alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from listener import Listener
+from sample_reports import failed_variant_report, variant_report
+
+from pipeline import whole_run
+from pipeline.checkpoint import Checkpoint
+from pipeline.errors import ExitCode
+from pipeline.preparation import Request
+from pipeline.promotion import exit_code_of
+from pipeline.records import RunReport, VariantReport
+from pipeline.settings import Settings
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "code"),
+    [
+        (["pass"], ExitCode.PROMOTED),
+        (["error", "fail", "pass"], ExitCode.PROMOTED),
+        (["fail", "error"], ExitCode.EXPECTED_ERROR),
+        (["undecided", "fail", "skipped"], ExitCode.GATES_FAILED),
+        (["undecided", "skipped"], ExitCode.UNDECIDED),
+        ([], ExitCode.UNDECIDED),
+    ],
+)
+def test_the_exit_code_is_that_of_the_verdicts(verdicts: list[str], code: ExitCode) -> None:
+    assert exit_code_of(verdicts) == code
+
+
+def run_to(
+    verdicts: list[VariantReport], promote: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> RunReport:
+    """A run whose hours of work are replaced by these verdicts; nothing after them is."""
+
+    class Judged:
+        def __init__(self, plan: Any, stages: Any, servers: Any) -> None:
+            self.log = stages.log
+
+        def run(self) -> None:
+            for report in verdicts:
+                self.log.variant(report)
+
+    checkpoint = Checkpoint.__new__(Checkpoint)
+    object.__setattr__(checkpoint, "ref", "c")
+    object.__setattr__(checkpoint, "digest", "0" * 64)
+    monkeypatch.setattr(whole_run, "find_data", lambda *_: None)
+    monkeypatch.setattr(whole_run, "locate", lambda *_: checkpoint)
+    monkeypatch.setattr(whole_run, "make_plan", lambda *_: None)
+    monkeypatch.setattr(whole_run, "Runner", Judged)
+    request = Request(
+        checkpoint="demo:smollm2-135m",
+        recipes=("fp8-dynamic",),
+        profile="cpu",
+        policy="demo",
+        name=None,
+        registry=None,
+        eval_data=None,
+        trust_remote_code=False,
+        promote=promote,
+    )
+    settings = Settings(home=folder / "home", store=folder / "store", environments={})
+    return whole_run.run_model(request, settings, Listener())
+
+
+def test_without_promotion_what_passed_is_not_registered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: Any) -> None:
+        raise AssertionError("it was promoted")
+
+    monkeypatch.setattr(whole_run, "Promotion", never)
+    passed = variant_report(promoted=False, registry_version=None)
+    report = run_to([failed_variant_report(), passed], False, tmp_path, monkeypatch)
+    assert (report.status, report.exit_code) == ("finished", 0)
+    assert report.command["promote"] is False
+    assert not any(variant.promoted for variant in report.variants)
+    assert not (tmp_path / "store" / "registry.db").exists()
+    failed = run_to([failed_variant_report()], False, tmp_path, monkeypatch)
+    assert failed.exit_code == 1
+
+
+def test_with_it_the_promotion_says_how_it_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    class Promotion:
+        def __init__(self, *_: Any) -> None: ...
+
+        def run(self, name: str, registry: str) -> ExitCode:
+            asked.append(name)
+            return ExitCode.UNDECIDED
+
+    monkeypatch.setattr(whole_run, "Promotion", Promotion)
+    assert run_to([variant_report()], True, tmp_path, monkeypatch).exit_code == 5
+    assert asked == ["smollm2-135m"]

@@ -1,0 +1,88 @@
+"""Scales against what feeds a layer: which deviations are noise, and which a defect."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline.errors import VerificationError
+from pipeline.verification.function_preserved import check_preserved
+from pipeline.verification.noise import Noise
+from pipeline.verification.rescaling import Rescaled
+
+RANDOM = np.random.default_rng(4)
+BLOCK = "model.layers.7"
+ONES = np.ones(96, np.float32)
+MILD = np.exp(RANDOM.normal(size=96) * 0.1).astype(np.float32)
+
+
+def layer(columns: Any, rows: Any = ONES, noise: float = 0.01) -> Rescaled:
+    energies = Noise(signal=1.0, noise=noise)
+    return Rescaled(energies, np.asarray(columns, np.float32), np.asarray(rows, np.float32))
+
+
+def check(layers: dict[str, Rescaled], **norms: tuple[Any, Any]) -> None:
+    check_preserved(
+        {f"{BLOCK}.{name}": one for name, one in layers.items()},
+        {f"{BLOCK}.{name}": weights for name, weights in norms.items()},
+        "variant",
+    )
+
+
+def test_nothing_was_rescaled() -> None:
+    check({"mlp.up_proj": layer(ONES), "mlp.down_proj": layer(ONES)}, norm=(ONES, ONES))
+
+
+@pytest.mark.parametrize("factors", [MILD, MILD * 2, ONES * 2])
+def test_the_norm_makes_up_for_it(factors: Any) -> None:
+    """The stored norm is the source's times what the columns have to be multiplied by."""
+    check({"attn.q_proj": layer(factors), "attn.k_proj": layer(factors)}, norm=(ONES, factors))
+
+
+@pytest.mark.parametrize("factor", [0.3, 1.0, 8.0])
+def test_a_common_factor_may_stand_with_the_rows(factor: float) -> None:
+    """Only the product of rows and columns is seen; the layer after has the other half of it."""
+    up = layer(MILD * factor, 1 / MILD)
+    layers = {"mlp.gate_proj": layer(MILD), "mlp.up_proj": up}
+    check(layers | {"mlp.down_proj": layer(MILD / factor)}, norm=(ONES, MILD))
+
+
+def test_norms_that_are_stored_less_one() -> None:
+    """Gemma's: the factor is 1 + w."""
+    before = RANDOM.normal(size=96).astype(np.float32) * 0.2
+    check({"attn.q_proj": layer(MILD)}, norm=(before, (1 + before) * MILD - 1))
+
+
+@pytest.mark.parametrize(
+    ("columns", "norm", "words"),
+    [
+        (MILD, ONES, "q_proj' were rescaled"),
+        (ONES * 1.5, ONES, "q_proj' is scaled by 1.50 as a whole"),
+        (ONES, ONES * 1.5, "norm.weight' was rescaled"),
+        (MILD, 1 / MILD, "q_proj' were rescaled"),
+        (MILD * 1.5, MILD, "q_proj' is scaled by 1.50 as a whole"),
+    ],
+)
+def test_what_does_not_match(columns: Any, norm: Any, words: str) -> None:
+    with pytest.raises(VerificationError) as caught:
+        check({"attn.q_proj": layer(columns, noise=0.001)}, norm=(ONES, norm))
+    assert words in caught.value.what
+
+
+def test_a_norm_of_another_block_does_not_count() -> None:
+    norms = {"model.layers.6.norm": (ONES, MILD)}
+    with pytest.raises(VerificationError, match="were rescaled"):
+        check_preserved({f"{BLOCK}.attn.q_proj": layer(MILD, noise=1e-4)}, norms, "variant")
+
+
+def test_rows_without_a_layer_after() -> None:
+    with pytest.raises(VerificationError, match=r"the rows of .*k_proj' were rescaled"):
+        check({"attn.k_proj": layer(ONES, MILD, noise=0.001)})
+
+
+def test_noise_widens_what_is_allowed() -> None:
+    check({"attn.q_proj": layer(MILD, noise=0.05)})
+    with pytest.raises(VerificationError):
+        check({"attn.q_proj": layer(MILD, noise=0.001)})

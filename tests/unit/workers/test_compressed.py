@@ -1,0 +1,80 @@
+"""The parts of the llm-compressor worker that need no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from listener import Listener
+
+from pipeline.catalog import load_recipe
+from pipeline.errors import StageError, UsageError
+from pipeline.workers.calibration_blocks import block_facts
+from pipeline.workers.compressed import OBSERVERS, dividing_group_size
+from pipeline.workers.experts import expert_count
+from pipeline.workers.quantize import run
+from recipes.quantization import AwqQuantization
+
+
+def quantization(name: str) -> dict[str, Any]:
+    return load_recipe(name).quantization.model_dump()
+
+
+@pytest.mark.parametrize(
+    ("recipe", "columns", "size"),
+    [
+        ("awq-w4a16", {4096, 14336}, 128),
+        ("awq-w4a16", {576, 1536}, 64),
+        ("gptq-w4a16", {576, 96}, 32),
+        ("awq-w4a16-g64", {4096}, 64),
+        ("nvfp4", {576}, 16),
+        ("fp8-block", {4096}, 128),
+        ("fp8-dynamic", {7}, None),
+        ("fp8-static", {7}, None),
+        ("int8-w8a8", {7}, None),
+    ],
+)
+def test_the_group_size_that_divides(recipe: str, columns: set[int], size: int | None) -> None:
+    assert dividing_group_size(columns, quantization(recipe)) == size
+
+
+@pytest.mark.parametrize(
+    ("recipe", "columns"), [("awq-w4a16", {48, 128}), ("nvfp4", {24}), ("fp8-block", {576, 1536})]
+)
+def test_none_divides(recipe: str, columns: set[int]) -> None:
+    with pytest.raises(StageError, match="divides layers with") as caught:
+        dividing_group_size(columns, quantization(recipe))
+    assert "fp8-dynamic" in caught.value.cure
+
+
+def test_every_observer_of_a_recipe_is_known() -> None:
+    schema = AwqQuantization.model_json_schema()["properties"]["observer"]
+    assert set(schema["enum"]) == set(OBSERVERS)
+
+
+def test_an_unknown_kind(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no quantizer for the kind 'none'"):
+        run({"quantization": {"kind": "none"}}, Listener(), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("config", "experts"),
+    [
+        ({}, 0),
+        ({"num_local_experts": 8}, 8),
+        ({"num_experts": 128, "num_experts_per_tok": 8}, 128),
+        ({"n_routed_experts": None}, 0),
+        ({"text_config": SimpleNamespace(n_routed_experts=256)}, 256),
+        ({"text_config": None, "num_experts": 1}, 1),
+    ],
+)
+def test_experts_by_the_config(config: dict[str, Any], experts: int) -> None:
+    assert expert_count(SimpleNamespace(**config)) == experts
+
+
+def test_facts_about_blocks() -> None:
+    facts = block_facts([[1, 2, 3], [4, 5, 6]])
+    assert (facts["calibration_blocks"], facts["calibration_tokens"]) == (2, 6)
+    assert facts["calibration_digest"] != block_facts([[1, 2, 3], [4, 5, 7]])["calibration_digest"]

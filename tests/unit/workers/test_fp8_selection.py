@@ -1,0 +1,108 @@
+"""Which tensors a stream quantizes, and what it refuses by names and shapes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.errors import StageError
+from pipeline.safetensors_header import Tensor, read_header
+from pipeline.workers.fp8_stream.same_bytes import same_bytes
+from pipeline.workers.fp8_stream.selection import check_supported, kept_layers, tied_pair
+
+IGNORE = ["lm_head", "re:.*mlp.gate$"]
+SOURCE = Path("checkpoint")
+
+
+def tensor(*shape: int, dtype: str = "BF16") -> Tensor:
+    return Tensor(dtype, shape, 0, 0)
+
+
+LINEAR = {"model.layers.0.mlp.up_proj.weight": tensor(8, 4)}
+
+
+def check(tensors: dict[str, Tensor], config: dict[str, Any] | None = None) -> None:
+    check_supported(tensors, config or {}, IGNORE, SOURCE)
+
+
+def test_experts_with_a_matrix_each_are_fine() -> None:
+    experts = {f"model.layers.0.mlp.experts.{n}.w1.weight": tensor(8, 4) for n in range(3)}
+    check(experts | {"model.layers.0.mlp.gate.weight": tensor(3, 4)})
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.layers.0.mlp.experts.gate_up_proj",
+        "model.layers.0.mlp.experts.down_proj.weight",
+        "model.layers.0.block_sparse_moe.experts.w1",
+    ],
+)
+def test_stacked_experts_are_refused_by_name(name: str) -> None:
+    with pytest.raises(StageError, match=name) as caught:
+        check(LINEAR | {name: tensor(4, 8, 4)})
+    assert "calibration" in caught.value.cure
+
+
+def test_a_convolution_is_no_stack() -> None:
+    check(LINEAR | {"model.layers.0.mixer.conv1d.weight": tensor(8, 1, 4)})
+
+
+def test_quantized_weights_are_refused() -> None:
+    with pytest.raises(StageError, match=r"up_proj\.weight' is stored as F8_E4M3"):
+        check({"model.layers.0.mlp.up_proj.weight": tensor(8, 4, dtype="F8_E4M3")})
+
+
+def test_transposed_layers_are_refused() -> None:
+    with pytest.raises(StageError, match="'gpt2' stores its layers transposed"):
+        check({"h.0.attn.c_attn.weight": tensor(8, 24)}, {"model_type": "gpt2"})
+
+
+def test_a_tied_head_has_to_be_ignored() -> None:
+    with pytest.raises(StageError, match="lm_head is the embedding"):
+        check_supported(LINEAR, {"tie_word_embeddings": True}, [], SOURCE)
+
+
+def test_nothing_to_quantize_is_said() -> None:
+    with pytest.raises(StageError, match="no tensor"):
+        check({"model.embed_tokens.weight": tensor(8, 4), "lm_head.weight": tensor(8, 4)})
+
+
+def test_the_engine_hears_of_kept_layers_only() -> None:
+    tensors = LINEAR | {
+        "model.embed_tokens.weight": tensor(8, 4),
+        "model.norm.weight": tensor(4),
+        "model.layers.0.mlp.gate.weight": tensor(3, 4),
+        "lm_head.weight": tensor(8, 4),
+    }
+    assert kept_layers(tensors, IGNORE) == ["model.layers.0.mlp.gate", "lm_head"]
+
+
+BOTH = {"model.embed_tokens.weight": tensor(8, 4), "lm_head.weight": tensor(8, 4)}
+
+
+class TestTiedPair:
+    def test_is_found_where_config_ties(self) -> None:
+        pair = ("lm_head.weight", "model.embed_tokens.weight")
+        assert tied_pair(BOTH, {"tie_word_embeddings": True}) == pair
+        assert tied_pair(BOTH, {"text_config": {"tie_word_embeddings": True}}) == pair
+
+    def test_is_none_otherwise(self) -> None:
+        assert tied_pair(BOTH, {}) is None
+        assert tied_pair(LINEAR, {"tie_word_embeddings": True}) is None
+        shorter = BOTH | {"lm_head.weight": tensor(6, 4)}
+        assert tied_pair(shorter, {"tie_word_embeddings": True}) is None
+
+
+def test_same_bytes(tmp_path: Path) -> None:
+    from small_checkpoint import safetensors
+
+    path = tmp_path / "model.safetensors"
+    content = bytearray(safetensors(dict.fromkeys("abc", ("BF16", (4, 4)))))
+    content[-1] = 8  # the last byte of c; all others are 7
+    path.write_bytes(content)
+    place = (path, read_header(path))
+    assert same_bytes(place, "a", place, "b")
+    assert not same_bytes(place, "a", place, "c")

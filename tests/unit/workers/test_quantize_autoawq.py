@@ -1,0 +1,111 @@
+"""AutoAWQ's worker: the parts that need neither torch nor AutoAWQ."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.errors import StageError
+from pipeline.workers.guarded_autoawq import Findings
+from pipeline.workers.quantize_autoawq import (
+    dividing_group_size,
+    keep_sources_config,
+    words_left_out,
+)
+
+SIZES = {"group_size": 128, "smaller_group_sizes": [64, 32]}
+
+
+def linear(columns: int, rows: int = 64) -> SimpleNamespace:
+    return SimpleNamespace(in_features=columns, out_features=rows)
+
+
+class TestGroupSize:
+    @pytest.mark.parametrize(
+        ("columns", "size"), [([4096, 11008], 128), ([576, 1536], 64), ([96, 576], 32)]
+    )
+    def test_the_first_that_divides_all(self, columns: list[int], size: int) -> None:
+        assert dividing_group_size(map(linear, columns), SIZES) == size
+
+    def test_none_does(self) -> None:
+        with pytest.raises(StageError, match=r"\[128, 64, 32\] divides .* \[100, 128\]"):
+            dividing_group_size(map(linear, [128, 100]), SIZES)
+
+    def test_rows_that_cannot_be_packed(self) -> None:
+        with pytest.raises(StageError, match="does not divide") as caught:
+            dividing_group_size([linear(128, 64), linear(128, 12)], SIZES)
+        assert "awq-w4a16" in caught.value.cure
+
+
+class TestLeftOut:
+    DENSE = ("model.layers.0.mlp.gate_proj", "model.layers.0.mlp.down_proj")
+    EXPERTS = tuple(
+        f"model.layers.{layer}.mlp.{part}"
+        for layer in range(2)
+        for part in ("gate", "experts.0.gate_proj", "experts.0.down_proj")
+    )
+
+    def test_what_lies_outside_of_the_layers_needs_no_word(self) -> None:
+        assert words_left_out([*self.DENSE], ["lm_head", "re:vision.*"]) == []
+
+    def test_routers(self) -> None:
+        words = words_left_out([*self.EXPERTS], ["lm_head", r"re:(.*\.)?(gate)(\..*)?$"])
+        assert words == ["mlp.gate"]
+
+    def test_a_router_beside_a_dense_layers_gate(self) -> None:
+        """The word for the router is part of `mlp.gate_proj` too."""
+        with pytest.raises(StageError, match=r"differs for model\.layers\.0\.mlp\.gate_proj"):
+            words_left_out([*self.DENSE, "model.layers.1.mlp.gate"], ["*.mlp.gate"])
+
+    def test_anything_else_inside(self) -> None:
+        with pytest.raises(StageError, match=r"differs for .*0\.mlp\.down_proj") as caught:
+            words_left_out([*self.DENSE], ["lm_head", "*.down_proj"])
+        assert "awq-w4a16" in caught.value.cure
+
+    def test_many_are_counted(self) -> None:
+        names = [f"model.layers.{index}.mlp.up_proj" for index in range(9)]
+        with pytest.raises(StageError, match="and 8 more"):
+            words_left_out(names, ["*.up_proj"])
+
+
+class TestFindings:
+    def test_rounding_passes(self) -> None:
+        findings = Findings(scaling_errors=[])
+        findings.check_layer(0, 0.004, 0.1)
+        findings.check_layer(1, 0.016, 0.1)
+        findings.check_model(0.15, 0.8)
+        assert findings.to_dict() == {
+            "worst_scaling_error": 0.016,
+            "divergence_nats": 0.15,
+            "same_next_token": 0.8,
+        }
+
+    @given(st.floats(min_value=0.1, exclude_min=True) | st.just(math.nan))
+    def test_a_changed_layer_does_not(self, error: float) -> None:
+        with pytest.raises(StageError, match="changed what layer 0 computes"):
+            Findings(scaling_errors=[]).check_layer(0, error, 0.1)
+
+    @pytest.mark.parametrize("divergence", [1.01, 12.0, math.inf, math.nan])
+    def test_a_model_that_answers_otherwise_does_not(self, divergence: float) -> None:
+        with pytest.raises(StageError, match="answers unlike the original") as caught:
+            Findings(scaling_errors=[0.01]).check_model(divergence, 0.02)
+        assert "awq-w4a16" in caught.value.cure
+
+
+def test_the_sources_config_is_kept(tmp_path: Path) -> None:
+    source, output = tmp_path / "source", tmp_path / "output"
+    source.mkdir()
+    output.mkdir()
+    config = {"model_type": "llama", "rope_parameters": {"rope_theta": 1e5}, "of_version_5": 1}
+    (source / "config.json").write_text(json.dumps(config))
+    saved = {"model_type": "llama", "rope_theta": 1e5, "quantization_config": {"bits": 4}}
+    (output / "config.json").write_text(json.dumps(saved))
+    keep_sources_config(source, output)
+    kept = json.loads((output / "config.json").read_text())
+    assert kept == {**config, "quantization_config": {"bits": 4}}
