@@ -26,7 +26,7 @@ from typing import Any
 
 from pydantic import Field
 
-from artifacts.judged_variant import Find, JudgedVariant
+from artifacts.judged_variant import JudgedVariant
 from artifacts.manifest import (
     MANIFEST,
     NOT_OURS,
@@ -81,8 +81,8 @@ class BundleVerdict(Record):
     tried: tuple[str, ...] = Field(description="recipes of the run; each counts in the correction")
     judges: dict[str, str] = Field(description="key of the judge stage, by recipe")
     variants: tuple[VariantReport, ...] = Field(description="verdicts, after the correction")
-    revisions: dict[str, int] = Field(
-        description="of the stages' code, which their keys are made of"
+    revisions: dict[str, tuple[int, ...]] = Field(
+        description="of the stages' code, by stage; their keys are made of them"
     )
 
     @property
@@ -215,7 +215,9 @@ class BundledEvidence:
         revisions: of the stages' code, as the bundle's verdict names them.
     """
 
-    def __init__(self, folder: Path, manifest: Manifest, revisions: Mapping[str, int]) -> None:
+    def __init__(
+        self, folder: Path, manifest: Manifest, revisions: Mapping[str, tuple[int, ...]]
+    ) -> None:
         self._folder = folder
         self._listed = {each.path for each in manifest.bundle}
         self._revisions = revisions
@@ -261,10 +263,9 @@ class BundledEvidence:
         return f"{self._folder.name}/{_place(stage, key)}"
 
     def key_of(self, record: StageRecord) -> str:
-        """By the revision of the code that the stage was run by."""
-        return stage_key(
-            record.stage, record.parameters, record.inputs, self._revisions.get(record.stage, 0)
-        )
+        """By the revision of the code that the stage was run by; '' when none gives its key."""
+        revisions = self._revisions.get(record.stage, ())
+        return record.key if revision_of(record, revisions) is not None else ""
 
     def _read(self, path: str) -> bytes | None:
         if path not in self._listed:
@@ -279,9 +280,12 @@ class BundledEvidence:
             ) from error
 
 
-def finder(source: BundledEvidence) -> Find:
-    """The source's way to find records, for `JudgedVariant`."""
-    return source.find
+def revision_of(record: StageRecord, revisions: Iterable[int]) -> int | None:
+    """The revision of the stage's code that gives the record's key; None when none of them does."""
+    for revision in revisions:
+        if stage_key(record.stage, record.parameters, record.inputs, revision) == record.key:
+            return revision
+    return None
 
 
 def _place(stage: str, key: str) -> str:

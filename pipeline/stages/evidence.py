@@ -14,7 +14,14 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from artifacts.bundle import BUNDLE, BundleContents, BundleVerdict, Source, write_bundle
+from artifacts.bundle import (
+    BUNDLE,
+    BundleContents,
+    BundleVerdict,
+    Source,
+    revision_of,
+    write_bundle,
+)
 from artifacts.card import write_card
 from artifacts.judged_variant import JudgedVariant, reached
 from artifacts.manifest import MANIFEST, Manifest, plain_files, sha256_of
@@ -98,8 +105,28 @@ def verdict_of(context: StageContext, records: tuple[StageRecord, ...]) -> Bundl
         tried=tuple(parameters["tried"]),
         judges=judges,
         variants=tuple(changed.get(report.recipe, report) for report in reports),
-        revisions={r.stage: stage_module(r.stage).REVISION for r in records},
+        revisions=revisions_of(records),
     )
+
+
+def revisions_of(records: tuple[StageRecord, ...]) -> dict[str, tuple[int, ...]]:
+    """By stage, the revisions of its code that the records were made by; mostly one, this one.
+
+    Raises:
+        EvidenceError: a record's parameters do not give its key under any revision.
+    """
+    found: dict[str, set[int]] = {}
+    for record in records:
+        newest = stage_module(record.stage).REVISION
+        revision = revision_of(record, range(newest, 0, -1))
+        if revision is None:
+            raise EvidenceError(
+                "a stage's parameters do not give its key: they were changed afterwards",
+                where=f"stages/{record.stage}/{record.key}",
+                cure="delete that folder and run the model again",
+            )
+        found.setdefault(record.stage, set()).add(revision)
+    return {stage: tuple(sorted(numbers)) for stage, numbers in sorted(found.items())}
 
 
 def report_of(context: StageContext, recipe: str, judges: dict[str, str]) -> VariantReport:
