@@ -15,6 +15,7 @@ The tree::
     +-- ServingError              1   the model server failed; its log's own reason is quoted
     +-- EvaluationDataError       1   questions that are missing or malformed
     +-- RegistryError             1   the model registry refused or could not be reached
+    +-- EvidenceError             1   an evidence bundle, or its signature, is not what it should be
     +-- StoreError                1   the store is not writable, full or damaged
 
 Exit codes that are no errors: 0 promoted (or every asked-for gate passed), 4 the gates said no,
@@ -124,6 +125,10 @@ class EvaluationDataError(PrepareError):
 
 class RegistryError(PrepareError):
     """The model registry refused a request or could not be reached."""
+
+
+class EvidenceError(PrepareError):
+    """An evidence bundle, or the signature on it, is missing, damaged or not to be trusted."""
 
 
 class StoreError(PrepareError):

@@ -221,13 +221,23 @@ def stage_spec(
 
 
 def stage_key(
-    stage: str, parameters: Mapping[str, Any], inputs: Mapping[str, StageReference]
+    stage: str,
+    parameters: Mapping[str, Any],
+    inputs: Mapping[str, StageReference],
+    revision: int | None = None,
 ) -> str:
-    """The digest of everything that can change a stage's output."""
+    """The digest of everything that can change a stage's output.
+
+    Args:
+        stage: its name.
+        parameters: its own.
+        inputs: earlier stages, by role.
+        revision: of the stage's code; None for the one that is here.
+    """
     return digest_json(
         {
             "stage": stage,
-            "revision": stage_module(stage).REVISION,
+            "revision": stage_module(stage).REVISION if revision is None else revision,
             "parameters": parameters,
             "inputs": {role: reference.key for role, reference in inputs.items()},
         }

@@ -126,9 +126,9 @@ class Store:
             with self.errors_explained():
                 if not (partial / RECORD).is_file():
                     raise StoreError("a stage ended without a record", where=str(partial))
-                _flush(partial)
+                flush_to_disk(partial)
                 partial.rename(final)
-                _flush_folder(final.parent)
+                flush_folder(final.parent)
 
     def new_run_folder(self, run_id: str) -> Path:
         """Make and return the folder of one run; raises StoreError when it cannot be made."""
@@ -203,7 +203,8 @@ def _empty(folder: Path, but: str | None) -> None:
             entry.unlink()
 
 
-def _flush(folder: Path) -> None:
+def flush_to_disk(folder: Path) -> None:
+    """Wait until every file and folder below has reached the disk."""
     for path in folder.rglob("*"):
         if path.is_file() and not path.is_symlink():
             descriptor = os.open(path, os.O_RDONLY)
@@ -212,11 +213,12 @@ def _flush(folder: Path) -> None:
             finally:
                 os.close(descriptor)
         elif path.is_dir():
-            _flush_folder(path)
-    _flush_folder(folder)
+            flush_folder(path)
+    flush_folder(folder)
 
 
-def _flush_folder(folder: Path) -> None:
+def flush_folder(folder: Path) -> None:
+    """Wait until the names in a folder have reached the disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

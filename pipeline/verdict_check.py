@@ -1,4 +1,4 @@
-"""Computes a run's verdicts again from the answers it kept, with no server and no network.
+"""Computes verdicts again from kept answers, with no server and no network.
 
 Says where the kept evidence, the kept verdicts and what follows from the evidence differ: an
 answer that was changed or is missing, a policy edited afterwards, a verdict that does not follow.
@@ -7,17 +7,17 @@ answer that was changed or is missing, a policy edited afterwards, a verdict tha
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from pipeline.digest import digest_bytes, digest_json
-from pipeline.errors import StoreError, UsageError
-from pipeline.plan import stage_key
+from pipeline.errors import PrepareError, UsageError
+from pipeline.evidence_source import EvidenceSource, StoredEvidence
 from pipeline.records import RunReport, StageRecord, StageReference, VariantReport
 from pipeline.runner import unjudged
 from pipeline.selection import corrected
-from pipeline.stages.evaluate import ANSWERS
+from pipeline.stages.evaluate import ANSWERS, parse_answers
 from pipeline.stages.judge import judged
 from pipeline.store import Store
 from recipes.policy import Policy
@@ -44,30 +44,62 @@ class VariantCheck:
         return {**vars(self), "differences": list(self.differences)}
 
 
+@dataclass(frozen=True)
+class Claims:
+    """What somebody says about variants that were tried together, to be held against evidence.
+
+    Args:
+        variants: verdicts, after the correction for their number.
+        tried: recipes; one without a verdict counts all the same.
+        judges: key of the judge stage, by recipe; those without have no verdict by gates.
+    """
+
+    variants: tuple[VariantReport, ...]
+    tried: tuple[str, ...]
+    judges: Mapping[str, str]
+
+
 def check_run(report: RunReport, store: Store) -> list[VariantCheck]:
     """Check every variant of a run that was judged, or is said to have been.
 
     Raises:
         UsageError: no variant of the run got as far as a verdict by gates.
     """
-    keys = {
-        stage.variant: str(stage.key)
-        for stage in report.stages
-        if stage.name == "judge" and stage.status != "failed"
-    }
-    # Who failed without a verdict of the judge, such as one that does not speak, has no gates.
-    variants = [
-        v for v in report.variants if v.recipe in keys or v.verdict in ("pass", "undecided")
-    ]
-    if not variants:
+    claims = claims_of(report)
+    checks = check_claims(claims, StoredEvidence(store))
+    if not checks:
         raise UsageError(
             f"no variant of run {report.run} was judged, so there is no verdict to compute again",
             where=f"{store.root}/runs/{report.run}",
             cure="`prepare runs list` names the runs and their verdicts",
         )
-    evidence = {v.recipe: Evidence(store, keys.get(v.recipe)) for v in variants}
+    return checks
+
+
+def claims_of(report: RunReport) -> Claims:
+    """What a run's record says."""
+    return Claims(
+        variants=tuple(report.variants),
+        tried=tuple(report.command.get("recipes", [])),
+        judges={
+            stage.variant: str(stage.key)
+            for stage in report.stages
+            if stage.name == "judge" and stage.status != "failed"
+        },
+    )
+
+
+def check_claims(claims: Claims, source: EvidenceSource) -> list[VariantCheck]:
+    """Check every variant that has a judge stage, or would need one; none where there is none."""
+    # Who failed without a verdict of the judge, such as one that does not speak, has no gates.
+    variants = [
+        v
+        for v in claims.variants
+        if v.recipe in claims.judges or v.verdict in ("pass", "undecided")
+    ]
+    evidence = {v.recipe: Evidence(source, claims.judges.get(v.recipe)) for v in variants}
     again = {recipe: each.judged_again() for recipe, each in evidence.items()}
-    together = selected_again(report, again, evidence)
+    together = selected_again(claims, again, evidence)
     return [
         VariantCheck(
             recipe=variant.recipe,
@@ -84,11 +116,11 @@ def check_run(report: RunReport, store: Store) -> list[VariantCheck]:
 
 
 def selected_again(
-    report: RunReport, again: dict[str, dict[str, Any] | None], evidence: dict[str, Evidence]
+    claims: Claims, again: dict[str, dict[str, Any] | None], evidence: dict[str, Evidence]
 ) -> dict[str, VariantReport]:
     """The computed reports of single variants, with the correction for their number."""
     computed = {}
-    for variant in report.variants:
+    for variant in claims.variants:
         found = again.get(variant.recipe)
         if found is not None:
             computed[variant.recipe] = VariantReport(
@@ -98,13 +130,13 @@ def selected_again(
                 registry_version=variant.registry_version,
                 **found,
             )
-    reports = [computed.get(variant.recipe, variant) for variant in report.variants]
+    reports = [computed.get(variant.recipe, variant) for variant in claims.variants]
     # Holm counts all that were tried: leaving one out of the record does not loosen it.
-    tried = {variant.recipe for variant in report.variants}
+    known = {variant.recipe for variant in claims.variants}
     reports += [
         unjudged(recipe, "error", "missing from the record", None)
-        for recipe in report.command.get("recipes", [])
-        if recipe not in tried
+        for recipe in claims.tried
+        if recipe not in known
     ]
     alphas = [each.alpha for each in evidence.values() if each.alpha is not None]
     changed = corrected(reports, min(alphas)) if alphas else []
@@ -115,12 +147,13 @@ class Evidence:
     """What one variant's verdict was computed from, checked against its digests.
 
     Args:
-        store: where it lies.
-        key: of the judge stage; None where the run names none.
+        source: where it lies.
+        key: of the judge stage; None where the record names none.
     """
 
-    def __init__(self, store: Store, key: str | None) -> None:
-        self._store = store
+    def __init__(self, source: EvidenceSource, key: str | None) -> None:
+        self._source = source
+        self._rests_checked: set[str] = set()
         self.problems: list[str] = []
         self.answers = 0
         self.alpha: float | None = None
@@ -142,14 +175,17 @@ class Evidence:
             return None
         try:
             self.alpha = Policy.model_validate(judge.parameters["policy"]).alpha
-            return judged(judge.parameters, set(judge.inputs), self._folder, self._record)
-        except (ValueError, KeyError, OSError) as error:
+            return judged(judge.parameters, set(judge.inputs), self._answers, self._record)
+        except (ValueError, KeyError, TypeError, OSError, PrepareError) as error:
             self.problems.append(f"the verdict cannot be computed: {error}")
             return None
 
-    def _folder(self, role: str) -> Path:
+    def _answers(self, role: str) -> list[dict[str, Any]]:
         reference = self._inputs[role]
-        return self._store.stage_folder(reference.stage, reference.key)
+        content = self._source.content(reference.stage, reference.key, ANSWERS)
+        if content is None:
+            raise ValueError(f"{role}: its answers are gone")
+        return parse_answers(content)
 
     def _record(self, role: str) -> StageRecord:
         record = self._found(self._inputs[role])
@@ -158,20 +194,23 @@ class Evidence:
         return record
 
     def _found(self, reference: StageReference) -> StageRecord | None:
-        place = self._store.stage_folder(reference.stage, reference.key)
+        place = self._place(reference)
         try:
-            record = self._store.find(reference.stage, reference.key)
-        except StoreError as error:
+            record = self._source.find(reference.stage, reference.key)
+        except PrepareError as error:
             self.problems.append(f"{place}: {error.what}; its evidence is missing")
             return None
         if record is None:
             self.problems.append(f"{place} is missing")
         return record
 
+    def _place(self, reference: StageReference) -> str:
+        return self._source.place(reference.stage, reference.key)
+
     def _check_record(self, record: StageRecord) -> None:
         """A stage's folder is named by the digest of its parameters: they cannot be edited."""
-        if stage_key(record.stage, record.parameters, record.inputs) != record.key:
-            place = self._store.stage_folder(record.stage, record.key)
+        if self._source.key_of(record) != record.key:
+            place = self._source.place(record.stage, record.key)
             self.problems.append(
                 f"{place}: its parameters do not give its key, so they were changed afterwards "
                 "(or another version of prepare wrote them)"
@@ -182,39 +221,63 @@ class Evidence:
         if record is None:
             return
         self._check_record(record)
-        place = self._store.stage_folder(reference.stage, reference.key)
-        if digest_json(record.result) != judge.input_digests[role]:
+        place = self._place(reference)
+        if digest_json(record.result) != judge.input_digests.get(role):
             self.problems.append(f"{role}: {place}: its result is not the one that was judged")
         self._check_rests(role, record)
         if reference.stage == "evaluate":
-            self._check_answers(role, place / ANSWERS, record)
+            self._check_answers(role, reference, record)
         if reference.stage == "questions":
-            self._check_questions(role, place / QUESTIONS, record)
+            self._check_questions(role, reference, record)
 
     def _check_rests(self, role: str, record: StageRecord) -> None:
         """Answers of weights, or to questions, that were made again since say nothing of them."""
         for name, reference in record.inputs.items():
-            place = self._store.stage_folder(reference.stage, reference.key)
+            place = self._place(reference)
             try:
-                source = self._store.find(reference.stage, reference.key)
-            except StoreError as error:
+                source = self._source.find(reference.stage, reference.key)
+            except PrepareError as error:
                 self.problems.append(f"{role}: its '{name}', {place}: {error.what}")
                 continue
-            if source is not None and digest_json(source.result) != record.input_digests[name]:
+            if source is None:
+                if self._source.is_whole:
+                    self.problems.append(f"{role}: its '{name}', {place} is missing")
+                continue
+            if digest_json(source.result) != record.input_digests.get(name):
                 self.problems.append(f"{role}: rests on another '{name}' than is in {place} now")
+            if self._source.is_whole and reference.key not in self._rests_checked:
+                self._rests_checked.add(reference.key)
+                self._check_record(source)
+                self._check_rests(role, source)
 
-    def _check_questions(self, role: str, file: Path, record: StageRecord) -> None:
-        if not file.is_file():
-            self.problems.append(f"{role}: {file} is missing")
-        elif digest_bytes(file.read_bytes()) != record.result["questions_digest"]:
-            self.problems.append(f"{role}: {file}: the questions are not those that were asked")
+    def _check_questions(self, role: str, reference: StageReference, record: StageRecord) -> None:
+        digest = self._digest_of(reference, QUESTIONS, role)
+        if digest is not None and digest != record.result["questions_digest"]:
+            self.problems.append(
+                f"{role}: {self._place(reference)}/{QUESTIONS}: the questions are not those that "
+                "were asked"
+            )
 
-    def _check_answers(self, role: str, file: Path, record: StageRecord) -> None:
-        if not file.is_file():
-            self.problems.append(f"{role}: {file} is missing")
-        elif digest_bytes(file.read_bytes()) != record.result["answers_digest"]:
-            self.problems.append(f"{role}: {file}: the answers are not those that were given")
+    def _check_answers(self, role: str, reference: StageReference, record: StageRecord) -> None:
+        digest = self._digest_of(reference, ANSWERS, role)
+        if digest is not None and digest != record.result["answers_digest"]:
+            self.problems.append(
+                f"{role}: {self._place(reference)}/{ANSWERS}: the answers are not those that were "
+                "given"
+            )
         self.answers += int(record.result["n"])
+
+    def _digest_of(self, reference: StageReference, name: str, role: str) -> str | None:
+        file = f"{self._place(reference)}/{name}"
+        try:
+            content = self._source.content(reference.stage, reference.key, name)
+        except PrepareError as error:
+            self.problems.append(f"{role}: {file}: {error.what}; its evidence is missing")
+            return None
+        if content is None:
+            self.problems.append(f"{role}: {file} is missing")
+            return None
+        return digest_bytes(content)
 
 
 def differing(kept: VariantReport, computed: VariantReport | None) -> list[str]:

@@ -24,6 +24,7 @@ from pipeline.cli import (
     rollback,
     runs,
     serve,
+    sign,
     stage,
     verify,
 )
@@ -43,6 +44,7 @@ app.command("model")(model.model)
 app.command("plan")(plan.plan)
 app.command("gate")(gate.gate)
 app.command("verify")(verify.verify)
+app.command("sign")(sign.sign)
 app.command("report")(report.report)
 app.command("promote")(promote.promote)
 app.command("rollback")(rollback.rollback)

@@ -1,7 +1,9 @@
-"""`prepare verify`: computes a run's verdicts again from the answers that it kept."""
+"""`prepare verify`: computes verdicts again from kept answers, of a run or of a bundle."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -9,18 +11,57 @@ import typer
 from pipeline.cli.options import JsonOption, StoreOption
 
 if TYPE_CHECKING:
+    from artifacts.bundle_check import BundleCheck
     from pipeline.verdict_check import VariantCheck
+
+PublicKeyOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--public-key",
+        envvar="PREPARE_PUBLIC_KEY",
+        metavar="FILE",
+        help="Of a folder: it must be signed with this key.",
+        show_default=False,
+    ),
+]
+IdentityOption = Annotated[
+    str | None,
+    typer.Option(
+        "--identity",
+        help="Of a folder: it must be signed by this login (keyless), with --identity-provider.",
+        show_default=False,
+    ),
+]
+ProviderOption = Annotated[
+    str | None,
+    typer.Option(
+        "--identity-provider",
+        metavar="URL",
+        help="Who vouches for that login, such as https://accounts.google.com.",
+        show_default=False,
+    ),
+]
 
 
 def verify(
-    run: Annotated[str, typer.Argument(help="Run id, its beginning, or 'latest'.")] = "latest",
+    reference: Annotated[
+        str,
+        typer.Argument(
+            metavar="REF",
+            help="A folder with evidence, or a run: its id, the beginning of one, or 'latest'.",
+        ),
+    ] = "latest",
+    public_key: PublicKeyOption = None,
+    identity: IdentityOption = None,
+    identity_provider: ProviderOption = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Compute every verdict of a run again, from its kept answers alone.
+    """Compute verdicts again, from kept answers alone.
 
     No server and no network: the digests of the evidence are checked, each gate
-    is judged anew, and every difference from what the run says is named.
+    is judged anew, and every difference is named. REF is a run of the store, a
+    folder of weights with prepare-evidence/ in it, or that folder alone.
 
     Examples
 
@@ -28,10 +69,41 @@ def verify(
 
       prepare verify 20261121-0915 --json
 
+      prepare verify ./deploy --public-key signer.pub
+
     Exit codes: 0 all as kept, 1 something differs, 2 usage.
     """
-    from pipeline.cli.tables import print_json, print_table
-    from pipeline.errors import ExitCode
+    from pipeline.errors import ExitCode, UsageError
+
+    if (identity is None) != (identity_provider is None):
+        raise UsageError(
+            "a login is known by who vouches for it",
+            where="--identity, --identity-provider",
+            cure="give both",
+        )
+    if is_folder(reference):
+        same = verify_folder(
+            Path(reference), public_key, identity, identity_provider, as_json=as_json
+        )
+    else:
+        if public_key is not None or identity is not None:
+            raise UsageError(
+                "a run in the store is not signed; folders are",
+                where=reference,
+                cure="name a folder: one that `prepare pull` made, or was published",
+            )
+        same = verify_run(reference, store, as_json=as_json)
+    raise typer.Exit(ExitCode.PROMOTED if same else ExitCode.EXPECTED_ERROR)
+
+
+def is_folder(reference: str) -> bool:
+    """Whether this is meant as a path; runs have neither slashes nor folders of their name here."""
+    return "/" in reference or Path(reference).is_dir()
+
+
+def verify_run(run: str, store: Path | None, *, as_json: bool) -> bool:
+    """Check a run of the store; whether all is as kept."""
+    from pipeline.cli.tables import print_json
     from pipeline.run_log import find_run
     from pipeline.settings import load_settings
     from pipeline.store import Store
@@ -51,15 +123,85 @@ def verify(
             }
         )
     else:
-        rows = [
-            [c.recipe, c.kept, c.computed or "cannot be computed", f"{c.answers:,}", words(c)]
-            for c in checks
-        ]
-        print_table(["variant", "verdict kept", "computed again", "answers read", ""], rows)
-        for check in checks:
-            for difference in check.differences:
-                print(f"{check.recipe}: {difference}")
-    raise typer.Exit(ExitCode.PROMOTED if same else ExitCode.EXPECTED_ERROR)
+        print_checks(checks)
+    return same
+
+
+def verify_folder(
+    folder: Path,
+    public_key: Path | None,
+    identity: str | None,
+    issuer: str | None,
+    *,
+    as_json: bool,
+) -> bool:
+    """Check a folder with evidence, and its signature where one is asked for.
+
+    Raises:
+        EvidenceError: there is no evidence, or the signature does not hold.
+    """
+    from artifacts.bundle_check import check_bundle
+    from pipeline.cli.tables import print_json
+
+    signature = check_signature(folder, public_key, identity, issuer)
+    check = check_bundle(folder)
+    if as_json:
+        print_json(
+            {"schema_version": 1, "same": check.is_sound, "signature": signature, **check.to_dict()}
+        )
+    else:
+        print_folder(folder, check, signature)
+    return check.is_sound
+
+
+def check_signature(
+    folder: Path, public_key: Path | None, identity: str | None, issuer: str | None
+) -> str:
+    """Check the signature as asked for; says in a word how it stands: holds, unchecked or none."""
+    from artifacts.manifest import SIGNATURE
+    from artifacts.signing import check_keyless, check_with_key
+
+    if public_key is not None:
+        check_with_key(folder, public_key)
+    if identity is not None and issuer is not None:
+        check_keyless(folder, identity, issuer)
+    if public_key is not None or identity is not None:
+        return "holds"
+    return "unchecked" if (folder / SIGNATURE).exists() else "none"
+
+
+def print_folder(folder: Path, check: BundleCheck, signature: str) -> None:
+    """How a folder was found, for people."""
+    print_checks(check.variants)
+    for problem in check.problems:
+        print(f"evidence: {problem}")
+    words = {
+        "holds": "signature: holds",
+        "unchecked": "signature: there, and not checked; name its signer's key with --public-key",
+        "none": "signature: none, so this shows that all fits together, not who made it",
+    }
+    weights = "with the weights" if check.weights_checked else "without weights"
+    print(
+        f"{folder}: {check.recipe}, run {check.run}; {check.files} files {weights}, "
+        + ("all as listed" if not check.problems else f"{len(check.problems)} problems")
+    )
+    if check.override:
+        print(f"promoted in spite of its verdict ({check.verdict}): {check.override}")
+    print(words[signature])
+
+
+def print_checks(checks: Sequence[VariantCheck]) -> None:
+    """A table of variants, then every difference."""
+    from pipeline.cli.tables import print_table
+
+    rows = [
+        [c.recipe, c.kept, c.computed or "cannot be computed", f"{c.answers:,}", words(c)]
+        for c in checks
+    ]
+    print_table(["variant", "verdict kept", "computed again", "answers read", ""], rows)
+    for check in checks:
+        for difference in check.differences:
+            print(f"{check.recipe}: {difference}")
 
 
 def words(check: VariantCheck) -> str:

@@ -19,6 +19,7 @@ STAGES = (
     "evaluate",
     "benchmark",
     "judge",
+    "evidence",
     "promote",
 )
 

@@ -193,5 +193,10 @@ def folder_of(spec: StageSpec, store: Store, role: str) -> Path:
 
 def read_answers(folder: Path) -> list[dict[str, Any]]:
     """The answers in that stage folder, in the order of asking."""
-    with (folder / ANSWERS).open(encoding="utf-8") as lines:
-        return [json.loads(line) for line in lines]
+    return parse_answers((folder / ANSWERS).read_bytes())
+
+
+def parse_answers(content: bytes) -> list[dict[str, Any]]:
+    """The rows of an `answers.jsonl`; raises ValueError where a line is damaged."""
+    # Not splitlines: an answer may hold Unicode's own line separators.
+    return [json.loads(line) for line in content.split(b"\n") if line]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from eval_gates.judge import judge_suite, overall
@@ -17,7 +16,7 @@ from recipes.policy import Policy
 
 REVISION = 3
 
-Folder = Callable[[str], Path]
+Answers = Callable[[str], list[dict[str, Any]]]
 Record = Callable[[str], StageRecord]
 
 
@@ -29,7 +28,10 @@ def run(context: StageContext) -> dict[str, Any]:
     """
     try:
         return judged(
-            context.parameters, set(context.spec.inputs), context.input_folder, context.input_record
+            context.parameters,
+            set(context.spec.inputs),
+            lambda role: read_answers(context.input_folder(role)),
+            context.input_record,
         )
     except ValueError as error:
         raise EvaluationDataError(
@@ -40,14 +42,14 @@ def run(context: StageContext) -> dict[str, Any]:
 
 
 def judged(
-    parameters: dict[str, Any], roles: set[str], folder: Folder, record: Record
+    parameters: dict[str, Any], roles: set[str], answers: Answers, record: Record
 ) -> dict[str, Any]:
     """The verdict from kept evidence; nothing else is read, so anyone can compute it again.
 
     Args:
         parameters: of the judge stage: policy, family, accelerator, throughput_note.
         roles: of the stages that are there.
-        folder: of a stage's outputs, by role.
+        answers: of a stage, in the order of asking, by role.
         record: of a stage, by role.
     """
     policy = Policy.model_validate(parameters["policy"])
@@ -56,9 +58,9 @@ def judged(
             name,
             suite,
             metric=record(f"candidate.{name}").result["metric"],
-            baseline=read_answers(folder(f"baseline.{name}")),
-            candidate=read_answers(folder(f"candidate.{name}")),
-            again=read_answers(folder(f"again.{name}")) if f"again.{name}" in roles else [],
+            baseline=answers(f"baseline.{name}"),
+            candidate=answers(f"candidate.{name}"),
+            again=answers(f"again.{name}") if f"again.{name}" in roles else [],
             available=record(f"questions.{name}").result["questions"],
             guessing=record(f"questions.{name}").result["guessing"],
             family=parameters["family"],

@@ -55,6 +55,7 @@ COMMANDS = {
     "model",
     "plan",
     "verify",
+    "sign",
     "report",
     "gate",
     "promote",

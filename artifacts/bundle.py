@@ -1,0 +1,309 @@
+"""An evidence bundle: all that a verdict rests on, in one folder beside the weights.
+
+Layout of `prepare-evidence/`::
+
+    manifest.json                     every file's size and sha256, the weights' beside too
+    verdict.json                      verdicts on all variants of the run, and what they are of
+    resolved.json                     policy, recipe, serving and so on, each with its place
+    stages/<stage>/<key>/stage.json   a stage's record, byte for byte as in the store
+    stages/<stage>/<key>/<file>.gz    its answers, questions, timings, tables, logs
+    locks/<environment>.txt           the lock of each environment that was built from it
+    logs/<name>.gz                    the servers' output
+
+The same evidence gives the same bytes. A bundle is written beside its place and renamed into it.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from artifacts.judged_variant import JudgedVariant
+from artifacts.manifest import (
+    MANIFEST,
+    NOT_OURS,
+    SIGNATURE,
+    Manifest,
+    list_files,
+)
+from eval_gates.records import Record
+from pipeline import __version__
+from pipeline.errors import EvidenceError
+from pipeline.plan import stage_key
+from pipeline.records import StageRecord, VariantReport
+from pipeline.store import RECORD, flush_folder, flush_to_disk
+
+BUNDLE = "prepare-evidence"
+VERDICT = "verdict.json"
+RESOLVED = "resolved.json"
+ABOUT = (
+    "Verdicts on quantized variants of one checkpoint that were tried together, each against the "
+    "baseline, and where the evidence of each begins: stages/judge/<key>."
+)
+# Paths of this machine, and nothing that the record does not say.
+LEFT_IN_THE_STORE = ("worker-spec.json", "worker-result.json")
+LARGEST_FILE = 4 * 1024**3  # bytes unpacked; more is no evidence but an attack on who reads it
+
+
+class Source(Record):
+    """The checkpoint that a variant was made of."""
+
+    ref: str = Field(description="as the user named it")
+    digest: str = Field(description="over its files' digests")
+    revision: str = Field("", description="commit on the Hub")
+    base_model: str = Field("", description="id on the Hub, where known")
+    licence: str = Field("", description="identifier as the Hub has them, where known")
+    licence_name: str = Field("", description="of a licence that is called 'other'")
+    licence_link: str = Field("", description="of a licence that is called 'other'")
+
+
+class BundleVerdict(Record):
+    """What a bundle says: the verdicts, and of what."""
+
+    schema_version: int = Field(1, description="of this record")
+    about: str = Field(ABOUT, description="what this is, for who finds it alone")
+    prepare_version: str = Field(__version__, description="that wrote it")
+    run: str = Field(description="id of the run that the bundle was made in")
+    recipe: str = Field(description="of the variant that the weights beside are")
+    override: str | None = Field(description="why it is promoted though it did not pass")
+    registered_name: str = Field(description="name in the registry")
+    profile: str = Field(description="name of the serving profile")
+    policy: str = Field(description="name or file of the policy, as asked for")
+    source: Source
+    tried: tuple[str, ...] = Field(description="recipes of the run; each counts in the correction")
+    judges: dict[str, str] = Field(description="key of the judge stage, by recipe")
+    variants: tuple[VariantReport, ...] = Field(description="verdicts, after the correction")
+    revisions: dict[str, tuple[int, ...]] = Field(
+        description="of the stages' code, by stage; their keys are made of them"
+    )
+
+    @property
+    def variant(self) -> VariantReport:
+        """The variant that the bundle is about; raises EvidenceError where it is left out."""
+        for variant in self.variants:
+            if variant.recipe == self.recipe:
+                return variant
+        raise EvidenceError(f"{VERDICT} says nothing of '{self.recipe}', which it is about")
+
+
+@dataclass(frozen=True)
+class BundleContents:
+    """What is to go into a bundle.
+
+    Args:
+        verdict: what it says.
+        records: of all stages that this rests on.
+        stage_folders: of these records, by key.
+        locks: text by file name.
+        logs: file by name.
+    """
+
+    verdict: BundleVerdict
+    records: tuple[StageRecord, ...]
+    stage_folders: Mapping[str, Path]
+    locks: Mapping[str, str]
+    logs: Mapping[str, Path]
+
+
+def write_bundle(folder: Path, contents: BundleContents) -> Manifest:
+    """Write a bundle into a folder that has the weights and all that is to lie beside it.
+
+    Args:
+        folder: of the weights, card included; gets `prepare-evidence/`.
+        contents: of the bundle.
+
+    Raises:
+        EvidenceError: something in the folder is no plain file.
+        OSError: the disk is full, or the folder may not be written.
+    """
+    final = folder / BUNDLE
+    partial = folder / f".{BUNDLE}.partial"
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    _write_json(partial / VERDICT, contents.verdict.model_dump(mode="json"))
+    by_key = {record.key: record for record in contents.records}
+    judged = JudgedVariant.found(
+        lambda _, key: by_key.get(key), contents.verdict.judges[contents.verdict.recipe]
+    )
+    _write_json(partial / RESOLVED, resolved(judged, contents.records))
+    for record in contents.records:
+        _pack_stage(contents.stage_folders[record.key], partial / _place(record.stage, record.key))
+    for name, text in sorted(contents.locks.items()):
+        _write(partial / "locks" / name, text.encode())
+    for name, log in sorted(contents.logs.items()):
+        _write(partial / "logs" / f"{name}.gz", packed(log.read_bytes()))
+    manifest = Manifest(
+        prepare_version=__version__,
+        recipe=contents.verdict.recipe,
+        bundle=list_files(partial),
+        beside=list_files(folder, (partial.name, BUNDLE, SIGNATURE, *NOT_OURS)),
+    )
+    _write_json(partial / MANIFEST, manifest.model_dump(mode="json"))
+    flush_to_disk(partial)
+    partial.rename(final)
+    flush_folder(folder)
+    return manifest
+
+
+def resolved(judged: JudgedVariant, records: Iterable[StageRecord]) -> dict[str, Any]:
+    """What was decided before measuring, each part with the place in the bundle that it is from.
+
+    A part is `{"from": "<file>#<JSON pointer>", "value": ...}`, so anyone can see that it is the
+    same as in the record whose key it is part of.
+    """
+    parts: dict[str, tuple[StageRecord, str]] = {
+        "policy": (judged.judge, "/parameters/policy"),
+        "family": (judged.judge, "/parameters/family"),
+        "throughput_note": (judged.judge, "/parameters/throughput_note"),
+        "quantization": (judged.quantize, "/parameters/quantization"),
+        "calibration_data": (judged.quantize, "/parameters/calibration_data"),
+        "quantized": (judged.quantize, "/result"),
+        "verified": (judged.verify, "/result"),
+        "serving": (judged.benchmark, "/parameters/serving"),
+        "baseline_serving": (judged.baseline_benchmark, "/parameters/serving"),
+        "workload": (judged.benchmark, "/parameters/workload"),
+        "hardware": (judged.benchmark, "/parameters/hardware"),
+        "engine_version": (judged.benchmark, "/result/engine_version"),
+        "environment.quantize": (judged.quantize, "/parameters/environment"),
+        "environment.serve": (judged.benchmark, "/parameters/engine"),
+    }
+    found: dict[str, Any] = {"schema_version": 1}
+    for name, (record, pointer) in parts.items():
+        data = record.model_dump(mode="json")
+        try:
+            value = at_pointer(data, pointer)
+        except KeyError:  # of an older record, which had no such parameter
+            continue
+        found[name] = {
+            "from": f"{_place(record.stage, record.key)}/{RECORD}#{pointer}",
+            "value": value,
+        }
+    return found
+
+
+def at_pointer(data: Any, pointer: str) -> Any:
+    """The part of plain data that a JSON pointer names (RFC 6901); KeyError where there is none."""
+    for word in pointer.split("/")[1:]:
+        name = word.replace("~1", "/").replace("~0", "~")
+        if not isinstance(data, dict) or name not in data:
+            raise KeyError(pointer)
+        data = data[name]
+    return data
+
+
+def packed(content: bytes) -> bytes:
+    """The content as gzip, with neither name nor time in it: equal content, equal bytes."""
+    return gzip.compress(content, 9, mtime=0)
+
+
+class BundledEvidence:
+    """Evidence as it lies in a bundle; a source for `pipeline.verdict_check`.
+
+    Only what the manifest lists is read.
+
+    Args:
+        folder: of the bundle.
+        manifest: of it.
+        revisions: of the stages' code, as the bundle's verdict names them.
+    """
+
+    def __init__(
+        self, folder: Path, manifest: Manifest, revisions: Mapping[str, tuple[int, ...]]
+    ) -> None:
+        self._folder = folder
+        self._listed = {each.path for each in manifest.bundle}
+        self._revisions = revisions
+
+    @property
+    def is_whole(self) -> bool:
+        """A bundle has every stage that its verdict rests on."""
+        return True
+
+    def find(self, stage: str, key: str) -> StageRecord | None:
+        """The record of a stage; raises EvidenceError when it is damaged."""
+        path = f"{_place(stage, key)}/{RECORD}"
+        content = self._read(path)
+        if content is None:
+            return None
+        try:
+            record = StageRecord.model_validate_json(content)
+        except ValueError as error:
+            raise EvidenceError(
+                "a stage's record is damaged", where=str(self._folder / path)
+            ) from error
+        if (record.stage, record.key) != (stage, key):
+            raise EvidenceError("a stage's record is another's", where=str(self._folder / path))
+        return record
+
+    def content(self, stage: str, key: str, name: str) -> bytes | None:
+        """A file of that stage, unpacked; raises EvidenceError when it is damaged."""
+        path = f"{_place(stage, key)}/{name}.gz"
+        content = self._read(path)
+        if content is None:
+            return None
+        unpacking = zlib.decompressobj(wbits=31)
+        try:
+            found = unpacking.decompress(content, LARGEST_FILE)
+        except zlib.error as error:
+            raise EvidenceError("a file is damaged", where=str(self._folder / path)) from error
+        if not unpacking.eof or unpacking.unused_data:
+            raise EvidenceError("a file is damaged", where=str(self._folder / path))
+        return found
+
+    def place(self, stage: str, key: str) -> str:
+        """The stage's folder, as seen from the bundle's."""
+        return f"{self._folder.name}/{_place(stage, key)}"
+
+    def key_of(self, record: StageRecord) -> str:
+        """By the revision of the code that the stage was run by; '' when none gives its key."""
+        revisions = self._revisions.get(record.stage, ())
+        return record.key if revision_of(record, revisions) is not None else ""
+
+    def _read(self, path: str) -> bytes | None:
+        if path not in self._listed:
+            return None
+        try:
+            return (self._folder / path).read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise EvidenceError(
+                f"a file cannot be read: {error.strerror}", where=str(self._folder / path)
+            ) from error
+
+
+def revision_of(record: StageRecord, revisions: Iterable[int]) -> int | None:
+    """The revision of the stage's code that gives the record's key; None when none of them does."""
+    for revision in revisions:
+        if stage_key(record.stage, record.parameters, record.inputs, revision) == record.key:
+            return revision
+    return None
+
+
+def _place(stage: str, key: str) -> str:
+    return f"stages/{stage}/{key}"
+
+
+def _pack_stage(folder: Path, destination: Path) -> None:
+    """The record as it is, every other file at the top packed; folders (weights) stay."""
+    _write(destination / RECORD, (folder / RECORD).read_bytes())
+    for file in sorted(folder.iterdir()):
+        if file.is_file() and file.name not in (RECORD, *LEFT_IN_THE_STORE):
+            _write(destination / f"{file.name}.gz", packed(file.read_bytes()))
+
+
+def _write(file: Path, content: bytes) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(content)
+
+
+def _write_json(file: Path, data: Any) -> None:
+    _write(file, (json.dumps(data, indent=1, sort_keys=True) + "\n").encode())

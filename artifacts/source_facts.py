@@ -1,0 +1,68 @@
+"""What the card of a checkpoint tells of it: its id on the Hub and its licence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from artifacts.bundle import Source
+from pipeline.checkpoint import Checkpoint
+from pipeline.reference import parse_reference
+from pipeline.weight_files import read_json
+
+# The demo's weights come as a package without a card.
+DEMO_SOURCES = {"demo:smollm2-135m": ("HuggingFaceTB/SmolLM2-135M-Instruct", "apache-2.0")}
+
+
+def source_of(ref: str, digest: str, checkpoint: Checkpoint | None) -> Source:
+    """What is known of a source; what nobody wrote down stays empty.
+
+    Args:
+        ref: as the user named it.
+        digest: of the checkpoint.
+        checkpoint: where it lies, if that is still known.
+    """
+    # Where a folder lay on somebody's machine is nobody else's business.
+    facts = {"ref": Path(ref).name if is_path(ref) else ref, "digest": digest}
+    if ref in DEMO_SOURCES:
+        facts["base_model"], facts["licence"] = DEMO_SOURCES[ref]
+        return Source(**facts)
+    if checkpoint is None:
+        return Source(**facts)
+    if checkpoint.kind == "hub":
+        facts["base_model"] = parse_reference(checkpoint.ref).name
+        facts["revision"] = checkpoint.revision or ""
+    return Source(**facts, **licence_in(checkpoint.path))
+
+
+def is_path(ref: str) -> bool:
+    """Whether the name of a checkpoint is a path: not the Hub's org/name, and not a demo."""
+    return ref.startswith(("/", ".", "~"))
+
+
+def licence_in(folder: Path) -> dict[str, str]:
+    """The licence as the folder's model card names it, else its config."""
+    card = front_matter(folder / "README.md")
+    config = read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
+    licence = card.get("license") or config.get("license")
+    found = {
+        "licence": licence,
+        "licence_name": card.get("license_name"),
+        "licence_link": card.get("license_link"),
+    }
+    return {name: value for name, value in found.items() if isinstance(value, str)}
+
+
+def front_matter(card: Path) -> dict[str, Any]:
+    """The YAML between the dashes at a card's beginning; nothing where it is missing or damaged.
+
+    Somebody else wrote the card, and a card that cannot be read stops no promotion.
+    """
+    import yaml
+    from huggingface_hub.repocard import metadata_load
+
+    try:
+        found = metadata_load(card) if card.is_file() else None
+    except (OSError, ValueError, yaml.YAMLError):
+        return {}
+    return found if isinstance(found, dict) else {}

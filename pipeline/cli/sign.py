@@ -1,0 +1,84 @@
+"""`prepare sign`: signs a weights folder with its evidence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def sign(
+    folder: Annotated[
+        Path,
+        typer.Argument(help="A folder that `prepare pull` made.", show_default=False),
+    ],
+    private_key: Annotated[
+        Path | None,
+        typer.Option(
+            "--private-key",
+            envvar="PREPARE_PRIVATE_KEY",
+            metavar="FILE",
+            help="Elliptic curve key, as PEM. Needs no network.",
+            show_default=False,
+        ),
+    ] = None,
+    keyless: Annotated[
+        bool,
+        typer.Option("--keyless", help="Sign by a login (sigstore). Needs the network."),
+    ] = False,
+) -> None:
+    """Sign the weights and the evidence beside them, in the file model.sig.
+
+    The evidence is checked before: what does not verify is not signed.
+
+    Examples
+
+      prepare pull smollm2-135m@champion ./deploy
+
+      prepare sign ./deploy --private-key signer.key
+
+      prepare verify ./deploy --public-key signer.pub
+
+    Exit codes: 0 signed, 1 error, 2 usage.
+    """
+    from artifacts.bundle_check import check_bundle, find_bundle
+    from artifacts.signing import sign_keyless, sign_with_key
+    from pipeline.errors import EvidenceError, UsageError
+
+    if (private_key is not None) == keyless:
+        raise UsageError(
+            "say with what to sign: a key, or a login",
+            where="prepare sign",
+            cure="--private-key FILE, or --keyless",
+        )
+    if find_bundle(folder) == folder:
+        raise UsageError(
+            "this is the evidence alone; a signature is on the weights with their evidence",
+            where=str(folder),
+            cure=f"prepare sign {folder.parent}",
+        )
+    refuse_in_a_store(folder)
+    check = check_bundle(folder)
+    if not check.is_sound:
+        problems = [*check.problems, *(d for each in check.variants for d in each.differences)]
+        raise EvidenceError(
+            f"the evidence does not verify, so it is not signed: {problems[0]}",
+            where=str(folder),
+            cure=f"`prepare verify {folder}` names every difference",
+        )
+    signature = sign_keyless(folder) if private_key is None else sign_with_key(folder, private_key)
+    print(f"{check.recipe}: {check.files} files signed\n  {signature}")
+
+
+def refuse_in_a_store(folder: Path) -> None:
+    """Raise UsageError for a stage's folder: what a finished stage wrote does not change."""
+    from pipeline.errors import UsageError
+    from pipeline.store import RECORD
+
+    if (folder.resolve().parent / RECORD).is_file():
+        raise UsageError(
+            "a store's own folders are not changed afterwards",
+            where=str(folder),
+            cure="sign a copy: prepare pull NAME@ALIAS DEST, or cp -r",
+        )

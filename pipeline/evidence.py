@@ -1,0 +1,115 @@
+"""Lays out and runs the stage `evidence` of a judged variant, from the records of its run.
+
+Whoever promotes calls :func:`evidence_stage` for each variant, runs it, and registers its
+`output/` in the place of the quantized weights, which are in it.
+"""
+
+from __future__ import annotations
+
+from artifacts.judged_variant import JudgedVariant
+from artifacts.source_facts import source_of
+from pipeline.checkpoint import Checkpoint
+from pipeline.errors import EvidenceError, UsageError
+from pipeline.events import Progress
+from pipeline.plan import stage_spec
+from pipeline.records import RunReport, StageRecord, StageReference, StageSpec
+from pipeline.stages.context import execute
+from pipeline.stages.evidence import JUDGE
+from pipeline.store import Store
+from pipeline.verdict_check import claims_of
+
+
+def write_evidence(
+    run: RunReport,
+    recipe: str,
+    store: Store,
+    progress: Progress,
+    *,
+    override: str | None = None,
+    name: str | None = None,
+) -> StageRecord:
+    """Make the folder to deploy for one judged variant, or find it made.
+
+    Args:
+        run: whose stages are in the store.
+        recipe: of the variant.
+        store: of the run.
+        progress: hears of it.
+        override: why it is promoted though it did not pass.
+        name: in the registry; None: the run's.
+
+    Returns:
+        the record of the stage `evidence`; its folder has `output/`.
+
+    Raises:
+        EvidenceError: a stage that the verdict rests on is gone, or the weights changed since.
+        UsageError: the variant was not judged.
+    """
+    spec = evidence_stage(run, recipe, store, override=override, name=name)
+    if store.find(spec.stage, spec.key) and not store.current(spec.stage, spec.key):
+        store.discard(spec.stage, spec.key)
+    return execute(spec, progress)
+
+
+def evidence_stage(
+    run: RunReport,
+    recipe: str,
+    store: Store,
+    *,
+    override: str | None = None,
+    name: str | None = None,
+) -> StageSpec:
+    """The stage `evidence` of one variant; its key is the same while the run's verdicts are.
+
+    Raises:
+        EvidenceError: a stage that the verdict rests on is gone from the store.
+        UsageError: the variant was not judged.
+    """
+    claims = claims_of(run)
+    if recipe not in claims.judges or run.checkpoint is None:
+        raise UsageError(
+            f"run {run.run} did not judge '{recipe}', so there is no evidence to bundle",
+            cure=f"judged were: {', '.join(claims.judges) or 'none'}",
+        )
+    judged = JudgedVariant.found(store.find, claims.judges[recipe])
+    inputs = {
+        "weights": StageReference(stage="quantize", key=judged.quantize.key),
+        "verify": StageReference(stage="verify", key=judged.verify.key),
+        **{
+            JUDGE + each: StageReference(stage="judge", key=key)
+            for each, key in claims.judges.items()
+        },
+    }
+    outcomes = {v.recipe: v.verdict for v in claims.variants if v.recipe not in claims.judges}
+    tried = sorted({*claims.tried, *(variant.recipe for variant in claims.variants)})
+    checkpoint = checkpoint_of(store, judged.quantize.key)
+    return stage_spec(
+        "evidence",
+        recipe,
+        {
+            "recipe": recipe,
+            "override": override,
+            "name": name or run.registered_name or recipe,
+            "profile": str(run.command.get("profile", "")),
+            "policy": str(run.command.get("policy", "")),
+            "source": source_of(run.checkpoint.ref, run.checkpoint.digest, checkpoint).model_dump(),
+            "tried": tried,
+            "unjudged": outcomes,
+        },
+        inputs,
+        {"run": run.run},
+        store.root,
+    )
+
+
+def checkpoint_of(store: Store, key: str) -> Checkpoint | None:
+    """The checkpoint that weights were made of, as the spec of their stage tells; None if gone."""
+    for folder in store.run_folders():
+        for file in folder.glob(f"stages/*.quantize.{key[:8]}.json"):
+            try:
+                spec = StageSpec.model_validate_json(file.read_text(encoding="utf-8"))
+            except (OSError, ValueError) as error:
+                raise EvidenceError("a stage's spec cannot be read", where=str(file)) from error
+            if spec.key == key and "checkpoint" in spec.runtime:
+                return Checkpoint.model_validate(spec.runtime["checkpoint"])
+    return None

@@ -1,0 +1,198 @@
+"""Makes the folder that is deployed: the weights, the model card, and the evidence bundle beside.
+
+The weights are hard links to those of the stage `quantize` (copies on another file system), so
+they take no room twice, and neither stage changes a file of the other. `output/` is what a
+registry gets.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+from artifacts.bundle import (
+    BUNDLE,
+    BundleContents,
+    BundleVerdict,
+    Source,
+    revision_of,
+    write_bundle,
+)
+from artifacts.card import write_card
+from artifacts.judged_variant import JudgedVariant, reached
+from artifacts.manifest import MANIFEST, Manifest, plain_files, sha256_of
+from pipeline.digest import digest_json
+from pipeline.environments.definition import Accelerator, define
+from pipeline.errors import EvidenceError
+from pipeline.records import StageRecord, StageSpec, VariantReport
+from pipeline.runner import unjudged
+from pipeline.selection import corrected
+from pipeline.stages import stage_module
+from pipeline.stages.context import StageContext
+from pipeline.store import Store
+from pipeline.weight_files import weight_files
+from recipes.policy import Policy
+
+REVISION = 1
+JUDGE = "judge."  # role of a judge stage, before the recipe's name
+NO_ROOM_FOR_LINKS = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP)
+
+
+def run(context: StageContext) -> dict[str, Any]:
+    """Lay the weights, the card and the bundle into `output/`.
+
+    Raises:
+        EvidenceError: a stage that the verdict rests on is gone, or the weights have changed since.
+    """
+    recipe = context.parameters["recipe"]
+    find = context.store.find
+    judged = JudgedVariant.found(find, context.spec.inputs[JUDGE + recipe].key)
+    records = tuple(reached(find, list(context.spec.inputs.values())))
+    verdict = verdict_of(context, records)
+    output = context.output_folder()
+    link_weights(context.input_folder("weights") / "output", output)
+    evaluations = judged.evaluations(find)
+    write_card(output, verdict, judged, evaluations)
+    manifest = write_bundle(
+        output,
+        BundleContents(
+            verdict=verdict,
+            records=records,
+            stage_folders={r.key: context.store.stage_folder(r.stage, r.key) for r in records},
+            locks=locks_of(
+                judged.environments(find), Accelerator(judged.judge.parameters["accelerator"])
+            ),
+            logs=server_logs(context.store, judged),
+        ),
+    )
+    check_weights(output, manifest, judged)
+    return {
+        "recipe": recipe,
+        "verdict": verdict.variant.verdict,
+        "override": verdict.override,
+        "weights_digest": judged.quantize.result["weights_digest"],
+        # Of the list of every file: whoever has it can tell all of them.
+        "manifest_digest": sha256_of(output / BUNDLE / MANIFEST),
+        "files": len(manifest.bundle) + len(manifest.beside),
+        "bundle_bytes": sum(each.size for each in manifest.bundle),
+    }
+
+
+def verdict_of(context: StageContext, records: tuple[StageRecord, ...]) -> BundleVerdict:
+    """The verdicts on all variants of the run, after the correction for their number."""
+    parameters = context.parameters
+    judges = {
+        role.removeprefix(JUDGE): reference.key
+        for role, reference in context.spec.inputs.items()
+        if role.startswith(JUDGE)
+    }
+    reports = [report_of(context, recipe, judges) for recipe in parameters["tried"]]
+    judge = context.input_record(JUDGE + parameters["recipe"])
+    alpha = Policy.model_validate(judge.parameters["policy"]).alpha
+    changed = {report.recipe: report for report in corrected(reports, alpha)}
+    return BundleVerdict(
+        run=context.runtime["run"],
+        recipe=parameters["recipe"],
+        override=parameters["override"],
+        registered_name=parameters["name"],
+        profile=parameters["profile"],
+        policy=parameters["policy"],
+        source=Source.model_validate(parameters["source"]),
+        tried=tuple(parameters["tried"]),
+        judges=judges,
+        variants=tuple(changed.get(report.recipe, report) for report in reports),
+        revisions=revisions_of(records),
+    )
+
+
+def revisions_of(records: tuple[StageRecord, ...]) -> dict[str, tuple[int, ...]]:
+    """By stage, the revisions of its code that the records were made by; mostly one, this one.
+
+    Raises:
+        EvidenceError: a record's parameters do not give its key under any revision.
+    """
+    found: dict[str, set[int]] = {}
+    for record in records:
+        newest = stage_module(record.stage).REVISION
+        revision = revision_of(record, range(newest, 0, -1))
+        if revision is None:
+            raise EvidenceError(
+                "a stage's parameters do not give its key: they were changed afterwards",
+                where=f"stages/{record.stage}/{record.key}",
+                cure="delete that folder and run the model again",
+            )
+        found.setdefault(record.stage, set()).add(revision)
+    return {stage: tuple(sorted(numbers)) for stage, numbers in sorted(found.items())}
+
+
+def report_of(context: StageContext, recipe: str, judges: dict[str, str]) -> VariantReport:
+    """A variant's own verdict; of one without gates, that it has none."""
+    if recipe not in judges:
+        outcome = context.parameters["unjudged"].get(recipe, "skipped")
+        return unjudged(recipe, outcome, "has no verdict by gates", None)
+    judged = JudgedVariant.found(context.store.find, judges[recipe])
+    return VariantReport(
+        recipe=recipe,
+        weights_bytes=judged.quantize.result["weights_bytes"],
+        promoted=False,
+        registry_version=None,
+        **judged.judge.result,
+    )
+
+
+def link_weights(source: Path, output: Path) -> None:
+    """Every file of the variant's checkpoint, as a hard link where the file system can."""
+    for path, file in plain_files(source):
+        place = output / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            os.link(file, place)
+        except OSError as error:
+            if error.errno not in NO_ROOM_FOR_LINKS:
+                raise
+            shutil.copyfile(file, place)
+
+
+def check_weights(output: Path, manifest: Manifest, judged: JudgedVariant) -> None:
+    """Raise EvidenceError where the weights are not those that were verified and judged."""
+    digests = {each.path: each.sha256 for each in manifest.beside}
+    digest = digest_json([[file.name, digests[file.name]] for file in weight_files(output)])
+    if (
+        not digest
+        == judged.verify.result["weights_digest"]
+        == judged.quantize.result["weights_digest"]
+    ):
+        raise EvidenceError(
+            "the weights are not those that were judged: somebody changed them since",
+            where=f"stages/quantize/{judged.quantize.key}/output",
+            cure="delete that folder and run the model again",
+        )
+
+
+def locks_of(identities: dict[str, str], accelerator: Accelerator) -> dict[str, str]:
+    """The lock of each environment that was built from the one that is here, by file name."""
+    found = {}
+    for name, identity in identities.items():
+        definition = define(name, accelerator)
+        if definition.identity == identity:
+            found[definition.lock.name] = definition.lock.read_text(encoding="utf-8")
+    return found
+
+
+def server_logs(store: Store, judged: JudgedVariant) -> dict[str, Path]:
+    """The servers' output of every run that asked baseline or variant, as far as it is kept."""
+    baseline = judged.baseline_benchmark.inputs["coherence"].key
+    return {
+        f"{run.name}.{log.name}": log
+        for run in store.run_folders()
+        for key in (judged.coherence.key, baseline)
+        for file in run.glob(f"stages/*.coherence.{key[:8]}.json")
+        for spec in (StageSpec.model_validate_json(file.read_text(encoding="utf-8")),)
+        if spec.key == key
+        for log in sorted(run.iterdir())
+        if re.fullmatch(rf"server\.{re.escape(spec.variant)}(\.\d+)?\.log", log.name)
+    }

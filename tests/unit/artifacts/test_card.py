@@ -1,0 +1,226 @@
+"""The model card: its front matter as the Hub reads it, and what it says of the verdict."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from huggingface_hub import ModelCard, parse_eval_result_entries
+from judged_run import SERVING, JudgedRun
+from listener import Listener
+
+from artifacts.bundle import Source
+from artifacts.bundle_check import read_verdict
+from artifacts.card import RESULTS, card_text, cell, hub_entries, serve_command, write_card
+from artifacts.card_words import (
+    calibration_words,
+    engine_package,
+    hardware_words,
+    licence_words,
+    optimization_words,
+    quantization_words,
+)
+from artifacts.judged_variant import JudgedVariant
+from artifacts.source_facts import front_matter, source_of
+from pipeline.evidence import write_evidence
+
+RECIPE = "fp8-dynamic"
+
+
+def output(run: JudgedRun, **order: Any) -> Path:
+    record = write_evidence(run.report, RECIPE, run.store, Listener(), **order)
+    return run.store.stage_folder("evidence", record.key) / "output"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> JudgedRun:
+    return JudgedRun(tmp_path_factory.mktemp("card") / "store")
+
+
+@pytest.fixture(scope="module")
+def text(run: JudgedRun) -> str:
+    return (output(run) / "README.md").read_text()
+
+
+def card_of(run: JudgedRun, **source: str) -> ModelCard:
+    """The card with another source, as the Hub's library reads it."""
+    folder = output(run)
+    verdict = read_verdict(folder / "prepare-evidence")
+    judged = JudgedVariant.found(run.store.find, verdict.judges[RECIPE])
+    changed = verdict.model_copy(update={"source": verdict.source.model_copy(update=source)})
+    return ModelCard(card_text(changed, judged, judged.evaluations(run.store.find)))
+
+
+class TestFrontMatter:
+    def test_as_the_hub_reads_it(self, run: JudgedRun) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            data = card_of(run, base_model="org/model").data.to_dict()
+        assert data["base_model"] == "org/model"
+        assert data["base_model_relation"] == "quantized"
+        assert data["license"] == "apache-2.0"
+        assert data["library_name"] == "vllm"
+        assert data["pipeline_tag"] == "text-generation"
+        assert {"fp8", "vllm", "llmcompressor", RECIPE} <= set(data["tags"])
+
+    def test_model_index(self, run: JudgedRun) -> None:
+        (result,) = card_of(run).data.eval_results
+        assert result.dataset_type == "openai/openai_humaneval"
+        assert result.dataset_name == "HumanEval, 96 of 164 questions"
+        assert result.metric_type == "pass@1"
+        assert result.metric_value == 50.0
+
+    def test_an_unknown_base_is_left_out(self, run: JudgedRun) -> None:
+        data = card_of(run).data.to_dict()
+        assert "base_model" not in data
+        assert "base_model_relation" not in data
+
+    def test_an_unknown_licence_is_left_out_and_said(self, run: JudgedRun) -> None:
+        card = card_of(run, licence="")
+        assert "license" not in card.data.to_dict()
+        assert "not known" in card.text
+
+    def test_a_licence_of_its_own(self, run: JudgedRun) -> None:
+        link = "https://example.org/licence"
+        card = card_of(run, licence="other", licence_name="llama3.1", licence_link=link)
+        data = card.data.to_dict()
+        assert (data["license"], data["license_name"], data["license_link"]) == (
+            "other",
+            "llama3.1",
+            link,
+        )
+        assert f"[llama3.1]({link})" in card.text
+
+
+class TestBody:
+    def test_deployment_has_the_judged_arguments(self, run: JudgedRun, text: str) -> None:
+        judged = JudgedVariant.found(run.store.find, run.folder("judge", RECIPE).name)
+        command = serve_command(judged)
+        assert command in text
+        words = command.replace("\\\n", "").split()
+        assert words[0] == "VLLM_CPU_KVCACHE_SPACE=1"
+        assert words[-5:] == [
+            "--dtype",
+            "bfloat16",
+            "--enforce-eager",
+            "--kv-cache-dtype",
+            SERVING["engine_arguments"]["kv-cache-dtype"],
+        ]
+
+    def test_on_a_gpu_it_is_vllm_serve(self, run: JudgedRun) -> None:
+        judged = JudgedVariant.found(run.store.find, run.folder("judge", RECIPE).name)
+        parameters = {**judged.benchmark.parameters, "hardware": {"accelerator": "cuda"}}
+        other = judged.benchmark.model_copy(update={"parameters": parameters})
+        command = serve_command(JudgedVariant(**{**vars(judged), "benchmark": other}))
+        assert "vllm serve . " in command
+
+    def test_evaluation(self, text: str) -> None:
+        (row,) = [line for line in text.splitlines() if line.startswith("| code (pass@1")]
+        cells = [each.strip() for each in row.strip("|").split("|")]
+        assert cells[1:6] == ["96 of 96", "50.00", "50.00", "+0.00", "100.0 %"]
+        assert cells[-1] == "pass"
+
+    def test_creation_and_reproduction(self, text: str) -> None:
+        assert "prepare model source --recipe awq-w4a16 --recipe fp8-dynamic" in text
+        assert "| llmcompressor | 0.14.0.1 |" in text
+        assert "prepare verify ." in text
+
+    def test_no_path_of_this_machine(self, run: JudgedRun, text: str) -> None:
+        assert str(run.root.parent) not in text
+
+    def test_a_passing_one_has_no_override(self, text: str) -> None:
+        assert "in spite of" not in text
+
+    def test_tables_are_whole(self, text: str) -> None:
+        """No blank line within a table, and each row has as many cells as its head."""
+        table: list[int] = []
+        for line in [*text.splitlines(), ""]:
+            if line.startswith("|"):
+                table.append(line.replace("\\|", "").count("|"))
+            elif table:
+                assert len(table) >= 3
+                assert len(set(table)) == 1
+                table = []
+
+    def test_an_override_is_at_the_top(self, tmp_path: Path) -> None:
+        run = JudgedRun(tmp_path / "store", lost={RECIPE: 40})
+        reason = "agreed\n\n# with <b>everybody</b>"
+        text = (output(run, override=reason) / "README.md").read_text()
+        body = text.split("---\n", 2)[2].strip().splitlines()
+        assert body[0].startswith("# ")
+        assert body[2].startswith("> **Promoted in spite of its verdict.** The gates said **fail**")
+        assert "agreed # with &lt;b>everybody&lt;/b>" in body[3]
+
+    def test_a_cell_holds_one_line(self) -> None:
+        assert cell("a|b\nc") == "a\\|b c"
+
+
+class TestHubResults:
+    def test_part_of_a_benchmark_is_no_result_of_it(self, run: JudgedRun) -> None:
+        assert not (output(run) / RESULTS).exists()
+
+    def test_a_whole_one_is(self, run: JudgedRun, tmp_path: Path) -> None:
+        verdict = read_verdict(output(run) / "prepare-evidence")
+        judged = JudgedVariant.found(run.store.find, verdict.judges[RECIPE])
+        gate = verdict.variant.gates[0].model_copy(update={"n": 164, "available": 164})
+        whole = verdict.model_copy(
+            update={"variants": (verdict.variant.model_copy(update={"gates": [gate]}),)}
+        )
+        evaluations = judged.evaluations(run.store.find)
+        write_card(tmp_path, whole, judged, evaluations)
+        (entry,) = parse_eval_result_entries(yaml.safe_load((tmp_path / RESULTS).read_text()))
+        assert (entry.dataset_id, entry.value) == ("openai/openai_humaneval", 50.0)
+        assert "fp8-dynamic" in (entry.notes or "")
+        assert hub_entries(verdict, evaluations) == []
+
+
+class TestSource:
+    def test_a_folder_gives_its_licence_and_no_path(self, run: JudgedRun) -> None:
+        source = source_of(str(run.checkpoint.path), "d", run.checkpoint)
+        assert (source.ref, source.licence, source.base_model) == ("source", "apache-2.0", "")
+
+    def test_the_hub_gives_its_id(self, run: JudgedRun) -> None:
+        on_hub = run.checkpoint.model_copy(
+            update={"kind": "hub", "ref": "org/model@main", "revision": "abc"}
+        )
+        source = source_of("org/model@main", "d", on_hub)
+        assert (source.base_model, source.revision) == ("org/model", "abc")
+
+    def test_the_demo(self) -> None:
+        source = source_of("demo:smollm2-135m", "d", None)
+        assert source.base_model == "HuggingFaceTB/SmolLM2-135M-Instruct"
+
+    @pytest.mark.parametrize("content", ["", "---\n: : :\n---\n", "---\n- a\n---\n", "no dashes"])
+    def test_a_card_that_says_nothing(self, tmp_path: Path, content: str) -> None:
+        (tmp_path / "README.md").write_text(content)
+        assert front_matter(tmp_path / "README.md") == {}
+
+
+AWQ = {"kind": "awq", "bits": 4, "symmetric": False, "group_size": 128}
+
+
+class TestWords:
+    def test_group_size_is_the_one_that_was_used(self) -> None:
+        words = quantization_words(AWQ, {"group_size": 64})
+        assert words == "4-bit weights in groups of 64, with zero points, 16-bit activations"
+
+    def test_gptq_with_smoothquant(self) -> None:
+        recipe = {"kind": "gptq", "scheme": "W8A8", "smoothing_strength": 0.8}
+        words = optimization_words(recipe, {})
+        assert "8-bit activations" in words
+        assert "SmoothQuant (arXiv 2211.10438) before it, strength 0.8" in words
+
+    def test_calibration(self) -> None:
+        recipe = {"calibration": {"dataset": "org/texts", "samples": 256, "max_tokens": 512}}
+        assert "256 blocks of 512 tokens from `org/texts`" in calibration_words(recipe, {})
+        assert calibration_words({}, {}) == ""
+
+    def test_licence(self) -> None:
+        assert licence_words(Source(ref="x", digest="d", licence="mit")) == "mit, as the source's"
+
+    def test_machines(self) -> None:
+        assert hardware_words({"accelerator": "cuda", "gpu": "NVIDIA H100"}) == "NVIDIA H100"
+        assert engine_package({"accelerator": "cpu"}) == "vllm-cpu"

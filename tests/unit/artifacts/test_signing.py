@@ -1,0 +1,172 @@
+"""Signatures by model-signing with real keys: whose they are, and over which files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from small_checkpoint import checkpoint_files, write_files
+
+from artifacts.manifest import SIGNATURE
+from artifacts.signing import PASSWORD_VARIABLE, check_with_key, sign_with_key
+from pipeline.errors import EvidenceError, UsageError
+
+
+def key_pair(
+    folder: Path, name: str = "signer", password: bytes | None = None
+) -> tuple[Path, Path]:
+    """(private, public) key files."""
+    private = ec.generate_private_key(ec.SECP256R1())
+    encryption = (
+        serialization.BestAvailableEncryption(password)
+        if password
+        else serialization.NoEncryption()
+    )
+    files = folder / f"{name}.key", folder / f"{name}.pub"
+    files[0].write_bytes(
+        private.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption
+        )
+    )
+    files[1].write_bytes(
+        private.public_key().public_bytes(
+            serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+        )
+    )
+    return files
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    found = write_files(tmp_path / "weights", checkpoint_files())
+    (found / "prepare-evidence").mkdir()
+    (found / "prepare-evidence" / "verdict.json").write_text("{}")
+    return found
+
+
+@pytest.fixture
+def public(folder: Path, tmp_path: Path) -> Path:
+    """The key that the folder is signed with."""
+    private, public = key_pair(tmp_path)
+    assert sign_with_key(folder, private) == folder / SIGNATURE
+    return public
+
+
+def test_it_holds(folder: Path, public: Path) -> None:
+    check_with_key(folder, public)
+
+
+def test_it_is_moved_and_still_holds(folder: Path, public: Path, tmp_path: Path) -> None:
+    check_with_key(folder.rename(tmp_path / "elsewhere"), public)
+
+
+def test_signing_again_replaces_it(folder: Path, public: Path, tmp_path: Path) -> None:
+    private, other = key_pair(tmp_path, "other")
+    sign_with_key(folder, private)
+    check_with_key(folder, other)
+    with pytest.raises(EvidenceError, match="signed with another key"):
+        check_with_key(folder, public)
+    assert [path.name for path in tmp_path.iterdir() if path.name.endswith(".sig")] == []
+
+
+def test_a_wrong_key(folder: Path, public: Path, tmp_path: Path) -> None:
+    _, other = key_pair(tmp_path, "other")
+    with pytest.raises(EvidenceError, match="does not hold: it is signed with another key"):
+        check_with_key(folder, other)
+
+
+def test_another_key_that_claims_to_be_the_one(folder: Path, public: Path, tmp_path: Path) -> None:
+    """The signature names its key by a digest; writing another's name on it does not help."""
+    signed = json.loads((folder / SIGNATURE).read_text())
+    private, _ = key_pair(tmp_path, "other")
+    sign_with_key(folder, private)
+    forged = json.loads((folder / SIGNATURE).read_text())
+    forged["verificationMaterial"] = signed["verificationMaterial"]
+    (folder / SIGNATURE).write_text(json.dumps(forged))
+    with pytest.raises(EvidenceError, match="the signature does not hold"):
+        check_with_key(folder, public)
+
+
+def test_a_stripped_signature(folder: Path, public: Path) -> None:
+    (folder / SIGNATURE).unlink()
+    with pytest.raises(EvidenceError, match="not signed, or its signature was removed"):
+        check_with_key(folder, public)
+
+
+@pytest.mark.parametrize("content", ["", "{}", "no json", '{"mediaType": "x"}'])
+def test_a_damaged_signature(folder: Path, public: Path, content: str) -> None:
+    (folder / SIGNATURE).write_text(content)
+    with pytest.raises(EvidenceError, match="the signature does not hold"):
+        check_with_key(folder, public)
+
+
+@pytest.mark.parametrize("place", ["added.py", "prepare-evidence/added.json"])
+def test_an_added_file(folder: Path, public: Path, place: str) -> None:
+    (folder / place).write_text("x")
+    with pytest.raises(EvidenceError, match=f"Extra files found.*{place}"):
+        check_with_key(folder, public)
+
+
+@pytest.mark.parametrize("place", ["model.safetensors", "prepare-evidence/verdict.json"])
+def test_a_changed_byte(folder: Path, public: Path, place: str) -> None:
+    content = bytearray((folder / place).read_bytes())
+    content[-1] ^= 1
+    (folder / place).write_bytes(content)
+    with pytest.raises(EvidenceError, match=f"Hash mismatch for '{place}'"):
+        check_with_key(folder, public)
+
+
+def test_a_removed_file(folder: Path, public: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(EvidenceError, match="Missing files"):
+        check_with_key(folder, public)
+
+
+def test_a_file_that_became_a_link(folder: Path, public: Path, tmp_path: Path) -> None:
+    (folder / "config.json").rename(tmp_path / "config.json")
+    (folder / "config.json").symlink_to(tmp_path / "config.json")
+    with pytest.raises(EvidenceError, match="the signature does not hold"):
+        check_with_key(folder, public)
+
+
+def test_what_git_keeps_is_not_signed(folder: Path, public: Path) -> None:
+    (folder / ".gitattributes").write_text("x")
+    check_with_key(folder, public)
+
+
+def test_a_key_with_a_password(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    private, public = key_pair(tmp_path, password=b"secret")
+    monkeypatch.setenv(PASSWORD_VARIABLE, "wrong")
+    with pytest.raises(UsageError, match="the private key cannot be used"):
+        sign_with_key(folder, private)
+    monkeypatch.setenv(PASSWORD_VARIABLE, "secret")
+    sign_with_key(folder, private)
+    check_with_key(folder, public)
+
+
+def test_keys_of_another_kind(folder: Path, public: Path, tmp_path: Path) -> None:
+    (tmp_path / "no.pem").write_text("hello")
+    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    (tmp_path / "rsa.pem").write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+    )
+    (tmp_path / "rsa.pub").write_bytes(
+        key.public_key().public_bytes(
+            serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+        )
+    )
+    for name in ("no.pem", "rsa.pem", "missing.pem"):
+        with pytest.raises(UsageError, match="the private key cannot be used"):
+            sign_with_key(folder, tmp_path / name)
+    for name in ("no.pem", "rsa.pub", "missing.pub"):
+        with pytest.raises(UsageError, match="the public key cannot be used"):
+            check_with_key(folder, tmp_path / name)

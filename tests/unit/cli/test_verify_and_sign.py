@@ -1,0 +1,161 @@
+"""`prepare verify` of folders, and `prepare sign`, from the command line."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from judged_run import RUN, JudgedRun
+from listener import Listener
+from typer.testing import CliRunner
+
+from pipeline.cli.main import app
+from pipeline.errors import EvidenceError, UsageError
+from pipeline.evidence import write_evidence
+from pipeline.run_log import RUN_RECORD
+
+RECIPE = "fp8-dynamic"
+
+
+def call(*arguments: object) -> Any:
+    return CliRunner().invoke(app, [str(each) for each in arguments], catch_exceptions=False)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> JudgedRun:
+    run = JudgedRun(tmp_path_factory.mktemp("run") / "store")
+    (run.root / "runs" / RUN / RUN_RECORD).write_text(run.report.model_dump_json())
+    return run
+
+
+@pytest.fixture
+def stored(run: JudgedRun) -> Path:
+    record = write_evidence(run.report, RECIPE, run.store, Listener())
+    return run.store.stage_folder("evidence", record.key) / "output"
+
+
+@pytest.fixture
+def deployed(stored: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(stored, tmp_path / "deployed"))
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> tuple[Path, Path]:
+    key = ec.generate_private_key(ec.SECP256R1())
+    private, public = tmp_path / "signer.key", tmp_path / "signer.pub"
+    private.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+    )
+    public.write_bytes(
+        key.public_key().public_bytes(
+            serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+        )
+    )
+    return private, public
+
+
+class TestVerify:
+    def test_a_run_is_still_one(self, run: JudgedRun) -> None:
+        result = call("verify", RUN, "--store", run.root)
+        assert result.exit_code == 0
+        assert "the same" in result.stdout
+
+    def test_a_folder(self, deployed: Path) -> None:
+        result = call("verify", deployed)
+        assert result.exit_code == 0
+        assert "with the weights, all as listed" in result.stdout
+        assert "signature: none" in result.stdout
+
+    def test_the_bundle_alone(self, deployed: Path) -> None:
+        result = call("verify", deployed / "prepare-evidence", "--json")
+        data = json.loads(result.stdout)
+        assert result.exit_code == 0
+        assert (data["same"], data["weights_checked"], data["signature"]) == (True, False, "none")
+
+    def test_a_changed_byte(self, deployed: Path) -> None:
+        (deployed / "config.json").write_text("{}")
+        result = call("verify", deployed)
+        assert result.exit_code == 1
+        assert "config.json: the file was changed" in result.stdout
+
+    def test_a_changed_byte_as_json(self, deployed: Path) -> None:
+        (deployed / "config.json").write_text("{}")
+        result = call("verify", deployed, "--json")
+        data = json.loads(result.stdout)
+        assert result.exit_code == 1
+        assert not data["same"]
+        assert len(data["problems"]) == 1
+
+    def test_a_folder_without_evidence(self, tmp_path: Path) -> None:
+        with pytest.raises(EvidenceError, match="no evidence bundle"):
+            call("verify", tmp_path)
+
+    def test_a_run_has_no_signature(self, run: JudgedRun, keys: tuple[Path, Path]) -> None:
+        with pytest.raises(UsageError, match="a run in the store is not signed"):
+            call("verify", RUN, "--store", run.root, "--public-key", keys[1])
+
+    def test_an_identity_without_its_provider(self, deployed: Path) -> None:
+        with pytest.raises(UsageError, match="who vouches"):
+            call("verify", deployed, "--identity", "me@example.org")
+
+
+class TestSign:
+    def test_signed_and_verified(self, deployed: Path, keys: tuple[Path, Path]) -> None:
+        private, public = keys
+        assert call("sign", deployed, "--private-key", private).exit_code == 0
+        result = call("verify", deployed, "--public-key", public)
+        assert result.exit_code == 0
+        assert "signature: holds" in result.stdout
+        assert "not checked" in call("verify", deployed).stdout
+
+    def test_not_signed(self, deployed: Path, keys: tuple[Path, Path]) -> None:
+        with pytest.raises(EvidenceError, match="not signed"):
+            call("verify", deployed, "--public-key", keys[1])
+
+    def test_a_forger_cannot_sign(self, deployed: Path, keys: tuple[Path, Path]) -> None:
+        """All rewritten to match verifies; the signature is what is missing then."""
+        private, public = keys
+        call("sign", deployed, "--private-key", private)
+        manifest = deployed / "prepare-evidence" / "manifest.json"
+        data = json.loads(manifest.read_text())
+        (deployed / "config.json").write_text("{}")
+        for each in data["beside"]:
+            if each["path"] == "config.json":
+                digest = "44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"
+                each.update(size=2, sha256=digest)
+        manifest.write_text(json.dumps(data))
+        assert call("verify", deployed).exit_code == 0
+        with pytest.raises(EvidenceError, match="the signature does not hold"):
+            call("verify", deployed, "--public-key", public)
+
+    def test_what_does_not_verify_is_not_signed(
+        self, deployed: Path, keys: tuple[Path, Path]
+    ) -> None:
+        (deployed / "added").write_text("x")
+        with pytest.raises(EvidenceError, match="does not verify, so it is not signed"):
+            call("sign", deployed, "--private-key", keys[0])
+        assert not (deployed / "model.sig").exists()
+
+    def test_the_store_is_not_written_to(self, stored: Path, keys: tuple[Path, Path]) -> None:
+        with pytest.raises(UsageError, match="a store's own folders"):
+            call("sign", stored, "--private-key", keys[0])
+
+    def test_the_evidence_alone_is_not_signed(
+        self, deployed: Path, keys: tuple[Path, Path]
+    ) -> None:
+        with pytest.raises(UsageError, match="the evidence alone"):
+            call("sign", deployed / "prepare-evidence", "--private-key", keys[0])
+
+    @pytest.mark.parametrize("options", [[], ["--keyless", "--private-key", "x"]])
+    def test_one_way_to_sign(self, deployed: Path, options: list[str]) -> None:
+        with pytest.raises(UsageError, match="say with what to sign"):
+            call("sign", deployed, *options)
