@@ -159,7 +159,7 @@ CONFIGS_OF_4: list[dict[str, Any]] = [
     {"model_type": "qwen2", "rope_theta": 1000000.0, "use_sliding_window": False},
     {"model_type": "qwen2", "rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
     {"model_type": "qwen3", "rope_theta": 5000000.0},
-    {"model_type": "qwen3_moe", "rope_theta": 5000000.0},
+    {"model_type": "qwen3_moe", "rope_theta": 5000000.0, "num_experts": 16},
     {"model_type": "gemma2", "rope_theta": 20000.0, "head_dim": 128},
     {"model_type": "cohere", "rope_theta": 75000000.0},
     {"model_type": "stablelm", "rope_theta": 20000.0, "partial_rotary_factor": 0.5},
