@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipeline.environments.definition import OF_EVERY_RUN, EnvironmentName
-from recipes.quantization import Quantization
+
+if TYPE_CHECKING:  # workers ask here too, and start with the standard library alone
+    from recipes.quantization import Quantization
 
 
 @dataclass(frozen=True)
