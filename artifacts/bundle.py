@@ -18,7 +18,6 @@ from __future__ import annotations
 import gzip
 import json
 import shutil
-import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +25,7 @@ from typing import Any
 
 from pydantic import Field
 
+from artifacts.bundled_evidence import place_of
 from artifacts.judged_variant import JudgedVariant
 from artifacts.manifest import (
     MANIFEST,
@@ -37,7 +37,6 @@ from artifacts.manifest import (
 from eval_gates.records import Record
 from pipeline import __version__
 from pipeline.errors import EvidenceError
-from pipeline.plan import stage_key
 from pipeline.records import StageRecord, VariantReport
 from pipeline.store import RECORD, flush_folder, flush_to_disk
 
@@ -50,7 +49,6 @@ ABOUT = (
 )
 # Paths of this machine, and nothing that the record does not say.
 LEFT_IN_THE_STORE = ("worker-spec.json", "worker-result.json")
-LARGEST_FILE = 4 * 1024**3  # bytes unpacked; more is no evidence but an attack on who reads it
 
 
 class Source(Record):
@@ -135,7 +133,9 @@ def write_bundle(folder: Path, contents: BundleContents) -> Manifest:
     )
     _write_json(partial / RESOLVED, resolved(judged, contents.records))
     for record in contents.records:
-        _pack_stage(contents.stage_folders[record.key], partial / _place(record.stage, record.key))
+        _pack_stage(
+            contents.stage_folders[record.key], partial / place_of(record.stage, record.key)
+        )
     for name, text in sorted(contents.locks.items()):
         _write(partial / "locks" / name, text.encode())
     for name, log in sorted(contents.logs.items()):
@@ -183,7 +183,7 @@ def resolved(judged: JudgedVariant, records: Iterable[StageRecord]) -> dict[str,
         except KeyError:  # of an older record, which had no such parameter
             continue
         found[name] = {
-            "from": f"{_place(record.stage, record.key)}/{RECORD}#{pointer}",
+            "from": f"{place_of(record.stage, record.key)}/{RECORD}#{pointer}",
             "value": value,
         }
     return found
@@ -202,94 +202,6 @@ def at_pointer(data: Any, pointer: str) -> Any:
 def packed(content: bytes) -> bytes:
     """The content as gzip, with neither name nor time in it: equal content, equal bytes."""
     return gzip.compress(content, 9, mtime=0)
-
-
-class BundledEvidence:
-    """Evidence as it lies in a bundle; a source for `pipeline.verdict_check`.
-
-    Only what the manifest lists is read.
-
-    Args:
-        folder: of the bundle.
-        manifest: of it.
-        revisions: of the stages' code, as the bundle's verdict names them.
-    """
-
-    def __init__(
-        self, folder: Path, manifest: Manifest, revisions: Mapping[str, tuple[int, ...]]
-    ) -> None:
-        self._folder = folder
-        self._listed = {each.path for each in manifest.bundle}
-        self._revisions = revisions
-
-    @property
-    def is_whole(self) -> bool:
-        """A bundle has every stage that its verdict rests on."""
-        return True
-
-    def find(self, stage: str, key: str) -> StageRecord | None:
-        """The record of a stage; raises EvidenceError when it is damaged."""
-        path = f"{_place(stage, key)}/{RECORD}"
-        content = self._read(path)
-        if content is None:
-            return None
-        try:
-            record = StageRecord.model_validate_json(content)
-        except ValueError as error:
-            raise EvidenceError(
-                "a stage's record is damaged", where=str(self._folder / path)
-            ) from error
-        if (record.stage, record.key) != (stage, key):
-            raise EvidenceError("a stage's record is another's", where=str(self._folder / path))
-        return record
-
-    def content(self, stage: str, key: str, name: str) -> bytes | None:
-        """A file of that stage, unpacked; raises EvidenceError when it is damaged."""
-        path = f"{_place(stage, key)}/{name}.gz"
-        content = self._read(path)
-        if content is None:
-            return None
-        unpacking = zlib.decompressobj(wbits=31)
-        try:
-            found = unpacking.decompress(content, LARGEST_FILE)
-        except zlib.error as error:
-            raise EvidenceError("a file is damaged", where=str(self._folder / path)) from error
-        if not unpacking.eof or unpacking.unused_data:
-            raise EvidenceError("a file is damaged", where=str(self._folder / path))
-        return found
-
-    def place(self, stage: str, key: str) -> str:
-        """The stage's folder, as seen from the bundle's."""
-        return f"{self._folder.name}/{_place(stage, key)}"
-
-    def key_of(self, record: StageRecord) -> str:
-        """By the revision of the code that the stage was run by; '' when none gives its key."""
-        revisions = self._revisions.get(record.stage, ())
-        return record.key if revision_of(record, revisions) is not None else ""
-
-    def _read(self, path: str) -> bytes | None:
-        if path not in self._listed:
-            return None
-        try:
-            return (self._folder / path).read_bytes()
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise EvidenceError(
-                f"a file cannot be read: {error.strerror}", where=str(self._folder / path)
-            ) from error
-
-
-def revision_of(record: StageRecord, revisions: Iterable[int]) -> int | None:
-    """The revision of the stage's code that gives the record's key; None when none of them does."""
-    for revision in revisions:
-        if stage_key(record.stage, record.parameters, record.inputs, revision) == record.key:
-            return revision
-    return None
-
-
-def _place(stage: str, key: str) -> str:
-    return f"stages/{stage}/{key}"
 
 
 def _pack_stage(folder: Path, destination: Path) -> None:

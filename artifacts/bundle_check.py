@@ -15,10 +15,10 @@ from artifacts.bundle import (
     BUNDLE,
     RESOLVED,
     VERDICT,
-    BundledEvidence,
     BundleVerdict,
     at_pointer,
 )
+from artifacts.bundled_evidence import BundledEvidence
 from artifacts.judged_variant import JudgedVariant
 from artifacts.manifest import (
     MANIFEST,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import getpass
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -124,17 +125,28 @@ def _check(config: Any, folder: Path, signature: Path, signer: str) -> None:
         raise _refused(folder, "the signature is not of this content", signer) from error
     # The library raises what it comes across: its own errors are ValueErrors.
     except Exception as error:
-        text = str(error).strip() or type(error).__name__
-        if "Key mismatch" in text:
-            text = "it is signed with another key"
-        raise _refused(folder, text, signer) from error
+        raise _refused(folder, plain_words(str(error)) or type(error).__name__, signer) from error
+
+
+def plain_words(text: str) -> str:
+    """The library's message, without the digests as Python writes them."""
+    if "Key mismatch" in text:
+        return "it is signed with another key"
+    if not text.startswith("Signature mismatch"):
+        return text.strip()
+    changed = re.findall(r"Hash mismatch for '([^']*)'", text)
+    parts = [f"'{name}' was changed" for name in changed]
+    for label, words in (("Extra files found", "added"), ("Missing files", "missing")):
+        found = re.search(rf"{label} in model '[^']*': ([^\"]*)[\"']", text)
+        parts += [f"{words}: {found[1]}"] if found else []
+    return "; ".join(parts) or text
 
 
 def _refused(folder: Path, why: str, signer: str) -> EvidenceError:
     return EvidenceError(
         f"the signature does not hold: {why}",
-        where=str(folder / SIGNATURE),
-        cure=f"do not use this folder; get it again from where {signer} publishes it",
+        where=f"{folder / SIGNATURE}, against {signer}",
+        cure="do not use this folder; get it, and the key, again from whom you trust",
     )
 
 

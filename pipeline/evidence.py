@@ -9,7 +9,7 @@ from __future__ import annotations
 from artifacts.judged_variant import JudgedVariant
 from artifacts.source_facts import source_of
 from pipeline.checkpoint import Checkpoint
-from pipeline.errors import EvidenceError, UsageError
+from pipeline.errors import UsageError
 from pipeline.events import Progress
 from pipeline.plan import stage_spec
 from pipeline.records import RunReport, StageRecord, StageReference, StageSpec
@@ -103,13 +103,16 @@ def evidence_stage(
 
 
 def checkpoint_of(store: Store, key: str) -> Checkpoint | None:
-    """The checkpoint that weights were made of, as the spec of their stage tells; None if gone."""
+    """The checkpoint that weights were made of, as the spec of their stage tells; None if gone.
+
+    None too where another version of prepare wrote the spec: it is wanted for the card alone.
+    """
     for folder in store.run_folders():
         for file in folder.glob(f"stages/*.quantize.{key[:8]}.json"):
             try:
                 spec = StageSpec.model_validate_json(file.read_text(encoding="utf-8"))
-            except (OSError, ValueError) as error:
-                raise EvidenceError("a stage's spec cannot be read", where=str(file)) from error
-            if spec.key == key and "checkpoint" in spec.runtime:
-                return Checkpoint.model_validate(spec.runtime["checkpoint"])
+                if spec.key == key and "checkpoint" in spec.runtime:
+                    return Checkpoint.model_validate(spec.runtime["checkpoint"])
+            except ValueError:
+                continue
     return None

@@ -172,9 +172,9 @@ def check_signature(
 
 def print_folder(folder: Path, check: BundleCheck, signature: str) -> None:
     """How a folder was found, for people."""
-    print_checks(check.variants)
     for problem in check.problems:
         print(f"evidence: {problem}")
+    print_checks(check.variants)
     words = {
         "holds": "signature: holds",
         "unchecked": "signature: there, and not checked; name its signer's key with --public-key",

@@ -19,9 +19,9 @@ from artifacts.bundle import (
     BundleContents,
     BundleVerdict,
     Source,
-    revision_of,
     write_bundle,
 )
+from artifacts.bundled_evidence import revision_of
 from artifacts.card import write_card
 from artifacts.judged_variant import JudgedVariant, reached
 from artifacts.manifest import MANIFEST, Manifest, plain_files, sha256_of
