@@ -304,7 +304,7 @@ def variant(
     checkpoint = inspect_folder(
         demo_model,
         ref=str(demo_model),
-        kind="path",
+        kind="folder",
         revision=None,
         digests=FileDigests(folder / "digests.json"),
         progress=Silent(),
@@ -338,7 +338,7 @@ def served(variant: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     profile = load_profile("cpu")
     python = ensure("serve", Accelerator.CPU, load_settings(), Silent()).python
     arguments = ServingArguments.of(profile, is_baseline=False)
-    assert arguments.kv_cache_dtype == "fp8"
+    assert arguments.engine_arguments["kv-cache-dtype"] == "fp8"
     server = Server(python, variant, arguments, tmp_path_factory.mktemp("served") / "server.log")
     try:
         server.start(profile.ready_timeout_seconds, Silent())
