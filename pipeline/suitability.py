@@ -45,7 +45,9 @@ def check_architecture(recipe: Recipe, architecture: str) -> None:
         raise UsageError(
             f"'{recipe.name}' is not for {architecture}: it is for {known}",
             where=f"--recipe {recipe.name}",
-            cure="leave the recipe out, or choose another: prepare recipes list",
+            cure=f"use the recipe {recipe.instead}"
+            if recipe.instead
+            else "leave the recipe out, or choose another: prepare recipes list",
         )
 
 

@@ -34,6 +34,9 @@ class Recipe(Described):
     unsuited_architectures: list[str] = Field(
         default=[], description="those it is not for, though 'architectures' has them"
     )
+    instead: str | None = Field(
+        None, description="recipe for the models that this one is not for; its refusal names it"
+    )
     cannot_serve_on: dict[Literal["cpu", "cpu-without-amx", "cuda"], str] = Field(
         default={}, description="where vLLM has no kernels for such weights, and why"
     )

@@ -82,6 +82,11 @@ class TestArchitectures:
             with pytest.raises(UsageError, match="'awq-w4a16' is not for LlamaForCausalLM"):
                 check_architecture(recipe, "LlamaForCausalLM")
 
+    def test_the_recipe_to_use_instead_is_named(self) -> None:
+        with pytest.raises(UsageError, match="'autoawq-w4a16' is not for OPTForCausalLM") as caught:
+            check_architecture(load_recipe("autoawq-w4a16"), "OPTForCausalLM")
+        assert caught.value.cure == "use the recipe awq-w4a16"
+
 
 class TestShapes:
     def refusal(self, recipe: str, config: dict[str, Any], shapes: Shapes) -> StageError:
