@@ -82,6 +82,7 @@ class Forecast:
             "estimated_weights_bytes": self.weights_bytes,
             "stages": [vars(stage) for stage in self.stages],
             "more_rounds_may_follow": self.may_ask_more,
+            "rungs_that_may_follow": self.rungs_that_may_follow(),
             "gates": [gate.to_dict() for gate in self.power],
             "environments": [
                 {"environment": env.key, "state": str(env.state), "size_bytes": env.size_bytes}
@@ -138,15 +139,24 @@ class Forecast:
         """What `prepare model` would refuse to begin with, a line each."""
         return [f"would be refused: {line(fault)}" for fault in self.faults]
 
+    def rungs_that_may_follow(self) -> list[str]:
+        """Recipes of the ladder that are made only if none before them passes, in order."""
+        planned = {stage.variant for stage in self.stages}
+        return [name for name in self.choices.rungs if name not in planned]
+
     def total(self) -> str:
         """The bottom line."""
         to_run = sum(not stage.cached for stage in self.stages)
         seconds = self.expected_seconds()
         words = f"about {seconds / 60:.1f} minutes" if seconds is not None else "time not known yet"
-        more = "; more rounds of questions may follow while gates are open"
-        return (
-            f"{to_run} stages to run, {len(self.stages) - to_run} cached; {words}"
-            f"{more if self.may_ask_more else ''}"
+        rungs = self.rungs_that_may_follow()
+        return "; ".join(
+            [
+                f"{to_run} stages to run, {len(self.stages) - to_run} cached",
+                words,
+                *(["more rounds of questions may follow while gates are open"] * self.may_ask_more),
+                *([f"while no rung of the ladder passes: {', '.join(rungs)}"] if rungs else []),
+            ]
         )
 
 

@@ -356,3 +356,13 @@ class TestDemo:
         assert "to be made first" in found.headline()
         assert (found.size_rows(), found.to_dict()["checkpoint"]) == ([], None)
         assert not planning.settings.store.exists()
+
+
+def test_the_rungs_of_a_ladder_that_are_made_only_if_none_before_passes(planning: Planning) -> None:
+    ladder = planning.folder / "ladder.yaml"
+    ladder.write_text("name: mine\nsummary: s\nrungs: [awq-w4a16, awq-w4a16-mse, gptq-w4a16]\n")
+    found = planning.forecast(recipes=(str(ladder),))
+    assert found.rungs_that_may_follow() == ["awq-w4a16-mse", "gptq-w4a16"]
+    assert found.to_dict()["rungs_that_may_follow"] == ["awq-w4a16-mse", "gptq-w4a16"]
+    assert found.total().endswith("while no rung of the ladder passes: awq-w4a16-mse, gptq-w4a16")
+    assert "ladder" not in planning.forecast().total()
