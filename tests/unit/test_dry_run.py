@@ -89,7 +89,7 @@ class TestStage:
 class StandIns:
     """For the quantize worker's process, which writes a file or fails, and for verification.
 
-    What these do for real is in tests/e2e/test_dry_run.py.
+    What these do for real is in tests/e2e/test_dry_run_for_real.py.
     """
 
     failure: PrepareError | None = None
