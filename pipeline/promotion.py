@@ -16,6 +16,7 @@ from artifacts.registry.registry import who_am_i
 from pipeline.checkpoint import Checkpoint
 from pipeline.errors import ExitCode, StoreError, UsageError
 from pipeline.events import Progress
+from pipeline.evidence import evidence_stage, write_evidence
 from pipeline.plan import Plan, stage_spec
 from pipeline.records import (
     RunReport,
@@ -85,6 +86,8 @@ class Promotion:
         )
         if not passed:
             return exit_code_of([report.verdict for report in run.variants])
+        for report in passed:
+            self._stages.run(evidence_stage(run, report.recipe, self._stages.store, name=name))
         spec = promotion_stage(
             run,
             passed,
@@ -126,6 +129,10 @@ def promote_run(run: RunReport, store: Store, order: Order, progress: Progress) 
     """
     chosen = chosen_variants(run, order)
     check_evidence(run, chosen, store)
+    for variant in chosen:
+        write_evidence(
+            run, variant.recipe, store, progress, override=order.override, name=order.name
+        )
     spec = promotion_stage(run, chosen, order, store, revision=None, runtime={"explicit": True})
     found = store.find(spec.stage, spec.key)
     if found is not None:
@@ -241,7 +248,9 @@ def promotion_stage(
         judged = Judged(store, keys[variant.recipe])
         policy = judged.judge.parameters["policy"]
         reasons[variant.recipe] = judged.reason(variant)
-        inputs[f"weights.{variant.recipe}"] = judged.weights
+        inputs[f"weights.{variant.recipe}"] = evidence_stage(
+            run, variant.recipe, store, override=order.override, name=order.name
+        ).as_reference()
         inputs[f"judge.{variant.recipe}"] = StageReference(stage="judge", key=judged.judge.key)
         if revision is None:
             revision = revision_of(store, judged.weights.key)

@@ -20,7 +20,7 @@ from typing import Any
 from urllib.parse import quote
 
 from artifacts.registry.journal import Journal, replay
-from artifacts.registry.registry import TUPLE_TAG, Cause, HistoryEntry, Move, Version
+from artifacts.registry.registry import FILES_TAG, TUPLE_TAG, Cause, HistoryEntry, Move, Version
 from pipeline.errors import RegistryError
 
 HISTORY = ".history"
@@ -123,18 +123,19 @@ class MlflowRegistry:
             for version in numbered
         ]
 
-    def find_tuple(self, name: str, digest: str) -> Version | None:
-        """The version that carries this deployable tuple's digest."""
+    def find_tuple(self, name: str, digest: str, files: str | None = None) -> Version | None:
+        """The version that carries this deployable tuple's digest, and that of its other files."""
         for version in self.versions(name):
-            if version.tags.get(TUPLE_TAG) == digest:
+            tags = version.tags
+            if tags.get(TUPLE_TAG) == digest and tags.get(FILES_TAG) == files:
                 return version
         return None
 
     def register(self, name: str, folder: Path, tags: Mapping[str, str]) -> str:
         """Make a version of the checkpoint folder; returns its number.
 
-        A version that already carries the same deployable tuple is used again, with the tags
-        of the newer verdict.
+        A version that already carries the same deployable tuple and the same files (evidence and
+        card among them) is used again, with the tags of the newer verdict.
         """
         if name.endswith(HISTORY):
             raise RegistryError(
@@ -143,7 +144,7 @@ class MlflowRegistry:
                 cure=f"give a name (--name) that does not end in '{HISTORY}'",
             )
         with self.locked(name), self._explained():
-            existing = self.find_tuple(name, tags[TUPLE_TAG])
+            existing = self.find_tuple(name, tags[TUPLE_TAG], tags.get(FILES_TAG))
             if existing is not None:
                 for key, value in tags.items():
                     if existing.tags.get(key) != value:

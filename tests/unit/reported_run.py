@@ -20,6 +20,7 @@ from pipeline.catalog import load_policy
 from pipeline.digest import digest_bytes
 from pipeline.records import RunReport, StageRecord, StageReference, StageReport
 from pipeline.run_log import RUN_RECORD
+from pipeline.stages.evaluate import read_answers
 from pipeline.stages.judge import judged
 from pipeline.store import Store, write_atomically
 
@@ -280,7 +281,7 @@ def put_verdict(
     result = judged(
         parameters,
         set(inputs),
-        lambda role: made.folder(inputs[role]),
+        lambda role: read_answers(made.folder(inputs[role])),
         lambda role: made.record(inputs[role]),
     )
     made.put(
