@@ -21,6 +21,7 @@ from eval_gates.statistics.replays import outcomes
 
 _RUNS, _SEED, _STEPS = 300, 0, 9
 _TYPICAL = 400  # questions of a typical run at most; the bootstrap of more would take a second
+_TIE = 1e-9
 _MOST = 1 << 20  # questions; what no such number shows is taken for not to be shown
 
 
@@ -107,7 +108,8 @@ def least_fixed_questions(
     if comparison.kind == "points" and not graded:
         return math.floor(quantile**2 * (1 - comparison.size) / comparison.size) + 1
     if comparison.kind == "points":
-        return math.floor(math.log(alpha) / math.log1p(-comparison.size)) + 1
+        # A bound that falls on the margin itself does not pass, and 2 may come out as 1.999...
+        return math.floor(math.log(alpha) / math.log1p(-comparison.size) + _TIE) + 1
 
     def passes(number: int) -> bool:
         scores = [baseline] * number

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from eval_gates.statistics.comparison import Comparison
@@ -16,6 +16,7 @@ POINTS, RECOVERY = Comparison.points, Comparison.recovery
 
 @settings(max_examples=40, deadline=None)
 @given(st.floats(0.02, 0.9), st.sampled_from([0.01, 0.025, 0.05]), st.booleans())
+@example(0.9, 0.01, True)  # two questions put the bound on the margin itself
 def test_the_least_number_passes_and_one_less_does_not(
     margin: float, alpha: float, graded: bool
 ) -> None:
