@@ -11,6 +11,7 @@ from pipeline.quantizers import is_streamed
 from pipeline.workers.compressed import quantize_whole_model, versions
 from pipeline.workers.fp8_stream.selection import has_stacked_experts
 from pipeline.workers.fp8_stream.stream import stream_fp8
+from recipes.group_sizes import sizes_to_try
 
 KINDS = ("preset", "awq", "gptq")
 
@@ -37,7 +38,8 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
     source, ignore = Path(spec["checkpoint"]), quantization["ignore"]
     if is_streamed(quantization) and not has_stacked_experts(source, ignore):
         facts = stream_fp8(source, output, quantization["scheme"], ignore, progress)
-        return {**facts, "versions": versions()}
+        groups = {"group_size": size for size in sizes_to_try(quantization)[:1]}
+        return {**facts, **groups, "versions": versions()}
     return quantize_whole_model(spec, progress, output)
 
 
