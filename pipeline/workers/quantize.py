@@ -38,7 +38,8 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
     source, ignore = Path(spec["checkpoint"]), quantization["ignore"]
     if is_streamed(quantization) and not has_stacked_experts(source, ignore):
         facts = stream_fp8(source, output, quantization["scheme"], ignore, progress)
-        groups = {"group_size": size for size in sizes_to_try(quantization)[:1]}
+        sizes = sizes_to_try(quantization)
+        groups = {"group_size": sizes[0]} if sizes else {}
         return {**facts, **groups, "versions": versions()}
     return quantize_whole_model(spec, progress, output)
 
