@@ -28,10 +28,9 @@ from artifacts.manifest import (
     differences,
     read_manifest,
 )
-from pipeline.digest import digest_json
 from pipeline.errors import CheckpointError, EvidenceError
 from pipeline.verdict_check import Claims, VariantCheck, check_claims
-from pipeline.weight_files import weight_files
+from pipeline.weight_files import weights_digest
 
 
 @dataclass(frozen=True)
@@ -188,10 +187,9 @@ def other_weights(
     judged = JudgedVariant.found(source.find, verdict.judges[verdict.recipe])
     listed = {each.path: each.sha256 for each in manifest.beside}
     try:
-        names = [file.name for file in weight_files(folder)]
+        digest = weights_digest(folder, lambda file: listed.get(file.name, ""))
     except CheckpointError as error:
         return [f"{folder}: {error.what}"]
-    digest = digest_json([[name, listed.get(name, "")] for name in names])
     if digest == judged.verify.result["weights_digest"] == judged.quantize.result["weights_digest"]:
         return []
     return [f"{folder}: the weights are not those that were judged"]

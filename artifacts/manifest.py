@@ -6,7 +6,6 @@ own folder, those of the deployed folder from the folder that the bundle lies in
 
 from __future__ import annotations
 
-import hashlib
 import stat
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
@@ -14,6 +13,7 @@ from pathlib import Path, PurePosixPath
 from pydantic import Field, field_validator
 
 from eval_gates.records import Record
+from pipeline.digest import digest_file
 from pipeline.errors import EvidenceError
 
 MANIFEST = "manifest.json"
@@ -66,7 +66,7 @@ def list_files(folder: Path, leave_out: tuple[str, ...] = ()) -> tuple[ManifestF
         EvidenceError: something there is neither a plain file nor a folder.
     """
     return tuple(
-        ManifestFile(path=path, size=file.stat().st_size, sha256=sha256_of(file))
+        ManifestFile(path=path, size=file.stat().st_size, sha256=digest_file(file))
         for path, file in plain_files(folder, leave_out)
     )
 
@@ -138,14 +138,8 @@ def read_manifest(bundle: Path) -> Manifest:
         ) from error
 
 
-def sha256_of(file: Path) -> str:
-    """Digest of a file's content, in hexadecimal."""
-    with file.open("rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()
-
-
 def _changed(file: Path, wanted: ManifestFile) -> str:
     """What of the file is not as listed: '', 'size' or 'digest'."""
     if file.stat().st_size != wanted.size:
         return "size"
-    return "" if sha256_of(file) == wanted.sha256 else "digest"
+    return "" if digest_file(file) == wanted.sha256 else "digest"

@@ -21,14 +21,17 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import catalog
+from pipeline.checkpoint import Checkpoint
 from pipeline.cli.display import open_display
 from pipeline.digest import FileDigests
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.errors import PrepareError
 from pipeline.executors.local import LocalExecutor
-from pipeline.plan import Plan
+from pipeline.inspection.source import read_folder
+from pipeline.plan import VariantPlan
 from pipeline.preflight.checks import unsuitable
-from pipeline.preparation import Request, choose, find_data, locate, make_plan
+from pipeline.preparation import Choices, Request, choose, find_data, locate, make_plan
+from pipeline.records import StageSpec
 from pipeline.run_log import RunLog
 from pipeline.settings import Settings, load_settings
 from pipeline.stage_runner import StageRunner
@@ -80,27 +83,6 @@ class Table:
 
     def rows(self) -> list[dict[str, Any]]:
         """The baseline's figures, then every recipe's; what was not measured is left out."""
-        plan, stages = self._plan()
-        reasons = {name: why for name in self._names if (why := self._why_not_served(name, plan))}
-        served = [name for name in self._names if name not in reasons]
-        scores = self._measured(served) if served else {}
-        rows = [{"recipe": "baseline", **scores.get(catalog.BASELINE, {})}]
-        for variant in plan.variants:
-            name = variant.recipe.name
-            row: dict[str, Any] = {"recipe": name, "needs": needs(variant.recipe)}
-            try:
-                made = stages.run(variant.stages["quantize"])
-                verified = stages.run(variant.stages["verify"])
-            except PrepareError as error:
-                rows.append({**row, "failed": str(error)})
-                continue
-            row |= {"bytes": made.result["weights_bytes"], "seconds": made.seconds}
-            row |= {"sqnr_db": verified.result["sqnr"]["median_db"], **scores.get(name, {})}
-            rows.append(row | ({"not_served": reasons[name]} if name in reasons else {}))
-        return rows
-
-    def _plan(self) -> tuple[Plan, StageRunner]:
-        """The plan over all recipes, and what runs its stages; the demo's checkpoint is made."""
         request = Request(
             checkpoint=MODEL,
             recipes=self._names,
@@ -111,45 +93,66 @@ class Table:
             eval_data=self._eval_data,
             trust_remote_code=False,
         )
-        settings = self._settings
-        choices = choose(request, settings)
+        choices = choose(request, self._settings)
         accelerator = Accelerator(choices.profile.accelerator)
         with open_display() as progress:
-            log = RunLog(self._store, choices.to_dict())
             stages = StageRunner(
                 self._store,
                 LocalExecutor(),
-                lambda name: ensure(name, accelerator, settings, progress).python,
-                log,
+                lambda name: ensure(name, accelerator, self._settings, progress).python,
+                RunLog(self._store, choices.to_dict()),
                 progress,
             )
-            digests = FileDigests(settings.home / "digests.json")
-            sources = find_data(choices, settings, digests, progress)
-            make_demo = partial(self._made, stages)
-            checkpoint = locate(choices, settings, make_demo, digests, progress)
-            self._checkpoint = checkpoint
-            return make_plan(choices, checkpoint, settings, sources), stages
+            digests = FileDigests(self._settings.home / "digests.json")
+            sources = find_data(choices, self._settings, digests, progress)
+            made = partial(self._made, stages)
+            checkpoint = locate(choices, self._settings, made, digests, progress)
+            plan = make_plan(choices, checkpoint, self._settings, sources)
+            reasons = self._why_not_served(choices, checkpoint)
+            scores = self._measured([name for name in self._names if name not in reasons])
+            rows = [{"recipe": catalog.BASELINE, **scores.get(catalog.BASELINE, {})}]
+            for variant in plan.variants:
+                name = variant.recipe.name
+                row = {"recipe": name, "needs": needs(variant.recipe)}
+                row |= self._of_weights(variant, stages) | scores.get(name, {})
+                rows.append(row | ({"not_served": reasons[name]} if name in reasons else {}))
+            return rows
 
-    def _made(self, stages: StageRunner, spec: Any) -> Path:
+    def _of_weights(self, variant: VariantPlan, stages: StageRunner) -> dict[str, Any]:
+        """What making and verifying the variant tells; it is reused where it was measured."""
+        try:
+            made = stages.run(variant.stages["quantize"])
+            verified = stages.run(variant.stages["verify"])
+        except PrepareError as error:
+            return {"failed": str(error)}
+        return {
+            "bytes": made.result["weights_bytes"],
+            "seconds": made.seconds,
+            "sqnr_db": verified.result["sqnr"]["median_db"],
+        }
+
+    def _made(self, stages: StageRunner, spec: StageSpec) -> Path:
         stages.run(spec)
         return self._store.stage_folder(spec.stage, spec.key) / "output"
 
-    def _why_not_served(self, name: str, plan: Plan) -> str | None:
-        """What the preflight would refuse the recipe for on this model and machine."""
-        from pipeline.inspection.source import read_folder
-
-        profile = catalog.load_profile("cpu" if plan.accelerator == "cpu" else "auto")
-        found = unsuitable(
-            catalog.load_recipe(name),
-            read_folder(self._checkpoint.path),
-            self._checkpoint.architecture,
-            profile,
-            cpu_flags(),
-        )
-        return next((fault.what for fault in found), None)
+    def _why_not_served(self, choices: Choices, checkpoint: Checkpoint) -> dict[str, str]:
+        """By recipe, what the preflight would refuse it for on this model and machine."""
+        source, flags = read_folder(checkpoint.path), cpu_flags()
+        found = {
+            recipe.name: [
+                fault.what
+                for fault in unsuitable(
+                    recipe, source, checkpoint.architecture, choices.profile, flags
+                )
+            ]
+            for recipe in choices.recipes
+        }
+        return {name: faults[0] for name, faults in found.items() if faults}
 
     def _measured(self, names: list[str]) -> dict[str, dict[str, float]]:
         """Scores by recipe and suite, the baseline's too, by one `prepare model`."""
+        if not names:
+            return {}
         command = [sys.executable, "-m", "pipeline.cli.main", "model", MODEL, "--json"]
         command += ["--policy", str(POLICY), "--name", "recipe-table", "--no-promote"]
         command += ["--store", str(self._settings.store)]

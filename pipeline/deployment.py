@@ -6,7 +6,6 @@ back from a version's tags and held against files and against this machine.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -16,13 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from artifacts.registry.registry import FILES_TAG, WEIGHTS_TAG, Registry, Version
-from pipeline.digest import FileDigests, digest_json
+from pipeline.digest import FileDigests, digest_file, digest_json
 from pipeline.environments.environment import Accelerator, Environment
 from pipeline.errors import RegistryError, UsageError
-from pipeline.events import Progress, Silent
 from pipeline.hardware import hardware
 from pipeline.serving import ServingArguments
-from pipeline.weight_files import weight_files
+from pipeline.weight_files import weights_digest
 
 ENGINE_SECONDS = 120
 ASK_ENGINE = "import vllm; print('engine-version', vllm.__version__)"
@@ -144,7 +142,7 @@ def check_files(version: Version, folder: Path, digests: FileDigests | None = No
             where=f"tag {WEIGHTS_TAG}",
             cure="it was not registered by `prepare`, or its tags were changed",
         )
-    found = {WEIGHTS_TAG: digest_of_weights(folder, digests)}
+    found = {WEIGHTS_TAG: weights_digest(folder, digests.of if digests else digest_file)}
     # Versions registered before there was this tag have the weights' alone.
     if FILES_TAG in version.tags:
         found[FILES_TAG] = digest_of_other_files(folder)
@@ -195,20 +193,11 @@ def pull_version(registry: Registry, version: Version, destination: Path) -> int
     return files
 
 
-def digest_of_weights(folder: Path, digests: FileDigests | None = None) -> str:
-    """Digest of names and contents of the weight files, as the stage `quantize` makes it."""
-    of = digests.of if digests is not None else _plainly
-    return digest_json([[file.name, of(file, Silent())] for file in weight_files(folder)])
-
-
 def digest_of_other_files(folder: Path) -> str:
     """Digest of names and contents of every file that is no safetensors file."""
     others = sorted(
         path for path in folder.rglob("*") if path.is_file() and path.suffix != ".safetensors"
     )
-    return digest_json([[path.relative_to(folder).as_posix(), _plainly(path)] for path in others])
-
-
-def _plainly(file: Path, progress: Progress | None = None) -> str:
-    with file.open("rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()
+    return digest_json(
+        [[path.relative_to(folder).as_posix(), digest_file(path)] for path in others]
+    )

@@ -27,6 +27,12 @@ def digest_bytes(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
+def digest_file(path: Path) -> str:
+    """sha256 of a file's content, in hexadecimal, read anew; see FileDigests for a kept one."""
+    with path.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
+
+
 def digest_json(value: Any) -> str:
     """sha256 of a value's canonical JSON: keys sorted, no blanks, ASCII.
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.inspection.divisibility import undivided_columns
-from pipeline.inspection.ignored import ignore_list, is_tied
-from pipeline.inspection.linear_layers import is_quantizable
+from pipeline.inspection.ignored import ignore_list
+from pipeline.inspection.linear_layers import is_quantizable, is_tied
 from pipeline.inspection.precision import Precision, precision_of
 from pipeline.inspection.source import read_folder
 from pipeline.safetensors_header import Tensor

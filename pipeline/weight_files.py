@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from pipeline.digest import digest_json
 from pipeline.errors import CheckpointError
 from pipeline.safetensors_header import SafetensorsHeader
 
@@ -40,6 +42,19 @@ def weight_files(folder: Path) -> list[Path]:
             cure="download it from where the weights are from",
         )
     return found
+
+
+def weights_digest(folder: Path, digest_of: Callable[[Path], str]) -> str:
+    """Digest of the names and contents of the weight files; what tells one variant from another.
+
+    Args:
+        folder: of the checkpoint.
+        digest_of: sha256 of a file, read or remembered.
+
+    Raises:
+        CheckpointError: as `weight_files`.
+    """
+    return digest_json([[file.name, digest_of(file)] for file in weight_files(folder)])
 
 
 def read_index(index: Path) -> dict[str, str]:

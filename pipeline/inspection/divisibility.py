@@ -6,8 +6,9 @@ Standard library only: the quantizers' environments ask too.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from pipeline.errors import StageError
 from recipes.group_sizes import rows_to_divide, sizes_to_try
 
 if TYPE_CHECKING:
@@ -26,6 +27,28 @@ def first_dividing(sizes: Sequence[int], columns: Iterable[int]) -> int | None:
         if all(width % size == 0 for width in widths):
             return size
     return None
+
+
+def dividing_group_size(quantization: Mapping[str, Any], columns: Iterable[int]) -> int | None:
+    """The group size to use; None where the recipe has no groups.
+
+    Args:
+        quantization: a recipe's, as plain data with every default filled in.
+        columns: of all matrices that are quantized.
+
+    Raises:
+        StageError: none of the recipe's divides all columns; they are named.
+    """
+    sizes, widths = sizes_to_try(quantization), set(columns)
+    size = first_dividing(sizes, widths)
+    if sizes and size is None:
+        raise StageError(
+            f"no group size of {list(sizes)} divides layers with {sorted(widths)} columns",
+            where="recipe key quantization.group_size",
+            cure="use a recipe whose quantization.smaller_group_sizes has one that divides them, "
+            "or one without groups, such as fp8-dynamic",
+        )
+    return size
 
 
 def undivided_columns(quantization: Quantization, columns: Iterable[int]) -> tuple[int, ...]:

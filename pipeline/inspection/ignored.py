@@ -9,7 +9,7 @@ from fnmatch import translate
 from typing import Any
 
 from pipeline.ignored_modules import is_ignored
-from pipeline.inspection.linear_layers import is_quantizable
+from pipeline.inspection.linear_layers import is_quantizable, is_tied
 from pipeline.inspection.model_shape import LAYERS, text_level
 from pipeline.inspection.module_kind import (
     ROUTERS,
@@ -74,11 +74,6 @@ def added_words(
         if is_quantizable(name, tensor, before) and not is_quantizable(name, tensor, after)
     )
     return ", ".join(f"{kind} ({count} layers)" for kind, count in counts.items())
-
-
-def is_tied(config: Mapping[str, Any]) -> bool:
-    """Whether the output head is the embedding."""
-    return bool(text_level(dict(config)).get("tie_word_embeddings", False))
 
 
 def _module(tensor: str) -> str:

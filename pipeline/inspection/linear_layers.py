@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from pipeline.ignored_modules import is_ignored
 from pipeline.safetensors_header import Tensor
 
@@ -19,3 +22,13 @@ def is_linear_weight(name: str, tensor: Tensor) -> bool:
         return False
     module = name.removesuffix(WEIGHT)
     return "embed" not in module.rpartition(".")[2] and not module.endswith((".wte", ".wpe"))
+
+
+def is_tied(config: Mapping[str, Any]) -> bool:
+    """Whether the output head is the embedding; of a multimodal config its own word goes first.
+
+    As transformers reads it, which takes the inner model's word where there is no other.
+    """
+    inner = config.get("text_config")
+    fallback = inner.get("tie_word_embeddings") if isinstance(inner, dict) else False
+    return bool(config.get("tie_word_embeddings", fallback))

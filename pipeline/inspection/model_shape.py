@@ -7,6 +7,7 @@ from typing import Any
 
 from pipeline.checkpoint import CONTEXT_KEYS, QUANTIZATION_KEYS
 from pipeline.errors import CheckpointError
+from pipeline.inspection.linear_layers import is_tied
 
 # The name most models use first, then older ones' (GPT-2, MPT, DBRX, Falcon).
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
@@ -91,7 +92,7 @@ def model_shape(config: dict[str, Any], where: str) -> ModelShape:
         experts=experts,
         experts_a_token=chosen,
         context=_required(level, CONTEXT_KEYS, where),
-        tied=bool(level.get("tie_word_embeddings", False)),
+        tied=is_tied(config),
         quantized=any(part.get(key) for part in (config, level) for key in QUANTIZATION_KEYS),
     )
 

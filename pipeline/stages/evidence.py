@@ -24,8 +24,8 @@ from artifacts.bundle import (
 from artifacts.bundled_evidence import revision_of
 from artifacts.card import write_card
 from artifacts.judged_variant import JudgedVariant, reached
-from artifacts.manifest import MANIFEST, Manifest, plain_files, sha256_of
-from pipeline.digest import digest_json
+from artifacts.manifest import MANIFEST, Manifest, plain_files
+from pipeline.digest import digest_file
 from pipeline.environments.definition import Accelerator, define
 from pipeline.errors import EvidenceError
 from pipeline.records import StageRecord, StageSpec, VariantReport
@@ -34,7 +34,7 @@ from pipeline.selection import corrected
 from pipeline.stages import stage_module
 from pipeline.stages.context import StageContext
 from pipeline.store import Store
-from pipeline.weight_files import weight_files
+from pipeline.weight_files import weights_digest
 from recipes.policy import Policy
 
 REVISION = 1
@@ -76,7 +76,7 @@ def run(context: StageContext) -> dict[str, Any]:
         "override": verdict.override,
         "weights_digest": judged.quantize.result["weights_digest"],
         # Of the list of every file: whoever has it can tell all of them.
-        "manifest_digest": sha256_of(output / BUNDLE / MANIFEST),
+        "manifest_digest": digest_file(output / BUNDLE / MANIFEST),
         "files": len(manifest.bundle) + len(manifest.beside),
         "bundle_bytes": sum(each.size for each in manifest.bundle),
     }
@@ -160,7 +160,7 @@ def link_weights(source: Path, output: Path) -> None:
 def check_weights(output: Path, manifest: Manifest, judged: JudgedVariant) -> None:
     """Raise EvidenceError where the weights are not those that were verified and judged."""
     digests = {each.path: each.sha256 for each in manifest.beside}
-    digest = digest_json([[file.name, digests[file.name]] for file in weight_files(output)])
+    digest = weights_digest(output, lambda file: digests[file.name])
     if (
         not digest
         == judged.verify.result["weights_digest"]

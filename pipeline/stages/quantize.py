@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 from pipeline.checkpoint import CARRIED_OVER, Checkpoint
-from pipeline.digest import digest_json
+from pipeline.digest import digest_file
 from pipeline.errors import StoreError
 from pipeline.quantizers import is_streamed, quantizer_of
 from pipeline.stages.context import StageContext
-from pipeline.weight_files import weight_files
+from pipeline.weight_files import weight_files, weights_digest
 
 REVISION = 3
 RESUMED = "output"  # a stream goes on with the files that a killed try has finished
@@ -48,7 +47,7 @@ def run(context: StageContext) -> dict[str, Any]:
     )
     copy_carried_over(source, output)
     weights = weight_files(output)
-    facts["weights_digest"] = digest_json([[file.name, sha256_of(file)] for file in weights])
+    facts["weights_digest"] = weights_digest(output, digest_file)
     facts["weights_bytes"] = sum(file.stat().st_size for file in weights)
     return facts
 
@@ -59,12 +58,6 @@ def keep_recipe(context: StageContext) -> None:
     resolved = {**context.runtime.get("recipe", {}), "quantization": quantization}
     text = json.dumps(resolved, indent=2) + "\n"
     (context.folder / RESOLVED_RECIPE).write_text(text, encoding="utf-8")
-
-
-def sha256_of(file: Path) -> str:
-    """Digest of a file's content, in hexadecimal."""
-    with file.open("rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()
 
 
 def check_space(folder: Path, needed: int) -> None:

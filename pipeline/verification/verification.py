@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import VerificationError
+from pipeline.inspection.linear_layers import is_tied
 from pipeline.variant_size import estimated_bytes
 from pipeline.verification import floors
 from pipeline.verification.accounting import Accounting, account
@@ -121,7 +122,7 @@ def _accounts(
         after,
         form,
         recipe.ignore,
-        tied=bool(read_json(before.folder / "config.json").get("tie_word_embeddings", False)),
+        tied=is_tied(read_json(before.folder / "config.json")),
         kv_scales=kv_scales,
     )
 

@@ -9,10 +9,9 @@ from typing import Any
 from pipeline.errors import StageError
 from pipeline.events import Progress
 from pipeline.ignored_modules import is_ignored
-from pipeline.inspection.divisibility import first_dividing
+from pipeline.inspection.divisibility import dividing_group_size
 from pipeline.workers.calibration_blocks import block_facts, calibration_blocks
 from pipeline.workers.experts import ExpertTokens, check_experts, load_with_separate_experts
-from recipes.group_sizes import sizes_to_try
 
 # How a group's range is found. Both look at the weights alone, afresh every time.
 OBSERVERS = {"minmax": "memoryless_minmax", "mse": "memoryless_mse"}
@@ -43,7 +42,7 @@ def quantize_whole_model(spec: dict[str, Any], progress: Progress, output: Path)
     progress.note("loading the checkpoint")
     model = load_model(spec["checkpoint"], trust, calibrated=calibration is not None)
     tokenizer = AutoTokenizer.from_pretrained(spec["checkpoint"], trust_remote_code=trust)
-    group_size = dividing_group_size(linear_columns(model, quantization["ignore"]), quantization)
+    group_size = dividing_group_size(quantization, linear_columns(model, quantization["ignore"]))
     wanted = quantization.get("group_size")
     if group_size is not None and wanted is not None and group_size != wanted:
         progress.note(
@@ -196,26 +195,6 @@ def linear_columns(model: Any, ignore: list[str]) -> set[int]:
         for name, module in model.named_modules()
         if isinstance(module, torch.nn.Linear) and not is_ignored(name, ignore)
     }
-
-
-def dividing_group_size(columns: set[int], quantization: dict[str, Any]) -> int | None:
-    """The group size to use; None where the recipe has no groups.
-
-    Raises:
-        StageError: none of the recipe's divides all columns; those in the way are named.
-    """
-    wanted = sizes_to_try(quantization)
-    if not wanted:
-        return None
-    found = first_dividing(wanted, columns)
-    if found is None:
-        raise StageError(
-            f"no group size of {list(wanted)} divides layers with {sorted(columns)} columns",
-            where="recipe key quantization.group_size",
-            cure="use a recipe whose quantization.smaller_group_sizes has one that divides them, "
-            "or one without groups, such as fp8-dynamic",
-        )
-    return found
 
 
 def leave_memory_unpinned() -> None:

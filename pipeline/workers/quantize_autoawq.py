@@ -11,7 +11,7 @@ from typing import Any
 from pipeline.errors import StageError
 from pipeline.events import Progress
 from pipeline.ignored_modules import is_ignored
-from pipeline.inspection.divisibility import first_dividing
+from pipeline.inspection.divisibility import dividing_group_size
 from pipeline.inspection.module_kind import ROUTERS
 from pipeline.workers.calibration_blocks import block_facts, calibration_blocks
 from pipeline.workers.guarded_autoawq import CURE, Findings, guarded_quantizer
@@ -74,7 +74,9 @@ def quantize(
     )
     leave_out_routers(model, quantization["ignore"])
     linears = linear_layers(model)
-    group_size = dividing_group_size(linears.values(), quantization)
+    check_rows(linears.values())
+    columns = {linear.in_features for linear in linears.values()}
+    group_size = dividing_group_size(quantization, columns)
     if group_size != quantization["group_size"]:
         progress.note(
             f"group size {quantization['group_size']} does not divide every layer's columns; "
@@ -163,31 +165,15 @@ def words_left_out(linears: list[str], ignore: list[str]) -> list[str]:
     return sorted(words)
 
 
-def dividing_group_size(linears: Iterable[Any], quantization: dict[str, Any]) -> int:
-    """The first of the recipe's group sizes that divides every layer's columns.
-
-    Raises:
-        StageError: none does, or a layer's rows cannot be packed.
-    """
-    columns, rows = set(), set()
-    for linear in linears:
-        columns.add(linear.in_features)
-        rows.add(linear.out_features)
-    wanted = [quantization["group_size"], *quantization["smaller_group_sizes"]]
-    size = first_dividing(wanted, columns)
-    if size is None:
-        raise StageError(
-            f"no group size of {wanted} divides layers with {sorted(columns)} columns",
-            where="recipe key quantization.group_size",
-            cure="use a recipe whose quantization.smaller_group_sizes has one that divides them",
-        )
+def check_rows(linears: Iterable[Any]) -> None:
+    """Raise StageError where a layer's rows cannot be packed."""
+    rows = {linear.out_features for linear in linears}
     if any(count % PACKED_ROWS for count in rows):
         raise StageError(
             f"AutoAWQ packs {PACKED_ROWS} rows into a word, which does not divide {sorted(rows)}",
             where="quantization.kind autoawq",
             cure=CURE,
         )
-    return size
 
 
 def keep_sources_config(source: Path, output: Path) -> None:

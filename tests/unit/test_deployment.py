@@ -16,14 +16,15 @@ from pipeline.deployment import (
     JudgedTuple,
     check_files,
     digest_of_other_files,
-    digest_of_weights,
     find_version,
     pull_version,
 )
+from pipeline.digest import digest_file
 from pipeline.environments.environment import Accelerator, identity
 from pipeline.errors import RegistryError, UsageError
 from pipeline.hardware import hardware
 from pipeline.settings import load_settings
+from pipeline.weight_files import weights_digest
 
 SERVING = {"engine_arguments": {"kv-cache-dtype": "fp8"}, "environment": {"A": "1"}}
 
@@ -42,7 +43,7 @@ def folder(tmp_path: Path) -> Path:
 def tags(folder: Path, **changes: str) -> dict[str, str]:
     return {
         TUPLE_TAG: "t",
-        WEIGHTS_TAG: digest_of_weights(folder),
+        WEIGHTS_TAG: weights_digest(folder, digest_file),
         FILES_TAG: digest_of_other_files(folder),
         "prepare.engine_version": "0.32.0",
         "prepare.environment.serve": identity("serve", Accelerator.CPU, load_settings()),

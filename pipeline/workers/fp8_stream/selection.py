@@ -11,7 +11,7 @@ from typing import Any
 
 from pipeline.errors import StageError
 from pipeline.ignored_modules import is_ignored
-from pipeline.inspection.linear_layers import WEIGHT, is_linear_weight, is_quantizable
+from pipeline.inspection.linear_layers import WEIGHT, is_linear_weight, is_quantizable, is_tied
 from pipeline.safetensors_header import Tensor, read_header
 from pipeline.weight_files import weight_files
 
@@ -61,13 +61,6 @@ def has_stacked_experts(source: Path, ignore: list[str]) -> bool:
         for file in weight_files(source)
         for name, tensor in read_header(file).tensors.items()
     )
-
-
-def is_tied(config: dict[str, Any]) -> bool:
-    """Whether config.json says that lm_head is the embedding."""
-    text = config.get("text_config")
-    inner = text.get("tie_word_embeddings") if isinstance(text, dict) else None
-    return bool(config.get("tie_word_embeddings", inner or False))
 
 
 def tied_pair(tensors: Mapping[str, Tensor], config: dict[str, Any]) -> tuple[str, str] | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from pipeline.errors import UsageError
 from pipeline.events import Progress
-from pipeline.inspection.linear_layers import is_quantizable
+from pipeline.inspection.linear_layers import is_quantizable, is_tied
 from pipeline.safetensors_header import SafetensorsHeader, Tensor, read_header
 from pipeline.weight_files import check_index, read_json, weight_files
 from pipeline.workers.fp8_stream import resume
@@ -17,7 +17,6 @@ from pipeline.workers.fp8_stream.layout import SCHEMES, ShardPlan, plan_shard
 from pipeline.workers.fp8_stream.same_bytes import same_bytes
 from pipeline.workers.fp8_stream.selection import (
     check_supported,
-    is_tied,
     kept_layers,
     tied_pair,
 )

@@ -18,7 +18,8 @@ from pretend_stages import edit
 
 from artifacts.bundle import BUNDLE, RESOLVED, VERDICT, at_pointer, packed
 from artifacts.bundle_check import BundleCheck, check_bundle
-from artifacts.manifest import MANIFEST, ManifestFile, list_files, sha256_of
+from artifacts.manifest import MANIFEST, ManifestFile, list_files
+from pipeline.digest import digest_file
 from pipeline.errors import EvidenceError, UsageError
 from pipeline.evidence import evidence_stage, write_evidence
 from pipeline.records import StageRecord
@@ -384,4 +385,4 @@ class TestPacking:
     def test_digest_of_a_file(self, tmp_path: Path) -> None:
         (tmp_path / "x").write_bytes(b"abc")
         expected = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
-        assert sha256_of(tmp_path / "x") == expected
+        assert digest_file(tmp_path / "x") == expected

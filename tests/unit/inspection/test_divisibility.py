@@ -5,13 +5,20 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.catalog import load_recipe
-from pipeline.inspection.divisibility import first_dividing, undivided_columns, undivided_rows
+from pipeline.errors import StageError
+from pipeline.inspection.divisibility import (
+    dividing_group_size,
+    first_dividing,
+    undivided_columns,
+    undivided_rows,
+)
 
 ROOT = Path(__file__).parents[3]
 DEMO_COLUMNS = {576, 1536}
@@ -64,3 +71,34 @@ def test_it_needs_the_standard_library_only() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=True
     )
     assert done.stdout.strip() == "False"
+
+
+def plain(recipe: str) -> dict[str, Any]:
+    return load_recipe(recipe).quantization.model_dump()
+
+
+@pytest.mark.parametrize(
+    ("recipe", "columns", "size"),
+    [
+        ("awq-w4a16", {4096, 14336}, 128),
+        ("awq-w4a16", {576, 1536}, 64),
+        ("gptq-w4a16", {576, 96}, 32),
+        ("awq-w4a16-g64", {4096}, 64),
+        ("nvfp4", {576}, 16),
+        ("fp8-block", {4096}, 128),
+        ("fp8-dynamic", {7}, None),
+        ("fp8-static", {7}, None),
+        ("int8-w8a8", {7}, None),
+    ],
+)
+def test_the_group_size_that_divides(recipe: str, columns: set[int], size: int | None) -> None:
+    assert dividing_group_size(plain(recipe), columns) == size
+
+
+@pytest.mark.parametrize(
+    ("recipe", "columns"), [("awq-w4a16", {48, 128}), ("nvfp4", {24}), ("fp8-block", {576, 1536})]
+)
+def test_none_divides(recipe: str, columns: set[int]) -> None:
+    with pytest.raises(StageError, match="divides layers with") as caught:
+        dividing_group_size(plain(recipe), columns)
+    assert "fp8-dynamic" in caught.value.cure

@@ -10,9 +10,9 @@ import pytest
 from listener import Listener
 
 from pipeline.catalog import load_recipe
-from pipeline.errors import StageError, UsageError
+from pipeline.errors import UsageError
 from pipeline.workers.calibration_blocks import block_facts
-from pipeline.workers.compressed import OBSERVERS, dividing_group_size
+from pipeline.workers.compressed import OBSERVERS
 from pipeline.workers.experts import expert_count
 from pipeline.workers.quantize import run
 from recipes.quantization import AwqQuantization
@@ -20,33 +20,6 @@ from recipes.quantization import AwqQuantization
 
 def quantization(name: str) -> dict[str, Any]:
     return load_recipe(name).quantization.model_dump()
-
-
-@pytest.mark.parametrize(
-    ("recipe", "columns", "size"),
-    [
-        ("awq-w4a16", {4096, 14336}, 128),
-        ("awq-w4a16", {576, 1536}, 64),
-        ("gptq-w4a16", {576, 96}, 32),
-        ("awq-w4a16-g64", {4096}, 64),
-        ("nvfp4", {576}, 16),
-        ("fp8-block", {4096}, 128),
-        ("fp8-dynamic", {7}, None),
-        ("fp8-static", {7}, None),
-        ("int8-w8a8", {7}, None),
-    ],
-)
-def test_the_group_size_that_divides(recipe: str, columns: set[int], size: int | None) -> None:
-    assert dividing_group_size(columns, quantization(recipe)) == size
-
-
-@pytest.mark.parametrize(
-    ("recipe", "columns"), [("awq-w4a16", {48, 128}), ("nvfp4", {24}), ("fp8-block", {576, 1536})]
-)
-def test_none_divides(recipe: str, columns: set[int]) -> None:
-    with pytest.raises(StageError, match="divides layers with") as caught:
-        dividing_group_size(columns, quantization(recipe))
-    assert "fp8-dynamic" in caught.value.cure
 
 
 def test_every_observer_of_a_recipe_is_known() -> None:

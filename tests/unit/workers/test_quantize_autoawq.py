@@ -14,33 +14,21 @@ from hypothesis import strategies as st
 from pipeline.errors import StageError
 from pipeline.workers.guarded_autoawq import Findings
 from pipeline.workers.quantize_autoawq import (
-    dividing_group_size,
+    check_rows,
     keep_sources_config,
     words_left_out,
 )
 
-SIZES = {"group_size": 128, "smaller_group_sizes": [64, 32]}
+
+def linear(rows: int) -> SimpleNamespace:
+    return SimpleNamespace(out_features=rows)
 
 
-def linear(columns: int, rows: int = 64) -> SimpleNamespace:
-    return SimpleNamespace(in_features=columns, out_features=rows)
-
-
-class TestGroupSize:
-    @pytest.mark.parametrize(
-        ("columns", "size"), [([4096, 11008], 128), ([576, 1536], 64), ([96, 576], 32)]
-    )
-    def test_the_first_that_divides_all(self, columns: list[int], size: int) -> None:
-        assert dividing_group_size(map(linear, columns), SIZES) == size
-
-    def test_none_does(self) -> None:
-        with pytest.raises(StageError, match=r"\[128, 64, 32\] divides .* \[100, 128\]"):
-            dividing_group_size(map(linear, [128, 100]), SIZES)
-
-    def test_rows_that_cannot_be_packed(self) -> None:
-        with pytest.raises(StageError, match="does not divide") as caught:
-            dividing_group_size([linear(128, 64), linear(128, 12)], SIZES)
-        assert "awq-w4a16" in caught.value.cure
+def test_rows_that_cannot_be_packed() -> None:
+    check_rows([linear(64)])
+    with pytest.raises(StageError, match="does not divide") as caught:
+        check_rows([linear(64), linear(12)])
+    assert "awq-w4a16" in caught.value.cure
 
 
 class TestLeftOut:
