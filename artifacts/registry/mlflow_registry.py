@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from artifacts.registry.journal import Journal, replay
-from artifacts.registry.registry import FILES_TAG, TUPLE_TAG, Cause, HistoryEntry, Move, Version
+from artifacts.registry.journaled import JournaledRegistry
+from artifacts.registry.registry import HistoryEntry, Version
 from pipeline.errors import RegistryError
 
 HISTORY = ".history"
@@ -39,30 +39,29 @@ VERSIONS_BY_SQL = (
 ALIASES_BY_SQL = "SELECT alias, version FROM registered_model_aliases WHERE name = ?"
 
 
-def still_has(uri: str, name: str, versions: Collection[str], aliases: Mapping[str, str]) -> bool:
-    """Whether the registry still has these versions of a model, and its aliases point so.
+def embedded_has(
+    uri: str, name: str, versions: Collection[str], aliases: Mapping[str, str]
+) -> bool | None:
+    """Whether an embedded registry has these versions, and its aliases point so; None: ask MLflow.
 
-    An embedded registry is asked by SQL, since opening it through MLflow takes 6 s and this is
-    asked on every run; when its tables are not as expected, MLflow is asked after all.
+    It is asked by SQL, since opening it through MLflow takes 6 s and this is asked on every run.
+    None when its tables are not as expected.
     """
     file = Path(uri.removeprefix(EMBEDDED))
-    if uri.startswith(EMBEDDED):
-        if not file.is_file():
-            return False
-        try:
-            with closing(sqlite3.connect(f"file:{quote(str(file))}?mode=ro", uri=True)) as database:
-                known = {str(row[0]) for row in database.execute(VERSIONS_BY_SQL, (name,))}
-                pointing = database.execute(ALIASES_BY_SQL, (name,)).fetchall()
-            pointers = {(str(alias), str(version)) for alias, version in pointing}
-            return known >= set(versions) and pointers >= set(aliases.items())
-        except sqlite3.Error:
-            logging.getLogger(__name__).debug("asking MLflow instead", exc_info=True)
-    found = MlflowRegistry(uri).versions(name)
-    pointers = {(alias, version.version) for version in found for alias in version.aliases}
-    return {v.version for v in found} >= set(versions) and pointers >= set(aliases.items())
+    if not file.is_file():
+        return False
+    try:
+        with closing(sqlite3.connect(f"file:{quote(str(file))}?mode=ro", uri=True)) as database:
+            known = {str(row[0]) for row in database.execute(VERSIONS_BY_SQL, (name,))}
+            pointing = database.execute(ALIASES_BY_SQL, (name,)).fetchall()
+    except sqlite3.Error:
+        logging.getLogger(__name__).debug("asking MLflow instead", exc_info=True)
+        return None
+    pointers = {(str(alias), str(version)) for alias, version in pointing}
+    return known >= set(versions) and pointers >= set(aliases.items())
 
 
-class MlflowRegistry:
+class MlflowRegistry(JournaledRegistry):
     """Versions, aliases and histories of registered models.
 
     Moves of an embedded registry hold a lock beside its file. On a server, and in a database of
@@ -123,14 +122,6 @@ class MlflowRegistry:
             for version in numbered
         ]
 
-    def find_tuple(self, name: str, digest: str, files: str | None = None) -> Version | None:
-        """The version that carries this deployable tuple's digest, and that of its other files."""
-        for version in self.versions(name):
-            tags = version.tags
-            if tags.get(TUPLE_TAG) == digest and tags.get(FILES_TAG) == files:
-                return version
-        return None
-
     def register(self, name: str, folder: Path, tags: Mapping[str, str]) -> str:
         """Make a version of the checkpoint folder; returns its number.
 
@@ -144,7 +135,7 @@ class MlflowRegistry:
                 cure=f"give a name (--name) that does not end in '{HISTORY}'",
             )
         with self.locked(name), self._explained():
-            existing = self.find_tuple(name, tags[TUPLE_TAG], tags.get(FILES_TAG))
+            existing = self.find_same(name, tags)
             if existing is not None:
                 for key, value in tags.items():
                     if existing.tags.get(key) != value:
@@ -156,30 +147,6 @@ class MlflowRegistry:
                 name, source=place, run_id=run_id, tags=dict(tags), await_creation_for=0
             )
             return str(created.version)
-
-    def settle(self, name: str) -> list[HistoryEntry]:
-        """Finish moves that were begun and not carried out; returns those that it finished."""
-        return Journal(self, name).settle()
-
-    def move_alias(self, name: str, move: Move) -> HistoryEntry | None:
-        """Move an alias if it still points to what the move replaces; None: it was there."""
-        return Journal(self, name).move(move)
-
-    def roll_back(
-        self,
-        name: str,
-        alias: str,
-        cause: Cause,
-        *,
-        to: str | None = None,
-        replaces: str | None = None,
-    ) -> HistoryEntry:
-        """Move an alias back, or finish a rollback of it that was left unfinished."""
-        return Journal(self, name).roll_back(alias, cause, to=to, replaces=replaces)
-
-    def history(self, name: str) -> list[HistoryEntry]:
-        """The moves that held, oldest first."""
-        return list(replay(self.entries(name)).held)
 
     def fetch(self, version: Version, folder: Path) -> None:
         """Copy the version's files into that folder, which exists and is empty."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import getpass
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -151,6 +151,24 @@ def open_registry(uri: str) -> Registry:
     from artifacts.registry.mlflow_registry import MlflowRegistry
 
     return MlflowRegistry(uri)
+
+
+def still_has(uri: str, name: str, versions: Collection[str], aliases: Mapping[str, str]) -> bool:
+    """Whether the registry still has these versions of a model, and its aliases point so.
+
+    Raises:
+        RegistryError: it does not answer.
+    """
+    from artifacts.registry.mlflow_registry import EMBEDDED, embedded_has
+
+    if uri.startswith(EMBEDDED):
+        answer = embedded_has(uri, name, versions, aliases)
+        if answer is not None:
+            return answer
+    registry = open_registry(uri)
+    known = {version.version for version in registry.versions(name)}
+    pointers = registry.aliases(name)
+    return known >= set(versions) and pointers.items() >= aliases.items()
 
 
 def who_am_i() -> str:

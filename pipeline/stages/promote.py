@@ -8,7 +8,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from artifacts.registry.mlflow_registry import still_has
 from artifacts.registry.registry import (
     FILES_TAG,
     TUPLE_TAG,
@@ -17,6 +16,7 @@ from artifacts.registry.registry import (
     Move,
     Registry,
     open_registry,
+    still_has,
 )
 from pipeline.deployment import digest_of_other_files
 from pipeline.digest import digest_json

@@ -22,12 +22,12 @@ import httpx
 import pytest
 
 from artifacts.registry.journal import replay
-from artifacts.registry.mlflow_registry import MlflowRegistry, still_has
-from artifacts.registry.registry import TUPLE_TAG, Cause, Move
+from artifacts.registry.mlflow_registry import MlflowRegistry
+from artifacts.registry.registry import TUPLE_TAG, Cause, Move, still_has
 from pipeline.serving import free_port
 
 # Who moves in a race is the same process as in the unit tests.
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "artifacts"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "artifacts" / "registry"))
 import racing_mover
 
 PYTHON = os.environ.get("PREPARE_TEST_MLFLOW_PYTHON", "")

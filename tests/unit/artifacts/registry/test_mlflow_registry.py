@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from artifacts.registry.mlflow_registry import MlflowRegistry, still_has
-from artifacts.registry.registry import TUPLE_TAG, Cause, HistoryEntry, Move, Version
+from artifacts.registry.mlflow_registry import MlflowRegistry
+from artifacts.registry.registry import TUPLE_TAG, Cause, HistoryEntry, Move, Version, still_has
 from pipeline.errors import RegistryError
 from pipeline.serving import free_port
 
@@ -115,14 +115,14 @@ class TestRegister:
         assert registry.versions(name) == []
         assert register(registry, name, folder, "a") == "2"
 
-    def test_find_tuple(self, registry: MlflowRegistry, name: str, folder: Path) -> None:
-        assert registry.find_tuple(name, "a") is None
+    def test_find_same(self, registry: MlflowRegistry, name: str, folder: Path) -> None:
+        assert registry.find_same(name, {TUPLE_TAG: "a"}) is None
         register(registry, name, folder, "a")
         register(registry, name, folder, "b")
-        found = registry.find_tuple(name, "b")
+        found = registry.find_same(name, {TUPLE_TAG: "b"})
         assert found is not None
         assert found.version == "2"
-        assert registry.find_tuple(name, "c") is None
+        assert registry.find_same(name, {TUPLE_TAG: "c"}) is None
 
 
 class TestListing:
