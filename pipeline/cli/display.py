@@ -6,6 +6,7 @@ Everything goes to standard error; results are for standard output.
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from collections.abc import Iterator
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
 SECONDS_BETWEEN_PLAIN_LINES = 15.0
+# Of one task; a variant of a thousand tensors is verified in seconds, and each advances it.
+SECONDS_BETWEEN_EVENTS = 0.5
 
 
 @contextmanager
@@ -114,8 +117,16 @@ class PlainLines:
 class JsonLines:
     """Events as JSON lines, for programs."""
 
+    def __init__(self) -> None:
+        self._printed: dict[str, float] = {}
+
     def advance(self, task: str, done: int, total: int | None, unit: str = "") -> None:
-        """Print the event."""
+        """Print the event: a task's first and last, and between them one now and then."""
+        now = time.monotonic()
+        finished = total is not None and done >= total
+        if not finished and now - self._printed.get(task, -math.inf) < SECONDS_BETWEEN_EVENTS:
+            return
+        self._printed[task] = now
         self._print({"event": "progress", "task": task, "done": done, "total": total, "unit": unit})
 
     def note(self, text: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -82,7 +83,9 @@ def serve(
             return
         with deployment.serving(port, ready_timeout) as server:
             if as_json:
-                print_json({**facts, "url": f"{server.url}/v1", "model": "model"})
+                # One line and at once: whoever reads it waits for it while we go on.
+                line = json.dumps({**facts, "url": f"{server.url}/v1", "model": "model"})
+                print(line, flush=True)
             else:
                 print(
                     f"{version.name} version {version.version} answers at {server.url}/v1 as "

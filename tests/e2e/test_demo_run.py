@@ -17,12 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from pipeline.catalog import load_profile
 from pipeline.inspection.inspection import inspect
 from pipeline.inspection.kv_cache import cpu_cache_tokens
 from pipeline.inspection.source import read_folder
+from pipeline.serving import free_port
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(3000)]
 
@@ -336,6 +338,39 @@ def test_a_changed_recipe_runs_only_its_own_branch(demo: Demo, tmp_path: Path) -
     stages = json.loads(planned.stdout)["stages"]
     assert {s["variant"] for s in stages if not s["cached"]} == {"own"}
     assert {s["name"] for s in stages if s["variant"] == "own" and s["cached"]} == set()
+
+
+def test_the_champion_is_served_as_judged(demo: Demo) -> None:
+    """By `prepare serve`, until Ctrl-C; the server does not outlive it."""
+    name = demo.report["registered_name"]
+    server = subprocess.Popen(
+        [*PREPARE, "serve", f"{name}@champion", "--port", str(free_port()), "--json"],
+        env=environment(demo.store),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    assert server.stdout is not None
+    try:
+        line = server.stdout.readline()
+        if not line:
+            pytest.fail(server.communicate(timeout=60)[1][-4000:])
+        served = json.loads(line)
+        question = {"model": served["model"], "prompt": "The capital of France is", "max_tokens": 4}
+        answer = httpx.post(
+            f"{served['url']}/completions", json=question, timeout=120, trust_env=False
+        ).raise_for_status()
+        server.send_signal(signal.SIGINT)
+        server.communicate(timeout=60)
+    finally:
+        server.kill()
+        server.wait(60)
+    assert answer.json()["choices"][0]["text"]
+    assert served["differences"] == []
+    assert server.returncode == 130
+    assert left_after(demo.store, seconds=5) == []
 
 
 def test_the_alias_moves_back_and_forth(demo: Demo, tmp_path: Path) -> None:
