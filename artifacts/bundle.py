@@ -10,14 +10,13 @@ Layout of `prepare-evidence/`::
     locks/<environment>.txt           the lock of each environment that was built from it
     logs/<name>.gz                    the servers' output
 
-The same evidence gives the same bytes. A bundle is written beside its place and renamed into it.
+Equal files pack to equal bytes.
 """
 
 from __future__ import annotations
 
 import gzip
 import json
-import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,8 +36,8 @@ from artifacts.manifest import (
 from eval_gates.records import Record
 from pipeline import __version__
 from pipeline.errors import EvidenceError
-from pipeline.records import StageRecord, VariantReport
-from pipeline.store import RECORD, flush_folder, flush_to_disk
+from pipeline.records import SourceFacts, StageRecord, VariantReport
+from pipeline.store import RECORD
 
 BUNDLE = "prepare-evidence"
 VERDICT = "verdict.json"
@@ -49,18 +48,6 @@ ABOUT = (
 )
 # Paths of this machine, and nothing that the record does not say.
 LEFT_IN_THE_STORE = ("worker-spec.json", "worker-result.json")
-
-
-class Source(Record):
-    """The checkpoint that a variant was made of."""
-
-    ref: str = Field(description="as the user named it")
-    digest: str = Field(description="over its files' digests")
-    revision: str = Field("", description="commit on the Hub")
-    base_model: str = Field("", description="id on the Hub, where known")
-    licence: str = Field("", description="identifier as the Hub has them, where known")
-    licence_name: str = Field("", description="of a licence that is called 'other'")
-    licence_link: str = Field("", description="of a licence that is called 'other'")
 
 
 class BundleVerdict(Record):
@@ -75,7 +62,7 @@ class BundleVerdict(Record):
     registered_name: str = Field(description="name in the registry")
     profile: str = Field(description="name of the serving profile")
     policy: str = Field(description="name or file of the policy, as asked for")
-    source: Source
+    source: SourceFacts
     tried: tuple[str, ...] = Field(description="recipes of the run; each counts in the correction")
     judges: dict[str, str] = Field(description="key of the judge stage, by recipe")
     variants: tuple[VariantReport, ...] = Field(description="verdicts, after the correction")
@@ -122,34 +109,26 @@ def write_bundle(folder: Path, contents: BundleContents) -> Manifest:
         EvidenceError: something in the folder is no plain file.
         OSError: the disk is full, or the folder may not be written.
     """
-    final = folder / BUNDLE
-    partial = folder / f".{BUNDLE}.partial"
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir()
-    _write_json(partial / VERDICT, contents.verdict.model_dump(mode="json"))
+    bundle = folder / BUNDLE
+    _write_json(bundle / VERDICT, contents.verdict.model_dump(mode="json"))
     by_key = {record.key: record for record in contents.records}
     judged = JudgedVariant.found(
         lambda _, key: by_key.get(key), contents.verdict.judges[contents.verdict.recipe]
     )
-    _write_json(partial / RESOLVED, resolved(judged, contents.records))
+    _write_json(bundle / RESOLVED, resolved(judged, contents.records))
     for record in contents.records:
-        _pack_stage(
-            contents.stage_folders[record.key], partial / place_of(record.stage, record.key)
-        )
+        _pack_stage(contents.stage_folders[record.key], bundle / place_of(record.stage, record.key))
     for name, text in sorted(contents.locks.items()):
-        _write(partial / "locks" / name, text.encode())
+        _write(bundle / "locks" / name, text.encode())
     for name, log in sorted(contents.logs.items()):
-        _write(partial / "logs" / f"{name}.gz", packed(log.read_bytes()))
+        _write(bundle / "logs" / f"{name}.gz", packed(log.read_bytes()))
     manifest = Manifest(
         prepare_version=__version__,
         recipe=contents.verdict.recipe,
-        bundle=list_files(partial),
-        beside=list_files(folder, (partial.name, BUNDLE, SIGNATURE, *NOT_OURS)),
+        bundle=list_files(bundle),
+        beside=list_files(folder, (BUNDLE, SIGNATURE, *NOT_OURS)),
     )
-    _write_json(partial / MANIFEST, manifest.model_dump(mode="json"))
-    flush_to_disk(partial)
-    partial.rename(final)
-    flush_folder(folder)
+    _write_json(bundle / MANIFEST, manifest.model_dump(mode="json"))
     return manifest
 
 

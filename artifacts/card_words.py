@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from artifacts.bundle import Source
+from pipeline.records import SourceFacts
 
 PRESETS = {
     "FP8_DYNAMIC": "FP8 weights (one scale an output channel), FP8 activations (one scale a token, "
@@ -29,14 +29,14 @@ def signed(value: float) -> str:
     return f"{100 * value:+.2f}"
 
 
-def base_words(source: Source) -> str:
+def base_words(source: SourceFacts) -> str:
     """The source, as a link where it is on the Hub."""
     if source.base_model:
         return f"[{source.base_model}](https://huggingface.co/{source.base_model})"
     return f"`{source.ref}`"
 
 
-def licence_words(source: Source) -> str:
+def licence_words(source: SourceFacts) -> str:
     """The licence, or that nobody wrote it down where we looked."""
     name = source.licence_name or source.licence
     if not name:

@@ -84,6 +84,17 @@ class JudgedVariant:
             "evaluate": evaluate.parameters["environment"],
         }
 
+    def deployable(self, find: Find) -> dict[str, Any]:
+        """The tuple that the verdict is about: a change in any member makes it say nothing."""
+        served = self.benchmark.parameters
+        return {
+            "weights": self.quantize.result["weights_digest"],
+            "engine_version": self.benchmark.result["engine_version"],
+            **{f"environment.{name}": each for name, each in self.environments(find).items()},
+            "serving": served["serving"],
+            "hardware": served["hardware"],
+        }
+
 
 def record_of(find: Find, reference: StageReference) -> StageRecord:
     """A stage that must be there; raises EvidenceError when it is gone."""

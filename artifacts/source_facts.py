@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from artifacts.bundle import Source
 from pipeline.checkpoint import Checkpoint
+from pipeline.records import SourceFacts
 from pipeline.reference import parse_reference
 from pipeline.weight_files import read_json
 
@@ -14,7 +14,7 @@ from pipeline.weight_files import read_json
 DEMO_SOURCES = {"demo:smollm2-135m": ("HuggingFaceTB/SmolLM2-135M-Instruct", "apache-2.0")}
 
 
-def source_of(ref: str, digest: str, checkpoint: Checkpoint | None) -> Source:
+def source_of(ref: str, digest: str, checkpoint: Checkpoint | None) -> SourceFacts:
     """What is known of a source; what nobody wrote down stays empty.
 
     Args:
@@ -26,13 +26,13 @@ def source_of(ref: str, digest: str, checkpoint: Checkpoint | None) -> Source:
     facts = {"ref": Path(ref).name if is_path(ref) else ref, "digest": digest}
     if ref in DEMO_SOURCES:
         facts["base_model"], facts["licence"] = DEMO_SOURCES[ref]
-        return Source(**facts)
+        return SourceFacts(**facts)
     if checkpoint is None:
-        return Source(**facts)
+        return SourceFacts(**facts)
     if checkpoint.kind == "hub":
         facts["base_model"] = parse_reference(checkpoint.ref).name
         facts["revision"] = checkpoint.revision or ""
-    return Source(**facts, **licence_in(checkpoint.path))
+    return SourceFacts(**facts, **licence_in(checkpoint.path))
 
 
 def is_path(ref: str) -> bool:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from artifacts.manifest import NOT_OURS, SIGNATURE, plain_files
 from artifacts.registry.registry import FILES_TAG, WEIGHTS_TAG, Registry, Version
 from pipeline.digest import FileDigests, digest_file, digest_json
 from pipeline.environments.environment import Accelerator, Environment
@@ -146,7 +147,7 @@ def check_files(version: Version, folder: Path, digests: FileDigests | None = No
     # Versions registered before there was this tag have the weights' alone.
     if FILES_TAG in version.tags:
         found[FILES_TAG] = digest_of_other_files(folder)
-    words = {WEIGHTS_TAG: "weights", FILES_TAG: "other files (config, tokenizer)"}
+    words = {WEIGHTS_TAG: "weights", FILES_TAG: "other files (config, tokenizer, card, evidence)"}
     for tag, digest in found.items():
         if version.tags[tag] != digest:
             raise RegistryError(
@@ -194,10 +195,15 @@ def pull_version(registry: Registry, version: Version, destination: Path) -> int
 
 
 def digest_of_other_files(folder: Path) -> str:
-    """Digest of names and contents of every file that is no safetensors file."""
-    others = sorted(
-        path for path in folder.rglob("*") if path.is_file() and path.suffix != ".safetensors"
-    )
+    """Digest of names and contents of every file but the weights and what is added later.
+
+    Raises:
+        EvidenceError: there is something that is neither a file nor a folder.
+    """
     return digest_json(
-        [[path.relative_to(folder).as_posix(), digest_file(path)] for path in others]
+        [
+            [path, digest_file(file)]
+            for path, file in plain_files(folder, (SIGNATURE, *NOT_OURS))
+            if file.suffix != ".safetensors"
+        ]
     )

@@ -26,10 +26,10 @@ from pipeline.executors.local import LocalExecutor
 from pipeline.openai_endpoint import OpenAIEndpoint
 from pipeline.plan import Plan, VariantPlan, stage_spec
 from pipeline.policy_power import check_decidable
-from pipeline.promotion import exit_code_of
 from pipeline.records import RunReport, StageSpec
 from pipeline.run_log import NotingProgress, RunLog
 from pipeline.runner import Runner
+from pipeline.selection import exit_code_of
 from pipeline.settings import Settings
 from pipeline.stage_runner import StageRunner
 from pipeline.store import Store

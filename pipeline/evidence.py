@@ -6,9 +6,9 @@ Whoever promotes calls :func:`evidence_stage` for each variant, runs it, and reg
 
 from __future__ import annotations
 
-from artifacts.judged_variant import JudgedVariant
+from artifacts.judged_variant import JudgedVariant, reached
 from artifacts.source_facts import source_of
-from pipeline.checkpoint import Checkpoint
+from pipeline.digest import digest_json
 from pipeline.errors import UsageError
 from pipeline.events import Progress
 from pipeline.plan import stage_spec
@@ -45,10 +45,7 @@ def write_evidence(
         EvidenceError: a stage that the verdict rests on is gone, or the weights changed since.
         UsageError: the variant was not judged.
     """
-    spec = evidence_stage(run, recipe, store, override=override, name=name)
-    if store.find(spec.stage, spec.key) and not store.current(spec.stage, spec.key):
-        store.discard(spec.stage, spec.key)
-    return execute(spec, progress)
+    return execute(evidence_stage(run, recipe, store, override=override, name=name), progress)
 
 
 def evidence_stage(
@@ -59,7 +56,7 @@ def evidence_stage(
     override: str | None = None,
     name: str | None = None,
 ) -> StageSpec:
-    """The stage `evidence` of one variant; its key is the same while the run's verdicts are.
+    """The stage `evidence` of one variant; its key is the same while all that it rests on is.
 
     Raises:
         EvidenceError: a stage that the verdict rests on is gone from the store.
@@ -82,7 +79,7 @@ def evidence_stage(
     }
     outcomes = {v.recipe: v.verdict for v in claims.variants if v.recipe not in claims.judges}
     tried = sorted({*claims.tried, *(variant.recipe for variant in claims.variants)})
-    checkpoint = checkpoint_of(store, judged.quantize.key)
+    source = run.checkpoint.source or source_of(run.checkpoint.ref, run.checkpoint.digest, None)
     return stage_spec(
         "evidence",
         recipe,
@@ -92,27 +89,15 @@ def evidence_stage(
             "name": name or run.registered_name or recipe,
             "profile": str(run.command.get("profile", "")),
             "policy": str(run.command.get("policy", "")),
-            "source": source_of(run.checkpoint.ref, run.checkpoint.digest, checkpoint).model_dump(),
+            "source": source.model_dump(),
             "tried": tried,
             "unjudged": outcomes,
+            # Versions point to the folder: what came out otherwise another time has another.
+            "rests_on": digest_json(
+                [[r.stage, r.key, r.result] for r in reached(store.find, list(inputs.values()))]
+            ),
         },
         inputs,
         {"run": run.run},
         store.root,
     )
-
-
-def checkpoint_of(store: Store, key: str) -> Checkpoint | None:
-    """The checkpoint that weights were made of, as the spec of their stage tells; None if gone.
-
-    None too where another version of prepare wrote the spec: it is wanted for the card alone.
-    """
-    for folder in store.run_folders():
-        for file in folder.glob(f"stages/*.quantize.{key[:8]}.json"):
-            try:
-                spec = StageSpec.model_validate_json(file.read_text(encoding="utf-8"))
-                if spec.key == key and "checkpoint" in spec.runtime:
-                    return Checkpoint.model_validate(spec.runtime["checkpoint"])
-            except ValueError:
-                continue
-    return None

@@ -57,7 +57,7 @@ class Choices:
     profile: ServingProfile
     policy: Policy
     name: str
-    registry: str
+    registry: str | None  # None: the store's own, wherever the store is moved to
     eval_data: Path | None
     trust_remote_code: bool
     rungs: tuple[str, ...] = ()
@@ -111,7 +111,7 @@ def choose(request: Request, settings: Settings) -> Choices:
         profile=profile,
         policy=policy,
         name=name,
-        registry=registry_uri(request.registry, settings),
+        registry=request.registry,
         eval_data=request.eval_data.expanduser().resolve() if request.eval_data else None,
         trust_remote_code=request.trust_remote_code,
         rungs=rungs,

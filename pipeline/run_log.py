@@ -59,11 +59,9 @@ class RunLog:
         )
         self._save()
 
-    def checkpoint(self, ref: str, digest: str, registered_name: str) -> None:
+    def checkpoint(self, checkpoint: CheckpointReport, registered_name: str) -> None:
         """The checkpoint has been inspected."""
-        self._update(
-            checkpoint=CheckpointReport(ref=ref, digest=digest), registered_name=registered_name
-        )
+        self._update(checkpoint=checkpoint, registered_name=registered_name)
 
     def stage(self, stage: StageReport) -> None:
         """A stage has ended."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from eval_gates.statistics.multiplicity import holm
+from pipeline.errors import ExitCode
 from pipeline.records import VariantReport
 
 
@@ -33,3 +34,25 @@ def corrected(reports: Sequence[VariantReport], alpha: float) -> list[VariantRep
         for report in reports
         if report.verdict == "pass" and not rejected[report.recipe]
     ]
+
+
+def first_of_the_ladder(passed: list[VariantReport], rungs: tuple[str, ...]) -> list[VariantReport]:
+    """Without the rungs that pass after the first that does.
+
+    A rung is tried because none before it passed; with its p-value beside theirs, Holm's
+    correction can turn one of those into a pass after all, and then that one goes first.
+    """
+    names = {report.recipe for report in passed}
+    later = [rung for rung in rungs if rung in names][1:]
+    return [report for report in passed if report.recipe not in later]
+
+
+def exit_code_of(verdicts: list[str]) -> ExitCode:
+    """How a run ends by its variants' verdicts, with nothing left to do."""
+    if "pass" in verdicts:
+        return ExitCode.PROMOTED
+    if "error" in verdicts:
+        return ExitCode.EXPECTED_ERROR
+    if "fail" in verdicts:
+        return ExitCode.GATES_FAILED
+    return ExitCode.UNDECIDED

@@ -6,6 +6,7 @@ import contextlib
 from functools import cache
 from pathlib import Path
 
+from artifacts.source_facts import source_of
 from pipeline.digest import FileDigests
 from pipeline.endpoints import LocalServers
 from pipeline.environments.environment import Accelerator, ensure
@@ -14,11 +15,20 @@ from pipeline.events import Progress
 from pipeline.executors.local import LocalExecutor
 from pipeline.preflight.before_run import early_faults, late_faults, preflight_of
 from pipeline.preflight.preflight import Preflight, refuse
-from pipeline.preparation import Choices, Request, choose, find_data, locate, make_plan
-from pipeline.promotion import Promotion, exit_code_of
-from pipeline.records import RunReport, StageSpec
+from pipeline.preparation import (
+    Choices,
+    Request,
+    choose,
+    find_data,
+    locate,
+    make_plan,
+    registry_uri,
+)
+from pipeline.promotion import Promotion
+from pipeline.records import CheckpointReport, RunReport, StageSpec
 from pipeline.run_log import NotingProgress, RunLog
 from pipeline.runner import Runner
+from pipeline.selection import exit_code_of
 from pipeline.settings import Settings
 from pipeline.stage_runner import StageRunner
 from pipeline.store import Store
@@ -77,7 +87,9 @@ def run_choices(
         if preflight is not None:
             check_early(preflight, choices, progress)
         checkpoint = locate(choices, settings, make_demo, digests, progress)
-        log.checkpoint(checkpoint.ref, checkpoint.digest, choices.name)
+        source = source_of(checkpoint.ref, checkpoint.digest, checkpoint)
+        told = CheckpointReport(ref=checkpoint.ref, digest=checkpoint.digest, source=source)
+        log.checkpoint(told, choices.name)
         plan = make_plan(choices, checkpoint, settings, sources)
         if preflight is None and (preflight := preflight_of(choices, settings)):
             check_early(preflight, choices, progress)
@@ -89,7 +101,7 @@ def run_choices(
         Runner(plan, stages, servers).run()
         if not choices.promote:
             return exit_code_of([report.verdict for report in log.variants()])
-        return Promotion(plan, stages, checkpoint).run(choices.name, choices.registry)
+        return Promotion(plan, stages).run(choices.name, registry_uri(choices.registry, settings))
     finally:
         stages.cancel()
 

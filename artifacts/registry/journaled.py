@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 
 from artifacts.registry.journal import Journal, JournalStorage, replay
-from artifacts.registry.registry import FILES_TAG, TUPLE_TAG, Cause, HistoryEntry, Move, Version
+from artifacts.registry.registry import EVIDENCE_TAG, TUPLE_TAG, Cause, HistoryEntry, Move, Version
 
 
 class JournaledRegistry(JournalStorage):
@@ -44,8 +44,8 @@ class JournaledRegistry(JournalStorage):
         return list(replay(self.entries(name)).held)
 
     def find_same(self, name: str, tags: Mapping[str, str]) -> Version | None:
-        """The version of the same deployable tuple with the same other files."""
+        """The version of the same deployable tuple, with a verdict by the same evidence."""
         for version in self.versions(name):
-            if all(version.tags.get(tag) == tags.get(tag) for tag in (TUPLE_TAG, FILES_TAG)):
+            if all(version.tags.get(tag) == tags.get(tag) for tag in (TUPLE_TAG, EVIDENCE_TAG)):
                 return version
         return None

@@ -123,10 +123,10 @@ class MlflowRegistry(JournaledRegistry):
         ]
 
     def register(self, name: str, folder: Path, tags: Mapping[str, str]) -> str:
-        """Make a version of the checkpoint folder; returns its number.
+        """Make a version of the folder; returns its number.
 
-        A version that already carries the same deployable tuple and the same files (evidence and
-        card among them) is used again, with the tags of the newer verdict.
+        A version of the same deployable tuple and evidence is used again. Where it points to this
+        very folder it gets these tags too, since what lies there may have been made again.
         """
         if name.endswith(HISTORY):
             raise RegistryError(
@@ -137,7 +137,8 @@ class MlflowRegistry(JournaledRegistry):
         with self.locked(name), self._explained():
             existing = self.find_same(name, tags)
             if existing is not None:
-                for key, value in tags.items():
+                changed = dict(tags) if existing.source == str(folder) else {}
+                for key, value in changed.items():
                     if existing.tags.get(key) != value:
                         self._client.set_model_version_tag(name, existing.version, key, value)
                 return existing.version

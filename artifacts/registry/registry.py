@@ -25,6 +25,7 @@ PREVIOUS = "previous"
 TUPLE_TAG = "prepare.tuple"
 WEIGHTS_TAG = "prepare.weights"
 FILES_TAG = "prepare.files"
+EVIDENCE_TAG = "prepare.evidence"
 
 Action = Literal["promote", "override", "rollback", "outside"]
 
@@ -119,7 +120,7 @@ class Registry(Protocol):
         """Version by alias, as they stand; none when there is no such model."""
 
     def register(self, name: str, folder: Path, tags: Mapping[str, str]) -> str:
-        """Make a version of the checkpoint folder, or find the one with the same tuple."""
+        """Make a version of the folder, or find the one of the same tuple and evidence."""
 
     def settle(self, name: str) -> list[HistoryEntry]:
         """Finish moves that were begun and not carried out; returns those that it finished."""

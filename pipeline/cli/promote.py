@@ -69,16 +69,19 @@ def promote(
     """
     from pipeline.cli.display import open_display
     from pipeline.cli.tables import print_json
-    from pipeline.promotion import Order, promote_run
+    from pipeline.preparation import registry_uri
+    from pipeline.promotion_of_run import promote_run
+    from pipeline.promotion_stage import Order
     from pipeline.run_log import find_run
     from pipeline.settings import load_settings
     from pipeline.store import Store
 
-    found = Store(load_settings(store).store.resolve())
+    settings = load_settings(store)
+    found = Store(settings.store.resolve())
     run_id, _, variant = run.partition(":")
     report = find_run(found, run_id)
     order = Order(
-        registry=registry or str(report.command.get("registry", "")),
+        registry=registry_uri(registry or report.command.get("registry"), settings),
         variant=variant or None,
         override=override,
         name=name,
@@ -95,5 +98,6 @@ def promote(
     replaced = f", in the place of version {result['replaced']}" if result["replaced"] else ""
     print(
         f"{result['name']}@{result['alias']} is version {result['versions'][champion]} "
-        f"({champion}){replaced}\nNext: prepare registry history {result['name']}"
+        f"({champion}){replaced}\n  {result['registry']}\n"
+        f"Next: prepare registry history {result['name']}"
     )

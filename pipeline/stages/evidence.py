@@ -11,6 +11,7 @@ import errno
 import os
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ from artifacts.bundle import (
     BUNDLE,
     BundleContents,
     BundleVerdict,
-    Source,
     write_bundle,
 )
 from artifacts.bundled_evidence import revision_of
@@ -28,7 +28,7 @@ from artifacts.manifest import MANIFEST, Manifest, plain_files
 from pipeline.digest import digest_file
 from pipeline.environments.definition import Accelerator, define
 from pipeline.errors import EvidenceError
-from pipeline.records import StageRecord, StageSpec, VariantReport
+from pipeline.records import SourceFacts, StageRecord, StageSpec, VariantReport
 from pipeline.runner import unjudged
 from pipeline.selection import corrected
 from pipeline.stages import stage_module
@@ -101,7 +101,7 @@ def verdict_of(context: StageContext, records: tuple[StageRecord, ...]) -> Bundl
         registered_name=parameters["name"],
         profile=parameters["profile"],
         policy=parameters["policy"],
-        source=Source.model_validate(parameters["source"]),
+        source=SourceFacts.model_validate(parameters["source"]),
         tried=tuple(parameters["tried"]),
         judges=judges,
         variants=tuple(changed.get(report.recipe, report) for report in reports),
@@ -190,9 +190,21 @@ def server_logs(store: Store, judged: JudgedVariant) -> dict[str, Path]:
         f"{run.name}.{log.name}": log
         for run in store.run_folders()
         for key in (judged.coherence.key, baseline)
-        for file in run.glob(f"stages/*.coherence.{key[:8]}.json")
-        for spec in (StageSpec.model_validate_json(file.read_text(encoding="utf-8")),)
-        if spec.key == key
+        for variant in variants_started(run, key)
         for log in sorted(run.iterdir())
-        if re.fullmatch(rf"server\.{re.escape(spec.variant)}(\.\d+)?\.log", log.name)
+        if re.fullmatch(rf"server\.{re.escape(variant)}(\.\d+)?\.log", log.name)
     }
+
+
+def variants_started(run: Path, key: str) -> Iterator[str]:
+    """Names of the variants that this run saw speak by the stage of that key.
+
+    A spec that another version of prepare wrote tells nothing: its log is left out.
+    """
+    for file in run.glob(f"stages/*.coherence.{key[:8]}.json"):
+        try:
+            spec = StageSpec.model_validate_json(file.read_text(encoding="utf-8"))
+        except ValueError:
+            continue
+        if spec.key == key:
+            yield spec.variant

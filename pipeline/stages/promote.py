@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from artifacts.registry.registry import (
+    EVIDENCE_TAG,
     FILES_TAG,
     TUPLE_TAG,
     Cause,
@@ -117,13 +118,20 @@ def pointed_to(history: Sequence[HistoryEntry], alias: str, at: datetime) -> str
 def refuse_after_rollback(
     registry: Registry, name: str, alias: str, version: str, run: str
 ) -> None:
-    """A run that is only repeated must not undo what someone decided; raises RegistryError."""
+    """A run that is only repeated must not undo what someone decided.
+
+    Raises:
+        RegistryError: the last move rolled back this deployable tuple, be its evidence another.
+    """
     moves = [entry for entry in registry.history(name) if alias in entry.changes]
-    if moves and moves[-1].action == "rollback" and moves[-1].replaced == version:
-        last = moves[-1]
+    if not moves or moves[-1].action != "rollback":
+        return
+    last = moves[-1]
+    tuples = {each.version: each.tags.get(TUPLE_TAG) for each in registry.versions(name)}
+    if tuples.get(last.replaced or "", "gone") == tuples[version]:
         raise RegistryError(
-            f"version {version} of '{name}' was rolled back by {last.who} at {last.when}"
-            + (f" ({last.reason})" if last.reason else ""),
+            f"version {last.replaced} of '{name}', which is the same, was rolled back by "
+            f"{last.who} at {last.when}" + (f" ({last.reason})" if last.reason else ""),
             where=registry.uri,
             cure=f"`prepare promote {run}` promotes it all the same",
         )
@@ -149,7 +157,7 @@ def preference(candidate: dict[str, Any], prefer: str) -> float:
 
 
 def weights_folder(context: StageContext, recipe: str) -> Path:
-    """The checkpoint folder that a registered version points to."""
+    """The folder that a registered version points to: weights, card and evidence."""
     return context.input_folder(f"weights.{recipe}") / "output"
 
 
@@ -158,6 +166,7 @@ def tags(context: StageContext, candidate: dict[str, Any]) -> dict[str, str]:
     deployable: dict[str, Any] = candidate["deployable"]
     return {
         TUPLE_TAG: digest_json(deployable),
+        EVIDENCE_TAG: context.spec.inputs[f"weights.{candidate['recipe']}"].key,
         FILES_TAG: digest_of_other_files(weights_folder(context, candidate["recipe"])),
         "prepare.recipe": str(candidate["recipe"]),
         "prepare.run": context.runtime["run"],

@@ -15,6 +15,7 @@ from listener import Listener
 from sample_reports import COMMAND
 from small_checkpoint import checkpoint_files, safetensors, write_files
 
+from artifacts.source_facts import source_of
 from pipeline.checkpoint import inspect_folder
 from pipeline.digest import FileDigests, digest_bytes, digest_json
 from pipeline.plan import stage_spec
@@ -134,7 +135,11 @@ class JudgedRun:
             started="2026-11-21T10:00:00+00:00",
             seconds=60.0,
             command={**COMMAND, "recipes": [*self.lost, *self.broken]},
-            checkpoint=CheckpointReport(ref=str(source), digest=self.checkpoint.digest),
+            checkpoint=CheckpointReport(
+                ref=str(source),
+                digest=self.checkpoint.digest,
+                source=source_of(str(source), self.checkpoint.digest, self.checkpoint),
+            ),
             registered_name="tiny",
             variants=[changed.get(v.recipe, v) for v in variants],
             stages=[

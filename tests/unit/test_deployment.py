@@ -61,6 +61,14 @@ class TestCheckFiles:
     def test_as_registered(self, folder: Path) -> None:
         assert check_files(version(folder), folder) == 3
 
+    def test_what_others_put_there_later(self, folder: Path) -> None:
+        """A signature by `prepare sign`, and what `git` and `hf download` leave."""
+        registered = version(folder)
+        (folder / "model.sig").write_text("{}")
+        (folder / ".cache" / "huggingface").mkdir(parents=True)
+        (folder / ".cache" / "huggingface" / "x.metadata").write_text("x")
+        check_files(registered, folder)
+
     @pytest.mark.parametrize(
         ("file", "words"),
         [("model.safetensors", "the weights are not"), ("config.json", "the other files")],

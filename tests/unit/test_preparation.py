@@ -83,7 +83,7 @@ class TestDefaults:
             "profile": "cpu",
             "policy": "default",
             "name": "model",
-            "registry": f"sqlite:///{settings.store / 'registry.db'}",
+            "registry": None,
             "eval_data": None,
             "trust_remote_code": False,
             "promote": True,

@@ -15,7 +15,7 @@ from listener import Listener
 from sample_reports import COMMAND, failed_variant_report, stage_report, variant_report
 
 from pipeline.errors import ServingError, StoreError, UsageError
-from pipeline.records import RunReport
+from pipeline.records import CheckpointReport, RunReport
 from pipeline.run_log import (
     ALIVE_LOCK,
     RUN_RECORD,
@@ -58,8 +58,9 @@ def test_a_run_is_on_disk_from_its_first_moment(store: Store, log: RunLog) -> No
 
 
 def test_every_step_is_on_disk_once_it_is_told(log: RunLog) -> None:
-    log.checkpoint("demo:smollm2-135m", "0" * 64, "smollm2-135m")
-    assert on_disk(log)["checkpoint"] == {"ref": "demo:smollm2-135m", "digest": "0" * 64}
+    checkpoint = CheckpointReport(ref="demo:smollm2-135m", digest="0" * 64)
+    log.checkpoint(checkpoint, "smollm2-135m")
+    assert on_disk(log)["checkpoint"] == checkpoint.model_dump()
     assert on_disk(log)["registered_name"] == "smollm2-135m"
     log.stage(stage_report(name="quantize"))
     log.stage(stage_report(name="verify", status="failed"))

@@ -13,8 +13,8 @@ from pipeline import whole_run
 from pipeline.checkpoint import Checkpoint
 from pipeline.errors import ExitCode
 from pipeline.preparation import Request
-from pipeline.promotion import exit_code_of
 from pipeline.records import RunReport, VariantReport
+from pipeline.selection import exit_code_of
 from pipeline.settings import Settings
 
 
@@ -49,6 +49,8 @@ def run_to(
     checkpoint = Checkpoint.__new__(Checkpoint)
     object.__setattr__(checkpoint, "ref", "c")
     object.__setattr__(checkpoint, "digest", "0" * 64)
+    object.__setattr__(checkpoint, "kind", "folder")
+    object.__setattr__(checkpoint, "path", folder)
     monkeypatch.setattr(whole_run, "find_data", lambda *_: None)
     monkeypatch.setattr(whole_run, "locate", lambda *_: checkpoint)
     monkeypatch.setattr(whole_run, "make_plan", lambda *_: None)

@@ -12,7 +12,6 @@ from huggingface_hub import ModelCard, parse_eval_result_entries
 from judged_run import SERVING, JudgedRun
 from listener import Listener
 
-from artifacts.bundle import Source
 from artifacts.bundle_check import read_verdict
 from artifacts.card import RESULTS, card_text, cell, hub_entries, serve_command, write_card
 from artifacts.card_words import (
@@ -26,6 +25,7 @@ from artifacts.card_words import (
 from artifacts.judged_variant import JudgedVariant
 from artifacts.source_facts import front_matter, source_of
 from pipeline.evidence import write_evidence
+from pipeline.records import SourceFacts
 
 RECIPE = "fp8-dynamic"
 
@@ -219,7 +219,9 @@ class TestWords:
         assert calibration_words({}, {}) == ""
 
     def test_licence(self) -> None:
-        assert licence_words(Source(ref="x", digest="d", licence="mit")) == "mit, as the source's"
+        assert (
+            licence_words(SourceFacts(ref="x", digest="d", licence="mit")) == "mit, as the source's"
+        )
 
     def test_machines(self) -> None:
         assert hardware_words({"accelerator": "cuda", "gpu": "NVIDIA H100"}) == "NVIDIA H100"

@@ -13,7 +13,14 @@ from finished_stage import put_record, stage_record
 from listener import Listener
 
 from artifacts.registry.mlflow_registry import MlflowRegistry
-from artifacts.registry.registry import FILES_TAG, TUPLE_TAG, Cause, HistoryEntry, Version
+from artifacts.registry.registry import (
+    EVIDENCE_TAG,
+    FILES_TAG,
+    TUPLE_TAG,
+    Cause,
+    HistoryEntry,
+    Version,
+)
 from pipeline.catalog import load_policy
 from pipeline.digest import digest_bytes, digest_json
 from pipeline.errors import RegistryError
@@ -67,11 +74,14 @@ class Promotion:
         prefer: str = "throughput",
         engine: str = "0.32.0",
         override: str | None = None,
+        evidence: str = "key of",
         **runtime: Any,
     ) -> StageSpec:
         inputs = {}
         for recipe in (str(candidate["recipe"]) for candidate in candidates):
-            inputs[f"weights.{recipe}"] = StageReference(stage="quantize", key=f"key of {recipe}")
+            inputs[f"weights.{recipe}"] = StageReference(
+                stage="evidence", key=f"{evidence} {recipe}"
+            )
             inputs[f"judge.{recipe}"] = StageReference(stage="judge", key=f"verdict on {recipe}")
         parameters = {
             "policy": policy(prefer),
@@ -99,7 +109,7 @@ class Promotion:
         store = Store(self.store)
         for reference in spec.inputs.values():
             put_record(store, stage_record(**reference.model_dump(), inputs={}))
-            if reference.stage == "quantize":
+            if reference.stage == "evidence":
                 output = store.stage_folder(reference.stage, reference.key) / "output"
                 output.mkdir(exist_ok=True)
                 (output / "config.json").write_text("{}")
@@ -187,6 +197,7 @@ class TestTags:
             "prepare.run": "a run",
             "prepare.verdict": "pass",
             "prepare.override": "",
+            EVIDENCE_TAG: "key of fp8-dynamic",
             "prepare.trust_remote_code": "false",
             FILES_TAG: digest_json([["config.json", digest_bytes(b"{}")]]),
             "prepare.policy": "default",
@@ -203,7 +214,7 @@ class TestTags:
 
     def test_the_source_is_the_checkpoint_in_the_store(self, promotion: Promotion) -> None:
         promotion.run(AWQ)
-        folder = promotion.store / "stages" / "quantize" / "key of awq-w4a16" / "output"
+        folder = promotion.store / "stages" / "evidence" / "key of awq-w4a16" / "output"
         assert promotion.versions()["awq-w4a16"].source == str(folder)
 
     def test_another_engine_is_another_version(self, promotion: Promotion) -> None:
@@ -264,6 +275,17 @@ class TestWhatItReplaces:
         assert promotion.aliases() == {"best": "fp8-dynamic"}
         promotion.run(AWQ)
         assert promotion.aliases() == {"best": "awq-w4a16", "former": "fp8-dynamic"}
+
+    def test_nor_with_another_evidence(self, promotion: Promotion) -> None:
+        """Judged again, by another policy say: another version of the tuple rolled back."""
+        promotion.run(FP8)
+        promotion.run(AWQ)
+        promotion.roll_back()
+        again = {"since": datetime.now(UTC).isoformat(), "explicit": False}
+        with pytest.raises(RegistryError, match="version 2 of 'model', which is the same, was"):
+            promotion.run(AWQ, evidence="other evidence on", **again)
+        promotion.run(AWQ, evidence="other evidence on", engine="0.33.0", **again)
+        assert MlflowRegistry(promotion.uri).aliases("model") == {"best": "4", "former": "1"}
 
 
 class TestStillHolds:

@@ -14,13 +14,17 @@ from pretend_stages import PretendModels, edit
 from test_runner import ONE, TWO, Bench, policy, recipe
 from typer.testing import CliRunner
 
+from artifacts.bundle import BUNDLE, VERDICT
+from artifacts.bundle_check import check_bundle
+from artifacts.manifest import list_files
 from artifacts.registry.mlflow_registry import MlflowRegistry
 from pipeline.cli.main import app
 from pipeline.collection import find_garbage, remove
 from pipeline.errors import RegistryError, StoreError, UsageError
 from pipeline.evaluation_plan import EvaluationPlanner, Served
 from pipeline.plan import VariantPlan, stage_spec
-from pipeline.promotion import Order, promote_run
+from pipeline.promotion_of_run import promote_run
+from pipeline.promotion_stage import Order
 from pipeline.records import RunReport
 from pipeline.run_log import RUN_RECORD
 from pipeline.serving import ServingArguments
@@ -50,8 +54,7 @@ class WholeBench(Bench):
                 "environment": "digest of quantize",
                 "quantization": {"kind": "none", "ignore": []},
             }
-            runtime = {"checkpoint": {"revision": "commit on the Hub"}}
-            made["quantize"] = stage_spec("quantize", of.name, parameters, {}, runtime, self.root)
+            made["quantize"] = stage_spec("quantize", of.name, parameters, {}, {}, self.root)
             weights = {"weights": made["quantize"]}
             made["verify"] = stage_spec("verify", of.name, {}, weights, {}, self.root)
         weights = {"weights": made["verify"]} if made else {}
@@ -95,7 +98,9 @@ class Site:
     def judged(self) -> RunReport:
         """Run, or run again; the weights have a file."""
         report = self.bench.run()
-        checkpoint = {"ref": "org/model", "digest": "c" * 64}
+        digest = "c" * 64
+        source = {"ref": "org/model", "digest": digest, "revision": "commit on the Hub"}
+        checkpoint = {"ref": "org/model", "digest": digest, "source": source}
         command = {"checkpoint": "org/model", "registry": self.uri, "name": "model"}
         report = RunReport.model_validate(
             {**report.model_dump(), "checkpoint": checkpoint, "command": command}
@@ -151,6 +156,45 @@ class TestPromoteRun:
         (entry,) = mixed.registry().history("model")
         assert (entry.action, entry.run, entry.verdict) == ("promote", mixed.run.run, "pass")
         assert entry.reason == "all 2 gates passed"
+
+    def test_the_version_has_its_evidence(self, mixed: Site) -> None:
+        mixed.promote(variant=ONE, override="why not", name="other")
+        (version,) = mixed.registry().versions("other")
+        assert version.tags["prepare.evidence"] == Path(version.source).parent.name
+        check = check_bundle(Path(version.source))
+        assert check.problems == ()
+        verdict = json.loads((Path(version.source) / BUNDLE / VERDICT).read_text())
+        assert (verdict["override"], verdict["registered_name"]) == ("why not", "other")
+
+    def test_what_passed_needs_no_override(self, mixed: Site) -> None:
+        mixed.promote(variant=TWO, override="to be sure")
+        (entry,) = mixed.registry().history("model")
+        assert (entry.action, entry.reason) == ("promote", "all 2 gates passed")
+        (version,) = mixed.registry().versions("model")
+        assert version.tags["prepare.override"] == ""
+
+    def test_another_run_of_the_same_is_the_same_version(self, mixed: Site) -> None:
+        mixed.promote()
+        mixed.run = mixed.judged()
+        mixed.promote(alias="candidate")
+        (version,) = mixed.registry().versions("model")
+        assert set(version.aliases) == {"candidate", "champion"}
+
+    def test_a_version_keeps_its_files(self, mixed: Site) -> None:
+        """Though the same stages came to something else another time."""
+        mixed.promote()
+        (first,) = mixed.registry().versions("model")
+        before = list_files(Path(first.source))
+        (quantize,) = {
+            str(s.key) for s in mixed.run.stages if (s.name, s.variant) == ("quantize", TWO)
+        }
+        folder = mixed.store.stage_folder("quantize", quantize)
+        edit(folder / "stage.json", lambda record: record["result"].update(made="again"))
+        mixed.run = mixed.judged()
+        mixed.promote()
+        versions = mixed.registry().versions("model")
+        assert list_files(Path(first.source)) == before
+        assert first.source in {each.source for each in versions}
 
     def test_again_there_is_nothing_to_do(self, mixed: Site) -> None:
         mixed.promote()
