@@ -8,7 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import catalog
-from pipeline.checkpoint import Checkpoint, Reference, inspect_folder, parse_reference
+from pipeline.checkpoint import (
+    Checkpoint,
+    Reference,
+    check_folder,
+    inspect_folder,
+    parse_reference,
+)
 from pipeline.data_sources import SourceResolver
 from pipeline.demo_model import DEMO_LOCK
 from pipeline.digest import FileDigests, digest_bytes
@@ -86,8 +92,11 @@ def choose(request: Request, settings: Settings) -> Choices:
 
     Raises:
         UsageError: something named does not exist, or a recipe has no margin in the policy.
+        CheckpointError: the checkpoint is to be a folder, and there is none.
     """
     reference = parse_reference(request.checkpoint)
+    if reference.kind == "folder":  # before anything else is found wrong, such as the policy
+        check_folder(Path(reference.name).expanduser().absolute())
     policy = catalog.load_policy(
         request.policy or ("demo" if reference.kind == "demo" else "default")
     )

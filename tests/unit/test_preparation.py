@@ -133,6 +133,15 @@ class TestDefaults:
         assert choices.rungs == ("awq-w4a16", "fp8-dynamic")
         assert choices.to_dict()["ladder"] == ["awq-w4a16", "fp8-dynamic"]
 
+    @pytest.mark.parametrize("policy", [None, "no-such-policy"])
+    def test_a_folder_that_is_not_there_is_told_first(
+        self, settings: Settings, tmp_path: Path, policy: str | None
+    ) -> None:
+        with pytest.raises(CheckpointError) as caught:
+            choose(request_for(str(tmp_path / "none"), policy=policy), settings)
+        assert caught.value.what == "there is no such folder"
+        assert caught.value.where == str(tmp_path / "none")
+
     def test_nothing_is_written(self, settings: Settings) -> None:
         choose(request_for(), settings)
         assert not settings.home.exists()
