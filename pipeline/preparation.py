@@ -138,8 +138,9 @@ def choose_recipes(names: tuple[str, ...]) -> tuple[tuple[Recipe, ...], tuple[st
     recipes: list[Recipe] = []
     rungs: tuple[str, ...] = ()
     for name in dict.fromkeys(names):
-        if not catalog.is_ladder(name):
-            recipes.append(catalog.load_recipe(name))
+        found = catalog.load_recipe_or_ladder(name)
+        if isinstance(found, Recipe):
+            recipes.append(found)
             continue
         if rungs:
             raise UsageError(
@@ -147,7 +148,7 @@ def choose_recipes(names: tuple[str, ...]) -> tuple[tuple[Recipe, ...], tuple[st
                 where=f"--recipe {name}",
                 cure="leave one out, or write a ladder of your own with the rungs of both",
             )
-        ladder = [catalog.load_recipe(rung) for rung in catalog.load_ladder(name).rungs]
+        ladder = [catalog.load_recipe(rung) for rung in found.rungs]
         rungs = tuple(recipe.name for recipe in ladder)
         recipes.extend(ladder)
     return tuple(recipes), rungs

@@ -189,6 +189,9 @@ class TestUsage:
     def test_a_slip(self, settings: Settings, options: dict[str, Any], words: str) -> None:
         assert words in refused(request_for(**options), settings).cure
 
+    def test_an_unknown_recipe_names_the_ladders_too(self, settings: Settings) -> None:
+        assert "awq-ladder" in refused(request_for(recipes=("awq",)), settings).cure
+
     def test_the_baseline_cannot_be_promoted(self, settings: Settings) -> None:
         error = refused(request_for(recipes=("baseline",)), settings)
         assert "changes nothing" in error.what
