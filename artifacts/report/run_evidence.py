@@ -16,7 +16,7 @@ from eval_gates.suites.json_lines import read_rows
 from pipeline.digest import digest_bytes
 from pipeline.errors import EvaluationDataError, StoreError
 from pipeline.records import SCHEMA_VERSION, RunReport, StageRecord
-from pipeline.stages.evaluate import ANSWERS
+from pipeline.stages.evaluate import ANSWERS, parse_answers
 from pipeline.store import Store
 from recipes.policy import AnySuite, Margin, Policy
 
@@ -155,7 +155,7 @@ class RunEvidence:
         file = self.place(record) / ANSWERS
         try:
             content = file.read_bytes()
-            rows = [json.loads(line) for line in content.splitlines()]
+            rows = parse_answers(content)
             usable = all({"id", "answer", "score"} <= row.keys() for row in rows)
         except (OSError, ValueError, AttributeError):
             usable = False
