@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from artifacts.ci.case import THROUGHPUT, Case, cases_of_run
-from artifacts.ci.ending import headline, next_steps, verdict_of
+from artifacts.ending import headline, next_steps, verdict_of
 from eval_gates.records import GateReport, ThroughputReport
 from pipeline.records import RunReport, VariantReport
 

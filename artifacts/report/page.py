@@ -12,6 +12,7 @@ import hashlib
 from importlib import resources
 from typing import Any
 
+from artifacts import ending
 from artifacts.report import (
     changed_answers,
     evidence_paths,
@@ -37,14 +38,14 @@ def run_page(evidence: RunEvidence) -> str:
         "latency": latencies.latency_figures(evidence, names),
         "layers": layer_errors.layer_figures(evidence, names),
     }
-    outcome, sentence = score_table.headline(evidence.report)
+    word = ending.outcome(evidence.report)
     return _rendered(
         "run.html.j2",
         figures,
-        title=f"{evidence.report.command.get('checkpoint', 'candidate')}: {outcome}",
+        title=f"{evidence.report.command.get('checkpoint', 'candidate')}: {word}",
         report=evidence.report,
-        outcome=outcome,
-        sentence=sentence,
+        outcome=word,
+        sentence=ending.headline(evidence.report),
         variants=score_table.variant_parts(evidence),
         examples=changed_answers.changed_answers(evidence),
         command=provenance.command_line(evidence.report),
@@ -64,8 +65,8 @@ def comparison_page(first: RunEvidence, second: RunEvidence) -> str:
         {"changes": two_runs.change_figures(sides, Names())},
         title=f"{first.report.run} and {second.report.run}",
         runs=[
-            ("A", first.report, score_table.headline(first.report)),
-            ("B", second.report, score_table.headline(second.report)),
+            (letter, report, ending.outcome(report), ending.headline(report))
+            for letter, report in (("A", first.report), ("B", second.report))
         ],
         verdicts=two_runs.verdict_table(sides),
         scores=two_runs.score_table(sides),

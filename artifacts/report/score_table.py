@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from artifacts.report.run_evidence import RunEvidence
 from eval_gates.records import GateReport, ThroughputReport
-from pipeline.records import RunReport, VariantReport
+from pipeline.records import VariantReport
 
 
 @dataclass(frozen=True)
@@ -75,32 +75,6 @@ def collected_words(evidence: RunEvidence, recipe: str) -> list[str]:
         for suite, record in evidence.collected(recipe)
         if isinstance(record.result.get("score"), float)
     ]
-
-
-def headline(report: RunReport) -> tuple[str, str]:
-    """The run's outcome as (word, sentence)."""
-    promoted = [variant for variant in report.variants if variant.promoted]
-    if promoted:
-        names = ", ".join(variant.recipe for variant in promoted)
-        return "promoted", f"{names} was promoted as {report.registered_name}"
-    if report.status != "finished":
-        error = f": {report.error['what']}" if report.error else ""
-        return "error", f"the run is {report.status}{error}"
-    verdicts = {variant.verdict for variant in report.variants}
-    if "pass" in verdicts:
-        return "pass", f"{_named(report, 'pass')} passed; nothing was promoted"
-    for verdict, words in (
-        ("error", "could not be made or measured"),
-        ("fail", "failed"),
-        ("undecided", "could not be decided"),
-    ):
-        if verdict in verdicts:
-            return verdict, f"{_named(report, verdict)} {words}; nothing was promoted"
-    return "no verdict", "no variant was judged"
-
-
-def _named(report: RunReport, verdict: str) -> str:
-    return ", ".join(v.recipe for v in report.variants if v.verdict == verdict)
 
 
 def _part(variant: VariantReport, evidence: RunEvidence) -> VariantPart:

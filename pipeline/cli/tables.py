@@ -82,7 +82,7 @@ def print_run(report: RunReport) -> None:
     notes = {v.throughput.note for v in report.variants if v.throughput and v.throughput.note}
     for note in sorted(notes):
         out.print(f"throughput: {escape(note)}")
-    out.print(escape(next_step(report)))
+    out.print(escape(last_line(report)))
 
 
 def floor_lines(report: RunReport) -> list[str]:
@@ -156,17 +156,14 @@ def coloured(verdict: str) -> str:
     return f"[{COLOURS[verdict]}]{verdict}[/{COLOURS[verdict]}]"
 
 
-def next_step(report: RunReport) -> str:
-    """What to look at next."""
+def last_line(report: RunReport) -> str:
+    """How much was done, and what to look at next."""
+    from artifacts.ending import champion_of, next_command
+
     reused = sum(stage.status == "reused" for stage in report.stages)
     done = f"{len(report.stages)} stages, {reused} reused, {report.seconds:.0f} s. "
-    if any(variant.promoted for variant in report.variants):
-        return f"{done}Next: prepare registry show {report.registered_name}"
-    if report.command.get("gate"):
-        return f"{done}Next: prepare verify {report.run}"
-    if any(variant.verdict == "pass" for variant in report.variants):  # with --no-promote
-        return f"{done}Nothing was promoted. Next: prepare promote {report.run}"
-    return f"{done}Nothing was promoted. Next: prepare runs show {report.run}"
+    could = champion_of(report) is None and not report.command.get("gate")
+    return f"{done}{'Nothing was promoted. ' if could else ''}Next: {next_command(report)}"
 
 
 def print_stages(report: RunReport, store: Store) -> None:
