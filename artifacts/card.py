@@ -24,6 +24,7 @@ from artifacts.card_words import (
     quantization_words,
     signed,
 )
+from artifacts.command_line import command_line
 from artifacts.judged_variant import JudgedVariant
 from eval_gates.records import GateReport, ThroughputReport
 from pipeline import __version__
@@ -203,12 +204,14 @@ def serve_command(judged: JudgedVariant) -> str:
 
 def prepare_command(verdict: BundleVerdict) -> str:
     """The command that made all variants of the run."""
-    words = ["prepare", "model", verdict.source.ref]
-    for recipe in verdict.tried:
-        words += ["--recipe", recipe]
-    for option, value in (("--profile", verdict.profile), ("--policy", verdict.policy)):
-        words += [option, value] if value else []
-    return shlex.join([*words, "--name", verdict.registered_name])
+    asked = {
+        "checkpoint": verdict.source.ref,
+        "recipes": verdict.tried,
+        "profile": verdict.profile,
+        "policy": verdict.policy,
+        "name": verdict.registered_name,
+    }
+    return command_line(asked, public=True)
 
 
 def creation(verdict: BundleVerdict, judged: JudgedVariant) -> list[tuple[str, str]]:

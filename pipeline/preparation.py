@@ -54,6 +54,23 @@ class Request:
 
 
 @dataclass(frozen=True)
+class Asked:
+    """Names and files as the user wrote them; of what was left out, what was taken.
+
+    They repeat the run, which the names that they came to do not: a ladder is not its rungs, and
+    no file is found by the name that stands in it.
+    """
+
+    recipes: tuple[str, ...]
+    profile: str
+    policy: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for the run's record."""
+        return {"recipes": list(self.recipes), "profile": self.profile, "policy": self.policy}
+
+
+@dataclass(frozen=True)
 class Choices:
     """What the request comes to, found without touching the checkpoint."""
 
@@ -62,6 +79,7 @@ class Choices:
     baseline: Recipe
     profile: ServingProfile
     policy: Policy
+    asked: Asked
     name: str
     registry: str
     eval_data: Path | None
@@ -78,6 +96,7 @@ class Choices:
             "ladder": list(self.rungs),
             "profile": self.profile.name,
             "policy": self.policy.name,
+            "asked": self.asked.to_dict(),
             "name": self.name,
             "registry": self.registry,
             "eval_data": str(self.eval_data) if self.eval_data else None,
@@ -97,10 +116,10 @@ def choose(request: Request, settings: Settings) -> Choices:
     reference = parse_reference(request.checkpoint)
     if reference.kind == "folder":  # before anything else is found wrong, such as the policy
         check_folder(Path(reference.name).expanduser().absolute())
-    policy = catalog.load_policy(
-        request.policy or ("demo" if reference.kind == "demo" else "default")
-    )
-    recipes, rungs = choose_recipes(request.recipes or DEFAULT_RECIPES)
+    policy_name = request.policy or ("demo" if reference.kind == "demo" else "default")
+    policy = catalog.load_policy(policy_name)
+    recipe_names = tuple(dict.fromkeys(request.recipes or DEFAULT_RECIPES))
+    recipes, rungs = choose_recipes(recipe_names)
     profile = choose_profile(request.profile)
     check_names_differ(recipes)
     for recipe in recipes:
@@ -119,6 +138,11 @@ def choose(request: Request, settings: Settings) -> Choices:
         baseline=catalog.load_recipe(catalog.BASELINE),
         profile=profile,
         policy=policy,
+        asked=Asked(
+            recipes=recipe_names,
+            profile=profile.name if request.profile == "auto" else request.profile,
+            policy=policy_name,
+        ),
         name=name,
         registry=registry_uri(request.registry, settings),
         eval_data=request.eval_data.expanduser().resolve() if request.eval_data else None,

@@ -13,6 +13,7 @@ from importlib import resources
 from typing import Any
 
 from artifacts import ending
+from artifacts.command_line import command_line
 from artifacts.report import (
     changed_answers,
     evidence_paths,
@@ -48,7 +49,7 @@ def run_page(evidence: RunEvidence) -> str:
         sentence=ending.headline(evidence.report),
         variants=score_table.variant_parts(evidence),
         examples=changed_answers.changed_answers(evidence),
-        command=provenance.command_line(evidence.report),
+        command=command_line(evidence.report.command),
         facts=provenance.run_facts(evidence),
         tuples=provenance.tuple_table(evidence),
         policies=provenance.policies_as_json(evidence),
