@@ -22,10 +22,10 @@ from artifacts.card_words import (
     optimization_words,
     percent,
     quantization_words,
-    signed,
 )
 from artifacts.command_line import command_line
 from artifacts.judged_variant import JudgedVariant
+from artifacts.written_numbers import in_points, per_cent
 from eval_gates.records import GateReport, ThroughputReport
 from pipeline import __version__
 from pipeline.records import StageRecord
@@ -240,10 +240,10 @@ def gate_row(gate: GateReport) -> dict[str, Any]:
         ),
         "baseline": f"{percent(gate.baseline):.2f}",
         "candidate": f"{percent(gate.candidate):.2f}",
-        "difference": signed(gate.difference),
-        "recovery": f"{100 * gate.recovery:.1f} %" if gate.recovery is not None else "",
-        "bound": signed(gate.bound),
-        "threshold": signed(gate.threshold),
+        "difference": in_points(gate.difference),
+        "recovery": per_cent(gate.recovery, 1, nothing=""),
+        "bound": in_points(gate.bound),
+        "threshold": in_points(gate.threshold),
     }
 
 

@@ -46,6 +46,11 @@ def outcome(report: RunReport) -> str:
     return report.status if report.exit_code is None else verdict_of(report)
 
 
+def verdict_word(variant: VariantReport) -> str:
+    """What became of one variant, as a badge."""
+    return "promoted" if variant.promoted else variant.verdict
+
+
 def headline(report: RunReport) -> str:
     """One sentence on how it ended, or on how it stands."""
     champion = champion_of(report)

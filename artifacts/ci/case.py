@@ -33,6 +33,11 @@ class Case:
     suspicious: bool = False
     facts: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def word(self) -> str:
+        """How it ended, as people read it."""
+        return "suspicious" if self.outcome == "pass" and self.suspicious else self.outcome
+
 
 def cases_of_run(report: RunReport) -> list[Case]:
     """Every case of a run in the report's order; what ended the run as a whole comes first."""
@@ -138,6 +143,11 @@ def blocking(verdict: str, tier: str) -> bool:
     return (verdict == "fail" and tier != "advisory") or (
         verdict == "undecided" and tier == "critical"
     )
+
+
+def unusual(tier: str) -> str:
+    """The tier in brackets, where it is not the usual one."""
+    return "" if tier == "critical" else f" ({tier})"
 
 
 def as_text(facts: Mapping[str, str | float | None]) -> dict[str, str]:

@@ -6,6 +6,8 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from artifacts.written_numbers import in_points, megabytes, per_cent
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -52,6 +54,8 @@ def print_run(report: RunReport) -> None:
     from rich.markup import escape
     from rich.table import Table
 
+    from artifacts.ending import verdict_word
+
     out = console()
     digest = f" ({report.checkpoint.digest[:12]})" if report.checkpoint else ""
     table = Table(
@@ -72,7 +76,7 @@ def print_run(report: RunReport) -> None:
     out.print(table)
     for variant in report.variants:
         colour = COLOURS[variant.verdict]
-        word = "promoted" if variant.promoted else variant.verdict
+        word = verdict_word(variant)
         out.print(f"[{colour}]{variant.recipe}: {word}[/{colour}]: {escape(variant.reason)}")
         for gate in variant.gates:
             if gate.verdict != "pass" or gate.suspicious:
@@ -96,8 +100,7 @@ def floor_lines(report: RunReport) -> list[str]:
 
 def add_variant(table: Any, variant: VariantReport) -> None:
     """One row a gate; variant and size stand in the first."""
-    not_made = "-" if variant.gates else "not made"
-    size = f"{variant.weights_bytes / 1e6:,.1f} MB" if variant.weights_bytes else not_made
+    size = megabytes(variant.weights_bytes, nothing="-" if variant.gates else "not made")
     rows = [gate_row(gate) for gate in variant.gates]
     if variant.throughput:
         rows.append(throughput_row(variant.throughput))
@@ -112,8 +115,8 @@ def gate_row(gate: GateReport) -> list[str]:
     """Scores in per cent, the difference with its bound and margin in points."""
     return [
         f"{gate.suite} {gate.metric} ({counted(gate)}){of_tier(gate.tier)}",
-        f"{100 * gate.baseline:.1f} %",
-        f"{100 * gate.candidate:.1f} %",
+        per_cent(gate.baseline, 1),
+        per_cent(gate.candidate, 1),
         difference_words(gate),
         coloured(gate.verdict),
     ]
@@ -133,10 +136,10 @@ def of_tier(tier: str) -> str:
 
 def difference_words(gate: GateReport) -> str:
     """The difference in points with its bound and margin; a recovery margin as it is meant."""
-    points = f"{100 * gate.difference:+.1f}"
+    points = in_points(gate.difference, 1)
     if gate.threshold < 0:
-        return f"{points} (> {100 * gate.bound:+.1f}, margin {100 * gate.threshold:+g})"
-    recovery = f"{100 * gate.recovery:.1f} %" if gate.recovery is not None else "none"
+        return f"{points} (> {in_points(gate.bound, 1)}, margin {100 * gate.threshold:+g})"
+    recovery = per_cent(gate.recovery, 1, nothing="none")
     return f"{points} ({recovery} recovered, margin {gate.margin})"
 
 
