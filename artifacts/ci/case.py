@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from eval_gates.judge import blocks
 from eval_gates.records import GateReport, ThroughputReport
 from pipeline.errors import from_dict
 from pipeline.records import RunReport, VariantReport
@@ -80,7 +81,7 @@ def gate_case(variant: str, gate: GateReport) -> Case:
         variant,
         gate.suite,
         gate.verdict,
-        blocking(gate.verdict, gate.tier),
+        blocks(gate.verdict, gate.tier),
         gate.reason,
         gate.tier,
         gate.suspicious,
@@ -116,7 +117,7 @@ def throughput_case(variant: str, throughput: ThroughputReport) -> Case:
         variant,
         THROUGHPUT,
         throughput.verdict,
-        blocking(throughput.verdict, throughput.tier),
+        blocks(throughput.verdict, throughput.tier),
         throughput.reason,
         throughput.tier,
         facts=as_text(
@@ -135,13 +136,6 @@ def throughput_case(variant: str, throughput: ThroughputReport) -> Case:
                 "note": throughput.note,
             }
         ),
-    )
-
-
-def blocking(verdict: str, tier: str) -> bool:
-    """Whether a gate's verdict keeps a variant from passing, as `eval_gates.judge.overall` says."""
-    return (verdict == "fail" and tier != "advisory") or (
-        verdict == "undecided" and tier == "critical"
     )
 
 

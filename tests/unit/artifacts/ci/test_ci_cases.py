@@ -21,8 +21,8 @@ from sample_reports import (
     variant_report,
 )
 
-from artifacts.ci.case import Case, blocking, cases_of, cases_of_run
-from eval_gates.judge import overall
+from artifacts.ci.case import Case, cases_of, cases_of_run
+from eval_gates.judge import blocks, overall
 
 
 def short(cases: list[Case]) -> list[tuple[str, str, bool]]:
@@ -65,9 +65,9 @@ def test_what_no_gate_tells_has_a_case_of_its_own() -> None:
 def test_what_blocks_is_what_the_judge_lets_block(verdict: str, tier: str) -> None:
     # A critical gate that passed is beside it, for a p-value.
     gates = [gate_report(verdict=verdict, tier=tier), gate_report(suite="code")]
-    assert blocking(verdict, tier) == (overall(gates, None)[0] != "pass")
+    assert blocks(verdict, tier) == (overall(gates, None)[0] != "pass")
     load = throughput_report(verdict=verdict, tier=tier)
-    assert blocking(verdict, tier) == (overall(gates[1:], load)[0] != "pass")
+    assert blocks(verdict, tier) == (overall(gates[1:], load)[0] != "pass")
 
 
 def test_the_figures_are_exact_and_what_is_none_is_left_out() -> None:
