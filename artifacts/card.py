@@ -22,9 +22,10 @@ from artifacts.card_words import (
     optimization_words,
     percent,
     quantization_words,
-    signed,
 )
+from artifacts.command_line import command_line
 from artifacts.judged_variant import JudgedVariant
+from artifacts.written_numbers import in_points, per_cent
 from eval_gates.records import GateReport, ThroughputReport
 from pipeline import __version__
 from pipeline.records import StageRecord
@@ -203,12 +204,14 @@ def serve_command(judged: JudgedVariant) -> str:
 
 def prepare_command(verdict: BundleVerdict) -> str:
     """The command that made all variants of the run."""
-    words = ["prepare", "model", verdict.source.ref]
-    for recipe in verdict.tried:
-        words += ["--recipe", recipe]
-    for option, value in (("--profile", verdict.profile), ("--policy", verdict.policy)):
-        words += [option, value] if value else []
-    return shlex.join([*words, "--name", verdict.registered_name])
+    asked = {
+        "checkpoint": verdict.source.ref,
+        "recipes": verdict.tried,
+        "profile": verdict.profile,
+        "policy": verdict.policy,
+        "name": verdict.registered_name,
+    }
+    return command_line(asked, public=True)
 
 
 def creation(verdict: BundleVerdict, judged: JudgedVariant) -> list[tuple[str, str]]:
@@ -237,10 +240,10 @@ def gate_row(gate: GateReport) -> dict[str, Any]:
         ),
         "baseline": f"{percent(gate.baseline):.2f}",
         "candidate": f"{percent(gate.candidate):.2f}",
-        "difference": signed(gate.difference),
-        "recovery": f"{100 * gate.recovery:.1f} %" if gate.recovery is not None else "",
-        "bound": signed(gate.bound),
-        "threshold": signed(gate.threshold),
+        "difference": in_points(gate.difference),
+        "recovery": per_cent(gate.recovery, 1, nothing=""),
+        "bound": in_points(gate.bound),
+        "threshold": in_points(gate.threshold),
     }
 
 

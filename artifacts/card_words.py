@@ -24,11 +24,6 @@ def percent(score: float) -> float:
     return round(100 * score, 2)
 
 
-def signed(value: float) -> str:
-    """A difference in points of 100, with its sign."""
-    return f"{100 * value:+.2f}"
-
-
 def base_words(source: SourceFacts) -> str:
     """The source, as a link where it is on the Hub."""
     if source.base_model:

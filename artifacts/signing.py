@@ -202,7 +202,7 @@ def _library_errors(verb: str, folder: Path) -> Iterator[None]:
         raise EvidenceError(
             f"model-signing, which can {verb} a folder, is not installed",
             where=str(error.name),
-            cure="pip install 'prepare-model[sign]'",
+            cure="in the clone of prepare: pip install '.[sign]'",
         ) from error
     except OSError:
         raise

@@ -10,6 +10,7 @@ from eval_gates.records import (
     GateReport,
     GroupReport,
     ThroughputReport,
+    Tier,
     TrailPoint,
     Verdict,
 )
@@ -201,6 +202,13 @@ def by_subject(baseline: Answers, candidate: Answers) -> list[GroupReport]:
     ]
 
 
+def blocks(verdict: Verdict, tier: Tier) -> bool:
+    """Whether a gate's verdict keeps its variant from passing."""
+    return (verdict == "fail" and tier != "advisory") or (
+        verdict == "undecided" and tier == "critical"
+    )
+
+
 def overall(
     gates: Sequence[GateReport], throughput: ThroughputReport | None
 ) -> tuple[Verdict, str, float]:
@@ -219,13 +227,12 @@ def overall(
     """
     if not gates:
         raise ValueError("no gates: nothing was shown")
-    judged: list[tuple[str, str, Verdict]] = [(g.suite, g.tier, g.verdict) for g in gates]
+    judged: list[tuple[str, Tier, Verdict]] = [(g.suite, g.tier, g.verdict) for g in gates]
     if throughput is not None:
         judged.append(("throughput", throughput.tier, throughput.verdict))
-    failed = [name for name, tier, verdict in judged if verdict == "fail" and tier != "advisory"]
-    undecided = [
-        name for name, tier, verdict in judged if verdict == "undecided" and tier == "critical"
-    ]
+    blocking = [(name, verdict) for name, tier, verdict in judged if blocks(verdict, tier)]
+    failed = [name for name, verdict in blocking if verdict == "fail"]
+    undecided = [name for name, verdict in blocking if verdict == "undecided"]
     p_value = all_gates_p({g.suite: g.p_value for g in gates if g.tier == "critical"} or {"": 1.0})
     if failed:
         return "fail", f"{', '.join(failed)} failed", p_value

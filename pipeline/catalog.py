@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -33,8 +34,14 @@ def load_recipe(name: str) -> Recipe:
         UsageError: no such recipe (the known ones are named), a malformed file, or one that
             extends itself.
     """
-    path = _find(name, RECIPES, "recipe")
-    return _validated(_merged_recipe(path, ()), path, "recipe", Recipe)
+    return _recipe_in(_find(name, RECIPES, "recipe"))
+
+
+def load_recipe_or_ladder(name: str) -> Recipe | Ladder:
+    """What `--recipe` names; raises UsageError as load_recipe does, and names the ladders too."""
+    if is_ladder(name):
+        return load_ladder(name)
+    return _recipe_in(_find(name, RECIPES, "recipe", also=ladder_names()))
 
 
 def load_policy(name: str) -> Policy:
@@ -122,11 +129,16 @@ def _load(name: str, folder: Path, noun: str, kind: type[DESCRIBED]) -> DESCRIBE
     return parse(_find(name, folder, noun), noun, kind)
 
 
-def _find(name: str, folder: Path, noun: str) -> Path:
+def _recipe_in(path: Path) -> Recipe:
+    return _validated(_merged_recipe(path, ()), path, "recipe", Recipe)
+
+
+def _find(name: str, folder: Path, noun: str, also: Sequence[str] = ()) -> Path:
+    """The file of that name; where there is none, those of the folder, and `also`, are named."""
     is_path = _is_path(name)
     path = Path(name).expanduser() if is_path else folder / f"{name}.yaml"
     if not path.is_file():
-        known = _names(folder)
+        known = [*_names(folder), *also]
         close = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean '{close[0]}'? " if close else ""
         raise UsageError(

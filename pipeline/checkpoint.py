@@ -29,6 +29,7 @@ __all__ = [
     "CheckpointFile",
     "Kind",
     "Reference",
+    "check_folder",
     "inspect_folder",
     "parse_reference",
 ]
@@ -175,8 +176,8 @@ def matches(name: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _read_config(path: Path) -> dict[str, Any]:
-    """config.json, with a cure for the folders that people name by mistake."""
+def check_folder(path: Path) -> None:
+    """Raise CheckpointError, with its cure, for what is no folder that can be read."""
     if path.is_file():
         raise CheckpointError(
             "a checkpoint is a folder, this is a file",
@@ -191,6 +192,11 @@ def _read_config(path: Path) -> dict[str, Any]:
         raise CheckpointError(
             "there is no such folder", where=str(path), cure="check the path for a slip"
         )
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    """config.json, with a cure for the folders that people name by mistake."""
+    check_folder(path)
     if not (path / "config.json").exists():
         adapter = (path / "adapter_config.json").exists()
         raise CheckpointError(

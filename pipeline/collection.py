@@ -6,8 +6,11 @@ that these rest on. What was made within those days is kept too.
 
 from __future__ import annotations
 
+import os
 import shutil
-from collections.abc import Iterable, Iterator
+import stat
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -25,6 +28,7 @@ from pipeline.stages.evaluate import book_key
 from pipeline.store import RECORD, Store
 
 Stage = tuple[str, str]
+Doomed = tuple[str, Path]
 
 
 @dataclass
@@ -42,7 +46,7 @@ class Garbage:
     Args:
         kind: stage, unfinished stage, run or answers.
         path: folder or file.
-        size: bytes.
+        size: bytes that come free when all that was found with it goes too.
     """
 
     kind: str
@@ -82,7 +86,9 @@ def find_garbage(
         *runs_to_go(store, kept, oldest.timestamp()),
         *answers_to_go(store, records, oldest.timestamp()),
     ]
-    return sorted(found, key=lambda each: each.size, reverse=True)
+    sizes = freed_bytes([path for _, path in found])
+    garbage = [Garbage(kind, path, size) for (kind, path), size in zip(found, sizes, strict=True)]
+    return sorted(garbage, key=lambda each: each.size, reverse=True)
 
 
 def remove(garbage: Garbage, store: Store) -> None:
@@ -195,7 +201,7 @@ def keep_inputs(store: Store, kept: Kept) -> list[StageRecord]:
     return records
 
 
-def stages_to_go(store: Store, kept: Kept, oldest: float) -> Iterator[Garbage]:
+def stages_to_go(store: Store, kept: Kept, oldest: float) -> Iterator[Doomed]:
     """Finished stages that nobody names, and old unfinished ones.
 
     Records of promotions stay: they tell which registries to ask, and are small.
@@ -208,22 +214,22 @@ def stages_to_go(store: Store, kept: Kept, oldest: float) -> Iterator[Garbage]:
         written = (folder / RECORD if finished else folder).stat().st_mtime
         if (finished and (stage, name) in kept.stages) or written >= oldest:
             continue
-        yield Garbage("stage" if finished else "unfinished stage", folder, size_of(folder))
+        yield "stage" if finished else "unfinished stage", folder
 
 
-def runs_to_go(store: Store, kept: Kept, oldest: float) -> Iterator[Garbage]:
+def runs_to_go(store: Store, kept: Kept, oldest: float) -> Iterator[Doomed]:
     """Records and logs of runs that nobody names."""
     for folder in store.run_folders():
         if folder.name not in kept.runs and folder.stat().st_mtime < oldest:
-            yield Garbage("run", folder, size_of(folder))
+            yield "run", folder
 
 
-def answers_to_go(store: Store, records: Iterable[StageRecord], oldest: float) -> Iterator[Garbage]:
+def answers_to_go(store: Store, records: Iterable[StageRecord], oldest: float) -> Iterator[Doomed]:
     """Answer books that no kept round was copied from."""
     used = {book_of(record, store) for record in records if record.stage == "evaluate"}
     for file in sorted((store.root / "answers").glob("*.jsonl")):
         if file.stem not in used and file.stat().st_mtime < oldest:
-            yield Garbage("answers", file, file.stat().st_size)
+            yield "answers", file
 
 
 def book_of(record: StageRecord, store: Store) -> str | None:
@@ -251,6 +257,23 @@ def all_records(store: Store, stage: str) -> Iterator[StageRecord]:
             yield record
 
 
-def size_of(folder: Path) -> int:
-    """Bytes of all files in it."""
-    return sum(path.lstat().st_size for path in folder.rglob("*") if not path.is_dir())
+def freed_bytes(paths: Sequence[Path]) -> list[int]:
+    """How many bytes removing all of these folders and files frees, by path.
+
+    A file with several names (the stage `evidence` links the weights of `quantize`) frees its bytes
+    only when all of its names go; they count for the first path that has one.
+    """
+    names: Counter[tuple[int, int]] = Counter()
+    first: dict[tuple[int, int], tuple[int, os.stat_result]] = {}
+    for number, path in enumerate(paths):
+        for file in path.rglob("*") if path.is_dir() else [path]:
+            found = file.lstat()
+            if stat.S_ISDIR(found.st_mode):
+                continue
+            names[found.st_dev, found.st_ino] += 1
+            first.setdefault((found.st_dev, found.st_ino), (number, found))
+    sizes = [0] * len(paths)
+    for each, (number, found) in first.items():
+        if names[each] == found.st_nlink:
+            sizes[number] += found.st_size
+    return sizes

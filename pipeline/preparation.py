@@ -8,7 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import catalog
-from pipeline.checkpoint import Checkpoint, Reference, inspect_folder, parse_reference
+from pipeline.checkpoint import (
+    Checkpoint,
+    Reference,
+    check_folder,
+    inspect_folder,
+    parse_reference,
+)
 from pipeline.data_sources import SourceResolver
 from pipeline.demo_model import DEMO_LOCK
 from pipeline.digest import FileDigests, digest_bytes
@@ -48,6 +54,23 @@ class Request:
 
 
 @dataclass(frozen=True)
+class Asked:
+    """Names and files as the user wrote them; of what was left out, what was taken.
+
+    They repeat the run, which the names that they came to do not: a ladder is not its rungs, and
+    no file is found by the name that stands in it.
+    """
+
+    recipes: tuple[str, ...]
+    profile: str
+    policy: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for the run's record."""
+        return {"recipes": list(self.recipes), "profile": self.profile, "policy": self.policy}
+
+
+@dataclass(frozen=True)
 class Choices:
     """What the request comes to, found without touching the checkpoint."""
 
@@ -56,6 +79,7 @@ class Choices:
     baseline: Recipe
     profile: ServingProfile
     policy: Policy
+    asked: Asked
     name: str
     registry: str | None  # None: the store's own, wherever the store is moved to
     eval_data: Path | None
@@ -72,6 +96,7 @@ class Choices:
             "ladder": list(self.rungs),
             "profile": self.profile.name,
             "policy": self.policy.name,
+            "asked": self.asked.to_dict(),
             "name": self.name,
             "registry": self.registry,
             "eval_data": str(self.eval_data) if self.eval_data else None,
@@ -86,12 +111,15 @@ def choose(request: Request, settings: Settings) -> Choices:
 
     Raises:
         UsageError: something named does not exist, or a recipe has no margin in the policy.
+        CheckpointError: the checkpoint is to be a folder, and there is none.
     """
     reference = parse_reference(request.checkpoint)
-    policy = catalog.load_policy(
-        request.policy or ("demo" if reference.kind == "demo" else "default")
-    )
-    recipes, rungs = choose_recipes(request.recipes or DEFAULT_RECIPES)
+    if reference.kind == "folder":  # before anything else is found wrong, such as the policy
+        check_folder(Path(reference.name).expanduser().absolute())
+    policy_name = request.policy or ("demo" if reference.kind == "demo" else "default")
+    policy = catalog.load_policy(policy_name)
+    recipe_names = tuple(dict.fromkeys(request.recipes or DEFAULT_RECIPES))
+    recipes, rungs = choose_recipes(recipe_names)
     profile = choose_profile(request.profile)
     check_names_differ(recipes)
     for recipe in recipes:
@@ -110,6 +138,11 @@ def choose(request: Request, settings: Settings) -> Choices:
         baseline=catalog.load_recipe(catalog.BASELINE),
         profile=profile,
         policy=policy,
+        asked=Asked(
+            recipes=recipe_names,
+            profile=profile.name if request.profile == "auto" else request.profile,
+            policy=policy_name,
+        ),
         name=name,
         registry=request.registry,
         eval_data=request.eval_data.expanduser().resolve() if request.eval_data else None,
@@ -129,8 +162,9 @@ def choose_recipes(names: tuple[str, ...]) -> tuple[tuple[Recipe, ...], tuple[st
     recipes: list[Recipe] = []
     rungs: tuple[str, ...] = ()
     for name in dict.fromkeys(names):
-        if not catalog.is_ladder(name):
-            recipes.append(catalog.load_recipe(name))
+        found = catalog.load_recipe_or_ladder(name)
+        if isinstance(found, Recipe):
+            recipes.append(found)
             continue
         if rungs:
             raise UsageError(
@@ -138,7 +172,7 @@ def choose_recipes(names: tuple[str, ...]) -> tuple[tuple[Recipe, ...], tuple[st
                 where=f"--recipe {name}",
                 cure="leave one out, or write a ladder of your own with the rungs of both",
             )
-        ladder = [catalog.load_recipe(rung) for rung in catalog.load_ladder(name).rungs]
+        ladder = [catalog.load_recipe(rung) for rung in found.rungs]
         rungs = tuple(recipe.name for recipe in ladder)
         recipes.extend(ladder)
     return tuple(recipes), rungs

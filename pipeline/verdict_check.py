@@ -19,10 +19,10 @@ from pipeline.runner import unjudged
 from pipeline.selection import corrected
 from pipeline.stages.evaluate import ANSWERS, parse_answers
 from pipeline.stages.judge import judged
+from pipeline.stages.questions import QUESTIONS
 from pipeline.store import Store
 from recipes.policy import Policy
 
-QUESTIONS = "questions.jsonl"
 # Sums of floating-point numbers may differ in the last digits on another machine.
 RELATIVE_TOLERANCE = 1e-9
 # The promotion says more in these, which a verdict does not depend on.

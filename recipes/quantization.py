@@ -117,7 +117,7 @@ class AutoAwqQuantization(_InGroups):
 
     kind: Literal["autoawq"]
     clip_search: bool = Field(
-        False, description="search for clipping of the weights too: ten times slower"
+        False, description="search for clipping of the weights too: about ten times slower"
     )
 
 

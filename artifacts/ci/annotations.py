@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from artifacts.ci.case import Case, cases_of_run
+from artifacts.ci.case import Case, cases_of_run, unusual
+from artifacts.ci.summary import clipped
 from pipeline.records import RunReport
 
 Level = Literal["error", "warning"]
@@ -47,21 +48,13 @@ def level_of(case: Case) -> Level | None:
 
 def annotation(level: Level, case: Case) -> str:
     """The line for one case."""
-    word = "suspicious" if case.outcome == "pass" else case.outcome
-    tier = "" if case.tier == "critical" else f" ({case.tier})"
-    return command(level, f"{case.variant}: {case.name}: {word}{tier}", case.reason)
+    title = f"{case.variant}: {case.name}: {case.word}{unusual(case.tier)}"
+    return command(level, title, case.reason)
 
 
 def command(level: Level, title: str, message: str) -> str:
     """One workflow command, on one line whatever the texts hold."""
-    return f"::{level} title={property_value(title)}::{data(clipped(message))}"
-
-
-def clipped(message: str) -> str:
-    """A message of a length that can be read."""
-    if len(message) <= LONGEST_MESSAGE:
-        return message
-    return message[: LONGEST_MESSAGE - 1] + "…"
+    return f"::{level} title={property_value(title)}::{data(clipped(message, LONGEST_MESSAGE))}"
 
 
 def data(text: str) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from eval_gates.judge import blocks
 from eval_gates.records import GateReport, ThroughputReport
 from pipeline.errors import from_dict
 from pipeline.records import RunReport, VariantReport
@@ -32,6 +33,11 @@ class Case:
     tier: str = "critical"
     suspicious: bool = False
     facts: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def word(self) -> str:
+        """How it ended, as people read it."""
+        return "suspicious" if self.outcome == "pass" and self.suspicious else self.outcome
 
 
 def cases_of_run(report: RunReport) -> list[Case]:
@@ -75,7 +81,7 @@ def gate_case(variant: str, gate: GateReport) -> Case:
         variant,
         gate.suite,
         gate.verdict,
-        blocking(gate.verdict, gate.tier),
+        blocks(gate.verdict, gate.tier),
         gate.reason,
         gate.tier,
         gate.suspicious,
@@ -111,7 +117,7 @@ def throughput_case(variant: str, throughput: ThroughputReport) -> Case:
         variant,
         THROUGHPUT,
         throughput.verdict,
-        blocking(throughput.verdict, throughput.tier),
+        blocks(throughput.verdict, throughput.tier),
         throughput.reason,
         throughput.tier,
         facts=as_text(
@@ -133,11 +139,9 @@ def throughput_case(variant: str, throughput: ThroughputReport) -> Case:
     )
 
 
-def blocking(verdict: str, tier: str) -> bool:
-    """Whether a gate's verdict keeps a variant from passing, as `eval_gates.judge.overall` says."""
-    return (verdict == "fail" and tier != "advisory") or (
-        verdict == "undecided" and tier == "critical"
-    )
+def unusual(tier: str) -> str:
+    """The tier in brackets, where it is not the usual one."""
+    return "" if tier == "critical" else f" ({tier})"
 
 
 def as_text(facts: Mapping[str, str | float | None]) -> dict[str, str]:

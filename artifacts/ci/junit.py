@@ -13,7 +13,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from artifacts.ci.case import Case, cases_of_run, command_of
-from artifacts.ci.ending import verdict_of
+from artifacts.ending import verdict_of
 from pipeline.records import RunReport, VariantReport
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ reports, so names have letters and underscores only and no value holds a line en
 
 from __future__ import annotations
 
-from artifacts.ci.ending import champion_of, passed, verdict_of
+from artifacts.ending import champion_of, passed, verdict_of
 from pipeline.records import RunReport
 
 LONGEST_VALUE = 400

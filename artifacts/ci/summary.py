@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-from artifacts.ci.case import THROUGHPUT, Case, cases_of_run
-from artifacts.ci.ending import headline, next_steps, verdict_of
+from artifacts.ci.case import THROUGHPUT, Case, cases_of_run, unusual
+from artifacts.ending import headline, next_steps, verdict_of
+from artifacts.written_numbers import in_points, megabytes, per_cent
 from eval_gates.records import GateReport, ThroughputReport
 from pipeline.records import RunReport, VariantReport
 
@@ -75,12 +76,11 @@ def table(report: RunReport) -> Iterator[str]:
         cells = {gate.suite: gate_cell(gate) for gate in variant.gates}
         if variant.throughput is not None:
             cells[THROUGHPUT] = throughput_cell(variant.throughput)
-        size = f"{variant.weights_bytes / 1e6:,.1f} MB" if variant.weights_bytes else "not made"
         yield row(
             [
                 escaped(variant.recipe),
                 variant_cell(variant),
-                size if variant.weights_bytes or not variant.gates else "-",
+                megabytes(variant.weights_bytes, nothing="-" if variant.gates else "not made"),
                 *(cells.get(column, "-") for column in columns),
             ]
         )
@@ -105,21 +105,19 @@ def variant_cell(variant: VariantReport) -> str:
 
 def gate_cell(gate: GateReport) -> str:
     """The verdict and the difference with its bound and margin, in points."""
-    points = f"{100 * gate.difference:+.2f} points"
+    points = f"{in_points(gate.difference)} points"
     if gate.threshold < 0:
-        margin = f"lower bound {100 * gate.bound:+.2f}, margin {100 * gate.threshold:+g}"
+        margin = f"lower bound {in_points(gate.bound)}, margin {100 * gate.threshold:+g}"
     else:
-        recovery = f"{100 * gate.recovery:.1f} %" if gate.recovery is not None else "nothing"
+        recovery = per_cent(gate.recovery, 1, nothing="nothing")
         margin = f"{recovery} recovered, margin {escaped(gate.margin)}"
-    tier = "" if gate.tier == "critical" else f" ({gate.tier})"
-    return f"{loud(gate.verdict)}{tier}: {points} ({margin}), n={gate.n:,}"
+    return f"{loud(gate.verdict)}{unusual(gate.tier)}: {points} ({margin}), n={gate.n:,}"
 
 
 def throughput_cell(throughput: ThroughputReport) -> str:
     """The verdict and the ratio with its floor."""
-    tier = "" if throughput.tier == "critical" else f" ({throughput.tier})"
     ratio = f"x {throughput.ratio:.2f} (at least {throughput.minimum_ratio:g})"
-    return f"{loud(throughput.verdict)}{tier}: {ratio}"
+    return f"{loud(throughput.verdict)}{unusual(throughput.tier)}: {ratio}"
 
 
 def loud(verdict: str) -> str:
@@ -140,10 +138,10 @@ def reasons(report: RunReport) -> Iterator[str]:
 
 def reason(case: Case) -> str:
     """One case in a line of a list."""
-    word = "suspicious" if case.outcome == "pass" else case.outcome
-    tier = "" if case.tier == "critical" else f" ({case.tier})"
     name = f"{escaped(case.variant)}, {escaped(case.name)}"
-    return f"- **{name}**{tier}: {word}: {escaped(case.reason, LONGEST_REASON)}\n"
+    return (
+        f"- **{name}**{unusual(case.tier)}: {case.word}: {escaped(case.reason, LONGEST_REASON)}\n"
+    )
 
 
 def escaped(text: str, longest: int = LONGEST_WORD) -> str:

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Protocol
 
+from artifacts.registry.history import State, replay, way_to
 from artifacts.registry.registry import CANDIDATE, CHAMPION, PREVIOUS, Cause, HistoryEntry, Move
 from pipeline.errors import RegistryError
 
@@ -54,78 +54,6 @@ class JournalStorage(Protocol):
 
     def has_version(self, name: str, version: str) -> bool:
         """Whether there is such a version."""
-
-
-@dataclass(frozen=True)
-class State:
-    """What the entries say together.
-
-    Args:
-        last: number of the last entry that holds.
-        held: the entries that hold.
-        aliases: version by alias.
-        ways: by alias, the versions it came by, from the first to where it is now; rolling back
-            goes this way back.
-    """
-
-    last: int = 0
-    held: tuple[HistoryEntry, ...] = ()
-    aliases: Mapping[str, str] = field(default_factory=dict)
-    ways: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-
-    def before(self, alias: str) -> tuple[str, ...]:
-        """The way to the version that rolling the alias back goes to, which is its last."""
-        way = self.ways.get(alias, ())
-        return way[:-1] if way and way[-1] == self.aliases.get(alias) else way
-
-    def last_move(self, alias: str) -> HistoryEntry | None:
-        """The last entry that moved the alias."""
-        return next((e for e in reversed(self.held) if alias in e.changes), None)
-
-
-def replay(entries: Iterable[HistoryEntry]) -> State:
-    """What the entries, in the order of their numbers, say together.
-
-    An entry holds when none that holds has come between it and the one that it names. (`>=`, since
-    the one it names may have been deleted by someone.)
-    """
-    last = 0
-    held: list[HistoryEntry] = []
-    aliases: dict[str, str] = {}
-    ways: dict[str, tuple[str, ...]] = {}
-    for entry in entries:
-        if entry.after < last:
-            continue
-        last = entry.number
-        held.append(entry)
-        for alias, version in entry.changes.items():
-            aliases.pop(alias, None)
-            if version is not None:
-                aliases[alias] = version
-        ways[entry.alias] = _way_after(ways.get(entry.alias, ()), entry)
-    return State(last, tuple(held), aliases, ways)
-
-
-def _way_after(way: tuple[str, ...], entry: HistoryEntry) -> tuple[str, ...]:
-    if entry.action == "rollback" and entry.version is not None:
-        # From no version at all, the last one that there was is the one to go back to.
-        back = _way_to(entry.version, way if entry.replaced is None else way[:-1])
-        if back:
-            return back
-    if entry.action == "outside" and entry.previous_alias in entry.changes:
-        # Somebody said where to go back to.
-        before = entry.changes[entry.previous_alias]
-        top = (entry.version,) if entry.version is not None else way[-1:]
-        kept = way if entry.version != entry.replaced else way[:-1]
-        known = before is None or before == entry.version or kept[-1:] == (before,)
-        return (*kept, *(() if known else (str(before),)), *top)
-    return way if entry.version is None or way[-1:] == (entry.version,) else (*way, entry.version)
-
-
-def _way_to(version: str, way: tuple[str, ...]) -> tuple[str, ...]:
-    """The way as far as the last time that it came by the version; empty when it never did."""
-    places = [place for place, each in enumerate(way) if each == version]
-    return way[: places[-1] + 1] if places else ()
 
 
 class Journal:
@@ -179,7 +107,7 @@ class Journal:
                 self._check_replaces(state, alias, replaces)
             way = state.before(alias)
             if to is not None:
-                way = _way_to(to, way) or (*state.ways.get(alias, ()), to)
+                way = way_to(to, way) or (*state.ways.get(alias, ()), to)
             if not way or way[-1] == current:
                 raise RegistryError(
                     f"'{alias}' of '{self._name}' has no version to go back to"

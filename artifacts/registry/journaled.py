@@ -5,7 +5,8 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 
-from artifacts.registry.journal import Journal, JournalStorage, replay
+from artifacts.registry.history import replay
+from artifacts.registry.journal import Journal, JournalStorage
 from artifacts.registry.registry import EVIDENCE_TAG, TUPLE_TAG, Cause, HistoryEntry, Move, Version
 
 

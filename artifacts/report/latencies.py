@@ -11,7 +11,8 @@ from __future__ import annotations
 from typing import Any
 
 from artifacts.report.figure import ALL_AT_ONE_X, Figure, Names, Table, axis, colour, label, symbol
-from artifacts.report.run_evidence import BASELINE, RunEvidence
+from artifacts.report.run_evidence import RunEvidence
+from pipeline.catalog import BASELINE
 from pipeline.records import StageRecord
 
 PERCENTILES = (50, 90, 95, 99)

@@ -12,6 +12,8 @@ import hashlib
 from importlib import resources
 from typing import Any
 
+from artifacts import ending
+from artifacts.command_line import command_line
 from artifacts.report import (
     changed_answers,
     evidence_paths,
@@ -37,17 +39,17 @@ def run_page(evidence: RunEvidence) -> str:
         "latency": latencies.latency_figures(evidence, names),
         "layers": layer_errors.layer_figures(evidence, names),
     }
-    outcome, sentence = score_table.headline(evidence.report)
+    word = ending.outcome(evidence.report)
     return _rendered(
         "run.html.j2",
         figures,
-        title=f"{evidence.report.command.get('checkpoint', 'candidate')}: {outcome}",
+        title=f"{evidence.report.command.get('checkpoint', 'candidate')}: {word}",
         report=evidence.report,
-        outcome=outcome,
-        sentence=sentence,
+        outcome=word,
+        sentence=ending.headline(evidence.report),
         variants=score_table.variant_parts(evidence),
         examples=changed_answers.changed_answers(evidence),
-        command=provenance.command_line(evidence.report),
+        command=command_line(evidence.report.command),
         facts=provenance.run_facts(evidence),
         tuples=provenance.tuple_table(evidence),
         policies=provenance.policies_as_json(evidence),
@@ -64,8 +66,8 @@ def comparison_page(first: RunEvidence, second: RunEvidence) -> str:
         {"changes": two_runs.change_figures(sides, Names())},
         title=f"{first.report.run} and {second.report.run}",
         runs=[
-            ("A", first.report, score_table.headline(first.report)),
-            ("B", second.report, score_table.headline(second.report)),
+            (letter, report, ending.outcome(report), ending.headline(report))
+            for letter, report in (("A", first.report), ("B", second.report))
         ],
         verdicts=two_runs.verdict_table(sides),
         scores=two_runs.score_table(sides),

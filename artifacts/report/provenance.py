@@ -3,39 +3,15 @@
 from __future__ import annotations
 
 import json
-import re
-import shlex
 from typing import Any
 
+from artifacts.command_line import without_password
 from artifacts.report.figure import Table
-from artifacts.report.run_evidence import BASELINE, RunEvidence
+from artifacts.report.run_evidence import RunEvidence
+from pipeline.catalog import BASELINE
 from pipeline.records import RunReport
 
 Facts = dict[str, str]
-
-
-# Options of either command whose value the record keeps under the same name.
-OPTIONS = {
-    "gate": ("baseline", "candidate", "tokenizer", "policy", "eval_data", "session"),
-    "model": ("profile", "policy", "name", "eval_data"),
-}
-
-
-def command_line(report: RunReport) -> str:
-    """The command, in the names that its options were resolved to."""
-    command = report.command
-    name = "gate" if command.get("gate") else "model"
-    parts = ["prepare", name]
-    if name == "model":
-        parts.append(str(command.get("checkpoint", "")))
-        for recipe in command.get("recipes") or []:
-            parts += ["--recipe", str(recipe)]
-    for option in OPTIONS[name]:
-        if command.get(option):
-            parts += [f"--{option.replace('_', '-')}", str(command[option])]
-    if command.get("trust_remote_code"):
-        parts.append("--yes-trust-remote-code")
-    return without_password(shlex.join(parts))
 
 
 def run_facts(evidence: RunEvidence) -> Facts:
@@ -125,11 +101,6 @@ def policies_as_json(evidence: RunEvidence) -> dict[str, str]:
             text = json.dumps(judge.parameters, indent=1)
             found.setdefault(text, []).append(variant.recipe)
     return {", ".join(recipes): text for text, recipes in found.items()}
-
-
-def without_password(text: str) -> str:
-    """Without the user and password that a URL in it may hold."""
-    return re.sub(r"//[^/@\s]+@", "//***@", text)
 
 
 def _text(value: Any) -> str:

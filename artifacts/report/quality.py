@@ -6,9 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 from artifacts.report.figure import Figure, Names, Table, axis, colour, label, symbol
-from artifacts.report.run_evidence import BASELINE, RunEvidence
+from artifacts.report.run_evidence import RunEvidence
+from artifacts.written_numbers import in_points
 from eval_gates.records import GateReport
 from eval_gates.stopping import comparison_of
+from pipeline.catalog import BASELINE
 from pipeline.records import VariantReport
 
 Measure = Callable[[VariantReport], float | None]
@@ -109,7 +111,7 @@ def _figure(
         name=names.of("quality", suite, by),
         title=f"{suite}: quality against {by}",
         says="; ".join(
-            f"{variant.recipe}: {100 * gate.difference:+.1f} points at {x:,.1f} ({axis_title})"
+            f"{variant.recipe}: {in_points(gate.difference, 1)} points at {x:,.1f} ({axis_title})"
             for variant, gate, x in points
         ),
         data=data,
@@ -186,9 +188,9 @@ def _table(
             (
                 variant.recipe,
                 f"{x:,.1f}",
-                f"{100 * gate.difference:+.2f}",
-                f"{100 * low:+.2f}",
-                f"{100 * high:+.2f}",
+                in_points(gate.difference),
+                in_points(low),
+                in_points(high),
             )
         )
     return Table(("variant", axis_title, "change, points", "lower bound", "upper bound"), rows)

@@ -13,16 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from eval_gates.suites.json_lines import read_rows
+from pipeline.catalog import BASELINE
 from pipeline.digest import digest_bytes
 from pipeline.errors import EvaluationDataError, StoreError
 from pipeline.records import SCHEMA_VERSION, RunReport, StageRecord
-from pipeline.stages.evaluate import ANSWERS
+from pipeline.stages.evaluate import ANSWERS, parse_answers
+from pipeline.stages.questions import QUESTIONS
 from pipeline.store import Store
 from recipes.policy import AnySuite, Margin, Policy
 
 Rows = list[dict[str, Any]]
-BASELINE = "baseline"
-QUESTIONS, REQUESTS = "questions.jsonl", "requests.json"
+REQUESTS = "requests.json"
 
 
 @dataclass(frozen=True)
@@ -155,7 +156,7 @@ class RunEvidence:
         file = self.place(record) / ANSWERS
         try:
             content = file.read_bytes()
-            rows = [json.loads(line) for line in content.splitlines()]
+            rows = parse_answers(content)
             usable = all({"id", "answer", "score"} <= row.keys() for row in rows)
         except (OSError, ValueError, AttributeError):
             usable = False

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from artifacts.ending import verdict_word
 from artifacts.report.run_evidence import RunEvidence
+from artifacts.written_numbers import in_points, megabytes, per_cent
 from eval_gates.records import GateReport, ThroughputReport
-from pipeline.records import RunReport, VariantReport
+from pipeline.records import VariantReport
 
 
 @dataclass(frozen=True)
@@ -71,36 +73,10 @@ def variant_parts(evidence: RunEvidence) -> list[VariantPart]:
 def collected_words(evidence: RunEvidence, recipe: str) -> list[str]:
     """Scores that were measured and not judged."""
     return [
-        f"{suite}: {100 * record.result['score']:.1f} % of {record.result['n']} questions"
+        f"{suite}: {per_cent(record.result['score'], 1)} of {record.result['n']} questions"
         for suite, record in evidence.collected(recipe)
         if isinstance(record.result.get("score"), float)
     ]
-
-
-def headline(report: RunReport) -> tuple[str, str]:
-    """The run's outcome as (word, sentence)."""
-    promoted = [variant for variant in report.variants if variant.promoted]
-    if promoted:
-        names = ", ".join(variant.recipe for variant in promoted)
-        return "promoted", f"{names} was promoted as {report.registered_name}"
-    if report.status != "finished":
-        error = f": {report.error['what']}" if report.error else ""
-        return "error", f"the run is {report.status}{error}"
-    verdicts = {variant.verdict for variant in report.variants}
-    if "pass" in verdicts:
-        return "pass", f"{_named(report, 'pass')} passed; nothing was promoted"
-    for verdict, words in (
-        ("error", "could not be made or measured"),
-        ("fail", "failed"),
-        ("undecided", "could not be decided"),
-    ):
-        if verdict in verdicts:
-            return verdict, f"{_named(report, verdict)} {words}; nothing was promoted"
-    return "no verdict", "no variant was judged"
-
-
-def _named(report: RunReport, verdict: str) -> str:
-    return ", ".join(v.recipe for v in report.variants if v.verdict == verdict)
 
 
 def _part(variant: VariantReport, evidence: RunEvidence) -> VariantPart:
@@ -110,10 +86,10 @@ def _part(variant: VariantReport, evidence: RunEvidence) -> VariantPart:
     reason, _, rest = variant.reason.partition("\n")
     return VariantPart(
         recipe=variant.recipe,
-        verdict="promoted" if variant.promoted else variant.verdict,
+        verdict=verdict_word(variant),
         reason=reason,
         cure=rest,
-        size=f"{variant.weights_bytes / 1e6:,.1f} MB" if variant.weights_bytes else "-",
+        size=megabytes(variant.weights_bytes),
         rows=rows,
         collected=[] if rows else collected_words(evidence, variant.recipe),
     )
@@ -122,7 +98,7 @@ def _part(variant: VariantReport, evidence: RunEvidence) -> VariantPart:
 def gate_row(gate: GateReport) -> GateRow:
     """Scores in per cent; difference and bound in points."""
     tier = "" if gate.tier == "critical" else f", {gate.tier}"
-    bound = f"> {100 * gate.bound:+.2f}"
+    bound = f"> {in_points(gate.bound)}"
     if gate.value != "candidate - baseline":
         bound += f" ({gate.value})"
     return GateRow(
@@ -130,12 +106,12 @@ def gate_row(gate: GateReport) -> GateRow:
         counted=f"{gate.n:,}"
         if gate.decided_at in (None, gate.n)
         else f"{gate.n:,} (decided at {gate.decided_at:,})",
-        baseline=f"{100 * gate.baseline:.2f} %",
-        variant=f"{100 * gate.candidate:.2f} %",
-        difference=f"{100 * gate.difference:+.2f}",
+        baseline=per_cent(gate.baseline),
+        variant=per_cent(gate.candidate),
+        difference=in_points(gate.difference),
         bound=bound,
         margin=gate.margin,
-        recovery="-" if gate.recovery is None else f"{100 * gate.recovery:.1f} %",
+        recovery=per_cent(gate.recovery, 1),
         verdict=gate.verdict,
         reason=gate.reason,
     )
@@ -153,7 +129,7 @@ def throughput_row(throughput: ThroughputReport) -> GateRow:
         difference=f"x {throughput.ratio:.3f}",
         bound="-",
         margin=f"at least x {throughput.minimum_ratio:g}",
-        recovery=f"{100 * throughput.ratio:.1f} %",
+        recovery=per_cent(throughput.ratio, 1),
         verdict=throughput.verdict,
         reason=throughput.reason + note,
     )

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from artifacts.ending import verdict_word
 from artifacts.report.figure import Figure, Names, Table, axis, colour, label, symbol
 from artifacts.report.provenance import run_facts, tuple_facts
 from artifacts.report.quality import bounds_words, change_bounds, whiskers
-from artifacts.report.run_evidence import BASELINE, RunEvidence
+from artifacts.report.run_evidence import RunEvidence
+from artifacts.written_numbers import in_points, megabytes, per_cent
 from eval_gates.records import GateReport
+from pipeline.catalog import BASELINE
 from pipeline.records import RunReport, VariantReport
 
 NOT_A_CHANGE = ("run", "started", "seconds")
@@ -25,16 +28,13 @@ def verdict_table(sides: Sides) -> Table:
             (
                 recipe,
                 *(_verdict(variant) for variant in both),
-                *(
-                    f"{variant.weights_bytes / 1e6:,.1f}"
-                    if variant and variant.weights_bytes
-                    else "-"
-                    for variant in both
-                ),
+                *(megabytes(variant.weights_bytes if variant else None) for variant in both),
             )
         )
     return Table(
-        ("variant", "verdict A", "verdict B", "MB A", "MB B"), rows, text=frozenset({0, 1, 2})
+        ("variant", "verdict A", "verdict B", "weights A", "weights B"),
+        rows,
+        text=frozenset({0, 1, 2}),
     )
 
 
@@ -52,7 +52,7 @@ def score_table(sides: Sides) -> Table:
                 _change(second),
                 "-"
                 if first is None or second is None
-                else f"{100 * (second.candidate - first.candidate):+.2f}",
+                else in_points(second.candidate - first.candidate),
                 f"{first.verdict if first else '-'} / {second.verdict if second else '-'}",
             )
         )
@@ -138,7 +138,7 @@ def change_figures(sides: Sides, names: Names) -> list[Figure]:
             rows.append(
                 (
                     f"{r}, {s}, run {letter}",
-                    *(f"{100 * value:+.2f}" for value in (gate.difference, low, high)),
+                    *(in_points(value) for value in (gate.difference, low, high)),
                 )
             )
             notes[bounds_words(gate)] = None
@@ -197,21 +197,19 @@ def gate_of(report: RunReport, recipe: str, suite: str) -> GateReport | None:
 
 
 def _verdict(variant: VariantReport | None) -> str:
-    if variant is None:
-        return "-"
-    return "promoted" if variant.promoted else variant.verdict
+    return "-" if variant is None else verdict_word(variant)
 
 
 def _scores(gate: GateReport | None) -> str:
     if gate is None:
         return "-"
-    return f"{100 * gate.baseline:.2f} %, {100 * gate.candidate:.2f} % (n {gate.n:,})"
+    return f"{per_cent(gate.baseline)}, {per_cent(gate.candidate)} (n {gate.n:,})"
 
 
 def _change(gate: GateReport | None) -> str:
     if gate is None:
         return "-"
-    return f"{100 * gate.difference:+.2f} (> {100 * change_bounds(gate)[0]:+.2f})"
+    return f"{in_points(gate.difference)} (> {in_points(change_bounds(gate)[0])})"
 
 
 def _differing(

@@ -33,6 +33,7 @@ def gc(
     Exit codes: 0 done, 1 error (a registry that does not answer, a run that is
     going on), 2 usage.
     """
+    from artifacts.written_numbers import megabytes
     from pipeline.cli.display import open_display
     from pipeline.cli.tables import print_json, print_table
     from pipeline.collection import find_garbage, remove
@@ -58,7 +59,7 @@ def gc(
         )
         return
     if garbage:
-        rows = [[g.kind, f"{g.size / 1e6:,.1f} MB", str(g.path)] for g in garbage]
+        rows = [[g.kind, megabytes(g.size, nothing="0 MB"), str(g.path)] for g in garbage]
         print_table(["what", "size", "where"], rows)
     words = "would be removed" if dry_run else "removed"
     print(f"{len(garbage)} things {words}, {size / 1e9:,.2f} GB, from {found.root}")

@@ -50,8 +50,7 @@ def show(
     from pipeline import catalog
     from pipeline.cli.tables import print_json
 
-    load = catalog.load_ladder if catalog.is_ladder(name) else catalog.load_recipe
-    recipe = load(name).model_dump()
+    recipe = catalog.load_recipe_or_ladder(name).model_dump()
     if as_json:
         print_json(recipe)
     else:

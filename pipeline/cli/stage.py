@@ -29,7 +29,7 @@ def run(
 
     Example
 
-      prepare stage run ~/.cache/prepare/store/runs/RUN/stages/baseline.coherence.json
+      prepare stage run STORE/runs/RUN/stages/baseline.coherence.KEY.json
     """
     from pipeline.errors import PrepareError, UnexpectedStageError, UsageError
     from pipeline.events import EventWriter

@@ -6,6 +6,8 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from artifacts.written_numbers import in_points, megabytes, per_cent
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -52,6 +54,8 @@ def print_run(report: RunReport) -> None:
     from rich.markup import escape
     from rich.table import Table
 
+    from artifacts.ending import verdict_word
+
     out = console()
     digest = f" ({report.checkpoint.digest[:12]})" if report.checkpoint else ""
     table = Table(
@@ -72,7 +76,7 @@ def print_run(report: RunReport) -> None:
     out.print(table)
     for variant in report.variants:
         colour = COLOURS[variant.verdict]
-        word = "promoted" if variant.promoted else variant.verdict
+        word = verdict_word(variant)
         out.print(f"[{colour}]{variant.recipe}: {word}[/{colour}]: {escape(variant.reason)}")
         for gate in variant.gates:
             if gate.verdict != "pass" or gate.suspicious:
@@ -82,7 +86,7 @@ def print_run(report: RunReport) -> None:
     notes = {v.throughput.note for v in report.variants if v.throughput and v.throughput.note}
     for note in sorted(notes):
         out.print(f"throughput: {escape(note)}")
-    out.print(escape(next_step(report)))
+    out.print(escape(last_line(report)))
 
 
 def floor_lines(report: RunReport) -> list[str]:
@@ -96,8 +100,7 @@ def floor_lines(report: RunReport) -> list[str]:
 
 def add_variant(table: Any, variant: VariantReport) -> None:
     """One row a gate; variant and size stand in the first."""
-    not_made = "-" if variant.gates else "not made"
-    size = f"{variant.weights_bytes / 1e6:,.1f} MB" if variant.weights_bytes else not_made
+    size = megabytes(variant.weights_bytes, nothing="-" if variant.gates else "not made")
     rows = [gate_row(gate) for gate in variant.gates]
     if variant.throughput:
         rows.append(throughput_row(variant.throughput))
@@ -112,8 +115,8 @@ def gate_row(gate: GateReport) -> list[str]:
     """Scores in per cent, the difference with its bound and margin in points."""
     return [
         f"{gate.suite} {gate.metric} ({counted(gate)}){of_tier(gate.tier)}",
-        f"{100 * gate.baseline:.1f} %",
-        f"{100 * gate.candidate:.1f} %",
+        per_cent(gate.baseline, 1),
+        per_cent(gate.candidate, 1),
         difference_words(gate),
         coloured(gate.verdict),
     ]
@@ -133,10 +136,10 @@ def of_tier(tier: str) -> str:
 
 def difference_words(gate: GateReport) -> str:
     """The difference in points with its bound and margin; a recovery margin as it is meant."""
-    points = f"{100 * gate.difference:+.1f}"
+    points = in_points(gate.difference, 1)
     if gate.threshold < 0:
-        return f"{points} (> {100 * gate.bound:+.1f}, margin {100 * gate.threshold:+g})"
-    recovery = f"{100 * gate.recovery:.1f} %" if gate.recovery is not None else "none"
+        return f"{points} (> {in_points(gate.bound, 1)}, margin {100 * gate.threshold:+g})"
+    recovery = per_cent(gate.recovery, 1, nothing="none")
     return f"{points} ({recovery} recovered, margin {gate.margin})"
 
 
@@ -156,17 +159,14 @@ def coloured(verdict: str) -> str:
     return f"[{COLOURS[verdict]}]{verdict}[/{COLOURS[verdict]}]"
 
 
-def next_step(report: RunReport) -> str:
-    """What to look at next."""
+def last_line(report: RunReport) -> str:
+    """How much was done, and what to look at next."""
+    from artifacts.ending import champion_of, next_command
+
     reused = sum(stage.status == "reused" for stage in report.stages)
     done = f"{len(report.stages)} stages, {reused} reused, {report.seconds:.0f} s. "
-    if any(variant.promoted for variant in report.variants):
-        return f"{done}Next: prepare registry show {report.registered_name}"
-    if report.command.get("gate"):
-        return f"{done}Next: prepare verify {report.run}"
-    if any(variant.verdict == "pass" for variant in report.variants):  # with --no-promote
-        return f"{done}Nothing was promoted. Next: prepare promote {report.run}"
-    return f"{done}Nothing was promoted. Next: prepare runs show {report.run}"
+    could = champion_of(report) is None and not report.command.get("gate")
+    return f"{done}{'Nothing was promoted. ' if could else ''}Next: {next_command(report)}"
 
 
 def print_stages(report: RunReport, store: Store) -> None:

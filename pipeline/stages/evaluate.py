@@ -26,6 +26,7 @@ from pipeline.digest import digest_bytes, digest_json
 from pipeline.errors import StageError, StoreError
 from pipeline.records import StageRecord, StageSpec
 from pipeline.stages.context import StageContext
+from pipeline.stages.questions import QUESTIONS
 from pipeline.store import Store
 
 REVISION = 2
@@ -111,7 +112,7 @@ def metric_of(context: StageContext) -> str:
 def round_of(spec: StageSpec, store: Store) -> Round:
     """What the stage has to do; raises StoreError where an input is not in the store."""
     parameters = spec.parameters
-    questions_file = folder_of(spec, store, "questions") / "questions.jsonl"
+    questions_file = folder_of(spec, store, "questions") / QUESTIONS
     ids = [row["id"] for _, row in read_rows(questions_file)]
     upto = min(parameters["upto"] or len(ids), len(ids))
     baseline: list[float] = []

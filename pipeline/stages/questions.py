@@ -11,6 +11,7 @@ from pipeline.digest import digest_bytes
 from pipeline.stages.context import StageContext
 
 REVISION = 3
+QUESTIONS = "questions.jsonl"
 
 
 def run(context: StageContext) -> dict[str, Any]:
@@ -28,5 +29,5 @@ def run(context: StageContext) -> dict[str, Any]:
     )
     if facts["dropped"]:
         context.note(f"{facts['dropped']} {facts['dropped_why']}")
-    content = (context.folder / "questions.jsonl").read_bytes()
+    content = (context.folder / QUESTIONS).read_bytes()
     return {**facts, "questions_digest": digest_bytes(content)}

@@ -21,7 +21,7 @@ from typing import Any
 import httpx
 import pytest
 
-from artifacts.registry.journal import replay
+from artifacts.registry.history import replay
 from artifacts.registry.mlflow_registry import MlflowRegistry
 from artifacts.registry.registry import TUPLE_TAG, Cause, Move, still_has
 from pipeline.serving import free_port

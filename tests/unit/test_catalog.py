@@ -398,6 +398,15 @@ class TestLadders:
         assert ladder.name == name
         assert set(ladder.rungs) <= set(catalog.recipe_names())
 
+    @pytest.mark.parametrize("slip", ["awq", "awq-lader"])
+    def test_an_unknown_recipe_names_them_too(self, slip: str) -> None:
+        with pytest.raises(UsageError, match=f"there is no recipe '{slip}'") as caught:
+            catalog.load_recipe_or_ladder(slip)
+        for name in (*catalog.recipe_names(), *catalog.ladder_names()):
+            assert name in caught.value.cure
+        assert catalog.load_recipe_or_ladder("awq-ladder").name == "awq-ladder"
+        assert isinstance(catalog.load_recipe_or_ladder("awq-w4a16"), Recipe)
+
     def test_there_is_one(self) -> None:
         assert "awq-ladder" in catalog.ladder_names()
         assert not catalog.is_ladder("awq-w4a16")

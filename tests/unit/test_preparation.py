@@ -82,6 +82,11 @@ class TestDefaults:
             "ladder": [],
             "profile": "cpu",
             "policy": "default",
+            "asked": {
+                "recipes": ["fp8-dynamic", "awq-w4a16"],
+                "profile": "cpu",
+                "policy": "default",
+            },
             "name": "model",
             "registry": None,
             "eval_data": None,
@@ -112,6 +117,7 @@ class TestDefaults:
             "ladder": [],
             "profile": "h200",
             "policy": "default",
+            "asked": {"recipes": ["fp8-dynamic"], "profile": "h200", "policy": "default"},
             "name": "mine",
             "registry": "http://registry.example",
             "eval_data": str(tmp_path / "data"),
@@ -132,6 +138,22 @@ class TestDefaults:
         assert [recipe.name for recipe in choices.recipes] == ["awq-w4a16", "fp8-dynamic"]
         assert choices.rungs == ("awq-w4a16", "fp8-dynamic")
         assert choices.to_dict()["ladder"] == ["awq-w4a16", "fp8-dynamic"]
+
+    def test_the_record_keeps_what_was_asked_for(self, settings: Settings, tmp_path: Path) -> None:
+        policy = write_policy(tmp_path, {"margins": {"fp8": 0.01, "int4": 0.02}})
+        told = choose(request_for(recipes=("awq-ladder",), policy=policy), settings).to_dict()
+        assert told["asked"] == {"recipes": ["awq-ladder"], "profile": "cpu", "policy": policy}
+        assert told["policy"] == "mine"
+        assert told["recipes"] == told["ladder"]
+
+    @pytest.mark.parametrize("policy", [None, "no-such-policy"])
+    def test_a_folder_that_is_not_there_is_told_first(
+        self, settings: Settings, tmp_path: Path, policy: str | None
+    ) -> None:
+        with pytest.raises(CheckpointError) as caught:
+            choose(request_for(str(tmp_path / "none"), policy=policy), settings)
+        assert caught.value.what == "there is no such folder"
+        assert caught.value.where == str(tmp_path / "none")
 
     def test_nothing_is_written(self, settings: Settings) -> None:
         choose(request_for(), settings)
@@ -179,6 +201,9 @@ class TestUsage:
     )
     def test_a_slip(self, settings: Settings, options: dict[str, Any], words: str) -> None:
         assert words in refused(request_for(**options), settings).cure
+
+    def test_an_unknown_recipe_names_the_ladders_too(self, settings: Settings) -> None:
+        assert "awq-ladder" in refused(request_for(recipes=("awq",)), settings).cure
 
     def test_the_baseline_cannot_be_promoted(self, settings: Settings) -> None:
         error = refused(request_for(recipes=("baseline",)), settings)

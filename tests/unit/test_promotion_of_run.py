@@ -321,6 +321,23 @@ class TestCollection:
             remove(each, good.store)
         assert not left.exists()
 
+    def test_a_file_with_several_names_counts_once(self, good: Site) -> None:
+        """The stage `evidence` links the weights of `quantize`."""
+        folders = [
+            good.store.stage_folder(stage, "of-nobody") for stage in ("evidence", "quantize")
+        ]
+        for folder in folders:
+            folder.mkdir(parents=True)
+        (folders[1] / "weights").write_bytes(b"x" * 5000)
+        (folders[0] / "weights").hardlink_to(folders[1] / "weights")
+        (folders[0] / "card").write_bytes(b"x" * 100)
+        found = find_garbage(good.store, [], 0, Listener())
+        sizes = [each.size for each in found if each.path in folders]
+        assert sum(sizes) == 5100
+        (good.store.root / "deployed").hardlink_to(folders[1] / "weights")  # a name that stays
+        found = find_garbage(good.store, [], 0, Listener())
+        assert [each.size for each in found if each.path in folders] == [100, 0]
+
     def test_a_registry_that_does_not_answer(self, good: Site) -> None:
         """What it names is not known, so nothing goes."""
         good.promote(variant=ONE)

@@ -18,7 +18,7 @@ from sample_reports import (
 
 from pipeline.cli.tables import (
     gate_row,
-    next_step,
+    last_line,
     print_json,
     print_run,
     print_stages,
@@ -159,8 +159,8 @@ def test_without_a_terminal_there_are_no_escape_codes(capsys: Capture) -> None:
 
 
 def test_next_step_names_what_there_is_to_look_at() -> None:
-    assert "registry show" in next_step(run_report())
-    assert "runs show" in next_step(run_report(variants=[failed_variant_report()]))
+    assert "registry show" in last_line(run_report())
+    assert "runs show" in last_line(run_report(variants=[failed_variant_report()]))
 
 
 def test_stages_show_where_their_evidence_lies(capsys: Capture, tmp_path: Path) -> None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
 import pytest
 from ci_reports import (
-    RUNS,
     incoherent,
     not_among_several,
     not_needed,
@@ -19,15 +17,12 @@ from ci_reports import (
 from sample_reports import (
     failed_variant_report,
     gate_report,
-    run_report,
     throughput_report,
     variant_report,
 )
 
-from artifacts.ci.case import Case, blocking, cases_of, cases_of_run
-from artifacts.ci.ending import champion_of, headline, next_steps, passed, verdict_of
-from eval_gates.judge import overall
-from pipeline.errors import ExitCode
+from artifacts.ci.case import Case, cases_of, cases_of_run
+from eval_gates.judge import blocks, overall
 
 
 def short(cases: list[Case]) -> list[tuple[str, str, bool]]:
@@ -70,9 +65,9 @@ def test_what_no_gate_tells_has_a_case_of_its_own() -> None:
 def test_what_blocks_is_what_the_judge_lets_block(verdict: str, tier: str) -> None:
     # A critical gate that passed is beside it, for a p-value.
     gates = [gate_report(verdict=verdict, tier=tier), gate_report(suite="code")]
-    assert blocking(verdict, tier) == (overall(gates, None)[0] != "pass")
+    assert blocks(verdict, tier) == (overall(gates, None)[0] != "pass")
     load = throughput_report(verdict=verdict, tier=tier)
-    assert blocking(verdict, tier) == (overall(gates[1:], load)[0] != "pass")
+    assert blocks(verdict, tier) == (overall(gates[1:], load)[0] != "pass")
 
 
 def test_the_figures_are_exact_and_what_is_none_is_left_out() -> None:
@@ -90,69 +85,3 @@ def test_the_end_of_a_run_comes_before_its_variants() -> None:
     assert (whole.variant, whole.outcome, whole.blocks) == ("prepare model", "error", True)
     assert whole.reason.startswith("there is no such folder\n  where: /models/none")
     assert [case.variant for case in rest] == ["fp8-dynamic"] * 2
-
-
-# --- how it ended -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("code", "verdict"),
-    [
-        (ExitCode.PROMOTED, "pass"),
-        (ExitCode.EXPECTED_ERROR, "error"),
-        (ExitCode.USAGE, "error"),
-        (ExitCode.UNEXPECTED, "error"),
-        (ExitCode.GATES_FAILED, "fail"),
-        (ExitCode.UNDECIDED, "undecided"),
-        (ExitCode.INTERRUPTED, "interrupted"),
-    ],
-)
-def test_the_verdict_is_what_the_exit_code_says(code: int, verdict: str) -> None:
-    assert verdict_of(run_report(exit_code=code, variants=[])) == verdict
-
-
-def test_every_exit_code_has_a_verdict() -> None:
-    for code in ExitCode:
-        report = run_report(exit_code=int(code), variants=[])
-        assert verdict_of(report)
-        if code != ExitCode.PROMOTED:
-            assert headline(report)
-            assert next_steps(report)
-
-
-def test_a_run_that_is_not_over_has_no_verdict() -> None:
-    with pytest.raises(ValueError, match="has not ended"):
-        verdict_of(run_report(exit_code=None, status="running"))
-
-
-@pytest.mark.parametrize(
-    ("run", "sentence", "step"),
-    [
-        (
-            "promoted",
-            "fp8-dynamic passed and was promoted as smollm2-135m version 1",
-            "`prepare registry show smollm2-135m`",
-        ),
-        (
-            "not promoted",
-            "fp8-dynamic, w8a8 passed; nothing was promoted",
-            "`prepare promote 20261121-100000-000001`",
-        ),
-        ("fail", "no variant passed, and at least one failed its gates", "which gate said no"),
-        ("undecided", "no variant passed or failed: undecided", "on the same store"),
-        ("not made", "at least one could not be made or served", "`prepare runs show"),
-        ("refused", "there is no such folder", "name a folder that is there"),
-        ("gate", "candidate passed; nothing was promoted", "`prepare verify"),
-    ],
-)
-def test_one_sentence_and_a_next_step(run: str, sentence: str, step: str) -> None:
-    report = RUNS[run]
-    assert sentence in headline(report)
-    assert step in " ".join(next_steps(report))
-
-
-def test_who_passed_and_who_was_promoted() -> None:
-    assert passed(RUNS["not promoted"]) == ["fp8-dynamic", "w8a8"]
-    assert champion_of(RUNS["not promoted"]) is None
-    champion: Any = champion_of(RUNS["promoted"])
-    assert champion.recipe == "fp8-dynamic"

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from racing_mover import NAME, attempt, move
 
-from artifacts.registry.journal import replay
+from artifacts.registry.history import replay
 from artifacts.registry.mlflow_registry import MlflowRegistry
 from artifacts.registry.registry import TUPLE_TAG, Cause, Move
 from pipeline.errors import RegistryError

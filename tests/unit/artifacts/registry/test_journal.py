@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from artifacts.registry.journal import Journal, replay
+from artifacts.registry.history import replay
+from artifacts.registry.journal import Journal
 from artifacts.registry.registry import Cause, HistoryEntry, Move
 from pipeline.errors import RegistryError
 

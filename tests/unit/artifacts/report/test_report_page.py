@@ -30,7 +30,7 @@ def page(kept_run: ReportedRun) -> PageParts:
 
 
 def test_the_verdict_comes_first(page: PageParts) -> None:
-    start = page.words.index("promoted awq-w4a16 was promoted as smollm2-135m")
+    start = page.words.index("promoted awq-w4a16 passed and was promoted as smollm2-135m version 1")
     assert start < page.words.index("Contents" if "Contents" in page.words else "Gates")
     assert page.elements["h1"] == 1
 
@@ -154,7 +154,7 @@ def test_a_run_that_was_killed_says_what_it_has(made: ReportedRun) -> None:
     stages = [s for s in made.report.stages if s.name != "judge" and s.variant != "awq-w4a16"]
     made.save(status="killed", exit_code=None, variants=[], stages=stages)
     page = page_of(made)
-    assert "error the run is killed" in page.words
+    assert "killed the run is killed" in page.words
     assert "fp8-dynamic no verdict - the run is killed: it did not come to judge" in page.words
     assert "Measured, not judged: mmlu: " in page.words
     assert "No variant was judged, so there is nothing to draw." in page.words
@@ -180,7 +180,7 @@ def test_a_run_that_failed_shows_its_error(tmp_path: Path) -> None:
     )
     html = run_page(RunEvidence(report, Store(tmp_path)))
     page = PageParts(html)
-    assert "the run is failed: the disk is full" in page.words
+    assert "error the disk is full" in page.words
     assert "make room" in page.words
     assert "the worker of 'quantize' ended with exit code 137" in page.words
     assert "where: /logs/worker.log" in page.words
@@ -193,7 +193,7 @@ def test_a_run_whose_stages_were_collected(made: ReportedRun) -> None:
     """The record alone still gives verdicts, the quality plots and the kept trails."""
     shutil.rmtree(made.store.root / "stages")
     page = page_of(made)
-    assert "awq-w4a16 was promoted" in page.words
+    assert "awq-w4a16 passed and was promoted" in page.words
     assert {name.partition("-")[2].partition("-")[0] for name in page.figures} == {
         "quality",
         "evidence",
@@ -216,7 +216,7 @@ def test_any_damaged_stage_leaves_a_report(made: ReportedRun, stage: str, damage
                 assert record is not None
                 put_record(made.store, record.model_copy(update={"parameters": {}, "result": {}}))
     page = page_of(made)
-    assert "awq-w4a16 was promoted" in page.words
+    assert "awq-w4a16 passed and was promoted" in page.words
 
 
 def test_two_endpoints_have_a_report_too(tmp_path: Path) -> None:

@@ -63,8 +63,8 @@ def test_a_variant_of_one_run_only(made: ReportedRun, tmp_path: Path) -> None:
     other = run_report(run="20261123-1", variants=[failed_variant_report()], stages=[])
     sides = (RunEvidence(made.report, made.store), RunEvidence(other, Store(tmp_path / "empty")))
     rows = {row[0]: row for row in two_runs.verdict_table(sides).rows}
-    assert rows["fp8-dynamic"] == ("fp8-dynamic", "pass", "-", "150.0", "-")
-    assert rows["awq-w4a16"] == ("awq-w4a16", "promoted", "error", "100.0", "-")
+    assert rows["fp8-dynamic"] == ("fp8-dynamic", "pass", "-", "150.0 MB", "-")
+    assert rows["awq-w4a16"] == ("awq-w4a16", "promoted", "error", "100.0 MB", "-")
     page = PageParts(comparison_page(*sides))
     assert "Two runs side by side" in page.words
     assert "x 2.000 -" in page.words

@@ -1,4 +1,7 @@
-"""How a run ended, in the words a CI job needs: its verdict, one sentence, and what to do next."""
+"""How a run ended, in the same words everywhere: verdict, one sentence, and what to do next.
+
+The terminal's table, the report's page and what CI is told all take them from here.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +39,20 @@ def passed(report: RunReport) -> list[str]:
     return [variant.recipe for variant in report.variants if variant.verdict == "pass"]
 
 
+def outcome(report: RunReport) -> str:
+    """One word on how it ended, as a badge: promoted, the verdict, or that it is not over."""
+    if champion_of(report) is not None:
+        return "promoted"
+    return report.status if report.exit_code is None else verdict_of(report)
+
+
+def verdict_word(variant: VariantReport) -> str:
+    """What became of one variant, as a badge."""
+    return "promoted" if variant.promoted else variant.verdict
+
+
 def headline(report: RunReport) -> str:
-    """One sentence on how it ended."""
+    """One sentence on how it ended, or on how it stands."""
     champion = champion_of(report)
     if champion is not None:
         return (
@@ -46,6 +61,8 @@ def headline(report: RunReport) -> str:
         )
     if report.error is not None:
         return from_dict(report.error).what
+    if report.exit_code is None:
+        return f"the run is {report.status}"
     names = ", ".join(passed(report))
     return {
         "pass": f"{names} passed; nothing was promoted",
@@ -56,22 +73,36 @@ def headline(report: RunReport) -> str:
     }[verdict_of(report)]
 
 
+def next_command(report: RunReport) -> str:
+    """The one command to go on with."""
+    if champion_of(report) is not None:
+        return f"prepare registry show {report.registered_name}"
+    if report.status == "finished" and passed(report):
+        return f"prepare {'verify' if report.command.get('gate') else 'promote'} {report.run}"
+    return f"prepare runs show {report.run}"
+
+
 def next_steps(report: RunReport) -> list[str]:
-    """What to do next, the likeliest first; commands stand in backticks."""
+    """What to do next, the likeliest first; commands stand in backticks.
+
+    Raises:
+        ValueError: the run is not over.
+    """
+    command = f"`{next_command(report)}`"
     verdict = verdict_of(report)
     gate = bool(report.command.get("gate"))
     if verdict == "pass":
         if champion_of(report) is not None:
-            return [f"`prepare registry show {report.registered_name}` shows what was promoted."]
+            return [f"{command} shows what was promoted."]
         if gate:
-            return [f"`prepare verify {report.run}` computes the verdict again from the answers."]
-        return [f"`prepare promote {report.run}` promotes what passed."]
+            return [f"{command} computes the verdict again from the answers."]
+        return [f"{command} promotes what passed."]
     if verdict == "fail":
         return [
             "Read below which gate said no, and by how much.",
             "Try another recipe, or a ladder of them. A wider margin is a decision about the "
             "product: it belongs into the policy, not into a second try.",
-            f"`prepare runs show {report.run}` names the folders with every answer.",
+            f"{command} names the folders with every answer.",
         ]
     if verdict == "undecided":
         kept = "with the same `--session`" if gate else "on the same store"
@@ -83,6 +114,6 @@ def next_steps(report: RunReport) -> list[str]:
     if verdict == "interrupted":
         return ["Run the same command again on the same store: it continues where it stopped."]
     cures = [from_dict(report.error).cure] if report.error is not None else []
-    look = [f"`prepare runs show {report.run}` names the logs."] if report.run else []
+    look = [f"{command} names the logs."] if report.run else []
     again = "Run the same command again: finished stages are kept in the store."
     return [*(cure for cure in cures if cure), *look, *([again] if report.run else [])]

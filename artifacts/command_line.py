@@ -1,0 +1,71 @@
+"""The command that repeats a run, from what its record says it was asked for."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+# Options of either command whose value the record keeps under the same name.
+GATE_OPTIONS: tuple[str, ...] = (
+    "baseline",
+    "candidate",
+    "baseline_model",
+    "candidate_model",
+    "tokenizer",
+    "policy",
+    "family",
+    "max_length",
+    "eval_data",
+    "session",
+)
+MODEL_OPTIONS = ("profile", "policy", "name", "eval_data")
+PATHS = ("tokenizer", "eval_data")
+
+
+def command_line(command: Mapping[str, Any], *, public: bool = False) -> str:
+    """One line for a shell, without a password that a URL in it may hold.
+
+    Names stand as they were asked for: a ladder and not its rungs, a file and not the name in it.
+    A record from before `asked` has the names that they came to, and of a ladder the rungs.
+
+    Args:
+        command: of a run's record.
+        public: paths as `./NAME`, since where they lay on a machine is nobody else's business.
+    """
+    asked = {**command, **command.get("asked", {})}
+    if command.get("gate"):
+        words, options = ["prepare", "gate"], GATE_OPTIONS
+    else:
+        checkpoint = str(asked.get("checkpoint", ""))
+        words = ["prepare", "model", _shown_checkpoint(checkpoint) if public else checkpoint]
+        for recipe in asked.get("recipes") or []:
+            words += ["--recipe", _shown(recipe, public=public)]
+        options = MODEL_OPTIONS
+    for option in options:
+        if asked.get(option):
+            value = _shown(asked[option], public=public, path=option in PATHS)
+            words += [f"--{option.replace('_', '-')}", value]
+    if command.get("trust_remote_code"):
+        words.append("--yes-trust-remote-code")
+    return shlex.join(without_password(word) for word in words)
+
+
+def without_password(text: str) -> str:
+    """Without the user and password that a URL in it may hold."""
+    return re.sub(r"//[^/@\s]+@", "//***@", text)
+
+
+def _shown(value: Any, *, public: bool, path: bool = False) -> str:
+    """A value of an option; a path by its last part alone where others are to read it."""
+    text = str(value)
+    is_path = path or text.endswith((".yaml", ".yml"))
+    return f"./{Path(text).name}" if public and is_path else text
+
+
+def _shown_checkpoint(ref: str) -> str:
+    """A folder by its last part; the Hub's org/name and a demo as they are."""
+    is_folder = ref.startswith(("/", ".", "~")) or not ("/" in ref or ref.startswith("demo:"))
+    return f"./{Path(ref).name}" if is_folder else ref

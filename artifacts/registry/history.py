@@ -1,0 +1,84 @@
+"""What the entries of a registered model's history say together; pure, no registry is asked.
+
+An entry says after which one it was made. The first one after that holds, and one that comes second
+has lost. Aliases, and the ways that they came, follow from the entries that hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from artifacts.registry.registry import HistoryEntry
+
+
+@dataclass(frozen=True)
+class State:
+    """What the entries say together.
+
+    Args:
+        last: number of the last entry that holds.
+        held: the entries that hold.
+        aliases: version by alias.
+        ways: by alias, the versions it came by, from the first to where it is now; rolling back
+            goes this way back.
+    """
+
+    last: int = 0
+    held: tuple[HistoryEntry, ...] = ()
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    ways: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def before(self, alias: str) -> tuple[str, ...]:
+        """The way to the version that rolling the alias back goes to, which is its last."""
+        way = self.ways.get(alias, ())
+        return way[:-1] if way and way[-1] == self.aliases.get(alias) else way
+
+    def last_move(self, alias: str) -> HistoryEntry | None:
+        """The last entry that moved the alias."""
+        return next((e for e in reversed(self.held) if alias in e.changes), None)
+
+
+def replay(entries: Iterable[HistoryEntry]) -> State:
+    """What the entries, in the order of their numbers, say together.
+
+    An entry holds when none that holds has come between it and the one that it names. (`>=`, since
+    the one it names may have been deleted by someone.)
+    """
+    last = 0
+    held: list[HistoryEntry] = []
+    aliases: dict[str, str] = {}
+    ways: dict[str, tuple[str, ...]] = {}
+    for entry in entries:
+        if entry.after < last:
+            continue
+        last = entry.number
+        held.append(entry)
+        for alias, version in entry.changes.items():
+            aliases.pop(alias, None)
+            if version is not None:
+                aliases[alias] = version
+        ways[entry.alias] = _way_after(ways.get(entry.alias, ()), entry)
+    return State(last, tuple(held), aliases, ways)
+
+
+def _way_after(way: tuple[str, ...], entry: HistoryEntry) -> tuple[str, ...]:
+    if entry.action == "rollback" and entry.version is not None:
+        # From no version at all, the last one that there was is the one to go back to.
+        back = way_to(entry.version, way if entry.replaced is None else way[:-1])
+        if back:
+            return back
+    if entry.action == "outside" and entry.previous_alias in entry.changes:
+        # Somebody said where to go back to.
+        before = entry.changes[entry.previous_alias]
+        top = (entry.version,) if entry.version is not None else way[-1:]
+        kept = way if entry.version != entry.replaced else way[:-1]
+        known = before is None or before == entry.version or kept[-1:] == (before,)
+        return (*kept, *(() if known else (str(before),)), *top)
+    return way if entry.version is None or way[-1:] == (entry.version,) else (*way, entry.version)
+
+
+def way_to(version: str, way: tuple[str, ...]) -> tuple[str, ...]:
+    """The way as far as the last time that it came by the version; empty when it never did."""
+    places = [place for place, each in enumerate(way) if each == version]
+    return way[: places[-1] + 1] if places else ()

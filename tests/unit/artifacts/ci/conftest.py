@@ -1,1 +1,0 @@
-"""Lies here so that pytest puts this folder on the path: the tests share their runs."""

@@ -1,0 +1,100 @@
+"""The command that a run's record gives back is the one that was typed, and asks for the same."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sample_reports import COMMAND
+
+from artifacts.command_line import command_line
+from pipeline.endpoint_gate import GateRequest
+from pipeline.openai_endpoint import OpenAIEndpoint
+from pipeline.preparation import Request, choose
+from pipeline.settings import Settings
+
+POLICY = """name: strict
+summary: s
+suites: {mmlu: {kind: mmlu, margins: {int4: 0.02, fp8: 0.01}}}
+throughput: {minimum_ratio: {cpu: 1.0}}
+"""
+
+
+def chosen(folder: Path, checkpoint: str, **options: Any) -> dict[str, Any]:
+    """What a run of these options records."""
+    defaults: dict[str, Any] = {
+        "recipes": (),
+        "profile": "cpu",
+        "policy": None,
+        "name": None,
+        "registry": None,
+        "eval_data": None,
+        "trust_remote_code": False,
+    }
+    settings = Settings(home=folder / "home", store=folder / "store")
+    return choose(Request(checkpoint=checkpoint, **(defaults | options)), settings).to_dict()
+
+
+@pytest.fixture
+def policy(tmp_path: Path) -> str:
+    file = tmp_path / "strict-policy.yaml"
+    file.write_text(POLICY)
+    return str(file)
+
+
+def test_a_ladder_is_asked_for_as_one(tmp_path: Path, policy: str) -> None:
+    """Its rungs as several --recipe would all be tried."""
+    model = tmp_path / "my model"
+    model.mkdir()
+    command = chosen(tmp_path, str(model), recipes=("awq-ladder",), policy=policy)
+    assert shlex.split(command_line(command)) == [
+        *("prepare", "model", str(model), "--recipe", "awq-ladder"),
+        *("--profile", "cpu", "--policy", policy, "--name", "my model"),
+    ]
+
+
+def test_what_others_read_has_no_path_of_this_machine(tmp_path: Path, policy: str) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    command = chosen(
+        tmp_path, str(model), recipes=("fp8-dynamic",), policy=policy, eval_data=tmp_path
+    )
+    assert command_line(command, public=True) == (
+        "prepare model ./model --recipe fp8-dynamic --profile cpu --policy ./strict-policy.yaml "
+        f"--name model --eval-data ./{tmp_path.name}"
+    )
+
+
+@pytest.mark.parametrize("checkpoint", ["org/model@v1", "demo:smollm2-135m"])
+def test_names_that_are_no_paths_stay(tmp_path: Path, checkpoint: str) -> None:
+    command = chosen(tmp_path, checkpoint, trust_remote_code=True)
+    line = command_line(command, public=True)
+    assert line.startswith(f"prepare model {checkpoint} --recipe fp8-dynamic --recipe awq-w4a16 ")
+    assert line.endswith(" --yes-trust-remote-code")
+    assert line == command_line(command)
+
+
+def test_a_record_from_before_has_the_names_it_came_to() -> None:
+    assert command_line({**COMMAND, "ladder": []}) == (
+        "prepare model demo:smollm2-135m --recipe fp8-dynamic --profile cpu --policy demo "
+        "--name smollm2-135m"
+    )
+
+
+def test_of_two_endpoints() -> None:
+    request = GateRequest(
+        baseline=OpenAIEndpoint.at("http://me:secret@a:1/v1", None),
+        candidate=OpenAIEndpoint.at("http://b:2", "mine"),
+        policy="default",
+        family="int4",
+        tokenizer=Path("/models/tokenizer"),
+        max_length=2048,
+        eval_data=None,
+        session="s",
+    )
+    assert command_line(request.to_dict()) == (
+        "prepare gate --baseline 'http://***@a:1' --candidate http://b:2 --candidate-model mine "
+        "--tokenizer /models/tokenizer --policy default --family int4 --max-length 2048 --session s"
+    )
