@@ -230,7 +230,8 @@ def _packed_file(layer: Mapping[str, Any]) -> PackedFile:
         raise ValueError(f"a layer of media type {layer['mediaType']}")
     path = str(layer["annotations"][FILEPATH])
     pure = PurePosixPath(path)
-    if not path or "\0" in path or pure.is_absolute() or ".." in pure.parts or str(pure) != path:
+    plain = pure.parts and not pure.is_absolute() and ".." not in pure.parts
+    if not plain or "\0" in path or str(pure) != path:
         raise ValueError(f"{path!r} is no plain relative path")
     check_digest(str(layer["digest"]))
     return PackedFile(path, Blob(str(layer["digest"]), int(layer["size"])))

@@ -241,5 +241,6 @@ def _damaged_blob(path: Path, what: str) -> RegistryError:
     return RegistryError(
         f"a blob of the OCI layout {what}",
         where=str(path),
-        cure="delete it, and register the version again from the run that it was promoted from",
+        cure="delete it, and let it be copied from the store again: `prepare promote RUN "
+        "--replaces VERSION`, with the run of the version, and the version of the alias now",
     )

@@ -40,6 +40,8 @@ LOCK_FILE = ".moves.lock"
 # Annotations of the index, about the layout as a whole.
 APPLIED = "prepare.applied"
 LAST_VERSION = "prepare.last_version"
+# What registries take as a tag (OCI distribution specification, "Pulling manifests").
+TAG = re.compile(r"[a-zA-Z0-9_][a-zA-Z0-9._-]{0,127}")
 VERSION_REF = re.compile(r"v([1-9][0-9]*)")
 
 Index = dict[str, Any]
@@ -192,6 +194,8 @@ class OciRegistry(JournaledRegistry):
 
     def append(self, name: str, entry: HistoryEntry) -> None:
         """Add an entry under the next free number: the whole file is replaced at once."""
+        for alias in entry.changes:
+            self._check_alias(alias)  # here, since an entry that is written must be carried out
         with self._explained(), self.locked(name):
             layout = self._layout(name)
             kept = self.entries(name)
@@ -221,12 +225,7 @@ class OciRegistry(JournaledRegistry):
 
     def set_alias(self, name: str, alias: str, version: str | None) -> None:
         """Point the alias to the version; None removes it, also where there is none."""
-        if VERSION_REF.fullmatch(alias):
-            raise RegistryError(
-                f"'{alias}' cannot be an alias here: it is the name of a version",
-                where=self.uri,
-                cure="give an alias that is not 'v' and a number",
-            )
+        self._check_alias(alias)
         with self._explained(), self.locked(name):
             layout = self._layout(name)
             index = layout.read_index()
@@ -270,6 +269,14 @@ class OciRegistry(JournaledRegistry):
                 cure="give a name (--name) without '/' that does not begin with '.'",
             )
         return OciLayout(self.folder / name)
+
+    def _check_alias(self, alias: str) -> None:
+        if VERSION_REF.fullmatch(alias) or not TAG.fullmatch(alias):
+            raise RegistryError(
+                f"'{alias}' cannot be an alias here: it is to be a tag of OCI's, and no version's",
+                where=self.uri,
+                cure="give one of letters, digits, '.', '_' and '-' that is not 'v' and a number",
+            )
 
     def _no_version(self, name: str, version: str) -> RegistryError:
         return RegistryError(
