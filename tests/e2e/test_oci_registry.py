@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import base64
 import json
+import multiprocessing
+import os
 import shutil
+import signal
 import subprocess
 import threading
 import time
@@ -277,6 +280,32 @@ def test_a_damaged_blob_is_not_taken(
         push(layouts, "model@champion", f"{remote.host}/model")
     with pytest.raises(RegistryError, match="no such artifact"):
         prepare("pull", f"oci://{remote.host}/model:champion", str(tmp_path / "pulled"))
+
+
+def test_a_killed_push_moves_no_tag(
+    started: Callable[..., Remote], layouts: OciRegistry, tmp_path: Path
+) -> None:
+    """Killed just before the manifest; the same command then sends nothing but that."""
+    where = f"{started().host}/model"
+    one = push(layouts, "model@1", f"{where}:champion")
+    killed = multiprocessing.get_context("fork").Process(
+        target=push_killed, args=(layouts.uri, where)
+    )
+    killed.start()
+    killed.join(60)
+    assert killed.exitcode == -signal.SIGKILL
+    pulled = prepare("pull", f"oci://{where}:champion", str(tmp_path / "pulled"))
+    assert pulled["source"].endswith(one["digest"])
+    again = push(layouts, "model@champion", where)
+    assert (again["sent"], again["present"]) == (0, 5)
+
+
+def push_killed(uri: str, where: str) -> None:
+    def die(*arguments: Any) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    remote_repository.RemoteRepository._put_manifest = die  # type: ignore[method-assign]
+    push(OciRegistry(uri), "model@champion", where)
 
 
 def test_nobody_answers(layouts: OciRegistry) -> None:
