@@ -25,7 +25,6 @@ from pipeline.errors import RegistryError
 LAYOUT_FILE = "oci-layout"
 INDEX_FILE = "index.json"
 INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
-REF_NAME = "org.opencontainers.image.ref.name"
 # ioctl of linux/fs.h: the file becomes a copy of another one that shares its blocks.
 FICLONE = 0x40049409
 
@@ -65,9 +64,8 @@ class OciLayout:
             return {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": []}
         except ValueError as error:
             raise _damaged_index(file, str(error)) from error
-        manifests = index.get("manifests") if isinstance(index, dict) else None
-        if not isinstance(manifests, list) or not all(_is_descriptor(each) for each in manifests):
-            raise _damaged_index(file, "it lists no manifests")
+        if not _is_index(index):
+            raise _damaged_index(file, "it is no list of manifests")
         return index
 
     def write_index(self, index: dict[str, Any]) -> None:
@@ -218,6 +216,15 @@ def _clone(source: Path, destination: Path) -> bool:
         except OSError:  # another file system, or one that does not share blocks: copy
             return False
     return True
+
+
+def _is_index(value: object) -> bool:
+    return (
+        isinstance(value, dict)
+        and isinstance(value.get("manifests"), list)
+        and all(_is_descriptor(each) for each in value["manifests"])
+        and isinstance(value.get("annotations", {}), dict)
+    )
 
 
 def _is_descriptor(value: object) -> bool:

@@ -9,12 +9,9 @@ Moves hold a lock in the layout's folder, so nobody comes between the entry and 
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
 
 from artifacts.registry.journaled import JournaledRegistry
 from artifacts.registry.model_pack import (
@@ -28,24 +25,27 @@ from artifacts.registry.model_pack import (
     files_in,
     pack,
     read_pack,
-    tags_of,
 )
-from artifacts.registry.oci_layout import REF_NAME, OciLayout
+from artifacts.registry.oci_index import (
+    APPLIED,
+    LAST_VERSION,
+    REF_NAME,
+    blob_of,
+    by_version,
+    can_be_alias,
+    count_of,
+    number_of,
+    pointers,
+    ref_name,
+    version_tags,
+)
+from artifacts.registry.oci_layout import OciLayout
 from artifacts.registry.registry import HistoryEntry, Version
 from pipeline.errors import RegistryError
 
 SCHEME = "oci://"
 HISTORY_FILE = "prepare-history.jsonl"
 LOCK_FILE = ".moves.lock"
-# Annotations of the index, about the layout as a whole.
-APPLIED = "prepare.applied"
-LAST_VERSION = "prepare.last_version"
-# What registries take as a tag (OCI distribution specification, "Pulling manifests").
-TAG = re.compile(r"[a-zA-Z0-9_][a-zA-Z0-9._-]{0,127}")
-VERSION_REF = re.compile(r"v([1-9][0-9]*)")
-
-Index = dict[str, Any]
-Descriptor = dict[str, Any]
 
 
 class OciRegistry(JournaledRegistry):
@@ -84,15 +84,15 @@ class OciRegistry(JournaledRegistry):
         with self._explained():
             layout = self._layout(name)
             index = layout.read_index()
-            described = _by_version(index)
-            pointers = _aliases(index)
+            described = by_version(index)
+            pointing = pointers(index)
             return [
                 Version(
                     name=name,
                     version=str(number),
-                    aliases=tuple(sorted(a for a, v in pointers.items() if v == str(number))),
+                    aliases=tuple(sorted(a for a, v in pointing.items() if v == str(number))),
                     source=f"{self.uri}/{name}@{described[number]['digest']}",
-                    tags=_tags(layout, described[number]),
+                    tags=version_tags(layout, described[number]),
                 )
                 for number in sorted(described, reverse=True)
             ]
@@ -106,7 +106,9 @@ class OciRegistry(JournaledRegistry):
         check_tags(tags)
         with self._explained():
             layout = self._layout(name)
-            layout.make()
+            layout.folder.mkdir(parents=True, exist_ok=True)
+            with _lock(layout):
+                layout.make()
             with layout.writing() as partial:
                 existing = self.find_same(name, tags)
                 if existing is not None:
@@ -129,10 +131,10 @@ class OciRegistry(JournaledRegistry):
         with self._explained(), self.locked(name):
             layout = self._layout(name)
             index = layout.read_index()
-            descriptor = _by_version(index).get(_number(version))
+            descriptor = by_version(index).get(number_of(version))
             if descriptor is None:
                 raise self._no_version(name, version)
-            known = _tags(layout, descriptor)
+            known = version_tags(layout, descriptor)
             changed = {key: value for key, value in tags.items() if known.get(key) != value}
             if changed:
                 descriptor["annotations"] = descriptor.get("annotations", {}) | changed
@@ -151,10 +153,10 @@ class OciRegistry(JournaledRegistry):
         """The version's manifest and what it names; raises RegistryError where it is damaged."""
         with self._explained():
             layout = self._layout(version.name)
-            descriptor = _by_version(layout.read_index()).get(_number(version.version))
+            descriptor = by_version(layout.read_index()).get(number_of(version.version))
             if descriptor is None:
                 raise self._no_version(version.name, version.version)
-            manifest = layout.read_blob(_blob(descriptor))
+            manifest = layout.read_blob(blob_of(descriptor))
             return read_pack(manifest, layout.read_blob)
 
     def blob_path(self, name: str, blob: Blob) -> Path:
@@ -165,12 +167,8 @@ class OciRegistry(JournaledRegistry):
 
     def locked(self, name: str) -> AbstractContextManager[object]:
         """A lock in the layout's folder; nothing where there is no layout yet."""
-        from filelock import FileLock
-
         layout = self._layout(name)
-        if not layout.exists():
-            return nullcontext()
-        return FileLock(layout.folder / LOCK_FILE, is_singleton=True)
+        return _lock(layout) if layout.exists() else nullcontext()
 
     def entries(self, name: str) -> list[HistoryEntry]:
         """All entries, losers too, in the order of their numbers."""
@@ -208,7 +206,7 @@ class OciRegistry(JournaledRegistry):
     def applied(self, name: str) -> int:
         """Number of the last entry that the aliases were set by; 0 for none."""
         with self._explained():
-            return int(self._layout(name).read_index().get("annotations", {}).get(APPLIED, 0))
+            return count_of(self._layout(name), APPLIED)
 
     def mark_applied(self, name: str, number: int) -> None:
         """Remember that number, as an annotation of the index."""
@@ -221,7 +219,7 @@ class OciRegistry(JournaledRegistry):
     def aliases(self, name: str) -> dict[str, str]:
         """Version by alias, as they stand; none when there is no such model."""
         with self._explained():
-            return _aliases(self._layout(name).read_index())
+            return pointers(self._layout(name).read_index())
 
     def set_alias(self, name: str, alias: str, version: str | None) -> None:
         """Point the alias to the version; None removes it, also where there is none."""
@@ -229,9 +227,9 @@ class OciRegistry(JournaledRegistry):
         with self._explained(), self.locked(name):
             layout = self._layout(name)
             index = layout.read_index()
-            kept = [each for each in index["manifests"] if _ref(each) != alias]
+            kept = [each for each in index["manifests"] if ref_name(each) != alias]
             if version is not None:
-                descriptor = _by_version(index).get(_number(version))
+                descriptor = by_version(index).get(number_of(version))
                 if descriptor is None:
                     raise self._no_version(name, version)
                 kept.append({**descriptor, "annotations": {REF_NAME: alias}})
@@ -241,13 +239,12 @@ class OciRegistry(JournaledRegistry):
     def has_version(self, name: str, version: str) -> bool:
         """Whether there is such a version."""
         with self._explained():
-            return _number(version) in _by_version(self._layout(name).read_index())
+            return number_of(version) in by_version(self._layout(name).read_index())
 
     def _add_version(self, layout: OciLayout, name: str, made: ModelPack) -> str:
         with self.locked(name):
             index = layout.read_index()
-            annotations = index.get("annotations", {})
-            number = 1 + max([int(annotations.get(LAST_VERSION, 0)), *_by_version(index)])
+            number = 1 + max([count_of(layout, LAST_VERSION), *by_version(index)])
             descriptor = {
                 "mediaType": MANIFEST_TYPE,
                 "artifactType": ARTIFACT_TYPE,
@@ -257,7 +254,7 @@ class OciRegistry(JournaledRegistry):
             }
             index["manifests"] = [*index["manifests"], descriptor]
             # A number is given once, even when the version is deleted.
-            index["annotations"] = annotations | {LAST_VERSION: str(number)}
+            index["annotations"] = index.get("annotations", {}) | {LAST_VERSION: str(number)}
             layout.write_index(index)
         return str(number)
 
@@ -271,7 +268,7 @@ class OciRegistry(JournaledRegistry):
         return OciLayout(self.folder / name)
 
     def _check_alias(self, alias: str) -> None:
-        if VERSION_REF.fullmatch(alias) or not TAG.fullmatch(alias):
+        if not can_be_alias(alias):
             raise RegistryError(
                 f"'{alias}' cannot be an alias here: it is to be a tag of OCI's, and no version's",
                 where=self.uri,
@@ -297,6 +294,12 @@ class OciRegistry(JournaledRegistry):
             ) from error
 
 
+def _lock(layout: OciLayout) -> AbstractContextManager[object]:
+    from filelock import FileLock
+
+    return FileLock(layout.folder / LOCK_FILE, is_singleton=True)
+
+
 def _put_files(layout: OciLayout, folder: Path, partial: Path) -> list[PackedFile]:
     return [PackedFile(path, layout.put_file(file, partial)) for path, file in files_in(folder)]
 
@@ -308,36 +311,3 @@ def _is_whole(layout: OciLayout, made: ModelPack) -> bool:
         if not path.is_file() or path.stat().st_size != file.blob.size:
             return False
     return True
-
-
-def _ref(descriptor: Descriptor) -> str:
-    return str(descriptor.get("annotations", {}).get(REF_NAME, ""))
-
-
-def _number(version: str) -> int:
-    """The version's number; 0, which no version has, where it is none."""
-    return int(version) if version.isascii() and version.isdigit() else 0
-
-
-def _by_version(index: Index) -> dict[int, Descriptor]:
-    matches = ((VERSION_REF.fullmatch(_ref(each)), each) for each in index["manifests"])
-    return {int(match[1]): descriptor for match, descriptor in matches if match}
-
-
-def _aliases(index: Index) -> dict[str, str]:
-    """Version by alias; one that points to no version of prepare's is left out."""
-    numbers = {each["digest"]: str(number) for number, each in sorted(_by_version(index).items())}
-    return {
-        _ref(each): numbers[each["digest"]]
-        for each in index["manifests"]
-        if _ref(each) and not VERSION_REF.fullmatch(_ref(each)) and each["digest"] in numbers
-    }
-
-
-def _blob(descriptor: Descriptor) -> Blob:
-    return Blob(str(descriptor["digest"]), int(descriptor["size"]))
-
-
-def _tags(layout: OciLayout, descriptor: Descriptor) -> dict[str, str]:
-    manifest = json.loads(layout.read_blob(_blob(descriptor)))
-    return tags_of((manifest.get("annotations") or {}) | descriptor.get("annotations", {}))

@@ -88,6 +88,7 @@ class RemoteRepository:
         self._host = host
         self._insecure = insecure
         self._progress = progress or Silent()
+        self._done = 0
         tagged = rest.partition("@")[0].rpartition("/")[2]
         self.tag: str | None = str(container.tag) if ":" in tagged else None
         self.repository = f"{host}/{container.api_prefix}"
@@ -221,13 +222,16 @@ class RemoteRepository:
             self._upload(client, blob, Path(file.name))
 
     def _download(self, client: OrasClient, blob: Blob, destination: Path, total: int) -> None:
-        sha256 = hashlib.sha256()
+        sha256, left = hashlib.sha256(), blob.size
         with (
             client.get_blob(self._container, blob.digest, stream=True) as response,
             destination.open("wb") as file,
         ):
             self._check(client, response.ok)
             for block in response.iter_content(BLOCK_BYTES):
+                left -= len(block)
+                if left < 0:  # more than the manifest says: no reason to fill the disk
+                    break
                 sha256.update(block)
                 file.write(block)
                 self._done += len(block)

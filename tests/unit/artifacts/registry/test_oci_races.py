@@ -152,6 +152,16 @@ class TestRace:
         assert {outcomes["new"], outcomes["newer"]} == {"7", "8"}
         check_whole(registry, START, entries=2)
 
+    def test_the_first_registrations_of_all(self, made: Path, tmp_path: Path, turn: int) -> None:
+        """The layout is made once, and nobody's version is lost."""
+        registry = OciRegistry(f"oci://{tmp_path / 'new'}")
+        calls = [
+            (racing_oci_mover.register, (registry.uri, made / "weights", digest))
+            for digest in "abcd"
+        ]
+        assert sorted(race(calls).values()) == ["1", "2", "3", "4"]
+        assert len(registry.versions(NAME)) == 4
+
     def test_tags_and_moves_at_once_lose_nothing(self, registry: OciRegistry) -> None:
         """All of them change the same file."""
         outcomes = race(

@@ -320,12 +320,20 @@ class TestHistory:
         assert numbers[-1] > 3
         assert registry.aliases(NAME)["champion"] == "2"
 
-    @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"manifests": [3]}'])
+    @pytest.mark.parametrize(
+        "text", ["{", "[]", "{}", '{"manifests": [3]}', '{"manifests": [], "annotations": 3}']
+    )
     def test_a_damaged_index(self, registry: OciRegistry, folder: Path, text: str) -> None:
         register(registry, folder, "a")
         (registry.folder / NAME / "index.json").write_text(text)
         with pytest.raises(RegistryError, match="the index of the OCI layout is damaged"):
             registry.versions(NAME)
+
+    def test_a_count_that_is_no_number(self, registry: OciRegistry, folder: Path) -> None:
+        register(registry, folder, "a")
+        write_index(registry, index_of(registry) | {"annotations": {"prepare.applied": "x"}})
+        with pytest.raises(RegistryError, match="no number"):
+            registry.settle(NAME)
 
     def test_a_digest_that_leads_elsewhere(self, registry: OciRegistry, folder: Path) -> None:
         register(registry, folder, "a")
