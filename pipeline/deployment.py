@@ -12,7 +12,7 @@ import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from artifacts.manifest import NOT_OURS, SIGNATURE, plain_files
 from artifacts.registry.registry import FILES_TAG, WEIGHTS_TAG, Registry, Version
@@ -25,6 +25,13 @@ from pipeline.weight_files import weights_digest
 
 ENGINE_SECONDS = 120
 ASK_ENGINE = "import vllm; print('engine-version', vllm.__version__)"
+
+
+class HoldsFiles(Protocol):
+    """What has a version's files: a registry of models, or a repository of an OCI registry."""
+
+    def fetch(self, version: Version, folder: Path) -> None:
+        """Copy the version's files into that folder, which exists and is empty."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +166,7 @@ def check_files(version: Version, folder: Path, digests: FileDigests | None = No
     return sum(path.is_file() for path in folder.rglob("*"))
 
 
-def pull_version(registry: Registry, version: Version, destination: Path) -> int:
+def pull_version(registry: HoldsFiles, version: Version, destination: Path) -> int:
     """Copy the version's files into a new folder, which appears when they are whole.
 
     Returns:

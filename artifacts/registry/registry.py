@@ -143,6 +143,9 @@ class Registry(Protocol):
     def history(self, name: str) -> list[HistoryEntry]:
         """The moves that held, oldest first."""
 
+    def set_tags(self, name: str, version: str, tags: Mapping[str, str]) -> None:
+        """Add tags to a version, or change them."""
+
     def fetch(self, version: Version, folder: Path) -> None:
         """Copy the version's files into that folder, which exists and is empty."""
 
@@ -150,8 +153,9 @@ class Registry(Protocol):
 def open_registry(uri: str) -> Registry:
     """The registry at that address; raises RegistryError when it cannot be opened."""
     from artifacts.registry.mlflow_registry import MlflowRegistry
+    from artifacts.registry.oci_registry import SCHEME, OciRegistry
 
-    return MlflowRegistry(uri)
+    return OciRegistry(uri) if uri.startswith(SCHEME) else MlflowRegistry(uri)
 
 
 def still_has(uri: str, name: str, versions: Collection[str], aliases: Mapping[str, str]) -> bool:

@@ -18,6 +18,7 @@ from pipeline.cli import (
     policy,
     promote,
     pull,
+    push,
     recipes,
     registry,
     report,
@@ -49,6 +50,7 @@ app.command("report")(report.report)
 app.command("promote")(promote.promote)
 app.command("rollback")(rollback.rollback)
 app.command("pull")(pull.pull)
+app.command("push")(push.push)
 app.command("serve")(serve.serve)
 app.command("gc")(gc.gc)
 app.add_typer(env.app, name="env")

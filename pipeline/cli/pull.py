@@ -1,4 +1,4 @@
-"""`prepare pull`: copies a registered version's files, and checks that they are what was judged."""
+"""`prepare pull`: copies a version's files, and checks that they are what was judged."""
 
 from __future__ import annotations
 
@@ -12,8 +12,13 @@ from pipeline.cli.options import JsonOption, RegistryOption, StoreOption
 ReferenceArgument = Annotated[
     str,
     typer.Argument(
-        metavar="NAME@ALIAS", help="Registered name, '@', alias or version.", show_default=False
+        metavar="NAME@ALIAS",
+        help="Registered name, '@', alias or version; or oci://HOST/REPOSITORY:TAG.",
+        show_default=False,
     ),
+]
+InsecureOption = Annotated[
+    bool, typer.Option("--insecure", help="The OCI registry speaks HTTP, not HTTPS.")
 ]
 
 
@@ -22,13 +27,15 @@ def pull(
     destination: Annotated[
         Path, typer.Argument(metavar="DEST", help="Folder to make.", show_default=False)
     ],
+    insecure: InsecureOption = False,
     registry: RegistryOption = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Copy a registered version's files into a new folder, digests checked.
 
-    The folder appears when it is whole: what was judged, or nothing.
+    The folder appears when it is whole: what was judged, or nothing. What
+    `prepare push` sent is named by oci://HOST/REPOSITORY:TAG or @DIGEST.
 
     Examples
 
@@ -36,18 +43,28 @@ def pull(
 
       prepare pull smollm2-135m@3 ./deploy --registry http://mlflow.example:5000
 
+      prepare pull oci://registry.example.com/models/smollm2-135m:champion ./deploy
+
     Exit codes: 0 copied, 1 error (files that are not those that were judged,
     too), 2 usage.
     """
     from artifacts.registry.registry import open_registry
+    from artifacts.registry.remote_repository import SCHEME, RemoteRepository
+    from pipeline.cli.display import open_display
     from pipeline.cli.tables import print_json
     from pipeline.deployment import find_version, pull_version
     from pipeline.preparation import registry_uri
     from pipeline.settings import load_settings
 
-    found = open_registry(registry_uri(registry, load_settings(store)))
-    version = find_version(found, reference)
-    files = pull_version(found, version, destination)
+    if reference.startswith(SCHEME):
+        with open_display(as_json=as_json) as progress:
+            remote = RemoteRepository(reference, insecure=insecure, progress=progress)
+            version = remote.version()
+            files = pull_version(remote, version, destination)
+    else:
+        found = open_registry(registry_uri(registry, load_settings(store)))
+        version = find_version(found, reference)
+        files = pull_version(found, version, destination)
     if as_json:
         print_json(
             {

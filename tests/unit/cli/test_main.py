@@ -61,6 +61,7 @@ COMMANDS = {
     "promote",
     "rollback",
     "pull",
+    "push",
     "serve",
     "gc",
     "registry history",

@@ -1,0 +1,90 @@
+"""What the index of an OCI layout says in prepare's terms: versions, aliases, tags, counts.
+
+Version 3 is listed under the ref name `v3`; every other ref name is an alias, and points to the
+version that has the same manifest.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from artifacts.registry.model_pack import Blob, tags_of
+from artifacts.registry.oci_layout import OciLayout
+from pipeline.errors import RegistryError
+
+REF_NAME = "org.opencontainers.image.ref.name"
+# Annotations of the index, about the layout as a whole.
+APPLIED = "prepare.applied"
+LAST_VERSION = "prepare.last_version"
+# What registries take as a tag (OCI distribution specification, "Pulling manifests").
+TAG = re.compile(r"[a-zA-Z0-9_][a-zA-Z0-9._-]{0,127}")
+VERSION_REF = re.compile(r"v([1-9][0-9]{0,17})")
+
+Index = dict[str, Any]
+Descriptor = dict[str, Any]
+
+
+def by_version(index: Index) -> dict[int, Descriptor]:
+    """The line of the index for each version, by its number."""
+    matches = ((VERSION_REF.fullmatch(ref_name(each)), each) for each in index["manifests"])
+    return {int(match[1]): descriptor for match, descriptor in matches if match}
+
+
+def pointers(index: Index) -> dict[str, str]:
+    """Version by alias; one that points to no version of prepare's is left out."""
+    numbers = {each["digest"]: str(number) for number, each in sorted(by_version(index).items())}
+    return {
+        ref_name(each): numbers[each["digest"]]
+        for each in index["manifests"]
+        if can_be_alias(ref_name(each)) and each["digest"] in numbers
+    }
+
+
+def ref_name(descriptor: Descriptor) -> str:
+    """The name that a line of the index gives; empty for none."""
+    return str(descriptor.get("annotations", {}).get(REF_NAME, ""))
+
+
+def can_be_alias(name: str) -> bool:
+    """Whether it can be a tag, and is no version's."""
+    return TAG.fullmatch(name) is not None and VERSION_REF.fullmatch(name) is None
+
+
+def number_of(version: str) -> int:
+    """The version's number; 0, which no version has, where it is none."""
+    match = VERSION_REF.fullmatch(f"v{version}")
+    return int(match[1]) if match else 0
+
+
+def blob_of(descriptor: Descriptor) -> Blob:
+    """The manifest that a line of the index names."""
+    return Blob(str(descriptor["digest"]), int(descriptor["size"]))
+
+
+def version_tags(layout: OciLayout, descriptor: Descriptor) -> dict[str, str]:
+    """A version's tags: its manifest's, and before them those of its line in the index.
+
+    Raises:
+        RegistryError: the manifest is missing or damaged.
+    """
+    manifest = json.loads(layout.read_blob(blob_of(descriptor)))
+    return tags_of((manifest.get("annotations") or {}) | descriptor.get("annotations", {}))
+
+
+def count_of(layout: OciLayout, annotation: str) -> int:
+    """A number that the index keeps about the layout as a whole; 0 for none.
+
+    Raises:
+        RegistryError: it is no number.
+    """
+    text = str(layout.read_index().get("annotations", {}).get(annotation, "0"))
+    if not (text.isascii() and text.isdigit() and len(text) < 19):
+        raise RegistryError(
+            f"the annotation {annotation} of the index is no number: {text!r}",
+            where=str(layout.folder),
+            cure="somebody changed it; set it to the largest number that the history, or the "
+            "versions, have",
+        )
+    return int(text)

@@ -1,0 +1,253 @@
+"""An OCI image layout in a folder: blobs named by their digests, and one index of manifests.
+
+Every change is a file that is written beside, flushed to the disk and renamed into its place, so a
+kill at any step leaves the old state or the new one. Specification: OCI image-spec 1.1,
+image-layout.md.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from artifacts.registry.model_pack import Blob, as_json, check_digest
+from pipeline.digest import BLOCK_BYTES, digest_file
+from pipeline.errors import RegistryError
+
+LAYOUT_FILE = "oci-layout"
+INDEX_FILE = "index.json"
+INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
+# ioctl of linux/fs.h: the file becomes a copy of another one that shares its blocks.
+FICLONE = 0x40049409
+
+
+class OciLayout:
+    """One folder in that layout.
+
+    Args:
+        folder: of the layout; made on first use.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def exists(self) -> bool:
+        """Whether there is a layout."""
+        return (self.folder / INDEX_FILE).is_file() and (self.folder / LAYOUT_FILE).is_file()
+
+    def make(self) -> None:
+        """Make an empty one where there is none."""
+        self._blobs().mkdir(parents=True, exist_ok=True)
+        if not (self.folder / LAYOUT_FILE).is_file():
+            self.replace(LAYOUT_FILE, as_json({"imageLayoutVersion": "1.0.0"}))
+        if not (self.folder / INDEX_FILE).is_file():
+            self.write_index({"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": []})
+
+    def read_index(self) -> dict[str, Any]:
+        """The index, with no manifests where there is no layout.
+
+        Raises:
+            RegistryError: it is damaged.
+        """
+        file = self.folder / INDEX_FILE
+        try:
+            index: dict[str, Any] = json.loads(file.read_bytes())
+        except FileNotFoundError:
+            return {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": []}
+        except ValueError as error:
+            raise _damaged_index(file, str(error)) from error
+        if not _is_index(index):
+            raise _damaged_index(file, "it is no list of manifests")
+        return index
+
+    def write_index(self, index: dict[str, Any]) -> None:
+        """Put another index in the place of this one."""
+        self.replace(INDEX_FILE, as_json(index))
+
+    def replace(self, name: str, content: bytes) -> None:
+        """Put a file of the layout's own folder in the place of the one of that name."""
+        beside = self.folder / f".{name}.{os.getpid()}"
+        with beside.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(self.folder / name)
+        flush_folder(self.folder)
+
+    def blob_path(self, digest: str) -> Path:
+        """Where the blob of that digest lies; raises RegistryError where it is no digest."""
+        try:
+            check_digest(digest)
+        except ValueError as error:
+            raise _damaged_index(self.folder / INDEX_FILE, str(error)) from error
+        return self._blobs() / digest.partition(":")[2]
+
+    def read_blob(self, blob: Blob) -> bytes:
+        """The blob's bytes, for small ones.
+
+        Raises:
+            RegistryError: it is missing or damaged.
+        """
+        path = self.blob_path(blob.digest)
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError as error:
+            raise _damaged_blob(path, "is missing") from error
+        if Blob.of(content).digest != blob.digest:
+            raise _damaged_blob(path, "was changed")
+        return content
+
+    def put_bytes(self, content: bytes, partial: Path) -> Blob:
+        """Keep these bytes as a blob.
+
+        Args:
+            content: the bytes.
+            partial: folder of `writing`.
+        """
+        blob = Blob.of(content)
+        if not self.blob_path(blob.digest).exists():
+            file = partial / "content"
+            file.write_bytes(content)
+            self._keep(file, blob)
+        return blob
+
+    def put_file(self, source: Path, partial: Path) -> Blob:
+        """Keep a copy of the file as a blob.
+
+        A later change of the file must not change the blob, so it is no hard link. Where the file
+        system can share blocks (XFS, Btrfs), the copy takes no time and no room. Elsewhere the
+        file is read once, hashed while it is written. A file that may be there already, by its
+        size, is hashed first, and not written when it is.
+        """
+        size = source.stat().st_size
+        if any(path.stat().st_size == size for path in self._blobs().iterdir()):
+            there = Blob(f"sha256:{digest_file(source)}", size)
+            if self.blob_path(there.digest).exists():
+                return there
+        file = partial / "content"
+        if _clone(source, file):
+            blob = Blob(f"sha256:{digest_file(file)}", file.stat().st_size)
+        else:
+            blob = copy_and_hash(source, file)
+        self._keep(file, blob)
+        return blob
+
+    def copy_out(self, blob: Blob, destination: Path) -> None:
+        """Write the blob to a new file.
+
+        Raises:
+            RegistryError: it is missing or damaged.
+        """
+        path = self.blob_path(blob.digest)
+        try:
+            copied = copy_and_hash(path, destination)
+        except FileNotFoundError as error:
+            raise _damaged_blob(path, "is missing") from error
+        if copied.digest != blob.digest:
+            raise _damaged_blob(path, "was changed")
+
+    @contextmanager
+    def writing(self) -> Iterator[Path]:
+        """A folder for blobs that are being written; what a killed process left goes.
+
+        One process writes blobs at a time. Aliases can be moved meanwhile.
+        """
+        from filelock import FileLock
+
+        with FileLock(self.folder / ".blobs.lock", is_singleton=True):
+            for left in self.folder.glob(".partial.*"):
+                shutil.rmtree(left)
+            partial = Path(tempfile.mkdtemp(prefix=".partial.", dir=self.folder))
+            try:
+                yield partial
+            finally:
+                shutil.rmtree(partial)
+
+    def _keep(self, file: Path, blob: Blob) -> None:
+        file.chmod(0o444)
+        with file.open("rb") as content:
+            os.fsync(content.fileno())
+        file.replace(self.blob_path(blob.digest))
+        flush_folder(self._blobs())
+
+    def _blobs(self) -> Path:
+        return self.folder / "blobs" / "sha256"
+
+
+def copy_and_hash(source: Path, destination: Path) -> Blob:
+    """Copy a file's content, read once; returns its digest and size."""
+    sha256, size = hashlib.sha256(), 0
+    with source.open("rb", buffering=0) as reader, destination.open("wb", buffering=0) as writer:
+        view = memoryview(bytearray(BLOCK_BYTES))
+        while count := reader.readinto(view):
+            sha256.update(view[:count])
+            _write_all(writer.fileno(), view[:count])
+            size += count
+    return Blob(f"sha256:{sha256.hexdigest()}", size)
+
+
+def flush_folder(folder: Path) -> None:
+    """Make the names in a folder survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _write_all(descriptor: int, view: memoryview) -> None:
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def _clone(source: Path, destination: Path) -> bool:
+    """Make a copy that shares the blocks; False where the file system cannot."""
+    with source.open("rb") as reader, destination.open("wb") as writer:
+        try:
+            fcntl.ioctl(writer.fileno(), FICLONE, reader.fileno())
+        except OSError:  # another file system, or one that does not share blocks: copy
+            return False
+    return True
+
+
+def _is_index(value: object) -> bool:
+    return (
+        isinstance(value, dict)
+        and isinstance(value.get("manifests"), list)
+        and all(_is_descriptor(each) for each in value["manifests"])
+        and isinstance(value.get("annotations", {}), dict)
+    )
+
+
+def _is_descriptor(value: object) -> bool:
+    return (
+        isinstance(value, dict)
+        and isinstance(value.get("digest"), str)
+        and isinstance(value.get("size"), int)
+        and isinstance(value.get("annotations", {}), dict)
+    )
+
+
+def _damaged_index(file: Path, reason: str) -> RegistryError:
+    return RegistryError(
+        f"the index of the OCI layout is damaged: {reason}",
+        where=str(file),
+        cure="put back a copy of it; the manifests that it lists are still in blobs/",
+    )
+
+
+def _damaged_blob(path: Path, what: str) -> RegistryError:
+    return RegistryError(
+        f"a blob of the OCI layout {what}",
+        where=str(path),
+        cure="delete it, and let it be copied from the store again: `prepare promote RUN "
+        "--replaces VERSION`, with the run of the version, and the version of the alias now",
+    )

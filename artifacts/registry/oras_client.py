@@ -1,0 +1,116 @@
+"""The client of the ORAS project for OCI registries, with what long uploads need beside it.
+
+Imported only where something is sent or fetched: `oras` is an extra (`pip install
+'prepare-model[oci]'`). Read against oras 0.2.43.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import urlsplit
+
+import requests
+from oras.auth import BasicAuth
+from oras.container import Container
+from oras.provider import Registry
+from requests.adapters import HTTPAdapter
+from urllib3.util.retry import Retry
+
+# A registry hashes a blob once more before it answers that it has it.
+TIMEOUT_SECONDS = (20, 600)
+RETRIES = 3
+CHALLENGE = "WWW-Authenticate"
+
+
+class OrasClient(Registry):  # type: ignore[misc]
+    """Requests to one registry.
+
+    Other than its parent, it gives up on a registry that does not answer after seconds, not
+    minutes; asks for another token when the one that it has is too old or allows too little (the
+    parent sends the same one again); and says how many bytes were sent.
+
+    Args:
+        host: of the registry, with its port.
+        insecure: HTTP instead of HTTPS.
+        auth: 'token' or 'basic', see `kind_of_login`.
+    """
+
+    def __init__(self, host: str, *, insecure: bool, auth: str) -> None:
+        super().__init__(hostname=host, insecure=insecure, auth_backend=auth)
+        mount_adapter(self.session)
+        self.sent: Callable[[int], None] = lambda count: None
+        self.complaints: list[str] = []
+
+    def do_request(
+        self,
+        url: str,
+        method: str = "GET",
+        data: Any = None,
+        headers: Any = None,
+        json: Any = None,
+        stream: bool = False,
+    ) -> requests.Response:
+        """One request, with a login where one is asked for."""
+        # Without the parent's retries: they wait for 131 s, also after a wrong password.
+        once = Registry.do_request.__wrapped__
+        if isinstance(self.auth, BasicAuth) and urlsplit(url).netloc == self.hostname:
+            # At once, since the parent sends every piece without it first.
+            headers = {**(headers or {}), **self.auth.get_auth_header()}
+        response = once(self, url, method, data, headers, json, stream)
+        if response.status_code == 401 and getattr(self.auth, "token", None):
+            self.auth.token = None
+            response = once(self, url, method, data, headers, json, stream)
+        if response.ok and isinstance(data, bytes):
+            self.sent(len(data))
+        if not response.ok and method != "HEAD":
+            self.complaints = _complaints(response)
+        return response  # type: ignore[no-any-return]
+
+
+def parse_reference(reference: str, host: str | None = None) -> Container:
+    """HOST/REPOSITORY with :TAG or @DIGEST in its parts; raises ValueError where it is none."""
+    return Container(reference, registry=host)
+
+
+def kind_of_login(host: str, *, insecure: bool) -> str:
+    """How the registry wants a login: 'basic' or 'token'; 'token' also where it wants none.
+
+    Raises:
+        requests.RequestException: it does not answer.
+    """
+    with requests.Session() as session:
+        mount_adapter(session)
+        answer = session.get(f"{'http' if insecure else 'https'}://{host}/v2/")
+    asks = answer.headers.get(CHALLENGE, "").lower() if answer.status_code == 401 else ""
+    return "basic" if asks.startswith("basic") else "token"
+
+
+def mount_adapter(session: requests.Session) -> None:
+    """Give the session time limits, and a few tries where the registry is busy."""
+    tries = Retry(
+        total=RETRIES,
+        backoff_factor=1,
+        status_forcelist=(429, 502, 503, 504),
+        allowed_methods=None,
+        raise_on_status=False,
+    )
+    for scheme in ("http://", "https://"):
+        session.mount(scheme, _PatientAdapter(max_retries=tries))
+
+
+class _PatientAdapter(HTTPAdapter):
+    """Requests with a time limit, which `requests` itself does not have."""
+
+    def send(self, request: Any, *arguments: Any, **options: Any) -> requests.Response:
+        options["timeout"] = options.get("timeout") or TIMEOUT_SECONDS
+        return super().send(request, *arguments, **options)
+
+
+def _complaints(response: requests.Response) -> list[str]:
+    """What the registry says is wrong, as OCI's distribution specification writes it."""
+    try:
+        errors = response.json()["errors"]
+        return [str(error["message"]) for error in errors]
+    except (ValueError, KeyError, TypeError):
+        return [f"{response.status_code} {response.reason}"]

@@ -1,0 +1,297 @@
+"""A repository of an OCI registry in the network: sends ModelPacks to it, and fetches them.
+
+Such a registry can set a tag, not set it only if it still is what it was, so it keeps no aliases
+of ours: those stand in a registry that has a history, and a tag here is a copy.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from artifacts.registry.model_pack import MANIFEST_TYPE, Blob, ModelPack, read_pack, tags_of
+from artifacts.registry.registry import Version
+from pipeline.errors import RegistryError, UsageError
+from pipeline.events import Progress, Silent
+
+if TYPE_CHECKING:
+    from artifacts.registry.oras_client import OrasClient
+
+SCHEME = "oci://"
+# Up to this size a blob goes in one request; larger ones in pieces of it.
+PIECE_BYTES = 64 * 1024 * 1024
+BLOCK_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What a push did.
+
+    Args:
+        reference: HOST/REPOSITORY:TAG.
+        digest: of the manifest.
+        sent: how many blobs went over the network.
+        present: how many were there already.
+        sent_bytes: of the blobs that went.
+    """
+
+    reference: str
+    digest: str
+    sent: int
+    present: int
+    sent_bytes: int
+
+
+class RemoteRepository:
+    """HOST[:PORT]/REPOSITORY[:TAG] or HOST/REPOSITORY@sha256:...
+
+    Args:
+        reference: where; with or without `oci://`.
+        insecure: HTTP instead of HTTPS.
+        progress: hears how far it is.
+
+    Raises:
+        UsageError: it is no such reference.
+        RegistryError: `oras` is not installed.
+    """
+
+    def __init__(
+        self, reference: str, *, insecure: bool = False, progress: Progress | None = None
+    ) -> None:
+        plain = reference.removeprefix(SCHEME)
+        host, _, rest = plain.partition("/")
+        try:
+            from artifacts.registry.oras_client import parse_reference
+
+            container = parse_reference(plain) if host and rest else None
+        except ImportError as error:
+            raise RegistryError(
+                f"the client for OCI registries is not installed: {error}",
+                where=reference,
+                cure="pip install 'prepare-model[oci]'",
+            ) from error
+        except ValueError:
+            container = None
+        if container is None or container.registry != host:
+            raise UsageError(
+                f"'{reference}' is no repository of an OCI registry",
+                where="HOST[:PORT]/REPOSITORY[:TAG]",
+                cure="such as registry.example.com/models/smollm2:champion, localhost:5000/smollm2",
+            )
+        self._container: Any = container
+        self._host = host
+        self._insecure = insecure
+        self._progress = progress or Silent()
+        self._done = 0
+        tagged = rest.partition("@")[0].rpartition("/")[2]
+        self.tag: str | None = str(container.tag) if ":" in tagged else None
+        self.repository = f"{host}/{container.api_prefix}"
+
+    def push(self, made: ModelPack, file_of: Callable[[Blob], Path], tag: str) -> Sent:
+        """Send a pack: the blobs that are not there yet, then the manifest under the tag.
+
+        Args:
+            made: what to send.
+            file_of: the file that holds a layer.
+            tag: that will name it; it moves when there is one.
+
+        Raises:
+            RegistryError: the registry refused or does not answer.
+        """
+        with self._connected() as client:
+            layers = {file.blob: file_of(file.blob) for file in made.files}
+            missing = [blob for blob in layers if not self._has(client, blob)]
+            self._count_bytes(client, sum(blob.size for blob in missing))
+            for blob in missing:
+                self._upload(client, blob, layers[blob])
+            config = Blob.of(made.config)
+            configs = 0 if self._has(client, config) else 1
+            if configs:
+                self._upload_bytes(client, config, made.config)
+            self._put_manifest(client, made, tag)
+        return Sent(
+            reference=f"{self.repository}:{tag}",
+            digest=made.blob.digest,
+            sent=len(missing) + configs,
+            present=len(layers) + 1 - len(missing) - configs,
+            sent_bytes=sum(blob.size for blob in missing) + configs * config.size,
+        )
+
+    def version(self) -> Version:
+        """What the reference names, with the tags that it was pushed with.
+
+        Raises:
+            RegistryError: there is no such manifest, or it is no ModelPack.
+        """
+        manifest = self._manifest()
+        content = json.loads(manifest)
+        return Version(
+            name=self.repository,
+            version=str(self._container.digest or self._container.tag),
+            aliases=(),
+            source=f"{SCHEME}{self.repository}@{Blob.of(manifest).digest}",
+            tags=tags_of(content.get("annotations") or {}),
+        )
+
+    def fetch(self, version: Version, folder: Path) -> None:
+        """Write the version's files into that folder; the digest of each is checked.
+
+        Raises:
+            RegistryError: a blob cannot be had, or is not what the manifest says.
+        """
+        with self._connected() as client:
+            self._container.digest = version.source.rpartition("@")[2]
+            made = read_pack(self._get_manifest(client), lambda blob: b"")
+            self._done, total = 0, sum(file.blob.size for file in made.files)
+            for file in made.files:
+                destination = folder / file.path
+                destination.parent.mkdir(parents=True, exist_ok=True)
+                self._download(client, file.blob, destination, total)
+
+    def _manifest(self) -> bytes:
+        with self._connected() as client:
+            manifest = self._get_manifest(client)
+        read_pack(manifest, lambda blob: b"")
+        return manifest
+
+    def _get_manifest(self, client: OrasClient) -> bytes:
+        response = client.do_request(
+            f"{client.prefix}://{self._container.manifest_url()}",
+            "GET",
+            headers={"Accept": MANIFEST_TYPE},
+        )
+        if response.status_code == 404:
+            raise RegistryError(
+                "there is no such artifact in the registry",
+                where=str(self._container),
+                cure="check the repository's name, and the tag or digest",
+            )
+        self._check(client, response.ok)
+        wanted = self._container.digest
+        if wanted and Blob.of(response.content).digest != wanted:
+            raise RegistryError(
+                "the registry sent another manifest than the one that was asked for",
+                where=str(self._container),
+                cure="do not use it; ask whoever runs the registry",
+            )
+        return bytes(response.content)
+
+    def _put_manifest(self, client: OrasClient, made: ModelPack, tag: str) -> None:
+        # The bytes themselves: the client's own method would write the JSON anew.
+        response = client.do_request(
+            f"{client.prefix}://{self._container.manifest_url(tag)}",
+            "PUT",
+            data=made.manifest,
+            headers={"Content-Type": MANIFEST_TYPE},
+        )
+        self._check(client, response.ok)
+        got = response.headers.get("Docker-Content-Digest", made.blob.digest)
+        if got != made.blob.digest:
+            raise RegistryError(
+                f"the registry keeps another manifest than was sent: {got}",
+                where=f"{self.repository}:{tag}",
+                cure="do not use what it has; ask whoever runs it",
+            )
+
+    def _has(self, client: OrasClient, blob: Blob) -> bool:
+        return bool(client.blob_exists({"digest": blob.digest}, self._container))
+
+    def _upload(self, client: OrasClient, blob: Blob, file: Path) -> None:
+        response = client.upload_blob(
+            str(file),
+            self._container,
+            {"digest": blob.digest, "size": blob.size},
+            do_chunked=blob.size > PIECE_BYTES,
+            chunk_size=PIECE_BYTES,
+        )
+        self._check(client, response.ok)
+
+    def _upload_bytes(self, client: OrasClient, blob: Blob, content: bytes) -> None:
+        import tempfile
+
+        # The client sends files only.
+        with tempfile.NamedTemporaryFile() as file:
+            file.write(content)
+            file.flush()
+            self._upload(client, blob, Path(file.name))
+
+    def _download(self, client: OrasClient, blob: Blob, destination: Path, total: int) -> None:
+        sha256, left = hashlib.sha256(), blob.size
+        with (
+            client.get_blob(self._container, blob.digest, stream=True) as response,
+            destination.open("wb") as file,
+        ):
+            self._check(client, response.ok)
+            for block in response.iter_content(BLOCK_BYTES):
+                left -= len(block)
+                if left < 0:  # more than the manifest says: no reason to fill the disk
+                    break
+                sha256.update(block)
+                file.write(block)
+                self._done += len(block)
+                self._progress.advance("pull", self._done, total, "bytes")
+        if f"sha256:{sha256.hexdigest()}" != blob.digest:
+            raise RegistryError(
+                "a file is not what the manifest says: its digest differs",
+                where=f"{self.repository}@{blob.digest}",
+                cure="pull again; when it is so again, ask whoever runs the registry",
+            )
+
+    def _count_bytes(self, client: OrasClient, total: int) -> None:
+        self._done = 0
+
+        def sent(count: int) -> None:
+            self._done += count
+            self._progress.advance("push", min(self._done, total), total, "bytes")
+
+        client.sent = sent
+
+    def _check(self, client: OrasClient, answered: bool) -> None:
+        if not answered:
+            raise self._refused(client, "it refused a request")
+
+    def _refused(self, client: OrasClient | None, reason: str) -> RegistryError:
+        said = "; ".join(client.complaints) if client is not None else ""
+        return RegistryError(
+            f"the OCI registry failed: {said or reason}",
+            where=self.repository,
+            cure=f"`docker login {self._host}` where it wants a login that may write; "
+            "--insecure where it speaks HTTP only. What was sent is not sent again",
+        )
+
+    @contextmanager
+    def _connected(self) -> Iterator[OrasClient]:
+        import requests
+        from oras.logger import logger
+
+        from artifacts.registry.oras_client import OrasClient, kind_of_login
+
+        # It prints what goes wrong; we say it in our own words.
+        logger.set_level(100)
+        client: OrasClient | None = None
+        try:
+            kind = kind_of_login(self._host, insecure=self._insecure)
+            client = OrasClient(self._host, insecure=self._insecure, auth=kind)
+            client.auth.load_configs(self._container, _docker_configs())
+            if kind == "basic" and not getattr(client.auth, "_basic_auth", None):
+                raise RegistryError(
+                    "the OCI registry wants a login",
+                    where=self.repository,
+                    cure=f"docker login {self._host}, or ORAS_USER and ORAS_PASS",
+                )
+            yield client
+        except (requests.RequestException, ValueError) as error:
+            raise self._refused(client, str(error)) from error
+
+
+def _docker_configs() -> list[str]:
+    """Where `docker login` keeps logins, beside the place that the client knows."""
+    folder = os.environ.get("DOCKER_CONFIG")
+    file = Path(folder) / "config.json" if folder else None
+    return [str(file)] if file is not None and file.is_file() else []
