@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipeline.capacity.stage_needs import is_streamed, limited
+from pipeline.capacity.stage_needs import limited
 from pipeline.inspection.inspection import Inspection
+from pipeline.quantizers import is_streamed
 from pipeline.store import RECORD
 from pipeline.variant_size import VariantWeights
 from recipes.gpu import Gpu
@@ -143,7 +144,7 @@ def estimated(
     moved = inspection.source.weights_bytes + weights.bytes
     disk = f"{moved / 1e9:,.1f} GB of disk at an assumed {DISK_BYTES_PER_S / 1e9:g} GB/s"
     seconds = moved / DISK_BYTES_PER_S
-    if is_streamed(recipe.quantization):
+    if is_streamed(recipe.quantization.model_dump()):
         return StageMinutes("quantize", recipe.name, seconds / 60, f"lower estimate: {disk}")
     passes = forward_passes(recipe.quantization)
     calibration = limited(recipe.quantization.calibration, profile)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pipeline.capacity.sharding import WIDE_TYPES
 from pipeline.inspection.inspection import Inspection
 from pipeline.inspection.kv_cache import GIB
+from pipeline.quantizers import is_streamed
 from pipeline.variant_size import VariantWeights
 from recipes.quantization import Calibration, NoQuantization, PresetQuantization, Quantization
 from recipes.schema import Recipe, ServingProfile
@@ -72,7 +73,7 @@ def quantize_need(
     if isinstance(quantization, NoQuantization):
         return None
     disk = weights.bytes + SMALL_FILES_BYTES
-    if is_streamed(quantization):
+    if is_streamed(quantization.model_dump()):
         # A published model whose files' sizes are not known counts as one file: rather too much.
         shard = inspection.source.largest_file_bytes or inspection.source.weights_bytes
         host = STREAMED_SHARDS * shard + LIBRARIES_BYTES
@@ -106,15 +107,6 @@ def serve_need(
     cache = int(space) * GIB if space.isdigit() else 0
     words = "weights, KV cache and the server" if cache else "weights and the server, no KV cache"
     return StageNeed("serve", recipe.name, served + cache + SERVER_BYTES, 0, words)
-
-
-def is_streamed(quantization: Quantization) -> bool:
-    """Whether the source is read, cast and written file by file, and never held whole."""
-    return (
-        isinstance(quantization, PresetQuantization)
-        and quantization.scheme == "FP8_DYNAMIC"
-        and quantization.calibration is None
-    )
 
 
 def sixteen_bit_bytes(inspection: Inspection) -> int:
