@@ -126,14 +126,7 @@ def activation_bytes(inspection: Inspection, calibration: Calibration) -> int:
 def limited(calibration: Calibration | None, profile: ServingProfile | None) -> Calibration | None:
     """The calibration that a run does: a profile may limit it."""
     limit = profile.calibration_limit if profile else None
-    if calibration is None or limit is None:
-        return calibration
-    return calibration.model_copy(
-        update={
-            "samples": min(calibration.samples, limit.samples),
-            "max_tokens": min(calibration.max_tokens, limit.max_tokens),
-        }
-    )
+    return limit.applied_to(calibration) if calibration and limit else calibration
 
 
 def _served_on_cpu(size: int, quantized: bool, quantization: Quantization, dtype: str) -> int:
