@@ -144,7 +144,7 @@ def capacity_plan(
     site = Site(inspection, gpu, gpus, limits, context or longest)
     baseline = catalog.load_recipe(catalog.BASELINE)
     # No recipe starts from a quantized checkpoint; as it is, it can be served.
-    wanted = [baseline, *([] if inspection.shape.quantized else recipes)]
+    wanted = [baseline, *([] if inspection.source.quantized else recipes)]
     weights = {recipe.name: inspection.variant(recipe.quantization) for recipe in wanted}
     candidates = [
         Candidate(recipe, shards(inspection, made), made.undivided)
@@ -237,7 +237,7 @@ def notes(site: Site, weights: dict[str, VariantWeights]) -> Iterable[str]:
     """What the figures leave out, and what looks odd about a recipe with this checkpoint."""
     inspection = site.inspection
     yield from inspection.cache.notes
-    if inspection.shape.quantized:
+    if inspection.source.quantized:
         yield "the checkpoint is quantized already: no recipe starts from it"
     if "mtp" in inspection.parameters:
         yield "the head for multi-token prediction is not loaded, so not counted on the GPUs"

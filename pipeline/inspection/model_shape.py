@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.checkpoint import CONTEXT_KEYS, QUANTIZATION_KEYS
+from pipeline.checkpoint import CONTEXT_KEYS
 from pipeline.errors import CheckpointError
 from pipeline.inspection.linear_layers import is_tied
 
@@ -39,7 +39,6 @@ class ModelShape:
         experts_a_token: how many of them a token is sent to.
         context: tokens that the model was trained for.
         tied: the output head is the embedding.
-        quantized: config.json says that the weights are quantized already.
     """
 
     architecture: str
@@ -55,7 +54,6 @@ class ModelShape:
     experts_a_token: int
     context: int
     tied: bool
-    quantized: bool
 
 
 def text_level(config: dict[str, Any]) -> dict[str, Any]:
@@ -93,7 +91,6 @@ def model_shape(config: dict[str, Any], where: str) -> ModelShape:
         experts_a_token=chosen,
         context=_required(level, CONTEXT_KEYS, where),
         tied=is_tied(config),
-        quantized=any(part.get(key) for part in (config, level) for key in QUANTIZATION_KEYS),
     )
 
 

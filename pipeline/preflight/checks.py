@@ -6,15 +6,13 @@ None of them reads weights, builds an environment or asks the network.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any
 
 from pipeline import catalog
 from pipeline.capacity.capacity_plan import capacity_plan
 from pipeline.capacity.stage_needs import SMALL_FILES_BYTES, stage_needs
-from pipeline.checkpoint import QUANTIZATION_KEYS
+from pipeline.checkpoint import CODE_KEY, QUANTIZER_FILE
 from pipeline.errors import CheckpointError, PreflightError, PrepareError, UsageError
 from pipeline.inspection.inspection import Inspection
-from pipeline.inspection.model_shape import text_level
 from pipeline.inspection.source import Source
 from pipeline.preflight.machine import Machine
 from pipeline.suitability import (
@@ -49,19 +47,28 @@ def unsupported_architecture(architecture: str, config: str) -> PrepareError | N
     )
 
 
-def already_quantized(config: str) -> PrepareError:
-    """The error for a checkpoint that says so of itself."""
+def already_quantized(config: str, names: Collection[str]) -> PrepareError:
+    """The error for a checkpoint that says so of itself.
+
+    Args:
+        config: place of its config.json, for messages.
+        names: of the files beside it.
+    """
+    beside = config.removesuffix("config.json") + QUANTIZER_FILE
     return CheckpointError(
         "the checkpoint is already quantized",
-        where=f"{config}, key quantization_config",
+        where=beside if QUANTIZER_FILE in names else f"{config}, key quantization_config",
         cure="give the original 16-bit checkpoint",
     )
 
 
-def says_quantized(config: dict[str, Any]) -> bool:
-    """Whether config.json says that the weights are quantized."""
-    level = text_level(config)
-    return any(part.get(key) for part in (config, level) for key in QUANTIZATION_KEYS)
+def code_of_its_own(config: str) -> PrepareError:
+    """The error for a checkpoint whose Python code nobody has said to trust."""
+    return CheckpointError(
+        "the checkpoint comes with Python code of its own that would have to be run",
+        where=f"{config}, key {CODE_KEY}",
+        cure="read that code; if you trust it, add --yes-trust-remote-code",
+    )
 
 
 def missing_gpus(profile: ServingProfile, machine: Machine) -> PrepareError | None:

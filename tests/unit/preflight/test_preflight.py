@@ -97,6 +97,20 @@ class TestCheckpoint:
         config = LLAMA_3_8B | (method if level == "top" else {"text_config": method})
         assert "already quantized" in told(preflight(config).faults())
 
+    def test_quantized_already_by_another_quantizers_file(self) -> None:
+        found = preflight()
+        source = replace(found.source, names=frozenset({"config.json", "hf_quant_config.json"}))
+        (fault,) = replace(found, source=source).faults()
+        assert "already quantized" in fault.what
+        assert fault.where == "org/name/hf_quant_config.json"
+
+    def test_code_that_nobody_trusts(self) -> None:
+        found = preflight(LLAMA_3_8B | {"auto_map": {"AutoModel": "modeling_own.Own"}})
+        (fault,) = found.faults()
+        assert "Python code of its own" in fault.what
+        assert "--yes-trust-remote-code" in fault.cure
+        assert replace(found, trust_remote_code=True).faults() == []
+
     def test_a_shape_that_is_not_told_is_no_fault_and_is_said(self) -> None:
         config = {key: value for key, value in LLAMA_3_8B.items() if key != "vocab_size"}
         found = preflight(config, replace(LARGE, memory_bytes=1), shapes=dense(LLAMA_3_8B))
