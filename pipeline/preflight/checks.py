@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from pipeline import catalog
-from pipeline.capacity.capacity_plan import capacity_plan
+from pipeline.capacity.capacity_plan import candidates_of, cure
+from pipeline.capacity.fit import Site
 from pipeline.capacity.stage_needs import SMALL_FILES_BYTES, stage_needs
 from pipeline.checkpoint import CODE_KEY, QUANTIZER_FILE
 from pipeline.errors import CheckpointError, PreflightError, PrepareError, UsageError
@@ -131,15 +132,21 @@ def unsuitable(
 
 
 def too_little_gpu_memory(
-    inspection: Inspection, recipes: Sequence[Recipe], profile: ServingProfile, machine: Machine
+    inspection: Inspection,
+    recipes: Sequence[Recipe],
+    weights: Weights,
+    profile: ServingProfile,
+    machine: Machine,
 ) -> Iterable[PrepareError]:
     """The baseline or a variant that the engine could not start with on this machine's GPUs.
 
-    A GPU that no data file describes is not checked.
+    A GPU that no data file describes is not checked. All of them have to be served, so that
+    another recipe is no cure for one.
 
     Args:
         inspection: of the checkpoint.
-        recipes: of the variants.
+        recipes: the baseline and those of the variants.
+        weights: what each of them makes of the checkpoint.
         profile: says how the engine is started.
         machine: that it is started on.
     """
@@ -147,14 +154,16 @@ def too_little_gpu_memory(
     if gpu is None or profile.accelerator != "cuda":
         return
     together = tensor_parallel(profile)
-    plan = capacity_plan(inspection, recipes, gpu, together, profile=profile)
-    for fit in plan.fits:
-        if fit.tensor_parallel == together and fit.obstacle in ("split", "weights", "context"):
+    site = Site.of(inspection, gpu, together, profile)
+    for candidate in candidates_of(inspection, recipes, weights):
+        fit = site.fit(candidate, together)
+        if fit.obstacle in ("split", "weights", "context"):
             number = f"{together} x {gpu.name}" if together > 1 else f"one {gpu.name}"
             yield PreflightError(
                 f"'{fit.variant}' cannot be served on {number}: {fit.reason}",
                 where=f"--profile {profile.name}",
-                cure=fit.cure,
+                cure=cure(fit, candidate, (), site)
+                + ("" if candidate.is_baseline else "; or leave the recipe out"),
             )
 
 

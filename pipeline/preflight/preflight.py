@@ -112,9 +112,10 @@ class Preflight:
             return []  # told by `notes`
         everything = (self.baseline, *self.recipes)
         return [
-            *checks.too_little_gpu_memory(inspection, self.recipes, self.profile, self.machine),
-            *checks.too_little_memory(
-                inspection, everything, self.weights, self.profile, self.machine
+            *(
+                fault
+                for check in (checks.too_little_gpu_memory, checks.too_little_memory)
+                for fault in check(inspection, everything, self.weights, self.profile, self.machine)
             ),
         ]
 

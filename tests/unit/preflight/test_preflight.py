@@ -12,6 +12,7 @@ from published_models import (
     DEEPSEEK_V3,
     LLAMA_3_8B,
     LLAMA_3_70B,
+    LLAMA_3_405B,
     Shapes,
     deepseek,
     dense,
@@ -176,7 +177,18 @@ class TestGpu:
         (fault,) = found.faults()
         assert isinstance(fault, PreflightError)
         assert "'baseline' cannot be served on one h100" in fault.what
-        assert "tensor-parallel-size 2" in fault.cure
+        assert fault.cure == "tensor-parallel-size 2; or a GPU such as b200"
+
+    def test_a_variant_too_large_may_be_left_out(self) -> None:
+        """In 16 bits and in 8 it does not fit; the recipe that would is in the run already."""
+        found = preflight(LLAMA_3_405B, H100, profile="h100", recipes=(FP8, AWQ))
+        cures = {fault.what.split("'")[1]: fault.cure for fault in found.faults()}
+        assert set(cures) == {"baseline", FP8, AWQ}
+        for name, cure in cures.items():
+            assert "recipe fp8" not in cure
+            assert "recipe awq" not in cure
+            assert "--gpu" not in cure
+            assert ("leave the recipe out" in cure) is (name != "baseline")
 
     def test_memory_with_tensor_parallelism(self) -> None:
         four = replace(H100, gpus=4)
