@@ -36,7 +36,6 @@ from pipeline.records import StageRecord, StageSpec
 from pipeline.settings import Settings
 from pipeline.stages.evaluate import is_answered
 from pipeline.store import RECORD, Store
-from pipeline.variant_size import estimated_bytes
 
 Seen = dict[tuple[str, str], list[float]]
 SERVED = ("coherence", "evaluate", "benchmark")
@@ -211,10 +210,9 @@ def forecast(request: Request, settings: Settings, progress: Progress) -> Foreca
         power=policy_power(choices.policy, choices.recipes, sources.counts(choices.policy)),
         may_ask_more=may_ask_more,
         weights_bytes={
-            recipe.name: estimated_bytes(checkpoint.path, recipe.quantization)
-            for recipe in choices.recipes
+            recipe.name: preflight.weights[recipe.name].bytes for recipe in choices.recipes
         }
-        if checkpoint
+        if checkpoint and preflight
         else {},
         environments=tuple(
             status(name, accelerator, settings)

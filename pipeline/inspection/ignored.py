@@ -59,19 +59,27 @@ def ignore_list(
 
 
 def added_words(
-    tensors: Mapping[str, Tensor], config: Mapping[str, Any], recipe_ignore: list[str]
+    tensors: Mapping[str, Tensor],
+    config: Mapping[str, Any],
+    recipe_ignore: list[str],
+    ignore: list[str],
 ) -> str:
     """What the architecture adds to the recipe's list, for a note; empty where nothing.
 
     For example: `routers (56 layers), vision (24 layers)`.
+
+    Args:
+        tensors: of the checkpoint's headers, by name.
+        config: the checkpoint's config.json.
+        recipe_ignore: the recipe's list.
+        ignore: what :func:`ignore_list` made of it.
     """
     before = [_spelt_out(word) for word in recipe_ignore]
-    after = ignore_list(tensors, config, recipe_ignore)
     layers = decoder_layers(config)
     counts: Counter[ModuleKind] = Counter(
         module_kind(name, len(tensor.shape), layers)
         for name, tensor in tensors.items()
-        if is_quantizable(name, tensor, before) and not is_quantizable(name, tensor, after)
+        if is_quantizable(name, tensor, before) and not is_quantizable(name, tensor, ignore)
     )
     return ", ".join(f"{kind} ({count} layers)" for kind, count in counts.items())
 

@@ -105,6 +105,7 @@ def too_old_gpu(recipe: Recipe, profile: ServingProfile, machine: Machine) -> Pr
 def unsuitable(
     recipe: Recipe,
     source: Source,
+    weights: VariantWeights,
     architecture: str,
     profile: ServingProfile,
     flags: frozenset[str],
@@ -114,6 +115,7 @@ def unsuitable(
     Args:
         recipe: of a variant.
         source: config and headers of the checkpoint.
+        weights: what the recipe makes of it.
         architecture: first of config.json's architectures.
         profile: says what it is served on.
         flags: of the CPU.
@@ -122,7 +124,7 @@ def unsuitable(
         lambda: check_servable(recipe, profile.accelerator, flags),
         lambda: check_architecture(recipe, architecture),
         lambda: check_experts(recipe, source.tensors, source.config),
-        lambda: check_shapes(recipe, source.tensors, source.config),
+        lambda: check_shapes(recipe, weights),
     )
     for check in seen:
         try:

@@ -101,7 +101,12 @@ class Preflight:
                 fault
                 for recipe in self.recipes
                 for fault in checks.unsuitable(
-                    recipe, self.source, self.architecture, self.profile, flags
+                    recipe,
+                    self.source,
+                    self.weights[recipe.name],
+                    self.architecture,
+                    self.profile,
+                    flags,
                 )
             ),
         ]

@@ -21,6 +21,7 @@ from published_models import (
 
 from pipeline import catalog
 from pipeline.errors import CheckpointError, PreflightError, PrepareError, UsageError
+from pipeline.inspection.ignored import ignore_list
 from pipeline.preflight.machine import Machine
 from pipeline.preflight.preflight import Preflight, refuse
 from recipes.schema import Recipe
@@ -77,6 +78,21 @@ class TestNothingWrong:
         assert "cannot be served on one h100" in told(found.faults())
         seconds = time.process_time() - started
         assert seconds < 10
+
+    @pytest.mark.parametrize("profile", ["cpu", "h100"])
+    def test_every_recipe_looks_at_the_tensors_once(
+        self, profile: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        asked = []
+
+        def counted(*arguments: Any) -> list[str]:
+            asked.append(arguments)
+            return ignore_list(*arguments)
+
+        monkeypatch.setattr("pipeline.variant_size.ignore_list", counted)
+        found = preflight(machine=H100, profile=profile)
+        assert found.faults() == found.disk_fault(()) == []
+        assert len(asked) == 2
 
     def test_of_a_usual_model_in_under_a_second(self) -> None:
         found = preflight(LLAMA_3_70B, H100, profile="h100")
