@@ -133,7 +133,7 @@ class TestSeen:
         record = stage_record(
             stage=stage,
             variant=variant,
-            key=f"{stage}{variant}{seconds}",
+            key=f"{stage}{variant}{seconds:.0f}",
             parameters=parameters,
             inputs={},
             input_digests={},
