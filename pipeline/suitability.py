@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from pipeline.errors import StageError, UsageError
 from pipeline.inspection.divisibility import undivided_rows
-from pipeline.inspection.ignored import decoder_layers
-from pipeline.inspection.module_kind import module_kind
+from pipeline.inspection.module_kind import is_expert_stack
+from pipeline.quantizers import is_streamed
 from pipeline.safetensors_header import Tensor
 from pipeline.variant_size import VariantWeights
 from recipes.schema import AcceleratorName, Recipe
@@ -82,21 +81,21 @@ def check_shapes(recipe: Recipe, weights: VariantWeights) -> None:
         )
 
 
-def check_experts(recipe: Recipe, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> None:
+def check_experts(recipe: Recipe, tensors: Mapping[str, Tensor]) -> None:
     """See that a mixture's experts are matrices of their own, as vLLM is to find them again.
 
-    llm-compressor takes stacks apart and calibrates each expert, but saves the experts apart too,
-    under names that the source does not have, so nothing of them could be verified.
+    A stream leaves stacks as they are. llm-compressor takes them apart and calibrates each expert,
+    but saves the experts apart too, under names that the source does not have, so nothing of them
+    could be verified.
 
     Raises:
         StageError: the source has the experts of a layer in one tensor, and the recipe would have
             to take them apart.
     """
-    if getattr(recipe.quantization, "scheme", None) == "FP8_DYNAMIC":
+    if is_streamed(recipe.quantization.model_dump()):
         return
-    layers = decoder_layers(config)
     for name, tensor in tensors.items():
-        if len(tensor.shape) == 3 and module_kind(name, 3, layers) == "experts":
+        if is_expert_stack(name, len(tensor.shape)):
             raise StageError(
                 f"'{recipe.name}' does not suit this checkpoint: '{name}' has all experts of a "
                 "layer in one tensor",

@@ -123,7 +123,7 @@ def unsuitable(
     seen: tuple[Callable[[], None], ...] = (
         lambda: check_servable(recipe, profile.accelerator, flags),
         lambda: check_architecture(recipe, architecture),
-        lambda: check_experts(recipe, source.tensors, source.config),
+        lambda: check_experts(recipe, source.tensors),
         lambda: check_shapes(recipe, weights),
     )
     for check in seen:

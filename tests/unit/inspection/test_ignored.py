@@ -107,6 +107,19 @@ def test_the_vision_tower_its_projector_and_a_head_by_a_longer_name() -> None:
     assert words(CONFIG, LLAVA) == "lm_head (1 layers), vision (2 layers)"
 
 
+def test_experts_in_stacks() -> None:
+    shapes: Shapes = {
+        "model.layers.0.self_attn.q_proj.weight": (8, 8),
+        "model.layers.0.mlp.router.weight": (4, 8),
+        "model.layers.0.mlp.experts.gate_up_proj": (4, 8, 16),
+        "model.layers.0.mlp.experts.down_proj": (4, 8, 8),
+    }
+    assert quantized(CONFIG, shapes) == {"model.layers.0.self_attn.q_proj.weight"}
+    assert words(CONFIG, shapes) == "routers (1 layers), experts (2 stacks)"
+    ignore = ignore_list(source(CONFIG, shapes).tensors, CONFIG, [])
+    assert is_ignored("model.layers.0.mlp.experts.0.up_proj", ignore)
+
+
 def test_a_head_by_another_name() -> None:
     assert quantized(CONFIG, GPT_NEOX) == {"gpt_neox.layers.0.mlp.dense_h_to_4h.weight"}
 
