@@ -8,6 +8,7 @@ from typing import Any
 from pipeline.checkpoint import CONTEXT_KEYS
 from pipeline.errors import CheckpointError
 from pipeline.inspection.linear_layers import is_tied
+from pipeline.inspection.module_kind import EXPERT_COUNTS
 
 # The name most models use first, then older ones' (GPT-2, MPT, DBRX, Falcon).
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
@@ -16,7 +17,6 @@ HEADS = ("num_attention_heads", "n_head", "n_heads")
 KEY_VALUE_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
 INNER = ("intermediate_size", "ffn_hidden_size", "n_inner", "ffn_dim")
 EXPERT_INNER = ("moe_intermediate_size", "expert_ffn_hidden_size")
-EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 EXPERTS_A_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k_experts")
 
 
@@ -71,7 +71,7 @@ def model_shape(config: dict[str, Any], where: str) -> ModelShape:
     level = text_level(config)
     hidden = _required(level, HIDDEN, where)
     heads = _required(level, HEADS, where)
-    experts = whole_number(level, EXPERTS, where) or 0
+    experts = whole_number(level, EXPERT_COUNTS, where) or 0
     chosen = (whole_number(level, EXPERTS_A_TOKEN, where) or 1) if experts else 0
     dense = whole_number(level, INNER, where) or 4 * hidden
     sparse = (whole_number(level, EXPERT_INNER, where) or dense) * chosen

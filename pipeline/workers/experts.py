@@ -6,14 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pipeline.errors import StageError
-
-# Keys by which configs say how many experts a layer has.
-EXPERT_COUNTS = (
-    "num_experts",
-    "num_local_experts",
-    "n_routed_experts",
-    "moe_num_experts",
-)
+from pipeline.inspection.module_kind import EXPERT_COUNTS
 
 
 def expert_count(config: Any) -> int:
