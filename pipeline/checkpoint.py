@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
+from collections.abc import Collection
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -61,11 +62,12 @@ CARRIED_OVER = (
     "vocab.json",
     "vocab.txt",
 )
+QUANTIZER_FILE = "hf_quant_config.json"  # NVIDIA's ModelOpt writes it beside quantized weights
 # Every file but the weights that can change what the model answers; all lie at the top.
 SMALL_FILES = (
     *CARRIED_OVER,
     "config.json",
-    "hf_quant_config.json",
+    QUANTIZER_FILE,
     INDEX,
     "*.model",
     "*.py",
@@ -75,6 +77,7 @@ SMALL_FILES = (
 # The name most models use, then older ones' (GPT-2, MPT, DBRX).
 CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 QUANTIZATION_KEYS = ("quantization_config", "compression_config")
+CODE_KEY = "auto_map"  # names Python classes that come with the checkpoint
 TORCH_NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -166,7 +169,7 @@ def inspect_folder(
         parameters=parameters,
         weights_bytes=sum(file.stat().st_size for file in weights),
         max_position_embeddings=_context_length(config, path),
-        quantized=_says_quantized(config) or (path / "hf_quant_config.json").exists(),
+        quantized=says_quantized(config, [file.name for file in small]),
         needs_remote_code=_names_code(config, path),
     )
 
@@ -232,8 +235,16 @@ def _levels(config: dict[str, Any]) -> list[dict[str, Any]]:
     return [config, inner] if isinstance(inner, dict) else [config]
 
 
-def _says_quantized(config: dict[str, Any]) -> bool:
-    return any(level.get(key) for level in _levels(config) for key in QUANTIZATION_KEYS)
+def says_quantized(config: dict[str, Any], names: Collection[str]) -> bool:
+    """Whether a checkpoint says that its weights are quantized.
+
+    Args:
+        config: its config.json.
+        names: of the files beside it.
+    """
+    return QUANTIZER_FILE in names or any(
+        level.get(key) for level in _levels(config) for key in QUANTIZATION_KEYS
+    )
 
 
 def _context_length(config: dict[str, Any], path: Path) -> int:
@@ -251,7 +262,7 @@ def _context_length(config: dict[str, Any], path: Path) -> int:
 def _names_code(config: dict[str, Any], path: Path) -> bool:
     """Model or tokenizer are classes of the checkpoint's own (or another repository's) code."""
     tokenizer = path / "tokenizer_config.json"
-    return "auto_map" in config or (tokenizer.exists() and "auto_map" in read_json(tokenizer))
+    return CODE_KEY in config or (tokenizer.exists() and CODE_KEY in read_json(tokenizer))
 
 
 def _check_inside(file: Path, folder: Path, kind: Kind) -> None:

@@ -137,7 +137,7 @@ def registries_of(store: Store, others: Iterable[str]) -> list[str]:
     own = store.root.resolve() / "registry.db"
     if own.is_file():
         uris[f"{EMBEDDED}{own}"] = None
-    for record in all_records(store, "promote"):
+    for record in store.records("promote"):
         uri = str(record.parameters["registry"])
         # A file that is gone names nothing; making an empty one would not help.
         if not uri.startswith(EMBEDDED) or Path(uri.removeprefix(EMBEDDED)).is_file():
@@ -247,14 +247,6 @@ def book_of(record: StageRecord, store: Store) -> str | None:
         return book_key(spec, store)
     except StoreError:
         return None
-
-
-def all_records(store: Store, stage: str) -> Iterator[StageRecord]:
-    """Records of every finished stage of that name."""
-    for path in sorted((store.root / "stages" / stage).glob(f"*/{RECORD}")):
-        record = store.find(stage, path.parent.name)
-        if record is not None:
-            yield record
 
 
 def freed_bytes(paths: Sequence[Path]) -> list[int]:

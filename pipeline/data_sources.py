@@ -175,14 +175,14 @@ class SourceResolver:
     ) -> Calibration:
         if limit is None:
             return calibration
-        samples = min(calibration.samples, limit.samples)
-        tokens = min(calibration.max_tokens, limit.max_tokens)
-        if (samples, tokens) != (calibration.samples, calibration.max_tokens):
+        limited = limit.applied_to(calibration)
+        if limited != calibration:
             self._progress.note(
-                f"{variant}: calibrating with {samples} x {tokens} tokens instead of "
-                f"{calibration.samples} x {calibration.max_tokens}: the profile limits it"
+                f"{variant}: calibrating with {limited.samples} x {limited.max_tokens} tokens "
+                f"instead of {calibration.samples} x {calibration.max_tokens}: "
+                "the profile limits it"
             )
-        return calibration.model_copy(update={"samples": samples, "max_tokens": tokens})
+        return limited
 
     def _try(self, source: str, suite: AnySuite) -> SuiteSource | None:
         if source == "eval-data":

@@ -5,7 +5,6 @@ What is cached, sizes, expected times, and what the gates can show with the ques
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -35,8 +34,7 @@ from pipeline.quantizers import environments_for
 from pipeline.records import StageRecord, StageSpec
 from pipeline.settings import Settings
 from pipeline.stages.evaluate import is_answered
-from pipeline.store import RECORD, Store
-from pipeline.variant_size import estimated_bytes
+from pipeline.store import Store
 
 Seen = dict[tuple[str, str], list[float]]
 SERVED = ("coherence", "evaluate", "benchmark")
@@ -211,10 +209,9 @@ def forecast(request: Request, settings: Settings, progress: Progress) -> Foreca
         power=policy_power(choices.policy, choices.recipes, sources.counts(choices.policy)),
         may_ask_more=may_ask_more,
         weights_bytes={
-            recipe.name: estimated_bytes(checkpoint.path, recipe.quantization)
-            for recipe in choices.recipes
+            recipe.name: preflight.weights[recipe.name].bytes for recipe in choices.recipes
         }
-        if checkpoint
+        if checkpoint and preflight
         else {},
         environments=tuple(
             status(name, accelerator, settings)
@@ -300,14 +297,10 @@ def kind_of(stage: str, parameters: dict[str, Any]) -> str:
 def seen_seconds(store: Store) -> Seen:
     """Durations of the finished stages in the store, by stage and kind."""
     seen: Seen = {}
-    for path in (store.root / "stages").glob(f"*/*/{RECORD}"):
-        try:
-            record = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            continue  # damaged; `prepare model` says so when it needs it
-        kind = kind_of(record["stage"], record["parameters"])
-        seen.setdefault((record["stage"], kind), []).append(float(record["seconds"]))
-        if record["stage"] == "coherence":
-            ready = float(record["result"]["server"]["ready_seconds"])
+    for record in store.records(leave_out_damaged=True):  # `prepare model` says it if it needs one
+        kind = kind_of(record.stage, record.parameters)
+        seen.setdefault((record.stage, kind), []).append(record.seconds)
+        if record.stage == "coherence":
+            ready = float(record.result["server"]["ready_seconds"])
             seen.setdefault(("serve", ""), []).append(ready)
     return seen

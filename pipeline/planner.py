@@ -100,8 +100,9 @@ class Planner:
 
     def _variant(self, recipe: Recipe, baseline: VariantPlan) -> VariantPlan:
         arguments = ServingArguments.of(self.profile, is_baseline=False)
-        quantize = self._quantize_stage(recipe)
-        verify = self._verify_stage(recipe, quantize)
+        quantization = self._quantization(recipe)
+        quantize = self._quantize_stage(recipe, quantization)
+        verify = self._verify_stage(recipe, quantization, quantize)
         model = Path(quantize.store) / "stages" / "quantize" / quantize.key / "output"
         coherence = self._coherence_stage(
             recipe, arguments, {"weights": verify, "baseline": baseline.stages["coherence"]}
@@ -140,15 +141,16 @@ class Planner:
             trust_remote_code=self.trust_remote_code,
         )
 
-    def _quantize_stage(self, recipe: Recipe) -> StageSpec:
-        quantization = self._quantization(recipe)
+    def _quantize_stage(self, recipe: Recipe, quantization: Quantization) -> StageSpec:
         environment = quantizer_of(quantization.kind).environment
         tensors, config = self.source.tensors, self.source.config
         runtime: dict[str, Any] = {
             "checkpoint": self.checkpoint.model_dump(mode="json"),
             "environment": environment,
             "recipe": recipe.model_dump(mode="json"),
-            "left_alone": added_words(tensors, config, recipe.quantization.ignore),
+            "left_alone": added_words(
+                tensors, config, recipe.quantization.ignore, quantization.ignore
+            ),
         }
         data: dict[str, Any] = {}
         if quantization.calibration is not None:
@@ -178,14 +180,16 @@ class Planner:
         ignore = ignore_list(self.source.tensors, self.source.config, recipe.quantization.ignore)
         return recipe.quantization.model_copy(update={"ignore": ignore})
 
-    def _verify_stage(self, recipe: Recipe, quantize: StageSpec) -> StageSpec:
+    def _verify_stage(
+        self, recipe: Recipe, quantization: Quantization, quantize: StageSpec
+    ) -> StageSpec:
         return stage_spec(
             "verify",
             recipe.name,
             {
                 "checkpoint": self.checkpoint.digest,
                 # Where the calibration data lies is not in the key; what it is, is in `quantize`'s.
-                "quantization": self._quantization(recipe).model_dump(
+                "quantization": quantization.model_dump(
                     mode="json", exclude={"calibration": {"dataset"}}
                 ),
             },

@@ -20,14 +20,18 @@ from pipeline.demo_model import DEMO_LOCK
 from pipeline.digest import FileDigests, digest_bytes
 from pipeline.dry_run import is_worth_it
 from pipeline.environments.environment import Accelerator, identity
-from pipeline.errors import CheckpointError, UsageError
+from pipeline.errors import UsageError
 from pipeline.events import Progress
 from pipeline.hardware import gpu_name, hardware
 from pipeline.hub import download
 from pipeline.plan import Plan, stage_spec
 from pipeline.planner import Planner
 from pipeline.policy_power import check_decidable
-from pipeline.preflight.checks import already_quantized, unsupported_architecture
+from pipeline.preflight.checks import (
+    already_quantized,
+    code_of_its_own,
+    unsupported_architecture,
+)
 from pipeline.quantizers import environments_for
 from pipeline.records import StageSpec
 from pipeline.settings import Settings
@@ -301,15 +305,11 @@ def check_supported(checkpoint: Checkpoint, choices: Choices) -> None:
     """Raise CheckpointError for what no recipe here can start from."""
     config = str(checkpoint.path / "config.json")
     if checkpoint.quantized:
-        raise already_quantized(config)
+        raise already_quantized(config, [file.name for file in checkpoint.files])
     if fault := unsupported_architecture(checkpoint.architecture, config):
         raise fault
     if checkpoint.needs_remote_code and not choices.trust_remote_code:
-        raise CheckpointError(
-            "the checkpoint comes with Python code of its own that would have to be run",
-            where=f"{config}, key auto_map",
-            cure="read that code; if you trust it, add --yes-trust-remote-code",
-        )
+        raise code_of_its_own(config)
 
 
 def find_data(

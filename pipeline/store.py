@@ -65,6 +65,31 @@ class Store:
                 cure=f"delete the folder to have the stage run again: {path.parent}",
             ) from error
 
+    def records(
+        self, stage: str = "*", *, leave_out_damaged: bool = False
+    ) -> Iterator[StageRecord]:
+        """Records of finished stages, sorted by stage and key.
+
+        Args:
+            stage: of one kind of stage alone.
+            leave_out_damaged: where a damaged record says no more than one that is not there.
+
+        Raises:
+            StoreError: a record cannot be read.
+        """
+        for path in sorted((self.root / "stages").glob(f"{stage}/*/{RECORD}")):
+            folder = path.parent
+            if "." in folder.name:
+                continue  # being written, or removed
+            try:
+                record = self.find(folder.parent.name, folder.name)
+            except StoreError:
+                if leave_out_damaged:
+                    continue
+                raise
+            if record is not None:
+                yield record
+
     def current(self, stage: str, key: str) -> StageRecord | None:
         """The record of a finished stage, unless an input was made again with another result.
 

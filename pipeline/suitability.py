@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from pipeline.errors import StageError, UsageError
-from pipeline.inspection.divisibility import undivided_columns, undivided_rows
-from pipeline.inspection.ignored import decoder_layers, ignore_list
-from pipeline.inspection.linear_layers import is_quantizable
-from pipeline.inspection.module_kind import module_kind
+from pipeline.inspection.divisibility import undivided_rows
+from pipeline.inspection.module_kind import is_expert_stack
+from pipeline.quantizers import is_streamed
 from pipeline.safetensors_header import Tensor
+from pipeline.variant_size import VariantWeights
 from recipes.schema import AcceleratorName, Recipe
 
 
@@ -51,31 +50,27 @@ def check_architecture(recipe: Recipe, architecture: str) -> None:
         )
 
 
-def check_shapes(recipe: Recipe, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> None:
+def check_shapes(recipe: Recipe, weights: VariantWeights) -> None:
     """See that the recipe's groups or blocks divide every layer that it quantizes.
 
     Args:
         recipe: that is asked for.
-        tensors: of the checkpoint's headers, by name.
-        config: the checkpoint's config.json.
+        weights: what it makes of the checkpoint.
 
     Raises:
         StageError: they do not; the widths in the way are named.
     """
-    quantization = recipe.quantization
-    ignore = ignore_list(tensors, config, quantization.ignore)
-    shapes = {n: t.shape for n, t in tensors.items() if is_quantizable(n, t, ignore)}
     cure = "choose a recipe without groups or blocks, such as fp8-dynamic"
-    columns = undivided_columns(quantization, {shape[1] for shape in shapes.values()})
-    if columns:
+    if weights.undivided:
         raise StageError(
             f"'{recipe.name}' does not suit this checkpoint: none of its group sizes divides "
-            f"layers of {', '.join(map(str, columns))} columns",
+            f"layers of {', '.join(map(str, weights.undivided))} columns",
             where=f"--recipe {recipe.name}",
             cure=f"{cure}; where the recipe has the key quantization.smaller_group_sizes, "
             "a size there that divides them will do",
         )
-    rows = undivided_rows(quantization, shapes)
+    shapes = {each.name: each.tensor.shape for each in weights.tensors if each.quantized}
+    rows = undivided_rows(recipe.quantization, shapes)
     if rows:
         name, count = next(iter(rows.items()))
         raise StageError(
@@ -86,21 +81,21 @@ def check_shapes(recipe: Recipe, tensors: Mapping[str, Tensor], config: Mapping[
         )
 
 
-def check_experts(recipe: Recipe, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> None:
+def check_experts(recipe: Recipe, tensors: Mapping[str, Tensor]) -> None:
     """See that a mixture's experts are matrices of their own, as vLLM is to find them again.
 
-    llm-compressor takes stacks apart and calibrates each expert, but saves the experts apart too,
-    under names that the source does not have, so nothing of them could be verified.
+    A stream leaves stacks as they are. llm-compressor takes them apart and calibrates each expert,
+    but saves the experts apart too, under names that the source does not have, so nothing of them
+    could be verified.
 
     Raises:
         StageError: the source has the experts of a layer in one tensor, and the recipe would have
             to take them apart.
     """
-    if getattr(recipe.quantization, "scheme", None) == "FP8_DYNAMIC":
+    if is_streamed(recipe.quantization.model_dump()):
         return
-    layers = decoder_layers(config)
     for name, tensor in tensors.items():
-        if len(tensor.shape) == 3 and module_kind(name, 3, layers) == "experts":
+        if is_expert_stack(name, len(tensor.shape)):
             raise StageError(
                 f"'{recipe.name}' does not suit this checkpoint: '{name}' has all experts of a "
                 "layer in one tensor",

@@ -206,7 +206,16 @@ class Promotion(Described):
     prefer: Literal["throughput", "smallest"] = "throughput"
 
 
-RESERVED_SUITE_NAMES = ("quantize", "verify", "coherence", "benchmark", "judge", "throughput")
+# What a variant's other stages and gates are called: plans and verdicts have both by name.
+RESERVED_SUITE_NAMES = (
+    "quantize",
+    "verify",
+    "dry_run",
+    "coherence",
+    "benchmark",
+    "judge",
+    "throughput",
+)
 
 
 class Policy(Described):

@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from recipes.described import Described
-from recipes.group_sizes import sizes_to_try
 
 
 class Calibration(Described):
@@ -125,8 +124,3 @@ Quantization = Annotated[
     NoQuantization | PresetQuantization | AwqQuantization | GptqQuantization | AutoAwqQuantization,
     Field(discriminator="kind"),
 ]
-
-
-def group_sizes(quantization: Quantization) -> tuple[int, ...]:
-    """The group sizes to try, in order; empty where any number of columns will do."""
-    return sizes_to_try(quantization.model_dump())

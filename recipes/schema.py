@@ -9,7 +9,7 @@ from typing import Literal, get_args
 from pydantic import Field, field_validator
 
 from recipes.described import Described, Name
-from recipes.quantization import Quantization
+from recipes.quantization import Calibration, Quantization
 
 Family = Literal["fp8", "int8", "int4", "fp4"]
 FAMILIES: tuple[Family, ...] = get_args(Family)
@@ -74,6 +74,15 @@ class CalibrationLimit(Described):
 
     samples: int = Field(ge=1)
     max_tokens: int = Field(ge=16)
+
+    def applied_to(self, calibration: Calibration) -> Calibration:
+        """The calibration that is done: no more samples and tokens than these."""
+        return calibration.model_copy(
+            update={
+                "samples": min(calibration.samples, self.samples),
+                "max_tokens": min(calibration.max_tokens, self.max_tokens),
+            }
+        )
 
 
 EngineValue = bool | int | float | str

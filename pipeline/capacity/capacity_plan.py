@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pipeline import catalog
 from pipeline.capacity.fit import Candidate, Fit, Site
-from pipeline.capacity.serving_limits import NATIVE_FP8, ServingLimits
+from pipeline.capacity.serving_limits import NATIVE_FP8
 from pipeline.capacity.sharding import shards
 from pipeline.capacity.stage_minutes import SeenStages, StageMinutes, stage_minutes
 from pipeline.capacity.stage_needs import StageNeed, stage_needs
@@ -132,8 +132,6 @@ def capacity_plan(
     Raises:
         UsageError: the profile or the context does not go with it.
     """
-    limits = ServingLimits.of(gpu, profile)
-    longest = limits.context(inspection.shape.context)
     if context is not None and context > inspection.shape.context:
         raise UsageError(
             f"the model was trained for {inspection.shape.context:,} tokens of context, "
@@ -141,20 +139,16 @@ def capacity_plan(
             where=f"--context {context}",
             cure=f"give at most {inspection.shape.context}",
         )
-    site = Site(inspection, gpu, gpus, limits, context or longest)
+    site = Site.of(inspection, gpu, gpus, profile, context)
     baseline = catalog.load_recipe(catalog.BASELINE)
     # No recipe starts from a quantized checkpoint; as it is, it can be served.
-    wanted = [baseline, *([] if inspection.shape.quantized else recipes)]
+    wanted = [baseline, *([] if inspection.source.quantized else recipes)]
     weights = {recipe.name: inspection.variant(recipe.quantization) for recipe in wanted}
-    candidates = [
-        Candidate(recipe, shards(inspection, made), made.undivided)
-        for recipe, made in zip(wanted, weights.values(), strict=True)
-    ]
-    laid = {c.recipe.name: [site.fit(c, n) for n in divisors(gpus)] for c in candidates}
+    candidates = candidates_of(inspection, wanted, weights)
     fits = tuple(
         fit if fit.fits else replace(fit, cure=cure(fit, candidate, candidates, site))
         for candidate in candidates
-        for fit in laid[candidate.recipe.name]
+        for fit in (site.fit(candidate, number) for number in divisors(gpus))
     )
     seen = SeenStages.of(store, gpu, weights) if store else SeenStages()
     return CapacityPlan(
@@ -167,13 +161,37 @@ def capacity_plan(
     )
 
 
+def candidates_of(
+    inspection: Inspection, recipes: Iterable[Recipe], weights: Mapping[str, VariantWeights]
+) -> list[Candidate]:
+    """The recipes' variants, ready to be laid on GPUs.
+
+    Args:
+        inspection: of the checkpoint.
+        recipes: of the variants.
+        weights: what each of them makes of the checkpoint, by name.
+    """
+    return [
+        Candidate(recipe, shards(inspection, made), made.undivided)
+        for recipe in recipes
+        for made in (weights[recipe.name],)
+    ]
+
+
 def divisors(gpus: int) -> list[int]:
     """Ways to use all the GPUs with equal copies."""
     return [number for number in range(1, gpus + 1) if gpus % number == 0]
 
 
 def cure(fit: Fit, candidate: Candidate, candidates: Sequence[Candidate], site: Site) -> str:
-    """What to do about a variant that cannot be served so; alternatives, the nearest first."""
+    """What to do about a variant that cannot be served so; alternatives, the nearest first.
+
+    Args:
+        fit: that fails.
+        candidate: that it is of.
+        candidates: variants that could be served instead; empty where that is no cure.
+        site: the GPUs.
+    """
     if fit.obstacle == "recipe":
         return "add a group size that divides to the recipe, or ignore those layers"
     if fit.obstacle == "hardware":
@@ -222,7 +240,7 @@ def larger_gpu(fit: Fit, candidate: Candidate, site: Site) -> str:
         if gpu.memory_gib <= site.gpu.memory_gib:
             continue
         if replace(site, gpu=gpu).fit(candidate, fit.tensor_parallel).fits:
-            return f"--gpu {name}"
+            return f"a GPU such as {name}"
     return ""
 
 
@@ -237,7 +255,7 @@ def notes(site: Site, weights: dict[str, VariantWeights]) -> Iterable[str]:
     """What the figures leave out, and what looks odd about a recipe with this checkpoint."""
     inspection = site.inspection
     yield from inspection.cache.notes
-    if inspection.shape.quantized:
+    if inspection.source.quantized:
         yield "the checkpoint is quantized already: no recipe starts from it"
     if "mtp" in inspection.parameters:
         yield "the head for multi-token prediction is not loaded, so not counted on the GPUs"

@@ -10,7 +10,7 @@ from pipeline.capacity.sharding import Shards
 from pipeline.inspection.inspection import Inspection
 from pipeline.inspection.kv_cache import KvCapacity
 from recipes.gpu import Gpu
-from recipes.schema import Recipe
+from recipes.schema import Recipe, ServingProfile
 
 Obstacle = Literal["", "recipe", "hardware", "split", "weights", "context"]
 
@@ -99,6 +99,31 @@ class Site:
     gpus: int
     limits: ServingLimits
     context: int
+
+    @classmethod
+    def of(
+        cls,
+        inspection: Inspection,
+        gpu: Gpu,
+        gpus: int,
+        profile: ServingProfile | None,
+        context: int | None = None,
+    ) -> Site:
+        """The site where the engine is started as a profile says.
+
+        Args:
+            inspection: of the checkpoint.
+            gpu: kind of GPU.
+            gpus: how many there are.
+            profile: None for vLLM's defaults.
+            context: tokens of a sequence; None for the model's, or the profile's limit.
+
+        Raises:
+            UsageError: the profile does not go with it.
+        """
+        limits = ServingLimits.of(gpu, profile)
+        longest = limits.context(inspection.shape.context)
+        return cls(inspection, gpu, gpus, limits, context or longest)
 
     def fit(self, candidate: Candidate, tensor_parallel: int) -> Fit:
         """Lay the candidate on so many GPUs of the site."""

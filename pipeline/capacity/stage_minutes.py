@@ -9,16 +9,15 @@ and on how soon the gates are decided.
 
 from __future__ import annotations
 
-import json
 import statistics
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from pipeline.capacity.stage_needs import is_streamed, limited
+from pipeline.capacity.stage_needs import limited
 from pipeline.inspection.inspection import Inspection
-from pipeline.store import RECORD
+from pipeline.quantizers import is_streamed
+from pipeline.records import StageRecord
+from pipeline.store import Store
 from pipeline.variant_size import VariantWeights
 from recipes.gpu import Gpu
 from recipes.quantization import (
@@ -79,22 +78,22 @@ class SeenStages:
             gpu: kind of GPU that it has to have been on.
             weights: what each recipe makes of the checkpoint: by their sizes it is recognized.
         """
-        records = list(_records(store))
+        records = list(Store(store).records(leave_out_damaged=True))
         digests = _digests_on(records, gpu) & _digests_of(records, weights)
         seen = cls()
         measured: dict[tuple[str, str], float] = {}
         for record in records:
-            digest, stage = record["parameters"].get("checkpoint"), record["stage"]
+            digest, stage = record.parameters.get("checkpoint"), record.stage
             if digest not in digests:
                 continue
             if stage in ("quantize", "verify"):
-                seen._add(stage, record["variant"], float(record["seconds"]))
+                seen._add(stage, record.variant, record.seconds)
             elif stage in MEASURED and _gpu_of(record) == gpu.driver_name:
-                label = (record["variant"], digest)
-                measured[label] = measured.get(label, 0.0) + float(record["seconds"])
+                label = (record.variant, digest)
+                measured[label] = measured.get(label, 0.0) + record.seconds
                 if stage == "coherence":
-                    ready = float(record["result"]["server"]["ready_seconds"])
-                    seen._add("serve", record["variant"], ready)
+                    ready = float(record.result["server"]["ready_seconds"])
+                    seen._add("serve", record.variant, ready)
         for (variant, _), total in measured.items():
             seen._add("measure", variant, total)
         return seen
@@ -143,7 +142,7 @@ def estimated(
     moved = inspection.source.weights_bytes + weights.bytes
     disk = f"{moved / 1e9:,.1f} GB of disk at an assumed {DISK_BYTES_PER_S / 1e9:g} GB/s"
     seconds = moved / DISK_BYTES_PER_S
-    if is_streamed(recipe.quantization):
+    if is_streamed(recipe.quantization.model_dump()):
         return StageMinutes("quantize", recipe.name, seconds / 60, f"lower estimate: {disk}")
     passes = forward_passes(recipe.quantization)
     calibration = limited(recipe.quantization.calibration, profile)
@@ -179,38 +178,29 @@ def forward_passes(quantization: Quantization) -> float | None:
     return SEQUENTIAL_PASSES + AWQ_SHARE_OF_LAYER * (points + 1)  # and once as it is
 
 
-def _records(store: Path) -> Iterator[dict[str, Any]]:
-    for path in (store / "stages").glob(f"*/*/{RECORD}"):
-        try:
-            yield json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            continue  # damaged; `prepare model` says so when it needs it
-
-
-def _gpu_of(record: dict[str, Any]) -> str | None:
-    hardware = record["parameters"].get("hardware") or {}
+def _gpu_of(record: StageRecord) -> str | None:
+    hardware = record.parameters.get("hardware") or {}
     gpu: str | None = hardware.get("gpu")
     return gpu
 
 
-def _digests_on(records: list[dict[str, Any]], gpu: Gpu) -> set[str]:
+def _digests_on(records: list[StageRecord], gpu: Gpu) -> set[str]:
     """Checkpoints that were served on such a GPU."""
     return {
-        record["parameters"]["checkpoint"]
+        record.parameters["checkpoint"]
         for record in records
-        if record["stage"] == "coherence"
+        if record.stage == "coherence"
         and _gpu_of(record) == gpu.driver_name
-        and "checkpoint" in record["parameters"]
+        and "checkpoint" in record.parameters
     }
 
 
-def _digests_of(records: list[dict[str, Any]], weights: dict[str, VariantWeights]) -> set[str]:
+def _digests_of(records: list[StageRecord], weights: dict[str, VariantWeights]) -> set[str]:
     """Checkpoints of which a variant was made that is as large as planned."""
     return {
-        record["parameters"]["checkpoint"]
+        record.parameters["checkpoint"]
         for record in records
-        if record["stage"] == "quantize"
-        and record["variant"] in weights
-        and abs(record["result"]["weights_bytes"] / weights[record["variant"]].bytes - 1)
-        <= SAME_SIZE
+        if record.stage == "quantize"
+        and record.variant in weights
+        and abs(record.result["weights_bytes"] / weights[record.variant].bytes - 1) <= SAME_SIZE
     }

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pipeline.capacity.sharding import WIDE_TYPES
 from pipeline.inspection.inspection import Inspection
 from pipeline.inspection.kv_cache import GIB
+from pipeline.quantizers import is_streamed
 from pipeline.variant_size import VariantWeights
 from recipes.quantization import Calibration, NoQuantization, PresetQuantization, Quantization
 from recipes.schema import Recipe, ServingProfile
@@ -72,7 +73,7 @@ def quantize_need(
     if isinstance(quantization, NoQuantization):
         return None
     disk = weights.bytes + SMALL_FILES_BYTES
-    if is_streamed(quantization):
+    if is_streamed(quantization.model_dump()):
         # A published model whose files' sizes are not known counts as one file: rather too much.
         shard = inspection.source.largest_file_bytes or inspection.source.weights_bytes
         host = STREAMED_SHARDS * shard + LIBRARIES_BYTES
@@ -108,15 +109,6 @@ def serve_need(
     return StageNeed("serve", recipe.name, served + cache + SERVER_BYTES, 0, words)
 
 
-def is_streamed(quantization: Quantization) -> bool:
-    """Whether the source is read, cast and written file by file, and never held whole."""
-    return (
-        isinstance(quantization, PresetQuantization)
-        and quantization.scheme == "FP8_DYNAMIC"
-        and quantization.calibration is None
-    )
-
-
 def sixteen_bit_bytes(inspection: Inspection) -> int:
     """Bytes of all tensors as a quantizer loads them: stored 32 bits stay 32."""
     return sum(t.end - t.begin for t in inspection.source.tensors.values())
@@ -134,14 +126,7 @@ def activation_bytes(inspection: Inspection, calibration: Calibration) -> int:
 def limited(calibration: Calibration | None, profile: ServingProfile | None) -> Calibration | None:
     """The calibration that a run does: a profile may limit it."""
     limit = profile.calibration_limit if profile else None
-    if calibration is None or limit is None:
-        return calibration
-    return calibration.model_copy(
-        update={
-            "samples": min(calibration.samples, limit.samples),
-            "max_tokens": min(calibration.max_tokens, limit.max_tokens),
-        }
-    )
+    return limit.applied_to(calibration) if calibration and limit else calibration
 
 
 def _served_on_cpu(size: int, quantized: bool, quantization: Quantization, dtype: str) -> int:

@@ -13,15 +13,17 @@ from pipeline.inspection.linear_layers import is_quantizable, is_tied
 from pipeline.inspection.model_shape import LAYERS, text_level
 from pipeline.inspection.module_kind import (
     ROUTERS,
+    STACKED_EXPERTS,
     VISION,
     ModuleKind,
+    is_expert_stack,
     module_kind,
 )
 from pipeline.safetensors_header import Tensor
 
 # Routers decide by small differences; vision towers, projectors and the heads for multi-token
 # prediction (MTP) are no part of the language model that is calibrated. Embeddings are no linear
-# layers, so no recipe takes them.
+# layers, so no recipe takes them; nor does any take experts in stacks.
 LEFT_ALONE: tuple[ModuleKind, ...] = ("routers", "vision", "mtp")
 OUTPUT_HEAD = "lm_head"
 
@@ -55,25 +57,41 @@ def ignore_list(
         open_ones = [module for module in modules if not is_ignored(module, found)]
         if open_ones:
             found += _expressions(kind, open_ones, layers)
+    if _stacks(tensors) and STACKED_EXPERTS not in found:
+        found.append(STACKED_EXPERTS)
     return found
 
 
 def added_words(
-    tensors: Mapping[str, Tensor], config: Mapping[str, Any], recipe_ignore: list[str]
+    tensors: Mapping[str, Tensor],
+    config: Mapping[str, Any],
+    recipe_ignore: list[str],
+    ignore: list[str],
 ) -> str:
     """What the architecture adds to the recipe's list, for a note; empty where nothing.
 
-    For example: `routers (56 layers), vision (24 layers)`.
+    For example: `routers (56 layers), experts (56 stacks)`.
+
+    Args:
+        tensors: of the checkpoint's headers, by name.
+        config: the checkpoint's config.json.
+        recipe_ignore: the recipe's list.
+        ignore: what :func:`ignore_list` made of it.
     """
     before = [_spelt_out(word) for word in recipe_ignore]
-    after = ignore_list(tensors, config, recipe_ignore)
     layers = decoder_layers(config)
     counts: Counter[ModuleKind] = Counter(
         module_kind(name, len(tensor.shape), layers)
         for name, tensor in tensors.items()
-        if is_quantizable(name, tensor, before) and not is_quantizable(name, tensor, after)
+        if is_quantizable(name, tensor, before) and not is_quantizable(name, tensor, ignore)
     )
-    return ", ".join(f"{kind} ({count} layers)" for kind, count in counts.items())
+    words = [f"{kind} ({count} layers)" for kind, count in counts.items()]
+    stacks = _stacks(tensors)
+    return ", ".join([*words, f"experts ({len(stacks)} stacks)"] if stacks else words)
+
+
+def _stacks(tensors: Mapping[str, Tensor]) -> list[str]:
+    return [name for name, tensor in tensors.items() if is_expert_stack(name, len(tensor.shape))]
 
 
 def _module(tensor: str) -> str:

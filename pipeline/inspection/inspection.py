@@ -85,7 +85,7 @@ class Inspection:
             "model_type": shape.model_type,
             "layers": shape.layers,
             "context": shape.context,
-            "quantized": shape.quantized,
+            "quantized": self.source.quantized,
             "parameters": self.parameters_total,
             "parameters_by_kind": self.parameters,
             "weights_bytes": self.source.weights_bytes,

@@ -77,11 +77,6 @@ class KvCache:
         """Bytes of one token in all layers on each GPU, while it is inside every window."""
         return len(self.windows) * self.layer_bytes(element_bytes, tensor_parallel)
 
-    def sequence_bytes(self, tokens: int, element_bytes: int, tensor_parallel: int = 1) -> int:
-        """Bytes that a sequence of that many tokens needs: a window's layers keep no more."""
-        kept = sum(tokens if window is None else min(tokens, window) for window in self.windows)
-        return kept * self.layer_bytes(element_bytes, tensor_parallel)
-
     def groups(self) -> tuple[int, list[Window]]:
         """How the engine's block tables go over the layers.
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.checkpoint import CONTEXT_KEYS, QUANTIZATION_KEYS
+from pipeline.checkpoint import CONTEXT_KEYS
 from pipeline.errors import CheckpointError
 from pipeline.inspection.linear_layers import is_tied
+from pipeline.inspection.module_kind import EXPERT_COUNTS
 
 # The name most models use first, then older ones' (GPT-2, MPT, DBRX, Falcon).
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
@@ -16,7 +17,6 @@ HEADS = ("num_attention_heads", "n_head", "n_heads")
 KEY_VALUE_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
 INNER = ("intermediate_size", "ffn_hidden_size", "n_inner", "ffn_dim")
 EXPERT_INNER = ("moe_intermediate_size", "expert_ffn_hidden_size")
-EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 EXPERTS_A_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k_experts")
 
 
@@ -39,7 +39,6 @@ class ModelShape:
         experts_a_token: how many of them a token is sent to.
         context: tokens that the model was trained for.
         tied: the output head is the embedding.
-        quantized: config.json says that the weights are quantized already.
     """
 
     architecture: str
@@ -55,7 +54,6 @@ class ModelShape:
     experts_a_token: int
     context: int
     tied: bool
-    quantized: bool
 
 
 def text_level(config: dict[str, Any]) -> dict[str, Any]:
@@ -73,7 +71,7 @@ def model_shape(config: dict[str, Any], where: str) -> ModelShape:
     level = text_level(config)
     hidden = _required(level, HIDDEN, where)
     heads = _required(level, HEADS, where)
-    experts = whole_number(level, EXPERTS, where) or 0
+    experts = whole_number(level, EXPERT_COUNTS, where) or 0
     chosen = (whole_number(level, EXPERTS_A_TOKEN, where) or 1) if experts else 0
     dense = whole_number(level, INNER, where) or 4 * hidden
     sparse = (whole_number(level, EXPERT_INNER, where) or dense) * chosen
@@ -93,7 +91,6 @@ def model_shape(config: dict[str, Any], where: str) -> ModelShape:
         experts_a_token=chosen,
         context=_required(level, CONTEXT_KEYS, where),
         tied=is_tied(config),
-        quantized=any(part.get(key) for part in (config, level) for key in QUANTIZATION_KEYS),
     )
 
 

@@ -1,4 +1,7 @@
-"""Which kind of module a tensor belongs to, by its name in the checkpoint."""
+"""Which kind of module a tensor belongs to, by its name in the checkpoint.
+
+Standard library only: the quantizers' environments ask too.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +29,13 @@ EMBEDDINGS = ("wte", "wpe")
 ROUTERS = ("gate", "router", "shared_expert_gate")
 EXPERTS = ("experts",)
 SHARED_EXPERTS = ("shared_expert", "shared_experts")
-MIXTURES = ("block_sparse_moe", "moe")
-DENSE = ("mlp", "feed_forward", "ffn", *SHARED_EXPERTS, *MIXTURES)
+DENSE = ("mlp", "feed_forward", "ffn", "block_sparse_moe", "moe", *SHARED_EXPERTS)
+
+# Keys by which configs say how many experts a layer has.
+EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+# What an engine has to be told to leave stacked experts alone: it looks for an expert's matrices
+# by the names they would have, such as `mlp.experts.0.up_proj`, whatever the stack is called.
+STACKED_EXPERTS = r"re:(.*\.)?experts(\..*)?$"
 
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
@@ -57,12 +65,25 @@ def module_kind(name: str, dimensions: int, layers: int) -> ModuleKind:
     return _inside_a_layer(parts, dimensions)
 
 
+def is_expert_stack(name: str, dimensions: int) -> bool:
+    """Whether the tensor holds the matrices of all experts of a layer.
+
+    Args:
+        name: in the checkpoint.
+        dimensions: of its shape.
+    """
+    parts = name.split(".")
+    if dimensions != 3 or any(part.startswith(VISION) for part in parts):
+        return False
+    return _inside_a_layer(parts, dimensions) == "experts"
+
+
 def _inside_a_layer(parts: list[str], dimensions: int) -> ModuleKind:
     if any(part in ROUTERS for part in parts):
         return "routers"
     if any(part in EXPERTS for part in parts):
         return "experts"
-    if dimensions == 3 and any(part in MIXTURES for part in parts):
+    if dimensions == 3 and any(part in DENSE for part in parts):
         return "experts"
     if any("attn" in part or "attention" in part for part in parts):
         return "attention"

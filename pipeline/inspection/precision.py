@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from pipeline.inspection.divisibility import first_dividing
+from recipes.group_sizes import sizes_to_try
 from recipes.quantization import (
     AutoAwqQuantization,
     AwqQuantization,
@@ -13,7 +14,6 @@ from recipes.quantization import (
     NoQuantization,
     PresetQuantization,
     Quantization,
-    group_sizes,
 )
 
 SCALE_BYTES = 2  # scales are kept in the source's 16-bit type
@@ -106,7 +106,7 @@ def precision_of(quantization: Quantization, columns: Iterable[int]) -> Precisio
     precision = Precision(
         f"{bits}-bit, a scale a row", bits, zero_points=asymmetric, extra_bytes=extra
     )
-    group = first_dividing(group_sizes(quantization), columns)
+    group = first_dividing(sizes_to_try(quantization.model_dump()), columns)
     if group is None:
         return precision
     return replace(precision, name=f"{bits}-bit, groups of {group}, {kind}", group=group)

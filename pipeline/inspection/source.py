@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from pipeline.checkpoint import says_quantized
 from pipeline.errors import CheckpointError
 from pipeline.hub import ask_hub, check_has_safetensors, explained, file_sizes
 from pipeline.safetensors_header import Tensor, checked_tensor, read_header
@@ -34,6 +35,7 @@ class Source:
         tensors: by name, from all headers.
         weights_bytes: of all weight files.
         largest_file_bytes: of the largest of them.
+        names: of all files beside config.json.
     """
 
     name: str
@@ -42,6 +44,12 @@ class Source:
     tensors: dict[str, Tensor]
     weights_bytes: int
     largest_file_bytes: int = 0
+    names: frozenset[str] = frozenset()
+
+    @property
+    def quantized(self) -> bool:
+        """Whether it says that its weights are quantized already."""
+        return says_quantized(self.config, self.names)
 
 
 def read_folder(folder: Path, name: str | None = None) -> Source:
@@ -65,6 +73,7 @@ def read_folder(folder: Path, name: str | None = None) -> Source:
         tensors={k: t for header in headers.values() for k, t in header.tensors.items()},
         weights_bytes=sum(file.stat().st_size for file in files),
         largest_file_bytes=max(file.stat().st_size for file in files),
+        names=frozenset(file.name for file in folder.iterdir()),
     )
 
 
@@ -93,7 +102,7 @@ def read_hub(repo_id: str, revision: str | None) -> Source:
             tensors = _headers(repo_id, files, info.sha)
             where = f"{name}/config.json"
             total, largest = sum(sizes[file] for file in files), max(sizes[file] for file in files)
-            return Source(name, where, config, tensors, total, largest)
+            return Source(name, where, config, tensors, total, largest, frozenset(sizes))
         folder = _cached(repo_id, revision)
     return read_folder(folder, name)
 

@@ -33,6 +33,7 @@ def preflight_of(choices: Choices, settings: Settings) -> Preflight | None:
         profile=choices.profile,
         machine=this_machine(settings.store, with_gpu=choices.profile.accelerator == "cuda"),
         store=settings.store.resolve(),
+        trust_remote_code=choices.trust_remote_code,
     )
 
 

@@ -6,15 +6,14 @@ None of them reads weights, builds an environment or asks the network.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any
 
 from pipeline import catalog
-from pipeline.capacity.capacity_plan import capacity_plan
+from pipeline.capacity.capacity_plan import candidates_of, cure
+from pipeline.capacity.fit import Site
 from pipeline.capacity.stage_needs import SMALL_FILES_BYTES, stage_needs
-from pipeline.checkpoint import QUANTIZATION_KEYS
+from pipeline.checkpoint import CODE_KEY, QUANTIZER_FILE
 from pipeline.errors import CheckpointError, PreflightError, PrepareError, UsageError
 from pipeline.inspection.inspection import Inspection
-from pipeline.inspection.model_shape import text_level
 from pipeline.inspection.source import Source
 from pipeline.preflight.machine import Machine
 from pipeline.suitability import (
@@ -49,19 +48,28 @@ def unsupported_architecture(architecture: str, config: str) -> PrepareError | N
     )
 
 
-def already_quantized(config: str) -> PrepareError:
-    """The error for a checkpoint that says so of itself."""
+def already_quantized(config: str, names: Collection[str]) -> PrepareError:
+    """The error for a checkpoint that says so of itself.
+
+    Args:
+        config: place of its config.json, for messages.
+        names: of the files beside it.
+    """
+    beside = config.removesuffix("config.json") + QUANTIZER_FILE
     return CheckpointError(
         "the checkpoint is already quantized",
-        where=f"{config}, key quantization_config",
+        where=beside if QUANTIZER_FILE in names else f"{config}, key quantization_config",
         cure="give the original 16-bit checkpoint",
     )
 
 
-def says_quantized(config: dict[str, Any]) -> bool:
-    """Whether config.json says that the weights are quantized."""
-    level = text_level(config)
-    return any(part.get(key) for part in (config, level) for key in QUANTIZATION_KEYS)
+def code_of_its_own(config: str) -> PrepareError:
+    """The error for a checkpoint whose Python code nobody has said to trust."""
+    return CheckpointError(
+        "the checkpoint comes with Python code of its own that would have to be run",
+        where=f"{config}, key {CODE_KEY}",
+        cure="read that code; if you trust it, add --yes-trust-remote-code",
+    )
 
 
 def missing_gpus(profile: ServingProfile, machine: Machine) -> PrepareError | None:
@@ -97,6 +105,7 @@ def too_old_gpu(recipe: Recipe, profile: ServingProfile, machine: Machine) -> Pr
 def unsuitable(
     recipe: Recipe,
     source: Source,
+    weights: VariantWeights,
     architecture: str,
     profile: ServingProfile,
     flags: frozenset[str],
@@ -106,6 +115,7 @@ def unsuitable(
     Args:
         recipe: of a variant.
         source: config and headers of the checkpoint.
+        weights: what the recipe makes of it.
         architecture: first of config.json's architectures.
         profile: says what it is served on.
         flags: of the CPU.
@@ -113,8 +123,8 @@ def unsuitable(
     seen: tuple[Callable[[], None], ...] = (
         lambda: check_servable(recipe, profile.accelerator, flags),
         lambda: check_architecture(recipe, architecture),
-        lambda: check_experts(recipe, source.tensors, source.config),
-        lambda: check_shapes(recipe, source.tensors, source.config),
+        lambda: check_experts(recipe, source.tensors),
+        lambda: check_shapes(recipe, weights),
     )
     for check in seen:
         try:
@@ -124,15 +134,21 @@ def unsuitable(
 
 
 def too_little_gpu_memory(
-    inspection: Inspection, recipes: Sequence[Recipe], profile: ServingProfile, machine: Machine
+    inspection: Inspection,
+    recipes: Sequence[Recipe],
+    weights: Weights,
+    profile: ServingProfile,
+    machine: Machine,
 ) -> Iterable[PrepareError]:
     """The baseline or a variant that the engine could not start with on this machine's GPUs.
 
-    A GPU that no data file describes is not checked.
+    A GPU that no data file describes is not checked. All of them have to be served, so that
+    another recipe is no cure for one.
 
     Args:
         inspection: of the checkpoint.
-        recipes: of the variants.
+        recipes: the baseline and those of the variants.
+        weights: what each of them makes of the checkpoint.
         profile: says how the engine is started.
         machine: that it is started on.
     """
@@ -140,14 +156,16 @@ def too_little_gpu_memory(
     if gpu is None or profile.accelerator != "cuda":
         return
     together = tensor_parallel(profile)
-    plan = capacity_plan(inspection, recipes, gpu, together, profile=profile)
-    for fit in plan.fits:
-        if fit.tensor_parallel == together and fit.obstacle in ("split", "weights", "context"):
+    site = Site.of(inspection, gpu, together, profile)
+    for candidate in candidates_of(inspection, recipes, weights):
+        fit = site.fit(candidate, together)
+        if fit.obstacle in ("split", "weights", "context"):
             number = f"{together} x {gpu.name}" if together > 1 else f"one {gpu.name}"
             yield PreflightError(
                 f"'{fit.variant}' cannot be served on {number}: {fit.reason}",
                 where=f"--profile {profile.name}",
-                cure=fit.cure,
+                cure=cure(fit, candidate, (), site)
+                + ("" if candidate.is_baseline else "; or leave the recipe out"),
             )
 
 

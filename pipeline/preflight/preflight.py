@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from pipeline import catalog
+from pipeline.checkpoint import CODE_KEY
 from pipeline.errors import CheckpointError, PreflightError, PrepareError
 from pipeline.inspection.inspection import Inspection, inspect
 from pipeline.inspection.source import Source
@@ -29,6 +30,7 @@ class Preflight:
         profile: says how variants are served.
         machine: that all of it happens on.
         store: folder of the store, for messages.
+        trust_remote_code: run Python code from the checkpoint.
     """
 
     source: Source
@@ -37,6 +39,7 @@ class Preflight:
     profile: ServingProfile
     machine: Machine
     store: Path
+    trust_remote_code: bool = False
 
     def faults(self) -> list[PrepareError]:
         """All that would make the run fail, the disk left out."""
@@ -81,12 +84,13 @@ class Preflight:
         return found
 
     def _of_checkpoint(self) -> list[PrepareError]:
-        config, where = self.source.config, self.source.where
-        quantized = checks.says_quantized(config)
-        return [
-            *present(checks.unsupported_architecture(self.architecture, where)),
-            *([checks.already_quantized(where)] if quantized else []),
-        ]
+        source, where = self.source, self.source.where
+        untrusted = CODE_KEY in source.config and not self.trust_remote_code
+        return present(
+            checks.unsupported_architecture(self.architecture, where),
+            checks.already_quantized(where, source.names) if source.quantized else None,
+            checks.code_of_its_own(where) if untrusted else None,
+        )
 
     def _of_recipes(self) -> list[PrepareError]:
         flags = cpu_flags()
@@ -97,7 +101,12 @@ class Preflight:
                 fault
                 for recipe in self.recipes
                 for fault in checks.unsuitable(
-                    recipe, self.source, self.architecture, self.profile, flags
+                    recipe,
+                    self.source,
+                    self.weights[recipe.name],
+                    self.architecture,
+                    self.profile,
+                    flags,
                 )
             ),
         ]
@@ -108,9 +117,10 @@ class Preflight:
             return []  # told by `notes`
         everything = (self.baseline, *self.recipes)
         return [
-            *checks.too_little_gpu_memory(inspection, self.recipes, self.profile, self.machine),
-            *checks.too_little_memory(
-                inspection, everything, self.weights, self.profile, self.machine
+            *(
+                fault
+                for check in (checks.too_little_gpu_memory, checks.too_little_memory)
+                for fault in check(inspection, everything, self.weights, self.profile, self.machine)
             ),
         ]
 

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import VerificationError
+from recipes.group_sizes import sizes_to_try
 from recipes.quantization import (
     AutoAwqQuantization,
     AwqQuantization,
     GptqQuantization,
     PresetQuantization,
     Quantization,
-    group_sizes,
 )
 
 BLOCK = (128, 128)
@@ -143,12 +143,12 @@ def expected_formats(recipe: Quantization) -> tuple[WeightFormat, ...]:
         )
         return tuple(
             WeightFormat("pack-quantized", bits, "int", "group", group=size, symmetric=symmetric)
-            for size in group_sizes(recipe)
+            for size in sizes_to_try(recipe.model_dump())
         )
     if isinstance(recipe, AutoAwqQuantization):
         return tuple(
             WeightFormat(AWQ_GEMM, 4, "int", "group", group=size, symmetric=False)
-            for size in group_sizes(recipe)
+            for size in sizes_to_try(recipe.model_dump())
         )
     raise VerificationError("a recipe that quantizes nothing makes nothing to verify")
 

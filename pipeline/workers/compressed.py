@@ -1,4 +1,7 @@
-"""Quantizes a whole model with llm-compressor, into compressed-tensors' checkpoint format."""
+"""Quantizes a whole model with llm-compressor and calibration data.
+
+In compressed-tensors' checkpoint format. What needs no data is streamed (workers/fp8_stream).
+"""
 
 from __future__ import annotations
 
@@ -32,15 +35,14 @@ def quantize_whole_model(spec: dict[str, Any], progress: Progress, output: Path)
         StageError: the architecture, the group sizes or the calibration texts do not suit.
     """
     import torch
-    from llmcompressor import oneshot
     from transformers import AutoTokenizer, set_seed
 
     quantization = spec["quantization"]
-    calibration = quantization.get("calibration")
+    calibration = quantization["calibration"]
     trust = spec["trust_remote_code"]
-    set_seed(calibration["seed"] if calibration else 0)
+    set_seed(calibration["seed"])
     progress.note("loading the checkpoint")
-    model = load_model(spec["checkpoint"], trust, calibrated=calibration is not None)
+    model = load_model(spec["checkpoint"], trust)
     tokenizer = AutoTokenizer.from_pretrained(spec["checkpoint"], trust_remote_code=trust)
     group_size = dividing_group_size(quantization, linear_columns(model, quantization["ignore"]))
     wanted = quantization.get("group_size")
@@ -51,15 +53,12 @@ def quantize_whole_model(spec: dict[str, Any], progress: Progress, output: Path)
     modifiers = modifiers_of(quantization, group_size)
     follow_bars(progress, quantization["kind"])
     facts: dict[str, Any] = {"scheme": quantization.get("scheme"), "group_size": group_size}
-    if calibration is None:
-        oneshot(model=model, recipe=modifiers)
-    else:
-        if not torch.accelerator.is_available():
-            leave_memory_unpinned()
-        blocks = calibration_blocks(calibration, spec["calibration_file"], tokenizer, progress)
-        tokens = ExpertTokens(model)
-        calibrate(model, modifiers, blocks, calibration["batch_size"])
-        facts |= {**block_facts(blocks), **tokens.checked()}
+    if not torch.accelerator.is_available():
+        leave_memory_unpinned()
+    blocks = calibration_blocks(calibration, spec["calibration_file"], tokenizer, progress)
+    tokens = ExpertTokens(model)
+    calibrate(model, modifiers, blocks, calibration["batch_size"])
+    facts |= {**block_facts(blocks), **tokens.checked()}
     progress.note("saving the quantized checkpoint")
     model.save_pretrained(output, save_compressed=True)
     tokenizer.save_pretrained(output)
@@ -70,7 +69,7 @@ def quantize_whole_model(spec: dict[str, Any], progress: Progress, output: Path)
     }
 
 
-def load_model(checkpoint: str, trust: bool, *, calibrated: bool) -> Any:
+def load_model(checkpoint: str, trust: bool) -> Any:
     """The model, with every expert's matrices as linear layers of their own.
 
     Raises:
@@ -81,7 +80,7 @@ def load_model(checkpoint: str, trust: bool, *, calibrated: bool) -> Any:
 
     try:
         config = AutoConfig.from_pretrained(checkpoint, trust_remote_code=trust)
-        check_experts(config, trust, where=f"{checkpoint}/config.json", calibrated=calibrated)
+        check_experts(config, trust, where=f"{checkpoint}/config.json")
         return load_with_separate_experts(checkpoint, config, trust)
     except ValueError as error:
         if "does not recognize this architecture" not in str(error):
@@ -207,8 +206,8 @@ def leave_memory_unpinned() -> None:
 def follow_bars(progress: Progress, kind: str) -> None:
     """Turn the library's own progress bars into events: it offers no other hook.
 
-    The sequential pipeline names its bars ``(layer/layers): ...``; in the end, and for recipes
-    without data only then, there is one over all modules.
+    The sequential pipeline names its bars ``(layer/layers): ...``; in the end there is one over
+    all modules.
     """
     import tqdm.std
 

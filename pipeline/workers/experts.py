@@ -6,14 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pipeline.errors import StageError
-
-# Keys by which configs say how many experts a layer has.
-EXPERT_COUNTS = (
-    "num_experts",
-    "num_local_experts",
-    "n_routed_experts",
-    "moe_num_experts",
-)
+from pipeline.inspection.module_kind import EXPERT_COUNTS
 
 
 def expert_count(config: Any) -> int:
@@ -23,7 +16,7 @@ def expert_count(config: Any) -> int:
     return max((count for count in found if isinstance(count, int)), default=0)
 
 
-def check_experts(config: Any, trust: bool, *, where: str, calibrated: bool) -> None:
+def check_experts(config: Any, trust: bool, *, where: str) -> None:
     """See, without its weights, that llm-compressor can take the model's experts apart.
 
     transformers keeps the experts of a layer in one tensor of three dimensions, where no linear
@@ -38,7 +31,7 @@ def check_experts(config: Any, trust: bool, *, where: str, calibrated: bool) -> 
     from llmcompressor.modeling.moe.linearize import get_non_linearized_moes
     from transformers import AutoModelForCausalLM
 
-    if not calibrated or expert_count(config) <= 1:
+    if expert_count(config) <= 1:
         return
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust)

@@ -9,7 +9,6 @@ from pipeline.errors import UsageError
 from pipeline.events import Progress
 from pipeline.quantizers import is_streamed
 from pipeline.workers.compressed import quantize_whole_model, versions
-from pipeline.workers.fp8_stream.selection import has_stacked_experts
 from pipeline.workers.fp8_stream.stream import stream_fp8
 from recipes.group_sizes import sizes_to_try
 
@@ -35,9 +34,9 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
     quantization = spec["quantization"]
     if quantization["kind"] not in KINDS:
         raise UsageError(f"no quantizer for the kind '{quantization['kind']}'")
-    source, ignore = Path(spec["checkpoint"]), quantization["ignore"]
-    if is_streamed(quantization) and not has_stacked_experts(source, ignore):
-        facts = stream_fp8(source, output, quantization["scheme"], ignore, progress)
+    if is_streamed(quantization):
+        source, scheme = Path(spec["checkpoint"]), quantization["scheme"]
+        facts = stream_fp8(source, output, scheme, quantization["ignore"], progress)
         sizes = sizes_to_try(quantization)
         groups = {"group_size": sizes[0]} if sizes else {}
         return {**facts, **groups, "versions": versions()}

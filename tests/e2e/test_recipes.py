@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 
 from pipeline.catalog import load_recipe, recipe_names
 from pipeline.checkpoint import Checkpoint, inspect_folder
@@ -21,6 +22,7 @@ from pipeline.digest import FileDigests
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.errors import StageError
 from pipeline.events import Silent
+from pipeline.ignored_modules import is_ignored
 from pipeline.inspection.ignored import ignore_list
 from pipeline.inspection.source import read_folder
 from pipeline.plan import stage_spec
@@ -28,8 +30,10 @@ from pipeline.records import StageRecord
 from pipeline.safetensors_header import Tensor
 from pipeline.settings import load_settings
 from pipeline.stages.context import execute
+from pipeline.verification.verification import verify_variant
 from pipeline.weight_files import read_json
 from recipes.group_sizes import sizes_to_try
+from recipes.quantization import Quantization
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
@@ -226,6 +230,31 @@ def test_experts_are_calibrated_and_routers_left_alone(
     if name != "fp8-dynamic":
         assert result["experts"] == 2 * 4
         assert result["least_tokens_of_an_expert"] == BLOCKS * TOKENS
+
+
+@pytest.mark.parametrize("name", ["fp8-dynamic", "fp8-block"])
+def test_experts_in_stacks_stay_and_the_rest_is_quantized(workshop: Workshop, name: str) -> None:
+    """gpt-oss: the variant is verified, and computes what its source does."""
+    variant = workshop.variant("gpt_oss", name)
+    source = read_folder(workshop.folder / "gpt_oss").tensors
+    stacks = {tensor for tensor, its in source.items() if len(its.shape) == 3}
+    assert len(stacks) == 2 * 2
+    for tensor in (*stacks, "model.layers.0.mlp.router.weight"):
+        assert variant.tensors[tensor].dtype == "BF16"
+        assert variant.tensors[tensor].shape == source[tensor].shape
+    assert stands_for(variant, QUERIES) == FORMATS[name] | {"bias": ("BF16", (WIDTH,))}
+    assert variant.record.result["quantized_modules"] == 2 * 4
+    assert is_ignored("model.layers.1.mlp.experts.0.up_proj", variant.config["ignore"])
+    quantization: Quantization = TypeAdapter(Quantization).validate_python(
+        variant.record.parameters["quantization"]
+    )
+    verified = verify_variant(
+        variant.source.path, variant.output, quantization, lambda done, total: None
+    )
+    assert len(verified.layers) == 2 * 4
+    output = str(variant.output)
+    found = json.loads(workshop.script("compare", str(workshop.folder / "gpt_oss"), output))
+    assert 0 < found[output] < DIFFERENCE["fp8"]
 
 
 def test_group_sizes_that_divide_nothing(workshop: Workshop) -> None:

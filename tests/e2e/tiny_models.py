@@ -1,7 +1,7 @@
 """Run inside the `quantize` environment: writes tiny random models, and loads variants of them.
 
 `python tiny_models.py make FOLDER TEXTS` writes FOLDER/llama, narrow (with layers of 72 columns),
-mixtral, qwen3_moe and jetmoe, with a tokenizer trained on the texts.
+mixtral, qwen3_moe, gpt_oss and jetmoe, with a tokenizer trained on the texts.
 `python tiny_models.py compare SOURCE VARIANT...` prints, as JSON, by how much each variant's logits
 differ from the source's, relative to their size.
 """
@@ -35,6 +35,8 @@ def make(folder: Path, texts: Path) -> None:
     """Write the models."""
     import torch
     from transformers import (
+        GptOssConfig,
+        GptOssForCausalLM,
         JetMoeConfig,
         JetMoeForCausalLM,
         LlamaConfig,
@@ -52,6 +54,9 @@ def make(folder: Path, texts: Path) -> None:
         "mixtral": MixtralForCausalLM(MixtralConfig(**SHAPE, **EXPERTS, num_local_experts=4)),
         "qwen3_moe": Qwen3MoeForCausalLM(
             Qwen3MoeConfig(**SHAPE, **EXPERTS, num_experts=4, moe_intermediate_size=128)
+        ),
+        "gpt_oss": GptOssForCausalLM(
+            GptOssConfig(**SHAPE | {"intermediate_size": 128}, **EXPERTS, num_local_experts=4)
         ),
         "jetmoe": JetMoeForCausalLM(
             JetMoeConfig(

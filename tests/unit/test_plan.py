@@ -20,7 +20,7 @@ from pipeline.digest import FileDigests
 from pipeline.plan import Plan, again
 from pipeline.planner import Planner
 from pipeline.records import StageRecord, StageSpec
-from recipes.policy import Policy
+from recipes.policy import RESERVED_SUITE_NAMES, Policy
 from recipes.quantization import AwqQuantization
 from recipes.schema import Recipe, ServingProfile
 
@@ -156,6 +156,11 @@ class TestStages:
             | ALL_SERVED
             | of((FP8, AWQ), (*MADE, "judge"))
         )
+
+    def test_no_suite_can_take_another_stages_name(self, wanted: Wanted) -> None:
+        plan = replace(wanted, dry_run=True).plan()
+        stages = {name for variant in plan.variants for name in variant.stages}
+        assert stages - set(SUITES) <= set(RESERVED_SUITE_NAMES)
 
     def test_no_two_stages_share_a_key(self, wanted: Wanted) -> None:
         keys = wanted.keys()

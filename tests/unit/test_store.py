@@ -162,6 +162,26 @@ def wait_for(path: Path) -> None:
 # --- damage, discarding, runs -------------------------------------------------------------------
 
 
+def test_all_records(store: Store) -> None:
+    for stage, key in (
+        ("verify", "b"),
+        ("verify", "a"),
+        ("quantize", "c"),
+        ("verify", "d.partial"),
+    ):
+        put_record(store, stage_record(stage=stage, key=key))
+    assert [(r.stage, r.key) for r in store.records()] == [
+        ("quantize", "c"),
+        ("verify", "a"),
+        ("verify", "b"),
+    ]
+    (store.stage_folder("verify", "a") / RECORD).write_text("{")
+    assert [r.key for r in store.records("verify", leave_out_damaged=True)] == ["b"]
+    with pytest.raises(StoreError, match="damaged"):
+        list(store.records("verify"))
+    assert [r.key for r in store.records("quantize")] == ["c"]
+
+
 @pytest.mark.parametrize("text", ["", "{", '{"stage": "judge"}', "[1, 2]"])
 def test_a_damaged_record_says_which_folder_to_delete(store: Store, text: str) -> None:
     finish(store)

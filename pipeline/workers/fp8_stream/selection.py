@@ -12,14 +12,12 @@ from typing import Any
 from pipeline.errors import StageError
 from pipeline.ignored_modules import is_ignored
 from pipeline.inspection.linear_layers import WEIGHT, is_linear_weight, is_quantizable, is_tied
-from pipeline.safetensors_header import Tensor, read_header
-from pipeline.weight_files import weight_files
+from pipeline.inspection.module_kind import STACKED_EXPERTS, is_expert_stack
+from pipeline.safetensors_header import Tensor
 
 CASTABLE = ("BF16", "F16", "F32")
 # transformers' Conv1D layers: no linear layers to llm-compressor, and stored transposed.
 TRANSPOSED_ARCHITECTURES = ("gpt2", "openai-gpt", "ctrl", "imagegpt", "decision_transformer")
-STACKED_EXPERTS = ("gate_up_proj", "gate_proj", "up_proj", "down_proj")
-ONESHOT = "use a recipe with calibration, which builds the model"
 
 
 def check_supported(
@@ -28,8 +26,8 @@ def check_supported(
     """Refuse what names and shapes cannot tell how to quantize.
 
     Raises:
-        StageError: stacked experts, transposed or already quantized layers, a tied lm_head that
-            the recipe does not ignore, or nothing to quantize.
+        StageError: transposed or already quantized layers, a tied lm_head that the recipe does
+            not ignore, or nothing to quantize.
     """
     architecture = config.get("model_type")
     if architecture in TRANSPOSED_ARCHITECTURES:
@@ -54,15 +52,6 @@ def check_supported(
         )
 
 
-def has_stacked_experts(source: Path, ignore: list[str]) -> bool:
-    """Whether a checkpoint keeps the matrices of several experts in one tensor."""
-    return any(
-        _holds_experts(name, tensor, ignore)
-        for file in weight_files(source)
-        for name, tensor in read_header(file).tensors.items()
-    )
-
-
 def tied_pair(tensors: Mapping[str, Tensor], config: dict[str, Any]) -> tuple[str, str] | None:
     """Names of lm_head and of the embedding it may repeat; None where there is no such pair."""
     if not is_tied(config):
@@ -76,22 +65,20 @@ def tied_pair(tensors: Mapping[str, Tensor], config: dict[str, Any]) -> tuple[st
 
 
 def kept_layers(tensors: Mapping[str, Tensor], ignore: list[str]) -> list[str]:
-    """Modules of linear layers that stay as they are: what the engine has to be told."""
-    return [
+    """Modules that stay as they are, where it would look for quantized ones: for the engine.
+
+    Experts in stacks stay: which of a stack's axes are rows differs by architecture.
+    """
+    kept = [
         name.removesuffix(WEIGHT)
         for name, tensor in tensors.items()
         if is_linear_weight(name, tensor) and not is_quantizable(name, tensor, ignore)
     ]
+    stacked = any(is_expert_stack(name, len(tensor.shape)) for name, tensor in tensors.items())
+    return [*kept, STACKED_EXPERTS] if stacked else kept
 
 
 def _check_tensor(name: str, tensor: Tensor, ignore: list[str], source: Path) -> None:
-    if _holds_experts(name, tensor, ignore):
-        raise StageError(
-            f"'{name}' holds the matrices of several experts, {list(tensor.shape)}: which of its "
-            "axes are rows differs by architecture",
-            where=str(source),
-            cure=f"{ONESHOT}, or a checkpoint with a matrix an expert",
-        )
     if is_quantizable(name, tensor, ignore):
         if tensor.dtype not in CASTABLE:
             raise StageError(
@@ -101,9 +88,3 @@ def _check_tensor(name: str, tensor: Tensor, ignore: list[str], source: Path) ->
             )
         if not tensor.elements:
             raise StageError(f"'{name}' has the shape {list(tensor.shape)}", where=str(source))
-
-
-def _holds_experts(name: str, tensor: Tensor, ignore: list[str]) -> bool:
-    module = name.removesuffix(WEIGHT)
-    is_stack = module.rpartition(".")[2] in STACKED_EXPERTS or ".experts." in f".{module}."
-    return len(tensor.shape) == 3 and is_stack and not is_ignored(module, ignore)

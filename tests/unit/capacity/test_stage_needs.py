@@ -34,7 +34,7 @@ def llama() -> Inspection:
 
 def planned(model: Inspection, gpu: Gpu | None = None, store: Path | None = None) -> CapacityPlan:
     kind = gpu or catalog.load_gpu("h100")
-    recipes = [catalog.load_recipe(name) for name in (FP8, AWQ)]
+    recipes = [catalog.load_recipe(name) for name in (FP8, "fp8-block", AWQ)]
     profile = catalog.profile_for_gpu(kind.driver_name)
     return capacity_plan(model, recipes, kind, 1, profile=profile, store=store)
 
@@ -55,15 +55,16 @@ class TestNeeds:
         awq = QUANTIZED // 2 + groups * 2 + groups // 2 + 16 * matrices + 2 * (EMBEDDED + NORMS)
         assert found["disk_bytes"] == awq + 50_000_000
 
-    def test_a_stream_holds_two_files(self, llama: Inspection) -> None:
+    @pytest.mark.parametrize("recipe", [FP8, "fp8-block"])
+    def test_a_stream_holds_two_files(self, llama: Inspection, recipe: str) -> None:
         """Here the model is one file; with a file's size known, two of that."""
-        assert stage(planned(llama), FP8, "quantize")["host_bytes"] == 4 * PARAMETERS + GIB
+        assert stage(planned(llama), recipe, "quantize")["host_bytes"] == 4 * PARAMETERS + GIB
         shards = Inspection(
             source=type(llama.source)(**{**vars(llama.source), "largest_file_bytes": 5 * 10**9}),
             shape=llama.shape,
             cache=llama.cache,
         )
-        assert stage(planned(shards), FP8, "quantize")["host_bytes"] == 10**10 + GIB
+        assert stage(planned(shards), recipe, "quantize")["host_bytes"] == 10**10 + GIB
 
     def test_a_cpu_serves_fp8_in_32_bits(self, llama: Inspection) -> None:
         recipes = [catalog.load_recipe(name) for name in ("baseline", FP8)]
@@ -82,10 +83,11 @@ class TestNeeds:
 
 
 class TestEstimates:
-    def test_a_stream_takes_as_long_as_the_disk(self, llama: Inspection) -> None:
+    @pytest.mark.parametrize("recipe", [FP8, "fp8-block"])
+    def test_a_stream_takes_as_long_as_the_disk(self, llama: Inspection, recipe: str) -> None:
         plan = planned(llama)
-        found = stage(plan, FP8, "quantize")
-        moved = 2 * PARAMETERS + plan.weights[FP8].bytes
+        found = stage(plan, recipe, "quantize")
+        moved = 2 * PARAMETERS + plan.weights[recipe].bytes
         assert found["minutes"] == pytest.approx(moved / 1e9 / 60)
         assert found["minutes_basis"].startswith("lower estimate: 25.1 GB of disk at an assumed")
 
@@ -131,7 +133,7 @@ class TestSeen:
         record = stage_record(
             stage=stage,
             variant=variant,
-            key=f"{stage}{variant}{seconds}",
+            key=f"{stage}{variant}{seconds:.0f}",
             parameters=parameters,
             inputs={},
             input_digests={},

@@ -80,7 +80,7 @@ def test_a_gpu_of_ones_own(model: str, tmp_path: Path) -> None:
         "compute_capability: 9.0\nmemory_bandwidth_gb_per_s: 100\n"
     )
     done = CliRunner().invoke(app, ["plan", model, "--gpu", str(mine)])
-    assert "baseline cannot be served here; cure: --gpu t4" in done.stdout
+    assert "baseline cannot be served here; cure: a GPU such as t4" in done.stdout
     mine.write_text(mine.read_text() + "cores: 5\n")
     wrong = CliRunner().invoke(app, ["plan", model, "--gpu", str(mine)])
     assert isinstance(wrong.exception, UsageError)

@@ -31,6 +31,7 @@ try:
         "tensors": {name: [t.dtype, t.shape] for name, t in found.tensors.items()},
         "bytes": found.weights_bytes,
         "where": found.where,
+        "names": sorted(found.names),
     }
 except PrepareError as error:
     answer = error.to_dict()
@@ -97,6 +98,7 @@ def test_the_headers_and_nothing_more(hub: HubStandIn, tmp_path: Path) -> None:
     local = read_folder(write_files(tmp_path / "local", shards()))
     assert {n: [t.dtype, list(t.shape)] for n, t in local.tensors.items()} == found["tensors"]
     assert local.weights_bytes == found["bytes"]
+    assert sorted(local.names | {"consolidated.safetensors"}) == found["names"]
 
 
 def test_one_file_and_a_hub_that_is_down(hub: HubStandIn, tmp_path: Path) -> None:

@@ -58,20 +58,23 @@ def quantized(config: dict[str, Any], shapes: Shapes, recipe: list[str] | None =
     return {name for name, tensor in tensors.items() if is_quantizable(name, tensor, ignore)}
 
 
+def words(config: dict[str, Any], shapes: Shapes) -> str:
+    """The note on what the architecture adds to a recipe's lm_head."""
+    tensors, own = source(config, shapes).tensors, ["lm_head"]
+    return added_words(tensors, config, own, ignore_list(tensors, config, own))
+
+
 def test_a_dense_model_needs_no_more_than_the_recipe_says() -> None:
     tensors = source(LLAMA_3_8B, dense(LLAMA_3_8B)).tensors
     assert ignore_list(tensors, LLAMA_3_8B, ["lm_head"]) == ["lm_head"]
-    assert added_words(tensors, LLAMA_3_8B, ["lm_head"]) == ""
+    assert words(LLAMA_3_8B, dense(LLAMA_3_8B)) == ""
 
 
 def test_mixtrals_routers() -> None:
     found = quantized(MIXTRAL_8X22B, mixtral(MIXTRAL_8X22B))
     assert len(found) == 56 * (4 + 8 * 3)
     assert not [name for name in found if ".gate." in name or "embed" in name]
-    words = added_words(
-        source(MIXTRAL_8X22B, mixtral(MIXTRAL_8X22B)).tensors, MIXTRAL_8X22B, ["lm_head"]
-    )
-    assert words == "routers (56 layers)"
+    assert words(MIXTRAL_8X22B, mixtral(MIXTRAL_8X22B)) == "routers (56 layers)"
 
 
 def test_routers_under_the_name_that_transformers_gives_them() -> None:
@@ -101,8 +104,20 @@ def test_qwens_two_routers_and_head_for_prediction() -> None:
 
 def test_the_vision_tower_its_projector_and_a_head_by_a_longer_name() -> None:
     assert quantized(CONFIG, LLAVA) == {"language_model.model.layers.0.mlp.gate_proj.weight"}
-    words = added_words(source(CONFIG, LLAVA).tensors, CONFIG, ["lm_head"])
-    assert words == "lm_head (1 layers), vision (2 layers)"
+    assert words(CONFIG, LLAVA) == "lm_head (1 layers), vision (2 layers)"
+
+
+def test_experts_in_stacks() -> None:
+    shapes: Shapes = {
+        "model.layers.0.self_attn.q_proj.weight": (8, 8),
+        "model.layers.0.mlp.router.weight": (4, 8),
+        "model.layers.0.mlp.experts.gate_up_proj": (4, 8, 16),
+        "model.layers.0.mlp.experts.down_proj": (4, 8, 8),
+    }
+    assert quantized(CONFIG, shapes) == {"model.layers.0.self_attn.q_proj.weight"}
+    assert words(CONFIG, shapes) == "routers (1 layers), experts (2 stacks)"
+    ignore = ignore_list(source(CONFIG, shapes).tensors, CONFIG, [])
+    assert is_ignored("model.layers.0.mlp.experts.0.up_proj", ignore)
 
 
 def test_a_head_by_another_name() -> None:

@@ -50,5 +50,6 @@ def test_kinds(name: str, kind: str) -> None:
 
 
 def test_stacked_experts_without_the_word() -> None:
+    assert module_kind(f"{LAYER}.mlp.input_linear.weight", 3, 61) == "experts"  # JetMoe
     assert module_kind(f"{LAYER}.block_sparse_moe.input_linear.weight", 3, 61) == "experts"
     assert module_kind(f"{LAYER}.block_sparse_moe.input_linear.weight", 2, 61) == "mlp"

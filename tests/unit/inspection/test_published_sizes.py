@@ -19,6 +19,7 @@ from published_models import (
 from pipeline import catalog
 from pipeline.errors import CheckpointError
 from pipeline.inspection.inspection import Inspection, inspect
+from pipeline.inspection.module_kind import EXPERT_COUNTS
 from pipeline.inspection.precision import PRECISIONS
 from pipeline.inspection.source import Source
 
@@ -114,6 +115,12 @@ def test_a_config_without_what_memory_depends_on(missing: str) -> None:
     with pytest.raises(CheckpointError) as caught:
         inspected(config, {"a.weight": (2, 2)})
     assert missing in str(caught.value)
+
+
+@pytest.mark.parametrize("key", EXPERT_COUNTS)
+def test_the_keys_of_experts(key: str) -> None:
+    model = inspected(LLAMA_3_8B | {key: 64})
+    assert (model.shape.experts, model.shape.experts_a_token) == (64, 1)
 
 
 def test_no_weights_at_all() -> None:

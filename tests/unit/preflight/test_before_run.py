@@ -98,6 +98,18 @@ def test_all_at_once(settings: Settings, tmp_path: Path, monkeypatch: pytest.Mon
     assert report.stages == []
 
 
+def test_what_the_checkpoint_says_of_itself_is_told_before_it_is_hashed(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine_of(monkeypatch)
+    name = checkpoint(tmp_path / "model", auto_map={"AutoModel": "modeling_own.Own"})
+    (tmp_path / "model" / "hf_quant_config.json").write_text("{}")
+    report = run_model(request(name), settings, Listener())
+    assert report.error is not None
+    for words in ("already quantized", "Python code of its own", "layers of 40"):
+        assert words in report.error["what"]
+
+
 def test_too_little_disk(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

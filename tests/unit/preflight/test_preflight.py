@@ -12,6 +12,7 @@ from published_models import (
     DEEPSEEK_V3,
     LLAMA_3_8B,
     LLAMA_3_70B,
+    LLAMA_3_405B,
     Shapes,
     deepseek,
     dense,
@@ -20,6 +21,7 @@ from published_models import (
 
 from pipeline import catalog
 from pipeline.errors import CheckpointError, PreflightError, PrepareError, UsageError
+from pipeline.inspection.ignored import ignore_list
 from pipeline.preflight.machine import Machine
 from pipeline.preflight.preflight import Preflight, refuse
 from recipes.schema import Recipe
@@ -77,6 +79,21 @@ class TestNothingWrong:
         seconds = time.process_time() - started
         assert seconds < 10
 
+    @pytest.mark.parametrize("profile", ["cpu", "h100"])
+    def test_every_recipe_looks_at_the_tensors_once(
+        self, profile: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        asked = []
+
+        def counted(*arguments: Any) -> list[str]:
+            asked.append(arguments)
+            return ignore_list(*arguments)
+
+        monkeypatch.setattr("pipeline.variant_size.ignore_list", counted)
+        found = preflight(machine=H100, profile=profile)
+        assert found.faults() == found.disk_fault(()) == []
+        assert len(asked) == 2
+
     def test_of_a_usual_model_in_under_a_second(self) -> None:
         found = preflight(LLAMA_3_70B, H100, profile="h100")
         started = time.process_time()
@@ -96,6 +113,20 @@ class TestCheckpoint:
         method = {"quantization_config": {"quant_method": "awq"}}
         config = LLAMA_3_8B | (method if level == "top" else {"text_config": method})
         assert "already quantized" in told(preflight(config).faults())
+
+    def test_quantized_already_by_another_quantizers_file(self) -> None:
+        found = preflight()
+        source = replace(found.source, names=frozenset({"config.json", "hf_quant_config.json"}))
+        (fault,) = replace(found, source=source).faults()
+        assert "already quantized" in fault.what
+        assert fault.where == "org/name/hf_quant_config.json"
+
+    def test_code_that_nobody_trusts(self) -> None:
+        found = preflight(LLAMA_3_8B | {"auto_map": {"AutoModel": "modeling_own.Own"}})
+        (fault,) = found.faults()
+        assert "Python code of its own" in fault.what
+        assert "--yes-trust-remote-code" in fault.cure
+        assert replace(found, trust_remote_code=True).faults() == []
 
     def test_a_shape_that_is_not_told_is_no_fault_and_is_said(self) -> None:
         config = {key: value for key, value in LLAMA_3_8B.items() if key != "vocab_size"}
@@ -162,7 +193,18 @@ class TestGpu:
         (fault,) = found.faults()
         assert isinstance(fault, PreflightError)
         assert "'baseline' cannot be served on one h100" in fault.what
-        assert "tensor-parallel-size 2" in fault.cure
+        assert fault.cure == "tensor-parallel-size 2; or a GPU such as b200"
+
+    def test_a_variant_too_large_may_be_left_out(self) -> None:
+        """In 16 bits and in 8 it does not fit; the recipe that would is in the run already."""
+        found = preflight(LLAMA_3_405B, H100, profile="h100", recipes=(FP8, AWQ))
+        cures = {fault.what.split("'")[1]: fault.cure for fault in found.faults()}
+        assert set(cures) == {"baseline", FP8, AWQ}
+        for name, cure in cures.items():
+            assert "recipe fp8" not in cure
+            assert "recipe awq" not in cure
+            assert "--gpu" not in cure
+            assert ("leave the recipe out" in cure) is (name != "baseline")
 
     def test_memory_with_tensor_parallelism(self) -> None:
         four = replace(H100, gpus=4)

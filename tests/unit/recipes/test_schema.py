@@ -11,6 +11,7 @@ import recipes.policy as policy
 import recipes.schema as schema
 from recipes import quantization
 from recipes.described import Described
+from recipes.group_sizes import sizes_to_try
 from recipes.quantization import (
     AutoAwqQuantization,
     AwqQuantization,
@@ -18,7 +19,6 @@ from recipes.quantization import (
     NoQuantization,
     PresetQuantization,
     Quantization,
-    group_sizes,
 )
 from recipes.schema import Recipe, ServingProfile, Workload
 
@@ -105,7 +105,7 @@ def test_lm_head_is_left_alone_unless_said_otherwise() -> None:
     ],
 )
 def test_group_sizes_are_tried_in_order(data: dict[str, Any], sizes: tuple[int, ...]) -> None:
-    assert group_sizes(quantizations.validate_python(data)) == sizes
+    assert sizes_to_try(quantizations.validate_python(data).model_dump()) == sizes
 
 
 @pytest.mark.parametrize("name", ["", "../up", "Upper", "a b", "-a", "a/b", "[red]", "a\n"])

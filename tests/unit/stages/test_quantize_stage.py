@@ -1,14 +1,25 @@
-"""What the quantize stage keeps beside the weights; the rest is tests/e2e/test_recipes.py."""
+"""What the quantize stage keeps: beside the weights, and of a try that was killed.
+
+The rest is tests/e2e/test_recipes.py.
+"""
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+import pytest
 from listener import Listener
+from quantized_checkpoint import inspected
+from small_checkpoint import checkpoint_files, safetensors, write_files
 
 from pipeline.catalog import load_recipe
+from pipeline.errors import WorkerError
 from pipeline.plan import stage_spec
+from pipeline.records import StageSpec
+from pipeline.stages import quantize
 from pipeline.stages.context import StageContext
 from pipeline.stages.quantize import RESOLVED_RECIPE, keep_recipe
 from pipeline.store import Store
@@ -37,3 +48,54 @@ def test_the_recipe_as_it_was_used(tmp_path: Path) -> None:
     keep_recipe(StageContext(spec, tmp_path, Store(tmp_path / "store"), Listener()))
     kept = Recipe.model_validate(json.loads((tmp_path / RESOLVED_RECIPE).read_text()))
     assert kept == recipe.model_copy(update={"quantization": used})
+
+
+FIRST = "model-00001-of-00002.safetensors"
+
+
+@dataclass
+class WatchedContext(StageContext):
+    """Its worker tells what it finds in `output/`, writes one file and is killed."""
+
+    found: list[list[str]] = field(default_factory=list)
+
+    def run_worker(
+        self, worker: str, worker_spec: dict[str, Any], *, output: Path | None = None
+    ) -> dict[str, Any]:
+        assert output is not None
+        self.found.append(sorted(file.name for file in output.iterdir()))
+        assert not (self.folder / "worker-result.json").exists()
+        (self.folder / "worker-result.json").write_text("{}")
+        (output / FIRST).write_bytes(safetensors({"a.weight": ("F8_E4M3", (8, 4))}))
+        raise WorkerError("killed")
+
+
+def killed_try(spec: StageSpec, store: Store, found: list[list[str]]) -> None:
+    """A try as `execute` makes it."""
+    with store.writing(spec.stage, spec.key, quantize.RESUMED) as folder:
+        assert folder is not None
+        quantize.run(WatchedContext(spec, folder, store, Listener(), found=found))
+
+
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [("fp8-dynamic", [FIRST]), ("fp8-block", [FIRST]), ("awq-w4a16", []), ("autoawq-w4a16", [])],
+)
+def test_only_a_stream_goes_on_with_a_killed_trys_files(
+    tmp_path: Path, name: str, kept: list[str]
+) -> None:
+    source = inspected(write_files(tmp_path / "model", checkpoint_files()))
+    recipe, store = load_recipe(name), Store(tmp_path / "store")
+    spec = stage_spec(
+        "quantize",
+        recipe.name,
+        {"quantization": recipe.quantization.model_dump(), "trust_remote_code": False},
+        {},
+        {"checkpoint": source.model_dump(mode="json")},
+        store.root,
+    )
+    found: list[list[str]] = []
+    for _ in range(2):
+        with pytest.raises(WorkerError, match="killed"):
+            killed_try(spec, store, found)
+    assert found == [[], kept]

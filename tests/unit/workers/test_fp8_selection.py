@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from pipeline.errors import StageError
+from pipeline.ignored_modules import is_ignored
 from pipeline.safetensors_header import Tensor, read_header
 from pipeline.workers.fp8_stream.same_bytes import same_bytes
 from pipeline.workers.fp8_stream.selection import check_supported, kept_layers, tied_pair
@@ -38,16 +39,25 @@ def test_experts_with_a_matrix_each_are_fine() -> None:
         "model.layers.0.mlp.experts.gate_up_proj",
         "model.layers.0.mlp.experts.down_proj.weight",
         "model.layers.0.block_sparse_moe.experts.w1",
+        "model.layers.0.block_sparse_moe.input_linear.weight",
+        "model.layers.0.mlp.output_linear.weight",
     ],
 )
-def test_stacked_experts_are_refused_by_name(name: str) -> None:
-    with pytest.raises(StageError, match=name) as caught:
-        check(LINEAR | {name: tensor(4, 8, 4)})
-    assert "calibration" in caught.value.cure
+def test_stacked_experts_are_kept_and_the_engine_hears_of_it(name: str) -> None:
+    """vLLM 0.32 asks for the scheme of `EXPERTS.0.gate_proj` and the like, in its own words."""
+    tensors = LINEAR | {name: tensor(4, 8, 4)}
+    check(tensors)
+    kept = kept_layers(tensors, IGNORE)
+    assert is_ignored("model.layers.0.mlp.experts.0.gate_proj", kept)
+    assert is_ignored("language_model.layers.3.feed_forward.experts.routed_experts.0.w1", kept)
+    for module in ("model.layers.0.mlp.up_proj", "model.layers.0.mlp.shared_experts.up_proj"):
+        assert not is_ignored(module, kept)
 
 
 def test_a_convolution_is_no_stack() -> None:
-    check(LINEAR | {"model.layers.0.mixer.conv1d.weight": tensor(8, 1, 4)})
+    tensors = LINEAR | {"model.layers.0.mixer.conv1d.weight": tensor(8, 1, 4)}
+    check(tensors)
+    assert kept_layers(tensors, IGNORE) == []
 
 
 def test_quantized_weights_are_refused() -> None:
