@@ -45,7 +45,7 @@ def largest_step(weights: Any, kind: str) -> Any:
 
 
 @pytest.mark.parametrize("kind", list(RECIPES))
-@settings(deadline=None, max_examples=12)
+@settings(max_examples=12)
 @given(
     rows=st.integers(1, 9).map(lambda n: 32 * n),
     groups=st.integers(1, 5),
