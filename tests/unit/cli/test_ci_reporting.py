@@ -218,8 +218,9 @@ def run(job: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_run_that_fails_for_real(job: Path) -> None:
-    missing = job / "no-such-checkpoint"
-    done = run(job, "model", str(missing), "--profile", "cpu", "--policy", "demo")
+    empty = job / "empty-checkpoint"
+    empty.mkdir()
+    done = run(job, "model", str(empty), "--profile", "cpu", "--policy", "demo")
     assert done.returncode == 1
     found = outputs(job)
     assert (found["verdict"], found["exit_code"]) == ("error", "1")
@@ -227,7 +228,7 @@ def test_a_run_that_fails_for_real(job: Path) -> None:
     (case,) = ET.parse(found["junit"]).findall(".//testcase")
     error = case.find("error")
     assert error is not None
-    assert str(missing) in (error.text or "")
+    assert str(empty) in (error.text or "")
     assert "::error title=prepare model%3A run%3A error::" in done.stderr
     assert "### What to do next" in (job / "summary.md").read_text()
 
@@ -319,7 +320,8 @@ def test_ci_is_on_where_the_variable_says_so(value: str | None, expected: bool) 
 
 def test_progress_is_plain_in_ci_even_on_a_terminal(job: Path) -> None:
     ours, theirs = pty.openpty()
-    arguments = ["model", str(job / "none"), "--profile", "cpu", "--policy", "demo"]
+    (job / "empty").mkdir()
+    arguments = ["model", str(job / "empty"), "--profile", "cpu", "--policy", "demo"]
     with subprocess.Popen(
         [*PREPARE, *arguments], stderr=theirs, stdout=subprocess.DEVNULL, cwd=job
     ) as child:

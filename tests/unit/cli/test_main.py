@@ -222,17 +222,29 @@ def test_options_come_from_variables_too(tmp_path: Path) -> None:
     assert "there is no recipe 'one'" in done.stderr
 
 
-def test_a_missing_checkpoint_is_1_and_its_run_says_so(tmp_path: Path) -> None:
+def test_a_missing_checkpoint_is_1_and_begins_no_run(tmp_path: Path) -> None:
     missing = tmp_path / "no-such-checkpoint"
+    done = prepare(tmp_path, "model", str(missing), "--profile", "cpu", "--json")
+    assert done.returncode == 1
+    report = json.loads(done.stdout)
+    assert report["run"] is None
+    assert report["error"]["what"] == "there is no such folder"
+    assert f"where: {missing}" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_empty_checkpoint_is_1_and_its_run_says_so(tmp_path: Path) -> None:
+    empty = tmp_path / "empty-checkpoint"
+    empty.mkdir()
     options = ("--profile", "cpu", "--policy", "demo", "--json")
-    done = prepare(tmp_path, "model", str(missing), *options)
+    done = prepare(tmp_path, "model", str(empty), *options)
     assert done.returncode == 1
     report = json.loads(done.stdout)
     assert report["status"] == "failed"
     assert report["exit_code"] == 1
     assert report["error"]["kind"] == "CheckpointError"
-    assert report["error"]["where"] == str(missing)
-    assert f"where: {missing}" in done.stderr
+    assert report["error"]["where"] == str(empty)
+    assert f"where: {empty}" in done.stderr
     assert "Traceback" not in done.stderr
     [folder] = Store(tmp_path / "store").run_folders()
     assert json.loads((folder / RUN_RECORD).read_text()) == report
