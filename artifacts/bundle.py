@@ -61,7 +61,8 @@ class BundleVerdict(Record):
     override: str | None = Field(description="why it is promoted though it did not pass")
     registered_name: str = Field(description="name in the registry")
     profile: str = Field(description="name of the serving profile")
-    policy: str = Field(description="name or file of the policy, as asked for")
+    policy: str = Field(description="name of the policy; resolved.json has all of it")
+    command: str = Field("", description="that made the run; paths by their last part")
     source: SourceFacts
     tried: tuple[str, ...] = Field(description="recipes of the run; each counts in the correction")
     judges: dict[str, str] = Field(description="key of the judge stage, by recipe")

@@ -23,7 +23,6 @@ from artifacts.card_words import (
     percent,
     quantization_words,
 )
-from artifacts.command_line import command_line
 from artifacts.judged_variant import JudgedVariant
 from artifacts.written_numbers import in_points, per_cent
 from eval_gates.records import GateReport, ThroughputReport
@@ -160,7 +159,7 @@ def facts(verdict: BundleVerdict, judged: JudgedVariant) -> dict[str, Any]:
         "engine_package": engine_package(judged.benchmark.parameters["hardware"]),
         "serve_command": serve_command(judged),
         "trust_remote_code": judged.trust_remote_code,
-        "prepare_command": prepare_command(verdict),
+        "prepare_command": verdict.command,
         "creation": creation(verdict, judged),
         "bound_level": f"{100 * (1 - policy['alpha']):g}",
         "gates": [gate_row(gate) for gate in variant.gates],
@@ -200,18 +199,6 @@ def serve_command(judged: JudgedVariant) -> str:
     ]
     variables = [f"{name}={shlex.quote(text)}" for name, text in arguments.environment.items()]
     return " \\\n  ".join([*variables, shlex.join(words)])
-
-
-def prepare_command(verdict: BundleVerdict) -> str:
-    """The command that made all variants of the run."""
-    asked = {
-        "checkpoint": verdict.source.ref,
-        "recipes": verdict.tried,
-        "profile": verdict.profile,
-        "policy": verdict.policy,
-        "name": verdict.registered_name,
-    }
-    return command_line(asked, public=True)
 
 
 def creation(verdict: BundleVerdict, judged: JudgedVariant) -> list[tuple[str, str]]:

@@ -6,6 +6,7 @@ Whoever promotes calls :func:`evidence_stage` for each variant, runs it, and reg
 
 from __future__ import annotations
 
+from artifacts.command_line import command_line
 from artifacts.judged_variant import JudgedVariant, reached
 from artifacts.source_facts import source_of
 from pipeline.digest import digest_json
@@ -98,6 +99,6 @@ def evidence_stage(
             ),
         },
         inputs,
-        {"run": run.run},
+        {"run": run.run, "command": command_line(run.command, public=True)},
         store.root,
     )

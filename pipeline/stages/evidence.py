@@ -101,6 +101,7 @@ def verdict_of(context: StageContext, records: tuple[StageRecord, ...]) -> Bundl
         registered_name=parameters["name"],
         profile=parameters["profile"],
         policy=parameters["policy"],
+        command=context.runtime["command"],
         source=SourceFacts.model_validate(parameters["source"]),
         tried=tuple(parameters["tried"]),
         judges=judges,

@@ -134,7 +134,12 @@ class JudgedRun:
             exit_code=0,
             started="2026-11-21T10:00:00+00:00",
             seconds=60.0,
-            command={**COMMAND, "recipes": [*self.lost, *self.broken]},
+            command={
+                **COMMAND,
+                "checkpoint": str(source),
+                "recipes": [*self.lost, *self.broken],
+                "asked": {"recipes": ["awq-ladder"]},
+            },
             checkpoint=CheckpointReport(
                 ref=str(source),
                 digest=self.checkpoint.digest,

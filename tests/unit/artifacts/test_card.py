@@ -124,7 +124,7 @@ class TestBody:
         assert cells[-1] == "pass"
 
     def test_creation_and_reproduction(self, text: str) -> None:
-        assert "prepare model ./source --recipe awq-w4a16 --recipe fp8-dynamic" in text
+        assert "prepare model ./source --recipe awq-ladder --profile cpu --policy demo" in text
         assert "| llmcompressor | 0.14.0.1 |" in text
         assert "prepare verify ." in text
 
