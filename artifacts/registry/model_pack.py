@@ -1,11 +1,12 @@
-"""A checkpoint as an OCI artifact: CNCF ModelPack, model-spec v0.0.7.
+"""A checkpoint as an OCI artifact: CNCF ModelPack.
 
 Each file of the folder is a layer of its own, unpacked and uncompressed (media types `.raw`), so a
 layer's digest is the file's sha256. The manifest has no time in it: the same files with the same
 tags have the same digest wherever they are packed.
 
-Specification: https://github.com/modelpack/model-spec (docs/spec.md, docs/config.md), on top of
-the OCI image specification 1.1 (manifest.md).
+Specification: https://github.com/modelpack/model-spec (docs/spec.md, docs/config.md, and the names
+in specs-go/v1, which were `vnd.cnai` up to v0.0.6), on top of the OCI image specification 1.1
+(manifest.md).
 """
 
 from __future__ import annotations
