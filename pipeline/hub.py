@@ -109,7 +109,7 @@ def resolve_dataset_revision(dataset_id: str) -> str | None:
 
         try:
             answer.append(HfApi().dataset_info(dataset_id, timeout=DATASET_SECONDS).sha)
-        except (_transport_error(), OSError, ValueError):
+        except (transport_error(), OSError, ValueError):
             answer.append(None)
 
     # A thread, because looking up a host's name heeds no time limit.
@@ -132,11 +132,11 @@ def ask_hub(repo_id: str, revision: str | None) -> ModelInfo | None:
         if error.response.status_code < 500:
             raise
         return None  # the Hub is down: the cache may do
-    except (OfflineModeIsEnabled, _transport_error()):
+    except (OfflineModeIsEnabled, transport_error()):
         return None
 
 
-def _transport_error() -> type[Exception]:
+def transport_error() -> type[Exception]:
     """Base of the HTTP library's errors; that is httpx in huggingface_hub 1 and httpx2 in 2."""
     from huggingface_hub.errors import HfHubHTTPError
 
@@ -285,7 +285,7 @@ def explained(repo_id: str, revision: str | None) -> Iterator[None]:
         raise HubError(
             f"{endpoint} answered with status {status}", where=where, cure=cure
         ) from error
-    except _transport_error() as error:
+    except transport_error() as error:
         cure = "check the network and run the command again; files that are whole are kept"
         raise HubError(f"the download broke off: {error}", where=where, cure=cure) from error
     except OSError as error:

@@ -137,9 +137,8 @@ class MlflowRegistry(JournaledRegistry):
         with self.locked(name), self._explained():
             existing = self.find_same(name, tags)
             if existing is not None:
-                for key, value in tags.items():
-                    if existing.tags.get(key) != value:
-                        self._client.set_model_version_tag(name, existing.version, key, value)
+                changed = {k: v for k, v in tags.items() if existing.tags.get(k) != v}
+                self.set_tags(name, existing.version, changed)
                 return existing.version
             place, run_id = self._shared_place(name, folder)
             self._create_model(name)
@@ -147,6 +146,12 @@ class MlflowRegistry(JournaledRegistry):
                 name, source=place, run_id=run_id, tags=dict(tags), await_creation_for=0
             )
             return str(created.version)
+
+    def set_tags(self, name: str, version: str, tags: Mapping[str, str]) -> None:
+        """Add tags to a version, or change them; its other tags stay."""
+        with self._explained():
+            for key, value in tags.items():
+                self._client.set_model_version_tag(name, version, key, value)
 
     def fetch(self, version: Version, folder: Path) -> None:
         """Copy the version's files into that folder, which exists and is empty."""

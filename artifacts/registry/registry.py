@@ -121,6 +121,9 @@ class Registry(Protocol):
     def register(self, name: str, folder: Path, tags: Mapping[str, str]) -> str:
         """Make a version of the checkpoint folder, or find the one with the same tuple."""
 
+    def set_tags(self, name: str, version: str, tags: Mapping[str, str]) -> None:
+        """Add tags to a version, or change them; its other tags stay."""
+
     def settle(self, name: str) -> list[HistoryEntry]:
         """Finish moves that were begun and not carried out; returns those that it finished."""
 
@@ -148,6 +151,10 @@ class Registry(Protocol):
 
 def open_registry(uri: str) -> Registry:
     """The registry at that address; raises RegistryError when it cannot be opened."""
+    if uri.startswith("hf://"):
+        from artifacts.registry.hub_registry import HubRegistry
+
+        return HubRegistry(uri)
     from artifacts.registry.mlflow_registry import MlflowRegistry
 
     return MlflowRegistry(uri)
