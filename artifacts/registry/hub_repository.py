@@ -71,10 +71,12 @@ class HubRepository:
             RegistryError: there is none that is shown to us, and we have no token.
         """
         from huggingface_hub import get_token
-        from huggingface_hub.errors import RepositoryNotFoundError
+        from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
         try:
             refs = self._api.list_repo_refs(self.repo_id)
+        except GatedRepoError:  # a subclass of the other; it is there
+            raise
         except RepositoryNotFoundError as error:
             if get_token() is None:
                 raise no_token(f"{self._uri}/{self.repo_id.partition('/')[2]}") from error

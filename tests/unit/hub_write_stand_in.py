@@ -153,6 +153,8 @@ def point_there(patch: pytest.MonkeyPatch, url: str, token: str | None = WRITER)
     patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
     patch.setattr(constants, "HF_HUB_DISABLE_XET", True)
     patch.setattr(constants, "HF_HUB_OFFLINE", False)
+    patch.setenv("HF_ENDPOINT", url)  # for processes that are started
+    patch.setenv("HF_HUB_DISABLE_XET", "1")
     patch.setenv("NO_PROXY", "127.0.0.1,localhost")
     patch.delenv("HUGGING_FACE_HUB_TOKEN", raising=False)
     patch.setattr(constants, "HF_TOKEN_PATH", "/nonexistent/token")
