@@ -24,13 +24,16 @@ from pipeline.weight_files import IGNORED_WEIGHTS, INDEX, read_index
 if TYPE_CHECKING:
     from huggingface_hub import ModelInfo
 
+# The card tells the licence. It changes no answer of the model, so it is in no checkpoint's digest.
+CARD = "README.md"
+FETCHED_FIRST = (*SMALL_FILES, CARD)
 ANSWER_SECONDS = 15.0
 DATASET_SECONDS = 3.0
 LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
 
 
 def download(repo_id: str, revision: str | None, *, progress: Progress) -> tuple[Path, str]:
-    """Bring a checkpoint's safetensors, config and tokenizer files into the Hub's cache.
+    """Bring a checkpoint's safetensors, config, tokenizer files and card into the Hub's cache.
 
     Files that are there already are not fetched again; a transfer that breaks is taken up
     where it broke. When the Hub cannot be reached, what the cache holds is used. Pickled
@@ -54,7 +57,7 @@ def download(repo_id: str, revision: str | None, *, progress: Progress) -> tuple
         if info is not None:
             check_has_safetensors(repo_id, sizes)
         # By the name the user gave, so that the library remembers which commit it meant.
-        snapshot = _fetch(repo_id, revision, list(SMALL_FILES), offline=info is None)
+        snapshot = _fetch(repo_id, revision, list(FETCHED_FIRST), offline=info is None)
         commit = snapshot.name
         wanted = _weight_patterns(snapshot)
         missing = _missing_bytes(snapshot, sizes, wanted)
@@ -89,7 +92,7 @@ def bytes_to_download(repo_id: str, revision: str | None) -> int:
         return sum(
             size
             for name, size in sizes.items()
-            if any(fnmatchcase(name, pattern) for pattern in (*SMALL_FILES, "*.safetensors"))
+            if any(fnmatchcase(name, pattern) for pattern in (*FETCHED_FIRST, "*.safetensors"))
             and not fnmatchcase(name, IGNORED_WEIGHTS)
             and not isinstance(try_to_load_from_cache(repo_id, name, revision=info.sha), str)
         )

@@ -94,7 +94,7 @@ class HubRepository:
         for _ in range(ATTEMPTS):
             state = self.state()
             if state is None:
-                self._api.create_repo(self.repo_id, private=private, exist_ok=True)
+                self._create_repository(private)
                 continue
             if HISTORY in state.branches:
                 return state
@@ -272,6 +272,15 @@ class HubRepository:
     def has_commit(self, commit: str) -> bool:
         """Whether the repository has that commit."""
         return bool(self._api.revision_exists(self.repo_id, commit))
+
+    def _create_repository(self, private: bool) -> None:
+        from huggingface_hub.errors import HfHubHTTPError
+
+        try:
+            self._api.create_repo(self.repo_id, private=private)
+        except HfHubHTTPError as error:
+            if status_of(error) not in CONFLICTS:  # else another one was quicker
+                raise
 
     def _ledger(self, head: str | None) -> Ledger:
         if head is None:

@@ -54,7 +54,8 @@ RegistryOption = Annotated[
     typer.Option(
         "--registry",
         envvar="PREPARE_REGISTRY",
-        help="MLflow tracking URI. Default: an embedded SQLite registry in the store.",
+        help="hf://NAMESPACE on the Hugging Face Hub, or an MLflow tracking URI. Default: an "
+        "embedded SQLite registry in the store.",
         show_default=False,
     ),
 ]

@@ -176,6 +176,8 @@ Answer = tuple[int, bytes, dict[str, str]]
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    # Headers and body in one packet; else the other side waits 40 ms before it acknowledges.
+    wbufsize = 1 << 16
     hub: HubWriteStandIn
 
     def log_message(self, format: str, *args: object) -> None:
@@ -329,7 +331,9 @@ class _Handler(BaseHTTPRequestHandler):
         if action == "tree":
             return as_json([tree_entry(path, content) for path, content in files.items()])
         if action == "preupload":
-            return as_json({"files": [preupload(each, files) for each in json.loads(body)["files"]]})
+            return as_json(
+                {"files": [preupload(each, files) for each in json.loads(body)["files"]]}
+            )
         if action == "commit":
             return self.commit(model, rest, body)
         raise _Refusal(404, "EntryNotFound")
