@@ -62,6 +62,12 @@ def hub_explained(where: str) -> Iterator[None]:
             cure="name a folder on a disk with room that you may write",
         ) from error
     except (ValueError, KeyError) as error:
+        if isinstance(error.__cause__, errors.BadRequestError):  # it looked at the README.md
+            raise RegistryError(
+                f"the Hub refuses the card: {' '.join(str(error).split())[:300]}",
+                where=where,
+                cure="report it; the card's front matter has a value that the Hub does not know",
+            ) from error
         raise RegistryError(
             f"{endpoint} does not answer as a Hub: {_first_line(error)}",
             where=where,

@@ -204,7 +204,7 @@ class _Handler(BaseHTTPRequestHandler):
         path, query = unquote(split.path), parse_qs(split.query)
         body = self.read_body()
         if self.hub.jitter_seconds:
-            time.sleep(random.uniform(0, self.hub.jitter_seconds))  # noqa: S311
+            time.sleep(random.uniform(0, self.hub.jitter_seconds))
         with self.hub.lock:
             asked = f"{self.command} {path}"
             self.hub.requests.append(asked)

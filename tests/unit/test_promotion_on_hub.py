@@ -1,4 +1,4 @@
-"""A judged run promoted to the Hub's stand-in, through the commands: from promote to pull and gc."""
+"""A judged run promoted to the Hub's stand-in by the commands: from promote to pull and gc."""
 
 from __future__ import annotations
 

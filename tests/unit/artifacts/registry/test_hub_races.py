@@ -29,7 +29,17 @@ pytestmark = [
     # huggingface_hub 2.4 uploads by an option that its HTTP library is about to give up.
     pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning"),
 ]
+# What takes seconds to import; MLflow is for test_alias_races.py, whose processes are of the same
+# server.
 processes = multiprocessing.get_context("forkserver")
+processes.set_forkserver_preload(
+    [
+        "mlflow.tracking",
+        "mlflow.store.model_registry.sqlalchemy_store",
+        "huggingface_hub.hf_api",
+        "artifacts.registry.hub_registry",
+    ]
+)
 REPO = f"acme/{NAME}"
 # Entry; `previous` removed, made anew; `champion` likewise; the mark that all was done.
 WRITES_OF_A_PROMOTION = 6

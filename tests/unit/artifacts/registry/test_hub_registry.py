@@ -1,4 +1,4 @@
-"""The Hub as a registry, with huggingface_hub's own client and a server that speaks its interface."""
+"""The Hub as a registry: huggingface_hub's own client, and a server that speaks its interface."""
 
 from __future__ import annotations
 
@@ -215,7 +215,7 @@ class TestRegister:
         assert second.tags["prepare.recheck"] == "stands"
         assert second.tags[TUPLE_TAG] == "b"
         assert first.tags["prepare.run"] == "r"
-        with pytest.raises(RegistryError, match="version 9 .* was not found"):
+        with pytest.raises(RegistryError, match=r"version 9 .* was not found"):
             three.set_tags(NAME, "9", {"a": "b"})
 
 
@@ -400,7 +400,7 @@ class TestRefused:
     def test_a_token_that_nobody_knows(
         self, hub: HubWriteStandIn, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        point_there(monkeypatch, hub.url, token="hf_expired")  # noqa: S106
+        point_there(monkeypatch, hub.url, token="hf_expired")
         with pytest.raises(RegistryError, match="does not know the token"):
             HubRegistry("hf://acme").versions(NAME)
 
@@ -458,6 +458,14 @@ class TestRefused:
         with pytest.raises(RegistryError):
             HubRegistry(three.uri).set_tags(NAME, "1", {"a": "b"})
         assert len(HubRegistry(three.uri).history(NAME)) == 2
+
+    def test_a_card_that_the_hub_refuses(
+        self, hub: HubWriteStandIn, registry: HubRegistry, tmp_path: Path
+    ) -> None:
+        register(registry, tmp_path, "a")
+        hub.faults = [Fault("POST /api/validate-yaml", 400)]
+        with pytest.raises(RegistryError, match="the Hub refuses the card: Invalid metadata"):
+            register(registry, tmp_path, "b")
 
     def test_a_name_that_the_hub_takes_not(self, registry: HubRegistry, tmp_path: Path) -> None:
         folder = variant(tmp_path, "a")
