@@ -79,7 +79,7 @@ class HubRepository:
             raise
         except RepositoryNotFoundError as error:
             if get_token() is None:
-                raise no_token(f"{self._uri}/{self.repo_id.partition('/')[2]}") from error
+                raise no_token(f"hf://{self.repo_id}") from error
             return None
         branches = {ref.name: ref.target_commit for ref in refs.branches}
         tags = {ref.name: ref.target_commit for ref in refs.tags}
