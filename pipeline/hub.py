@@ -24,13 +24,16 @@ from pipeline.weight_files import IGNORED_WEIGHTS, INDEX, read_index
 if TYPE_CHECKING:
     from huggingface_hub import ModelInfo
 
+# The card tells the licence. It changes no answer of the model, so it is in no checkpoint's digest.
+CARD = "README.md"
+FETCHED_FIRST = (*SMALL_FILES, CARD)
 ANSWER_SECONDS = 15.0
 DATASET_SECONDS = 3.0
 LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
 
 
 def download(repo_id: str, revision: str | None, *, progress: Progress) -> tuple[Path, str]:
-    """Bring a checkpoint's safetensors, config and tokenizer files into the Hub's cache.
+    """Bring a checkpoint's safetensors, config, tokenizer files and card into the Hub's cache.
 
     Files that are there already are not fetched again; a transfer that breaks is taken up
     where it broke. When the Hub cannot be reached, what the cache holds is used. Pickled
@@ -54,7 +57,7 @@ def download(repo_id: str, revision: str | None, *, progress: Progress) -> tuple
         if info is not None:
             check_has_safetensors(repo_id, sizes)
         # By the name the user gave, so that the library remembers which commit it meant.
-        snapshot = _fetch(repo_id, revision, list(SMALL_FILES), offline=info is None)
+        snapshot = _fetch(repo_id, revision, list(FETCHED_FIRST), offline=info is None)
         commit = snapshot.name
         wanted = _weight_patterns(snapshot)
         missing = _missing_bytes(snapshot, sizes, wanted)
@@ -89,7 +92,7 @@ def bytes_to_download(repo_id: str, revision: str | None) -> int:
         return sum(
             size
             for name, size in sizes.items()
-            if any(fnmatchcase(name, pattern) for pattern in (*SMALL_FILES, "*.safetensors"))
+            if any(fnmatchcase(name, pattern) for pattern in (*FETCHED_FIRST, "*.safetensors"))
             and not fnmatchcase(name, IGNORED_WEIGHTS)
             and not isinstance(try_to_load_from_cache(repo_id, name, revision=info.sha), str)
         )
@@ -109,7 +112,7 @@ def resolve_dataset_revision(dataset_id: str) -> str | None:
 
         try:
             answer.append(HfApi().dataset_info(dataset_id, timeout=DATASET_SECONDS).sha)
-        except (_transport_error(), OSError, ValueError):
+        except (transport_error(), OSError, ValueError):
             answer.append(None)
 
     # A thread, because looking up a host's name heeds no time limit.
@@ -132,11 +135,11 @@ def ask_hub(repo_id: str, revision: str | None) -> ModelInfo | None:
         if error.response.status_code < 500:
             raise
         return None  # the Hub is down: the cache may do
-    except (OfflineModeIsEnabled, _transport_error()):
+    except (OfflineModeIsEnabled, transport_error()):
         return None
 
 
-def _transport_error() -> type[Exception]:
+def transport_error() -> type[Exception]:
     """Base of the HTTP library's errors; that is httpx in huggingface_hub 1 and httpx2 in 2."""
     from huggingface_hub.errors import HfHubHTTPError
 
@@ -285,7 +288,7 @@ def explained(repo_id: str, revision: str | None) -> Iterator[None]:
         raise HubError(
             f"{endpoint} answered with status {status}", where=where, cure=cure
         ) from error
-    except _transport_error() as error:
+    except transport_error() as error:
         cure = "check the network and run the command again; files that are whole are kept"
         raise HubError(f"the download broke off: {error}", where=where, cure=cure) from error
     except OSError as error:

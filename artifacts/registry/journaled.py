@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from artifacts.registry.history import replay
 from artifacts.registry.journal import Journal, JournalStorage
-from artifacts.registry.registry import EVIDENCE_TAG, TUPLE_TAG, Cause, HistoryEntry, Move, Version
+from artifacts.registry.registry import Cause, HistoryEntry, Move, Version, is_same
 
 
 class JournaledRegistry(JournalStorage):
@@ -47,6 +47,6 @@ class JournaledRegistry(JournalStorage):
     def find_same(self, name: str, tags: Mapping[str, str]) -> Version | None:
         """The version of the same deployable tuple, with a verdict by the same evidence."""
         for version in self.versions(name):
-            if all(version.tags.get(tag) == tags.get(tag) for tag in (TUPLE_TAG, EVIDENCE_TAG)):
+            if is_same(version.tags, tags):
                 return version
         return None

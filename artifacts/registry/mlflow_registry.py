@@ -149,7 +149,7 @@ class MlflowRegistry(JournaledRegistry):
             return str(created.version)
 
     def set_tags(self, name: str, version: str, tags: Mapping[str, str]) -> None:
-        """Add tags to a version, or change them."""
+        """Add tags to a version, or change them; its other tags stay."""
         with self._explained():
             for key, value in tags.items():
                 self._client.set_model_version_tag(name, version, key, value)

@@ -30,6 +30,11 @@ EVIDENCE_TAG = "prepare.evidence"
 Action = Literal["promote", "override", "rollback", "outside"]
 
 
+def is_same(some: Mapping[str, str], others: Mapping[str, str]) -> bool:
+    """Whether tags are of one version: the same deployable tuple, judged by the same evidence."""
+    return all(some.get(tag) == others.get(tag) for tag in (TUPLE_TAG, EVIDENCE_TAG))
+
+
 @dataclass(frozen=True)
 class Version:
     """One registered version, as reports show it."""
@@ -122,6 +127,9 @@ class Registry(Protocol):
     def register(self, name: str, folder: Path, tags: Mapping[str, str]) -> str:
         """Make a version of the folder, or find the one of the same tuple and evidence."""
 
+    def set_tags(self, name: str, version: str, tags: Mapping[str, str]) -> None:
+        """Add tags to a version, or change them; its other tags stay."""
+
     def settle(self, name: str) -> list[HistoryEntry]:
         """Finish moves that were begun and not carried out; returns those that it finished."""
 
@@ -143,19 +151,19 @@ class Registry(Protocol):
     def history(self, name: str) -> list[HistoryEntry]:
         """The moves that held, oldest first."""
 
-    def set_tags(self, name: str, version: str, tags: Mapping[str, str]) -> None:
-        """Add tags to a version, or change them."""
-
     def fetch(self, version: Version, folder: Path) -> None:
         """Copy the version's files into that folder, which exists and is empty."""
 
 
 def open_registry(uri: str) -> Registry:
     """The registry at that address; raises RegistryError when it cannot be opened."""
-    from artifacts.registry.mlflow_registry import MlflowRegistry
-    from artifacts.registry.oci_registry import SCHEME, OciRegistry
+    from artifacts.registry import hub_registry, mlflow_registry, oci_registry
 
-    return OciRegistry(uri) if uri.startswith(SCHEME) else MlflowRegistry(uri)
+    if uri.startswith(hub_registry.SCHEME):
+        return hub_registry.HubRegistry(uri)
+    if uri.startswith(oci_registry.SCHEME):
+        return oci_registry.OciRegistry(uri)
+    return mlflow_registry.MlflowRegistry(uri)
 
 
 def still_has(uri: str, name: str, versions: Collection[str], aliases: Mapping[str, str]) -> bool:

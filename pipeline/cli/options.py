@@ -54,7 +54,8 @@ RegistryOption = Annotated[
     typer.Option(
         "--registry",
         envvar="PREPARE_REGISTRY",
-        help="MLflow tracking URI, or oci:///FOLDER. Default: a SQLite registry in the store.",
+        help="MLflow tracking URI, hf://NAMESPACE or oci:///FOLDER. Default: a SQLite registry in "
+        "the store.",
         show_default=False,
     ),
 ]

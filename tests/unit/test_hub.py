@@ -20,6 +20,7 @@ import pytest
 from hub_stand_in import HubStandIn, Repository
 from small_checkpoint import checkpoint_files, safetensors
 
+from artifacts.source_facts import source_of
 from pipeline.checkpoint import inspect_folder
 from pipeline.digest import FileDigests
 from pipeline.errors import HubError
@@ -52,8 +53,8 @@ for line in sys.stdin:
     print(json.dumps(answer(*json.loads(line))), flush=True)
 """
 
+CARD = {"README.md": b"---\nlicense: apache-2.0\n---\n# A model\n"}
 UNWANTED = {
-    "README.md": b"read me",
     "pytorch_model.bin": b"pickle",
     "model.pt": b"pickle",
     "original/consolidated.safetensors": b"twice",
@@ -118,7 +119,7 @@ def hub(server: HubStandIn) -> HubStandIn:
     """The server, with nothing on it but a repository that no other test has asked for."""
     server.reset()
     server.models["org/name"] = Repository(
-        checkpoint_files() | UNWANTED | {"x.py": os.urandom(8)}, ("main", "v1")
+        checkpoint_files() | CARD | UNWANTED | {"x.py": os.urandom(8)}, ("main", "v1")
     )
     return server
 
@@ -138,7 +139,7 @@ def test_whole_download_then_offline(
     hub: HubStandIn, child: Child, home: Path, tmp_path: Path
 ) -> None:
     repository = hub.models["org/name"]
-    wanted = {name: repository.files[name] for name in (*checkpoint_files(), "x.py")}
+    wanted = {name: repository.files[name] for name in (*checkpoint_files(), *CARD, "x.py")}
     answer = child.download("org/name")
     assert answer["commit"] == repository.commit
     folder = Path(answer["path"])
@@ -157,7 +158,17 @@ def test_whole_download_then_offline(
     # What came from the Hub's cache is checked as such.
     digests = FileDigests(tmp_path / "digests.json")
     found = inspect_folder(folder, ref="org/name", kind="hub", revision=None, digests=digests)
-    assert {file.name for file in found.files} == set(wanted)
+    assert {file.name for file in found.files} == set(wanted) - set(CARD)
+
+    # The card counts for no digest, and tells the licence.
+    (tmp_path / "bare").mkdir()
+    for name in set(wanted) - set(CARD):
+        (tmp_path / "bare" / name).write_bytes(wanted[name])
+    bare = inspect_folder(
+        tmp_path / "bare", ref="bare", kind="folder", revision=None, digests=digests
+    )
+    assert bare.digest == found.digest
+    assert source_of("org/name", found.digest, found).licence == "apache-2.0"
 
     hub.requests.clear()
     with Child(hub.url, home, HF_HUB_OFFLINE="1") as offline:

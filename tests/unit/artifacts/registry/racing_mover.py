@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
+from artifacts.registry.journaled import JournaledRegistry
 from artifacts.registry.mlflow_registry import MlflowRegistry
 from artifacts.registry.registry import Cause, HistoryEntry, Move
 from pipeline.errors import RegistryError
@@ -17,7 +18,7 @@ WRITES = ("create_", "set_", "delete_")
 
 
 class KilledAtAWrite:
-    """MLflow's client, which counts its writes and kills this process at one of them.
+    """A registry's client, which counts its writes and kills this process at one of them.
 
     Args:
         client: that does the work.
@@ -85,7 +86,7 @@ def move(
         answers.put((what["who"], entry.number if entry else "was there"))
 
 
-def attempt(registry: MlflowRegistry, what: dict[str, Any]) -> HistoryEntry | None:
+def attempt(registry: JournaledRegistry, what: dict[str, Any]) -> HistoryEntry | None:
     """Promote a version, or roll back when there is none."""
     version, who = what["version"], what["who"]
     cause = Cause("promote" if version else "rollback", who, run=f"run of {who}", verdict="pass")

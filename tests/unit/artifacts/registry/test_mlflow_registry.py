@@ -149,6 +149,18 @@ class TestListing:
             "tags": {TUPLE_TAG: "a", "prepare.recipe": "r-a"},
         }
 
+    def test_tags_are_added_and_changed(
+        self, registry: MlflowRegistry, name: str, folder: Path
+    ) -> None:
+        register(registry, name, folder, "a")
+        registry.set_tags(name, "1", {"prepare.recipe": "other", "prepare.recheck": "stands"})
+        told = registry.versions(name)[0].tags
+        assert told == {
+            TUPLE_TAG: "a",
+            "prepare.recipe": "other",
+            "prepare.recheck": "stands",
+        }
+
     def test_a_second_opening_sees_the_same(
         self, registry: MlflowRegistry, name: str, folder: Path
     ) -> None:

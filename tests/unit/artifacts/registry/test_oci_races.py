@@ -17,7 +17,7 @@ import pytest
 import racing_oci_mover
 from racing_mover import NAME, attempt
 
-from artifacts.registry.journal import replay
+from artifacts.registry.history import replay
 from artifacts.registry.oci_registry import OciRegistry
 from artifacts.registry.registry import TUPLE_TAG, Cause, HistoryEntry, Move
 from pipeline.errors import RegistryError

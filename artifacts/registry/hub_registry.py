@@ -1,0 +1,314 @@
+"""The Hugging Face Hub as a registry: a model repository for each name, aliases as its git tags.
+
+A version is one commit with the variant's whole folder, kept by the tag v1, v2 and so on. Versions,
+their tags and the history are a document in a branch of its own (see `hub_ledger.py`), which moves
+only from the commit that the writer had seen: that is what decides between two racing moves.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from artifacts.registry.history import replay
+from artifacts.registry.hub_card import MODEL_TAG, main_card
+from artifacts.registry.hub_errors import hub_explained
+from artifacts.registry.hub_ledger import Ledger, RegisteredVersion
+from artifacts.registry.hub_repository import (
+    ATTEMPTS,
+    ATTRIBUTES,
+    DOWNLOAD_NOTES,
+    HubRepository,
+    RepositoryState,
+)
+from artifacts.registry.journaled import JournaledRegistry
+from artifacts.registry.registry import (
+    EVIDENCE_TAG,
+    FILES_TAG,
+    TUPLE_TAG,
+    Cause,
+    HistoryEntry,
+    Move,
+    Version,
+    is_same,
+)
+from pipeline.digest import digest_json
+from pipeline.errors import RegistryError
+
+SCHEME = "hf://"
+PUBLIC = "public"
+# Between two requests of another process there may be a slow connection.
+PATIENCE_SECONDS = 2.0
+
+_NUMBERED = re.compile(r"v([1-9][0-9]*)")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_URI = re.compile(rf"{SCHEME}([A-Za-z0-9][\w.-]*)/?(?:\?({PUBLIC}))?")
+
+
+class HubRegistry(JournaledRegistry):
+    """Versions, aliases and histories in the model repositories of one user or organisation.
+
+    Args:
+        uri: `hf://NAMESPACE`; new repositories are private, unless it ends in `?public`.
+
+    Raises:
+        RegistryError: it is no such address.
+    """
+
+    def __init__(self, uri: str) -> None:
+        match = _URI.fullmatch(uri)
+        if match is None:
+            raise RegistryError(
+                f"'{uri}' is no registry on the Hub",
+                where="--registry",
+                cure=f"write {SCHEME}NAMESPACE, a user or an organisation; "
+                f"{SCHEME}NAMESPACE?{PUBLIC} makes public repositories",
+            )
+        from huggingface_hub import HfApi
+        from huggingface_hub.utils.tqdm import disable_progress_bars
+
+        # Its bars would go between the lines of ours.
+        disable_progress_bars()
+        self.uri = uri
+        self.patience_seconds = PATIENCE_SECONDS
+        self._namespace, self._private = match[1], match[2] is None
+        self._api = HfApi()
+        self._repositories: dict[str, HubRepository] = {}
+
+    def names(self) -> list[str]:
+        """Names of the namespace's models whose card on `main` has the tag 'prepare'."""
+        with hub_explained(self.uri):
+            found = self._api.list_models(author=self._namespace, filter=MODEL_TAG)
+            return sorted(model.id.partition("/")[2] for model in found)
+
+    def versions(self, name: str) -> list[Version]:
+        """All versions of a model, newest first; none when there is no such model."""
+        state = self._state(name)
+        aliases = _aliases(state)
+        return [
+            Version(
+                name=name,
+                version=number,
+                aliases=tuple(sorted(a for a, v in aliases.items() if v == number)),
+                source=f"{SCHEME}{self._namespace}/{name}@{registered.commit}",
+                tags=dict(registered.tags),
+            )
+            for number, registered in sorted(
+                _present(state).items(), key=lambda item: int(item[0]), reverse=True
+            )
+        ]
+
+    def register(self, name: str, folder: Path, tags: Mapping[str, str]) -> str:
+        """Upload the folder as a version; returns its number.
+
+        A version of the same deployable tuple and evidence is used again, and nothing is uploaded.
+        """
+        existing = self.find_same(name, tags)
+        if existing is not None:
+            return existing.version
+        label = digest_json([tags.get(tag) for tag in (TUPLE_TAG, EVIDENCE_TAG, FILES_TAG)])
+        repository = self._repository(name)
+        with self._explained(name):
+            repository.create(main_card(self._namespace, name, folder), private=self._private)
+            commit = repository.upload(folder, label)
+            number = self._number(repository, commit)
+            kept = self._record(repository, number, RegisteredVersion(commit=commit, tags={**tags}))
+            if kept != number:  # another process has registered the same meanwhile
+                repository.remove_tag(f"v{number}")
+            repository.drop_upload(label)
+        return kept
+
+    def set_tags(self, name: str, version: str, tags: Mapping[str, str]) -> None:
+        """Add tags to a version, or change them; its other tags stay."""
+
+        def change(ledger: Ledger) -> Ledger | None:
+            there = ledger.versions.get(version)
+            if there is None:
+                raise self._no_version(name, version)
+            return ledger.with_version(
+                version, there.model_copy(update={"tags": there.tags | dict(tags)})
+            )
+
+        with self._explained(name):
+            self._repository(name).update(change, f"Tags of version {version}")
+
+    def fetch(self, version: Version, folder: Path) -> None:
+        """Copy the version's files into that folder, which exists and is empty."""
+        repo_id, _, commit = version.source.removeprefix(SCHEME).partition("@")
+        with self._explained(version.name):
+            self._api.snapshot_download(
+                repo_id, revision=commit, local_dir=folder, ignore_patterns=[ATTRIBUTES]
+            )
+            shutil.rmtree(folder / DOWNLOAD_NOTES, ignore_errors=True)
+
+    def settle(self, name: str) -> list[HistoryEntry]:
+        """Finish moves that were begun and not carried out; returns those that it finished."""
+        finished = super().settle(name)
+        self._put_back(name)
+        return finished
+
+    def move_alias(self, name: str, move: Move) -> HistoryEntry | None:
+        """Move an alias if it still points to what the move replaces; None: it was there."""
+        entry = super().move_alias(name, move)
+        self._put_back(name)
+        return entry
+
+    def roll_back(
+        self,
+        name: str,
+        alias: str,
+        cause: Cause,
+        *,
+        to: str | None = None,
+        replaces: str | None = None,
+    ) -> HistoryEntry:
+        """Move an alias back, or finish a rollback of it that was left unfinished."""
+        entry = super().roll_back(name, alias, cause, to=to, replaces=replaces)
+        self._put_back(name)
+        return entry
+
+    # What the journal is kept by.
+
+    def locked(self, name: str) -> AbstractContextManager[object]:
+        """Nothing: the Hub has no locks."""
+        return nullcontext()
+
+    def entries(self, name: str) -> list[HistoryEntry]:
+        """All entries, losers too, in the order of their numbers."""
+        return list(self._state(name).ledger.entries)
+
+    def append(self, name: str, entry: HistoryEntry) -> None:
+        """Add an entry under the next free number: one commit, from the head that was seen."""
+        with self._explained(name):
+            message = f"{entry.action}: {entry.alias} to {entry.version}"
+            self._repository(name).update(lambda ledger: ledger.with_entry(entry), message)
+
+    def applied(self, name: str) -> int:
+        """Number of the last entry that the aliases were set by; 0 for none."""
+        return self._state(name).ledger.applied
+
+    def mark_applied(self, name: str, number: int) -> None:
+        """Remember that number."""
+        with self._explained(name):
+            self._repository(name).update(
+                lambda ledger: ledger.with_applied(number), f"Aliases are as of entry {number}"
+            )
+
+    def aliases(self, name: str) -> dict[str, str]:
+        """Version by alias, as they stand; none when there is no such model.
+
+        The Hub moves a tag in two steps, so one that is missing where the history says that all
+        was carried out is being moved, or was cut short: the history tells where it points then.
+        """
+        return _aliases(self._state(name))
+
+    def set_alias(self, name: str, alias: str, version: str | None) -> None:
+        """Point the alias to the version; None removes it, also where there is none."""
+        commit = None if version is None else self._commit_of(name, version)
+        with self._explained(name):
+            self._repository(name).move_tag(alias, commit)
+
+    def has_version(self, name: str, version: str) -> bool:
+        """Whether there is such a version: a number, or a commit that an alias was moved to."""
+        if _COMMIT.fullmatch(version):
+            with self._explained(name):
+                return self._repository(name).has_commit(version)
+        return version in _present(self._state(name))
+
+    def _put_back(self, name: str) -> None:
+        """Make the tags again that a killed move, or somebody's hand, has taken away."""
+        state = self._state(name)
+        said = replay(state.ledger.entries)
+        if state.ledger.applied != said.last:
+            return
+        for alias, version in said.aliases.items():
+            if alias not in state.tags and self.has_version(name, version):
+                commit = self._commit_of(name, version)
+                with self._explained(name):
+                    # When another one made it first, it knows better.
+                    self._repository(name).add_tag(alias, commit)
+
+    def _commit_of(self, name: str, version: str) -> str:
+        if _COMMIT.fullmatch(version):
+            return version
+        registered = self._state(name).ledger.versions.get(version)
+        if registered is None:
+            raise self._no_version(name, version)
+        return registered.commit
+
+    def _number(self, repository: HubRepository, commit: str) -> str:
+        """Give the commit the next number, by a tag; one that it was given before stays."""
+        for _ in range(ATTEMPTS):
+            state = repository.state() or RepositoryState()
+            given = {m[1]: c for t, c in state.tags.items() if (m := _NUMBERED.fullmatch(t))}
+            for number, of in given.items():
+                if of == commit and number not in state.ledger.versions:
+                    return number
+            number = str(max([0, *map(int, given), *map(int, state.ledger.versions)]) + 1)
+            if repository.add_tag(f"v{number}", commit):
+                return number
+        raise RegistryError(
+            f"others took the next number {ATTEMPTS} times in a row while we tried",
+            where=f"{SCHEME}{repository.repo_id}",
+            cure="run the command again",
+        )
+
+    def _record(self, repository: HubRepository, number: str, version: RegisteredVersion) -> str:
+        """Write the version down; returns the number of the same one, if there is one by now."""
+        kept = number
+
+        def change(ledger: Ledger) -> Ledger | None:
+            nonlocal kept
+            tags = (repository.state() or RepositoryState()).tags
+            same = [n for n, v in ledger.versions.items() if is_same(v.tags, version.tags)]
+            kept = next((n for n in same if f"v{n}" in tags), number)
+            return None if kept in same else ledger.with_version(number, version)
+
+        repository.update(change, f"Version {number}")
+        return kept
+
+    def _no_version(self, name: str, version: str) -> RegistryError:
+        return RegistryError(
+            f"version {version} of '{name}' was not found in the registry",
+            where=self.uri,
+            cure=f"`prepare registry show {name}` lists its versions",
+        )
+
+    def _state(self, name: str) -> RepositoryState:
+        with self._explained(name):
+            return self._repository(name).state() or RepositoryState()
+
+    def _repository(self, name: str) -> HubRepository:
+        if name not in self._repositories:
+            self._repositories[name] = HubRepository(
+                self._api, f"{self._namespace}/{name}", self.uri
+            )
+        return self._repositories[name]
+
+    def _explained(self, name: str) -> Any:
+        return hub_explained(f"{SCHEME}{self._namespace}/{name}")
+
+
+def _present(state: RepositoryState) -> dict[str, RegisteredVersion]:
+    """The versions that have not been deleted: those whose tag is there."""
+    return {n: v for n, v in state.ledger.versions.items() if f"v{n}" in state.tags}
+
+
+def _aliases(state: RepositoryState) -> dict[str, str]:
+    """Version by alias; a commit that is no version stands for itself."""
+    numbers = {version.commit: number for number, version in _present(state).items()}
+    found = {
+        tag: numbers.get(commit, commit)
+        for tag, commit in state.tags.items()
+        if not _NUMBERED.fullmatch(tag)
+    }
+    said = replay(state.ledger.entries)
+    if state.ledger.applied != said.last:
+        return found
+    present = _present(state)
+    missing = {a: v for a, v in said.aliases.items() if v in present or _COMMIT.fullmatch(v)}
+    return missing | found

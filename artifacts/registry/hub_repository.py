@@ -1,0 +1,318 @@
+"""One model repository on the Hugging Face Hub: its refs, its ledger, and uploads of versions.
+
+All by huggingface_hub's own client. What must not happen twice rests on what the Hub refuses: a
+commit whose parent is not the branch's head any more, and a tag that is there already.
+"""
+
+from __future__ import annotations
+
+import random
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from artifacts.registry.hub_errors import CONFLICTS, MISSING, no_token, status_of
+from artifacts.registry.hub_ledger import Ledger
+from pipeline.errors import RegistryError
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
+
+MAIN = "main"
+HISTORY = "prepare-history"
+UPLOAD = "prepare-upload-"
+LEDGER = "registry.json"
+CARD = "README.md"
+# The Hub puts it into every repository, for git's sake; it is part of no version.
+ATTRIBUTES = ".gitattributes"
+# Of huggingface_hub's own, in every folder that it downloads to.
+DOWNLOAD_NOTES = ".cache"
+# So often in a row somebody else may come first before we give up.
+ATTEMPTS = 20
+SECONDS_AFTER_A_CONFLICT = 0.2
+
+
+@dataclass(frozen=True)
+class RepositoryState:
+    """What the refs and the ledger say at one moment.
+
+    Args:
+        branches, tags: commit by name.
+        ledger: as the history branch has it.
+    """
+
+    branches: Mapping[str, str] = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict)
+    ledger: Ledger = field(default_factory=Ledger)
+
+
+class HubRepository:
+    """Reads and writes one model repository; errors are those of huggingface_hub.
+
+    Args:
+        api: huggingface_hub's client.
+        repo_id: namespace/name.
+        uri: of the registry, for messages.
+    """
+
+    def __init__(self, api: HfApi, repo_id: str, uri: str) -> None:
+        self.repo_id = repo_id
+        self._api = api
+        self._uri = uri
+        self._read: tuple[str, Ledger] | None = None
+
+    def state(self) -> RepositoryState | None:
+        """Refs and ledger; None when there is no such repository.
+
+        Raises:
+            RegistryError: there is none that is shown to us, and we have no token.
+        """
+        from huggingface_hub import get_token
+        from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+
+        try:
+            refs = self._api.list_repo_refs(self.repo_id)
+        except GatedRepoError:  # a subclass of the other; it is there
+            raise
+        except RepositoryNotFoundError as error:
+            if get_token() is None:
+                raise no_token(f"hf://{self.repo_id}") from error
+            return None
+        branches = {ref.name: ref.target_commit for ref in refs.branches}
+        tags = {ref.name: ref.target_commit for ref in refs.tags}
+        return RepositoryState(branches, tags, self._ledger(branches.get(HISTORY)))
+
+    def create(self, card: str, *, private: bool) -> RepositoryState:
+        """Make the repository, its card and its history branch, as far as they are missing.
+
+        Raises:
+            RegistryError: there is one that something else than prepare has made.
+        """
+        for _ in range(ATTEMPTS):
+            state = self.state()
+            if state is None:
+                self._create_repository(private)
+                continue
+            if HISTORY in state.branches:
+                return state
+            head = state.branches[MAIN]
+            files = self.files(head)
+            if files.keys() - {ATTRIBUTES, CARD}:
+                raise RegistryError(
+                    f"the Hub has a model repository '{self.repo_id}' that prepare did not make",
+                    where=self._uri,
+                    cure="register under another name (--name); nothing was written there",
+                )
+            if CARD not in files:
+                self.commit(MAIN, head, "Say where the versions are", {CARD: card.encode()})
+                continue
+            self._api.create_branch(self.repo_id, branch=HISTORY, revision=head, exist_ok=True)
+        raise self._busy()
+
+    def update(self, change: Callable[[Ledger], Ledger | None], message: str) -> None:
+        """Change the ledger: all of it or nothing, and nothing that others wrote gets lost.
+
+        Args:
+            change: from the ledger as it stands to the wanted one; None when it is so already.
+                Called again when somebody else has written meanwhile.
+            message: of the commit.
+        """
+        from huggingface_hub.errors import HfHubHTTPError
+
+        from pipeline.hub import transport_error
+
+        for attempt in range(ATTEMPTS):
+            state = self.state()
+            if state is None or HISTORY not in state.branches:
+                raise RegistryError(
+                    f"'{self.repo_id}' has no branch '{HISTORY}'",
+                    where=self._uri,
+                    cure="it was not registered by prepare, or somebody deleted the branch",
+                )
+            wanted = change(state.ledger)
+            if wanted is None:
+                return
+            content = wanted.model_dump_json(indent=1).encode() + b"\n"
+            try:
+                if self.commit(HISTORY, state.branches[HISTORY], message, {LEDGER: content}):
+                    return
+            except (HfHubHTTPError, transport_error()):
+                # Perhaps it was done, and only the answer got lost.
+                now = self.state()
+                if now is None or change(now.ledger) is not None:
+                    raise
+                return
+            time.sleep(random.uniform(0, SECONDS_AFTER_A_CONFLICT * (attempt + 1)))  # noqa: S311
+        raise self._busy()
+
+    def upload(self, folder: Path, label: str) -> str:
+        """Commit exactly the folder's files; returns the commit, which a tag must keep.
+
+        It is done on a branch of its own, so that one that was killed is taken up again.
+
+        Args:
+            folder: what to upload.
+            label: hexadecimal, of the content; the same content has the same.
+        """
+        branch = UPLOAD + label[:16]
+        local = {
+            path.relative_to(folder).as_posix(): path
+            for path in sorted(folder.rglob("*"))
+            if path.is_file()
+        }
+        sizes = {name: path.stat().st_size for name, path in local.items()}
+        for _ in range(ATTEMPTS):
+            state = self.state() or RepositoryState()
+            if branch not in state.branches:
+                self._api.create_branch(
+                    self.repo_id, branch=branch, revision=state.branches[MAIN], exist_ok=True
+                )
+                continue
+            head = state.branches[branch]
+            there = self.files(head)
+            if {name: size for name, size in there.items() if name != ATTRIBUTES} == sizes:
+                return head
+            gone = there.keys() - local.keys() - {ATTRIBUTES}
+            made = self.commit(branch, head, f"Version of {label}", local, gone)
+            if made is not None and self.files(made).keys() - {ATTRIBUTES} != local.keys():
+                raise RegistryError(
+                    "the Hub did not take every file of the version",
+                    where=f"{self.repo_id}, branch {branch}",
+                    cure="look for a .gitignore on the repository's main branch, and remove it",
+                )
+        raise self._busy()
+
+    def drop_upload(self, label: str) -> None:
+        """Remove the branch of an upload whose commit a tag keeps now."""
+        from huggingface_hub.errors import HfHubHTTPError
+
+        try:
+            self._api.delete_branch(self.repo_id, branch=UPLOAD + label[:16])
+        except HfHubHTTPError as error:
+            if status_of(error) != MISSING:
+                raise
+
+    def commit(
+        self,
+        branch: str,
+        parent: str,
+        message: str,
+        files: Mapping[str, bytes | Path],
+        gone: frozenset[str] | set[str] = frozenset(),
+    ) -> str | None:
+        """Add one commit to the branch; None when its head is not that parent any more."""
+        from huggingface_hub import CommitOperationAdd, CommitOperationDelete
+        from huggingface_hub.errors import HfHubHTTPError, RevisionNotFoundError
+
+        operations: list[Any] = [
+            CommitOperationAdd(path_in_repo=name, path_or_fileobj=content)
+            for name, content in files.items()
+        ]
+        operations += [CommitOperationDelete(path_in_repo=name) for name in sorted(gone)]
+        try:
+            made = self._api.create_commit(
+                self.repo_id,
+                operations,
+                commit_message=message,
+                revision=branch,
+                parent_commit=parent,
+            )
+        except RevisionNotFoundError:  # the branch was removed meanwhile
+            return None
+        except HfHubHTTPError as error:
+            if status_of(error) in CONFLICTS:
+                return None
+            raise
+        return str(made.oid)
+
+    def add_tag(self, tag: str, commit: str) -> bool:
+        """Make a tag; False when there is one of that name, which stays as it is."""
+        from huggingface_hub.errors import HfHubHTTPError
+
+        try:
+            self._api.create_tag(self.repo_id, tag=tag, revision=commit)
+        except HfHubHTTPError as error:
+            if status_of(error) in CONFLICTS:
+                return False
+            raise
+        return True
+
+    def remove_tag(self, tag: str) -> None:
+        """Remove a tag, also where there is none."""
+        from huggingface_hub.errors import HfHubHTTPError
+
+        try:
+            self._api.delete_tag(self.repo_id, tag=tag)
+        except HfHubHTTPError as error:
+            if status_of(error) != MISSING:
+                raise
+
+    def move_tag(self, tag: str, commit: str | None) -> None:
+        """Point a tag to the commit, or to none. The Hub can only remove it and make it anew."""
+        for _ in range(ATTEMPTS):
+            current = (self.state() or RepositoryState()).tags.get(tag)
+            if current == commit:
+                return
+            if current is not None:
+                self.remove_tag(tag)
+            if commit is None or self.add_tag(tag, commit):
+                return
+        raise self._busy()
+
+    def files(self, commit: str) -> dict[str, int]:
+        """Bytes by path of every file in the commit."""
+        from huggingface_hub import RepoFile
+
+        tree = self._api.list_repo_tree(self.repo_id, recursive=True, revision=commit)
+        return {entry.path: entry.size for entry in tree if isinstance(entry, RepoFile)}
+
+    def has_commit(self, commit: str) -> bool:
+        """Whether the repository has that commit."""
+        return bool(self._api.revision_exists(self.repo_id, commit))
+
+    def _create_repository(self, private: bool) -> None:
+        from huggingface_hub.errors import HfHubHTTPError
+
+        try:
+            self._api.create_repo(self.repo_id, private=private)
+        except HfHubHTTPError as error:
+            if status_of(error) not in CONFLICTS:  # else another one was quicker
+                raise
+
+    def _ledger(self, head: str | None) -> Ledger:
+        if head is None:
+            return Ledger()
+        if self._read is None or self._read[0] != head:
+            self._read = (head, self._ledger_at(head))
+        return self._read[1]
+
+    def _ledger_at(self, commit: str) -> Ledger:
+        from huggingface_hub.errors import RemoteEntryNotFoundError
+
+        # A folder of our own: in the Hub's cache every move would leave a snapshot for ever.
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                file = self._api.hf_hub_download(
+                    self.repo_id, LEDGER, revision=commit, local_dir=folder
+                )
+            except RemoteEntryNotFoundError:  # not its parent class: that is a lost connection, too
+                return Ledger()
+            text = Path(file).read_text(encoding="utf-8")
+        try:
+            return Ledger.model_validate_json(text)
+        except ValueError as error:
+            raise RegistryError(
+                f"the history of '{self.repo_id}' is damaged: {error}",
+                where=f"{self._uri}, branch {HISTORY}, file {LEDGER}, commit {commit}",
+                cure="somebody changed it; put the branch back to the commit before with git",
+            ) from error
+
+    def _busy(self) -> RegistryError:
+        return RegistryError(
+            f"others wrote to '{self.repo_id}' {ATTEMPTS} times in a row while we tried",
+            where=self._uri,
+            cure="run the command again",
+        )
