@@ -148,6 +148,12 @@ class MlflowRegistry(JournaledRegistry):
             )
             return str(created.version)
 
+    def set_tags(self, name: str, version: str, tags: Mapping[str, str]) -> None:
+        """Add tags to a version, or change those that it has; others stay."""
+        with self.locked(name), self._explained():
+            for key, value in tags.items():
+                self._client.set_model_version_tag(name, version, key, value)
+
     def fetch(self, version: Version, folder: Path) -> None:
         """Copy the version's files into that folder, which exists and is empty."""
         source = Path(version.source)

@@ -142,6 +142,9 @@ class Registry(Protocol):
     def history(self, name: str) -> list[HistoryEntry]:
         """The moves that held, oldest first."""
 
+    def set_tags(self, name: str, version: str, tags: Mapping[str, str]) -> None:
+        """Add tags to a version, or change those that it has; others stay."""
+
     def fetch(self, version: Version, folder: Path) -> None:
         """Copy the version's files into that folder, which exists and is empty."""
 

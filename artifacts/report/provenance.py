@@ -18,14 +18,17 @@ Facts = dict[str, str]
 OPTIONS = {
     "gate": ("baseline", "candidate", "tokenizer", "policy", "eval_data", "session"),
     "model": ("profile", "policy", "name", "eval_data"),
+    "recheck": ("registry", "eval_data"),
 }
 
 
 def command_line(report: RunReport) -> str:
     """The command, in the names that its options were resolved to."""
     command = report.command
-    name = "gate" if command.get("gate") else "model"
+    name = next((each for each in ("gate", "recheck") if command.get(each)), "model")
     parts = ["prepare", name]
+    if name == "recheck":
+        parts.append(str(command["recheck"]))
     if name == "model":
         parts.append(str(command.get("checkpoint", "")))
         for recipe in command.get("recipes") or []:
@@ -66,7 +69,7 @@ def run_facts(evidence: RunEvidence) -> Facts:
 def tuple_facts(evidence: RunEvidence, recipe: str) -> Facts:
     """What a verdict is about: a change in any of these makes it say nothing."""
     facts: Facts = {}
-    quantized = evidence.record("quantize", recipe)
+    quantized = evidence.record("quantize", recipe) or evidence.record("adopt", recipe)
     if quantized is not None:
         facts["weights' digest"] = str(quantized.result.get("weights_digest"))
         facts["quantization"] = _text(quantized.parameters.get("quantization"))

@@ -18,6 +18,7 @@ from pipeline.cli import (
     policy,
     promote,
     pull,
+    recheck,
     recipes,
     registry,
     report,
@@ -50,6 +51,7 @@ app.command("promote")(promote.promote)
 app.command("rollback")(rollback.rollback)
 app.command("pull")(pull.pull)
 app.command("serve")(serve.serve)
+app.command("recheck")(recheck.recheck)
 app.command("gc")(gc.gc)
 app.add_typer(env.app, name="env")
 app.add_typer(recipes.app, name="recipes")

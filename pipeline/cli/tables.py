@@ -162,7 +162,7 @@ def next_step(report: RunReport) -> str:
     done = f"{len(report.stages)} stages, {reused} reused, {report.seconds:.0f} s. "
     if any(variant.promoted for variant in report.variants):
         return f"{done}Next: prepare registry show {report.registered_name}"
-    if report.command.get("gate"):
+    if report.command.get("gate") or report.command.get("recheck"):
         return f"{done}Next: prepare verify {report.run}"
     if any(variant.verdict == "pass" for variant in report.variants):  # with --no-promote
         return f"{done}Nothing was promoted. Next: prepare promote {report.run}"
