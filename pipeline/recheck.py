@@ -25,7 +25,7 @@ from pipeline.preparation import choose_profile, registry_uri
 from pipeline.promotion import exit_code_of
 from pipeline.recheck_changes import Change, changes, registered_members
 from pipeline.recheck_evidence import PastVerdict, read_past
-from pipeline.recheck_record import RecheckRecord
+from pipeline.recheck_record import RecheckRecord, rechecks_of
 from pipeline.recheck_run import Recheck, attempt_of
 from pipeline.records import RunReport, VariantReport
 from pipeline.run_log import NotingProgress, RunLog
@@ -59,12 +59,14 @@ class Outcome:
         past: its verdict.
         changed: members of the tuple that differ here.
         report: of the run that measured; None where nothing had to be measured.
+        refuted: an earlier recheck of this very tuple, which did not stand.
     """
 
     version: Version
     past: PastVerdict
     changed: tuple[Change, ...]
-    report: RunReport | None
+    report: RunReport | None = None
+    refuted: RecheckRecord | None = None
 
     @property
     def now(self) -> VariantReport | None:
@@ -75,14 +77,21 @@ class Outcome:
     def stands(self) -> bool | None:
         """Whether the version's verdict holds here; None where that is not known."""
         if self.report is None:
-            return True
+            return self.refuted is None
         return stands(self.past.bundle.variant.verdict, self.now.verdict) if self.now else None
+
+    @property
+    def run(self) -> str | None:
+        """Id of the run that has the evidence of the new verdict."""
+        if self.report is not None:
+            return self.report.run
+        return self.refuted.run if self.refuted else None
 
     @property
     def exit_code(self) -> int:
         """How the command ends."""
         if self.report is None:
-            return ExitCode.PROMOTED
+            return exit_code_of([self.refuted.verdict]) if self.refuted else ExitCode.PROMOTED
         code = self.report.exit_code
         return ExitCode.UNEXPECTED if code is None else code
 
@@ -99,7 +108,7 @@ class Outcome:
             "exit_code": self.exit_code,
             "then": self.past.bundle.variant.model_dump(mode="json"),
             "now": self.now.model_dump(mode="json") if self.now else None,
-            "run": self.report.run if self.report else None,
+            "run": self.run,
             "error": self.report.error if self.report else None,
         }
 
@@ -135,7 +144,10 @@ def run_recheck(request: RecheckRequest, settings: Settings, progress: Progress)
     here = members_here(past, profile, settings, progress)
     changed = changed_members(version, past, here)
     if not changed and not request.force:
-        return Outcome(version, past, changed, None)
+        digest = digest_json(here)
+        of_this = [each for each in rechecks_of(version) if each.tuple_digest == digest]
+        refuted = next((each for each in of_this if not each.stands), None)
+        return Outcome(version, past, changed, refuted=refuted)
     for change in changed:
         progress.note(f"changed: {change}")
     store = Store(settings.store.resolve())

@@ -17,7 +17,6 @@ from artifacts.manifest import read_manifest
 from artifacts.registry.registry import TUPLE_TAG, WEIGHTS_TAG, Version
 from pipeline.digest import digest_json
 from pipeline.errors import EvidenceError
-from pipeline.reference import parse_reference
 from pipeline.serving import ServingArguments
 from recipes.policy import Policy
 from recipes.quantization import Quantization
@@ -37,6 +36,7 @@ class PastVerdict:
         bundle: what the evidence says.
         judged: the records of the stages that the verdict rests on.
         members: the deployable tuple that was judged.
+        source: name of the source checkpoint, with its commit where it is on the Hub.
         families: of the recipes that were tried with it and judged.
         sources: where each suite's questions came from.
     """
@@ -44,6 +44,7 @@ class PastVerdict:
     bundle: BundleVerdict
     judged: JudgedVariant
     members: Mapping[str, Any]
+    source: str
     families: Mapping[str, Family]
     sources: Mapping[str, Any]
 
@@ -58,18 +59,10 @@ class PastVerdict:
         return str(self.judged.coherence.parameters["checkpoint"])
 
     @property
-    def source(self) -> str:
-        """The source's name, with its commit where it is on the Hub."""
-        source = self.bundle.source
-        if source.revision and parse_reference(source.ref).kind == "hub":
-            return f"{source.ref.partition('@')[0]}@{source.revision}"
-        return source.ref
-
-    @property
     def recipe(self) -> Recipe:
         """The variant's, as it was carried out."""
         quantization: Quantization = TypeAdapter(Quantization).validate_python(
-            self.judged.verify.parameters["quantization"]
+            self.judged.quantize.parameters["quantization"]
         )
         return Recipe(
             name=self.bundle.recipe,
@@ -170,9 +163,19 @@ def read_past(version: Version, folder: Path) -> PastVerdict:
         bundle=verdict,
         judged=judged,
         members=members,
+        source=source_of(version, verdict),
         families={n: j.parameters["family"] for n, j in judges.items() if j is not None},
         sources=sources_of(judged, evidence.find),
     )
+
+
+def source_of(version: Version, verdict: BundleVerdict) -> str:
+    """The source's name; a folder's path is told by the tags alone, evidence has no paths in it."""
+    ref = version.tags.get("prepare.source.ref") or verdict.source.ref
+    revision = verdict.source.revision
+    # A name that leads nowhere here is told when it is looked for.
+    is_folder = ref.startswith((".", "/", "~")) or Path(ref).exists()
+    return f"{ref.partition('@')[0]}@{revision}" if revision and not is_folder else ref
 
 
 def tuple_of(judged: JudgedVariant, find: Find) -> dict[str, Any]:

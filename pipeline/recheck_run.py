@@ -16,7 +16,7 @@ from pipeline.data_sources import SourceResolver
 from pipeline.digest import FileDigests
 from pipeline.endpoints import LocalServers
 from pipeline.environments.environment import Accelerator, ensure, identity
-from pipeline.errors import CheckpointError, StoreError, UsageError
+from pipeline.errors import CheckpointError, PrepareError, StoreError, UsageError
 from pipeline.events import Progress
 from pipeline.executors.local import LocalExecutor
 from pipeline.hardware import hardware
@@ -26,7 +26,7 @@ from pipeline.preflight.before_run import preflight_of
 from pipeline.preparation import Choices, find_data, locate
 from pipeline.recheck_evidence import PastVerdict
 from pipeline.records import StageSpec
-from pipeline.reference import parse_reference
+from pipeline.reference import Reference, parse_reference
 from pipeline.run_log import RunLog, read_run
 from pipeline.runner import Runner, unjudged
 from pipeline.selection import corrected
@@ -66,6 +66,7 @@ class Recheck:
 
         Raises:
             UsageError: the policy has no throughput floor for this kind of machine.
+            CheckpointError: the source's name names nothing here.
         """
         policy = self.past.policy
         if self.profile.accelerator not in policy.throughput.minimum_ratio:
@@ -77,7 +78,7 @@ class Recheck:
                 "a new verdict with `prepare model`",
             )
         return Choices(
-            reference=parse_reference(self.source),
+            reference=self._reference(),
             recipes=(self.past.recipe,),
             baseline=catalog.load_recipe(catalog.BASELINE),
             profile=self.profile,
@@ -152,26 +153,38 @@ class Recheck:
         progress: Progress,
     ) -> Checkpoint:
         """The checkpoint that the verdict was against."""
-        cure = (
-            f"prepare recheck {self.version.name}@{self.version.version} --source CHECKPOINT, "
-            "with a folder or a Hub id of the same checkpoint"
-        )
         try:
             checkpoint = locate(choices, settings, make_demo, digests, progress)
         except CheckpointError as error:
-            raise CheckpointError(
-                f"the source checkpoint, which is the baseline, cannot be had: {error.what}",
-                where=error.where or self.source,
-                cure=f"{error.cure}; or {cure}" if error.cure else cure,
-            ) from error
+            raise self._cannot_be_had(error) from error
         if checkpoint.digest != self.past.checkpoint_digest:
             raise CheckpointError(
                 f"this is not the checkpoint that the verdict was against: its digest is "
                 f"{checkpoint.digest[:12]}, then it was {self.past.checkpoint_digest[:12]}",
                 where=str(checkpoint.path),
-                cure=cure,
+                cure=self._cure,
             )
         return checkpoint
+
+    def _reference(self) -> Reference:
+        try:
+            return parse_reference(self.source)
+        except UsageError as error:
+            raise self._cannot_be_had(error) from error
+
+    def _cannot_be_had(self, error: PrepareError) -> CheckpointError:
+        return CheckpointError(
+            f"the source checkpoint, which is the baseline, cannot be had: {error.what}",
+            where=error.where or self.source,
+            cure=self._cure,
+        )
+
+    @property
+    def _cure(self) -> str:
+        return (
+            f"say where the same checkpoint is now, a folder or a Hub id: "
+            f"prepare recheck {self.version.name}@{self.version.version} --source CHECKPOINT"
+        )
 
     def _plan(
         self,

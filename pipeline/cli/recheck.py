@@ -106,6 +106,13 @@ def print_outcome(outcome: Outcome) -> None:
 
     version = outcome.version
     name = f"{version.name} version {version.version} ({outcome.past.bundle.recipe})"
+    if outcome.refuted is not None:
+        print(
+            f"{name}: nothing changed, and the verdict does not stand: the recheck of "
+            f"{outcome.refuted.when} on this very tuple ended with '{outcome.refuted.verdict}': "
+            f"{outcome.refuted.reason}\n{next_step(outcome)}; --force measures once more"
+        )
+        return
     if outcome.report is None:
         print(f"{name}: the verdict stands: nothing changed")
         return
@@ -150,11 +157,10 @@ def throughput_cells(report: VariantReport) -> list[str]:
 
 def next_step(outcome: Outcome) -> str:
     """What to do about it."""
-    report, version = outcome.report, outcome.version
-    run = report.run if report else ""
+    version = outcome.version
     if outcome.stands:
         return f"Next: prepare serve {version.name}@{version.version}"
-    look = f"prepare report {run}"
+    look = f"prepare report {outcome.run}"
     if outcome.stands is None:
         return f"Next: {look}; mend the cause, and run the same command again"
     aliases = [alias for alias in version.aliases if alias not in ("previous", "candidate")]
