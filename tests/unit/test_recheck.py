@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +20,8 @@ from typer.testing import CliRunner
 from artifacts.bundle import BUNDLE
 from artifacts.registry.mlflow_registry import MlflowRegistry
 from artifacts.registry.registry import FILES_TAG
-from pipeline import recheck, recheck_run
+from pipeline import recheck, recheck_run, runner
+from pipeline.catalog import RECIPES
 from pipeline.cli.main import app
 from pipeline.deployment import accepted_tuples, digest_of_other_files, find_version
 from pipeline.digest import digest_json
@@ -73,7 +75,7 @@ class Site:
     serve: str = "1" * 64
     said: Listener = field(default_factory=Listener)
 
-    @property
+    @cached_property
     def registry(self) -> MlflowRegistry:
         return MlflowRegistry(f"sqlite:///{self.root / 'registry.db'}")
 
@@ -100,18 +102,33 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> JudgedRun:
     )
 
 
+@pytest.fixture(scope="module")
+def promoted(judged: JudgedRun, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file of a registry whose champion is the run's FP8 variant."""
+    file = tmp_path_factory.mktemp("promoted") / "registry.db"
+    order = Order(f"sqlite:///{file}", variant=RECIPE)
+    promote_run(judged.report, judged.store, order, Listener())
+    return file
+
+
 @pytest.fixture
-def site(judged: JudgedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+def site(
+    judged: JudgedRun, promoted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Site:
+    shutil.copyfile(promoted, tmp_path / "registry.db")
     found = Site(tmp_path, judged, PretendModels(as_before, questions=96))
-    uri = found.registry.uri
-    promote_run(judged.report, judged.store, Order(uri, variant=RECIPE), Listener())
     monkeypatch.setenv("PREPARE_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(recheck, "ensure", lambda *_: SimpleNamespace(identity=found.serve))
+    for module in (recheck, recheck_run):
+        monkeypatch.setattr(
+            module, "ensure", lambda *_: SimpleNamespace(identity=found.serve, python=Path("p"))
+        )
     monkeypatch.setattr(recheck, "engine_version_of", lambda _: found.engine)
     monkeypatch.setattr(
         recheck_run, "LocalExecutor", lambda: PretendExecutor(found.store, found.models)
     )
     monkeypatch.setattr(recheck_run, "LocalServers", lambda *_: found.models)
+    # No model-written program is run here, so none has to be kept in.
+    monkeypatch.setattr(runner, "choose_isolation", lambda *_: None)
     # Tiny matrices are no real model's, and the questions are the judged run's, not the packages'.
     monkeypatch.setattr(recheck_run, "preflight_of", lambda *_: None)
     monkeypatch.setattr(recheck_run, "find_data", lambda *_: Questions())
@@ -230,7 +247,7 @@ class TestSomethingChanged:
         assert str(change).startswith("hardware, cores: judged 640, here ")
 
     def test_another_profile(self, site: Site, tmp_path: Path) -> None:
-        shown = CliRunner().invoke(app, ["recipes", "show", "cpu"]).stdout
+        shown = (RECIPES / "profiles" / "cpu.yaml").read_text()
         own = tmp_path / "own.yaml"
         own.write_text(shown.replace("max-num-seqs: 32", "max-num-seqs: 16"))
         outcome = site.recheck(profile=str(own))
