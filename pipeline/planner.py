@@ -220,11 +220,19 @@ class Planner:
                 **served.identity,
                 "workload": self.profile.workload.model_dump(),
                 "machine": machine(),
+                **self._beside(),
             },
             served.after,
             {"tokenizer": str(served.tokenizer), "environment": "serve"},
             self.store,
         )
+
+    def _beside(self) -> dict[str, Any]:
+        """Of weights that were there already: both load tests belong together.
+
+        The baseline's that is kept may be of another day, when the machine had less or more to do.
+        """
+        return {"beside": sorted(stage.key for stage in self.made.values())} if self.made else {}
 
     def _served(
         self,

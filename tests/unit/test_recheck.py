@@ -201,6 +201,12 @@ class TestSomethingChanged:
         assert benchmark is not None
         assert benchmark.parameters["serving"] == outcome.past.judged.serving
         assert benchmark.parameters["engine"] == identity("serve", Accelerator.CPU, load_settings())
+        # Both load tests are of this recheck: one of the baseline's that is kept is not taken.
+        (adopt,) = [s.key for s in _report(outcome).stages if s.name == "adopt"]
+        for side in ("baseline", "candidate"):
+            load_test = site.store.find("benchmark", now.inputs[f"{side}.benchmark"].key)
+            assert load_test is not None
+            assert load_test.parameters["beside"] == [adopt]
         # Two were tried then, so each must show more than one alone.
         evaluate = site.store.find("evaluate", now.inputs["candidate.code"].key)
         assert evaluate is not None

@@ -61,6 +61,7 @@ COMMANDS = {
     "promote",
     "rollback",
     "pull",
+    "recheck",
     "serve",
     "gc",
     "registry history",
