@@ -310,6 +310,15 @@ class TestWhatIsKept:
         assert outcome.refuted is not None
         assert outcome.to_dict()["run"] == outcome.refuted.run
 
+    def test_other_tags_and_aliases_stay(self, site: Site) -> None:
+        before = find_version(site.registry, "tiny@champion")
+        site.serve = "3" * 64
+        site.recheck()
+        after = find_version(site.registry, "tiny@champion")
+        kept = {tag: v for tag, v in after.tags.items() if not tag.startswith(RECHECK_TAG)}
+        assert kept == dict(before.tags)
+        assert (after.version, after.aliases) == (before.version, before.aliases)
+
     def test_a_damaged_tag_is_told(self, site: Site) -> None:
         site.registry.set_tags("tiny", "1", {f"{RECHECK_TAG}.0": "{}"})
         with pytest.raises(RegistryError, match="what a recheck left cannot be read"):
