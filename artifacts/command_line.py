@@ -21,6 +21,7 @@ GATE_OPTIONS: tuple[str, ...] = (
     "eval_data",
     "session",
 )
+RECHECK_OPTIONS = ("registry", "eval_data")
 MODEL_OPTIONS = ("profile", "policy", "name", "eval_data")
 PATHS = ("tokenizer", "eval_data")
 
@@ -38,6 +39,8 @@ def command_line(command: Mapping[str, Any], *, public: bool = False) -> str:
     asked = {**command, **command.get("asked", {})}
     if command.get("gate"):
         words, options = ["prepare", "gate"], GATE_OPTIONS
+    elif command.get("recheck"):
+        words, options = ["prepare", "recheck", str(command["recheck"])], RECHECK_OPTIONS
     else:
         checkpoint = str(asked.get("checkpoint", ""))
         words = ["prepare", "model", _shown_checkpoint(checkpoint) if public else checkpoint]

@@ -78,7 +78,8 @@ def next_command(report: RunReport) -> str:
     if champion_of(report) is not None:
         return f"prepare registry show {report.registered_name}"
     if report.status == "finished" and passed(report):
-        return f"prepare {'verify' if report.command.get('gate') else 'promote'} {report.run}"
+        to_promote = not (report.command.get("gate") or report.command.get("recheck"))
+        return f"prepare {'promote' if to_promote else 'verify'} {report.run}"
     return f"prepare runs show {report.run}"
 
 
@@ -91,10 +92,11 @@ def next_steps(report: RunReport) -> list[str]:
     command = f"`{next_command(report)}`"
     verdict = verdict_of(report)
     gate = bool(report.command.get("gate"))
+    recheck = bool(report.command.get("recheck"))
     if verdict == "pass":
         if champion_of(report) is not None:
             return [f"{command} shows what was promoted."]
-        if gate:
+        if gate or recheck:
             return [f"{command} computes the verdict again from the answers."]
         return [f"{command} promotes what passed."]
     if verdict == "fail":

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.checkpoint import Checkpoint
-from pipeline.records import SourceFacts
+from pipeline.records import CheckpointReport, SourceFacts
 from pipeline.reference import parse_reference
 from pipeline.weight_files import read_json
 
@@ -33,6 +33,15 @@ def source_of(ref: str, digest: str, checkpoint: Checkpoint | None) -> SourceFac
         facts["base_model"] = parse_reference(checkpoint.ref).name
         facts["revision"] = checkpoint.revision or ""
     return SourceFacts(**facts, **licence_in(checkpoint.path))
+
+
+def reported(checkpoint: Checkpoint) -> CheckpointReport:
+    """What a run's record keeps of its checkpoint."""
+    return CheckpointReport(
+        ref=checkpoint.ref,
+        digest=checkpoint.digest,
+        source=source_of(checkpoint.ref, checkpoint.digest, checkpoint),
+    )
 
 
 def is_path(ref: str) -> bool:

@@ -22,6 +22,7 @@ from artifacts.registry.mlflow_registry import EMBEDDED
 from artifacts.registry.registry import Registry, Version, open_registry
 from pipeline.errors import StoreError
 from pipeline.events import Progress
+from pipeline.recheck_record import rechecks_of
 from pipeline.records import StageRecord, StageReference, StageSpec
 from pipeline.run_log import RUN_RECORD, is_alive, read_run
 from pipeline.stages.evaluate import book_key
@@ -157,6 +158,7 @@ def keep_named(store: Store, registry: Registry, kept: Kept) -> None:
             if version.version in numbers:
                 kept.stages |= set(stages_of(store, version))
                 kept.runs.add(version.tags.get("prepare.run", ""))
+                kept.runs |= {recheck.run for recheck in rechecks_of(version)}
 
 
 def stages_of(store: Store, version: Version) -> Iterator[Stage]:

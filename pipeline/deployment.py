@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from artifacts.manifest import NOT_OURS, SIGNATURE, plain_files
-from artifacts.registry.registry import FILES_TAG, WEIGHTS_TAG, Registry, Version
+from artifacts.registry.registry import FILES_TAG, TUPLE_TAG, WEIGHTS_TAG, Registry, Version
 from pipeline.digest import FileDigests, digest_file, digest_json
 from pipeline.environments.environment import Accelerator, Environment
 from pipeline.errors import RegistryError, UsageError
 from pipeline.hardware import hardware
+from pipeline.recheck_record import RecheckRecord, rechecks_of
 from pipeline.serving import ServingArguments
 from pipeline.weight_files import weights_digest
 
@@ -64,6 +65,24 @@ class JudgedTuple:
                 cure="it was not registered by `prepare`, or its tags were changed",
             ) from error
 
+    def as_rechecked(self, record: RecheckRecord) -> JudgedTuple:
+        """The tuple that a recheck measured, of the same weights."""
+        try:
+            serving = record.members["serving"]
+            return JudgedTuple(
+                engine_version=record.members["engine_version"],
+                environment=record.members["environment.serve"],
+                arguments=ServingArguments(serving["engine_arguments"], serving["environment"]),
+                hardware=record.members["hardware"],
+                trust_remote_code=self.trust_remote_code,
+            )
+        except (KeyError, TypeError) as error:
+            raise RegistryError(
+                f"what a recheck left does not tell what it measured: {error}",
+                where=f"tag prepare.recheck, run {record.run}",
+                cure="run `prepare recheck` again",
+            ) from error
+
     def differences(self, environment: str) -> list[str]:
         """Members in which this machine differs, in words, the engine's own version left out.
 
@@ -79,6 +98,44 @@ class JudgedTuple:
             ),
         ]
         return [f"{name}: judged {was}, here {now}" for name, was, now in pairs if was != now]
+
+
+def accepted_tuples(version: Version) -> list[JudgedTuple]:
+    """The tuples for which the version's verdict holds: as judged, then as rechecked.
+
+    A recheck of the judged tuple itself that did not stand takes its place away.
+
+    Raises:
+        RegistryError: tags do not tell how it was judged, or are damaged.
+    """
+    judged = JudgedTuple.of(version)
+    rechecks = rechecks_of(version)
+    refuted = {each.tuple_digest for each in rechecks if not each.stands}
+    return [
+        *([judged] if version.tags.get(TUPLE_TAG) not in refuted else []),
+        *(judged.as_rechecked(each) for each in rechecks if each.stands),
+    ]
+
+
+def folder_of(version: Version, weights: Path | None, command: str) -> Path:
+    """The folder of a version's files.
+
+    Args:
+        version: as registered.
+        weights: folder that `prepare pull` made; None: the version's own source.
+        command: of prepare, that asks; for the cure.
+
+    Raises:
+        RegistryError: its files are not on this machine.
+    """
+    if weights is None and not Path(version.source).is_dir():
+        reference = f"{version.name}@{version.version}"
+        raise RegistryError(
+            "the version's files are not on this machine",
+            where=version.source,
+            cure=f"prepare pull {reference} FOLDER, then {command.format(reference=reference)}",
+        )
+    return (weights or Path(version.source)).absolute()
 
 
 def engine_version_of(serve: Environment) -> str:

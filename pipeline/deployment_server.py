@@ -10,7 +10,14 @@ from pathlib import Path
 from typing import NoReturn
 
 from artifacts.registry.registry import Version
-from pipeline.deployment import JudgedTuple, accelerator_of, check_files, engine_version_of
+from pipeline.deployment import (
+    JudgedTuple,
+    accelerator_of,
+    accepted_tuples,
+    check_files,
+    engine_version_of,
+    folder_of,
+)
 from pipeline.digest import FileDigests
 from pipeline.environments.environment import Environment, ensure, identity
 from pipeline.errors import RegistryError, ServingError
@@ -39,30 +46,33 @@ class Deployment:
     ) -> None:
         self.version = version
         self.judged = JudgedTuple.of(version)
-        self.weights = (weights or Path(version.source)).absolute()
+        self.weights = folder_of(version, weights, "prepare serve {reference} --weights FOLDER")
         self._settings = settings
         self._progress = progress
-        if weights is None and not Path(version.source).is_dir():
-            raise RegistryError(
-                "the version's files are not on this machine",
-                where=version.source,
-                cure=f"prepare pull {version.name}@{version.version} FOLDER, then "
-                f"prepare serve {version.name}@{version.version} --weights FOLDER",
-            )
         check_files(version, self.weights, FileDigests(settings.home / "digests.json"))
 
     def differences(self) -> list[str]:
         """Members in which this machine is not the one judged on; builds an environment only
         when it is the one that is wanted.
+
+        Where a recheck has passed on what is here, nothing differs, and it is served as rechecked.
         """
-        accelerator = accelerator_of(self.judged)
-        here = identity("serve", accelerator, self._settings)
-        differing = self.judged.differences(here)
-        if here == self.judged.environment:
-            version = engine_version_of(self._environment)
-            if version != self.judged.engine_version:
+        for judged in accepted_tuples(self.version):
+            if not self._differences_to(judged):
+                self.judged = judged
+                return []
+        return self._differences_to(self.judged) or [
+            "a recheck of this very tuple did not pass; `prepare registry show` tells of it"
+        ]
+
+    def _differences_to(self, judged: JudgedTuple) -> list[str]:
+        here = identity("serve", accelerator_of(judged), self._settings)
+        differing = judged.differences(here)
+        if here == judged.environment:
+            version = self._engine_version
+            if version != judged.engine_version:
                 differing.insert(
-                    0, f"engine version: judged {self.judged.engine_version}, here {version}"
+                    0, f"engine version: judged {judged.engine_version}, here {version}"
                 )
         return differing
 
@@ -103,6 +113,10 @@ class Deployment:
         while True:
             server.check_alive()
             time.sleep(SECONDS_BETWEEN_LOOKS)
+
+    @cached_property
+    def _engine_version(self) -> str:
+        return engine_version_of(self._environment)
 
     @cached_property
     def _environment(self) -> Environment:

@@ -6,7 +6,6 @@ by round, until every gate is decided.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,10 +18,11 @@ from pipeline.checkpoint import SMALL_FILES
 from pipeline.data_sources import SourceResolver
 from pipeline.digest import FileDigests, digest_json
 from pipeline.environments.environment import Accelerator, ensure, identity
-from pipeline.errors import ExitCode, PrepareError, StoreError, UsageError
+from pipeline.errors import ExitCode, UsageError
 from pipeline.evaluation_plan import EvaluationPlanner, Served
 from pipeline.events import Progress
 from pipeline.executors.local import LocalExecutor
+from pipeline.kept_run import kept_to_the_end
 from pipeline.openai_endpoint import OpenAIEndpoint
 from pipeline.plan import Plan, VariantPlan, stage_spec
 from pipeline.policy_power import check_decidable
@@ -112,20 +112,10 @@ def run_gate(request: GateRequest, settings: Settings, progress: Progress) -> Ru
     request = answered(request)
     store = Store(settings.store.resolve())
     log = RunLog(store, request.to_dict())
-    try:
-        code = judge_endpoints(request, policy, settings, store, NotingProgress(progress, log), log)
-    except PrepareError as error:
-        with contextlib.suppress(StoreError):
-            log.finish("failed", error.exit_code, error)
-        return log.report()
-    except BaseException as error:
-        stopped = isinstance(error, KeyboardInterrupt)
-        code = ExitCode.INTERRUPTED if stopped else ExitCode.UNEXPECTED
-        with contextlib.suppress(StoreError):
-            log.finish("interrupted" if stopped else "failed", code)
-        raise
-    log.finish("finished", code)
-    return log.report()
+    noting = NotingProgress(progress, log)
+    return kept_to_the_end(
+        log, lambda: judge_endpoints(request, policy, settings, store, noting, log)
+    )
 
 
 def judge_endpoints(

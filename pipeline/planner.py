@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,11 @@ class Planner:
         trust_remote_code: run Python code from the checkpoint's folder.
         rungs: names of those recipes that are a ladder, in order.
         dry_run: try variants with calibration on two layers first.
+        made: stages that hand out weights which are there already, by recipe; they take the place
+            of quantizing.
+        tried: recipes whose number and margins a verdict counts, where these are others than
+            `recipes`.
+        again: tells answers from those of the same tuple that are kept; '' to use these.
     """
 
     checkpoint: Checkpoint
@@ -55,12 +60,19 @@ class Planner:
     trust_remote_code: bool = False
     rungs: tuple[str, ...] = ()
     dry_run: bool = False
+    made: Mapping[str, StageSpec] = field(default_factory=dict)
+    tried: tuple[Recipe, ...] = ()
+    again: str = ""
 
     @cached_property
     def evaluation(self) -> EvaluationPlanner:
         """Plans the suites."""
         return EvaluationPlanner(
-            self.policy, self.recipes, self.sources, self.identities["evaluate"], self.store
+            self.policy,
+            self.tried or self.recipes,
+            self.sources,
+            self.identities["evaluate"],
+            self.store,
         )
 
     @cached_property
@@ -101,9 +113,9 @@ class Planner:
     def _variant(self, recipe: Recipe, baseline: VariantPlan) -> VariantPlan:
         arguments = ServingArguments.of(self.profile, is_baseline=False)
         quantization = self._quantization(recipe)
-        quantize = self._quantize_stage(recipe, quantization)
+        quantize = self.made.get(recipe.name) or self._quantize_stage(recipe, quantization)
         verify = self._verify_stage(recipe, quantization, quantize)
-        model = Path(quantize.store) / "stages" / "quantize" / quantize.key / "output"
+        model = Path(quantize.store) / "stages" / quantize.stage / quantize.key / "output"
         coherence = self._coherence_stage(
             recipe, arguments, {"weights": verify, "baseline": baseline.stages["coherence"]}
         )
@@ -212,11 +224,19 @@ class Planner:
                 **served.identity,
                 "workload": self.profile.workload.model_dump(),
                 "machine": machine(),
+                **self._beside(),
             },
             served.after,
             {"tokenizer": str(served.tokenizer), "environment": "serve"},
             self.store,
         )
+
+    def _beside(self) -> dict[str, Any]:
+        """Of weights that were there already: both load tests belong together.
+
+        The baseline's that is kept may be of another day, when the machine had less or more to do.
+        """
+        return {"beside": sorted(stage.key for stage in self.made.values())} if self.made else {}
 
     def _served(
         self,
@@ -235,6 +255,7 @@ class Planner:
             "engine": self.identities["serve"],
             "hardware": self.hardware,
             "trust_remote_code": self.trust_remote_code,
+            **({"again": self.again} if self.again else {}),
         }
 
     def _max_length(self) -> int:

@@ -56,6 +56,13 @@ def chosen_variants(run: RunReport, order: Order) -> list[VariantReport]:
             where=where,
             cure="`prepare model CHECKPOINT` makes variants that can be promoted",
         )
+    if run.command.get("recheck"):
+        raise UsageError(
+            f"this run rechecked {run.command['recheck']}, which is registered already",
+            where=where,
+            cure="`prepare registry show NAME` tells what the recheck found; to promote the "
+            "weights as a version of another tuple, run `prepare model` there",
+        )
     if run.status == "running":
         raise UsageError(
             "this run is not finished", where=where, cure="wait for it, then promote its variant"

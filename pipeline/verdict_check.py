@@ -80,7 +80,8 @@ def claims_of(report: RunReport) -> Claims:
     """What a run's record says."""
     return Claims(
         variants=tuple(report.variants),
-        tried=tuple(report.command.get("recipes", [])),
+        # A recheck counts all that were tried when the verdict was made, and measures one of them.
+        tried=tuple(report.command.get("tried") or report.command.get("recipes", [])),
         judges={
             stage.variant: str(stage.key)
             for stage in report.stages

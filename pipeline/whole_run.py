@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 from functools import cache
 from pathlib import Path
 
-from artifacts.source_facts import source_of
+from artifacts.source_facts import reported
 from pipeline.digest import FileDigests
 from pipeline.endpoints import LocalServers
 from pipeline.environments.environment import Accelerator, ensure
-from pipeline.errors import ExitCode, PrepareError, StoreError
+from pipeline.errors import ExitCode
 from pipeline.events import Progress
 from pipeline.executors.local import LocalExecutor
+from pipeline.kept_run import kept_to_the_end
 from pipeline.preflight.before_run import early_faults, late_faults, preflight_of
 from pipeline.preflight.preflight import Preflight, refuse
 from pipeline.preparation import (
@@ -25,7 +25,7 @@ from pipeline.preparation import (
     registry_uri,
 )
 from pipeline.promotion import Promotion
-from pipeline.records import CheckpointReport, RunReport, StageSpec
+from pipeline.records import RunReport, StageSpec
 from pipeline.run_log import NotingProgress, RunLog
 from pipeline.runner import Runner
 from pipeline.selection import exit_code_of
@@ -47,21 +47,8 @@ def run_model(request: Request, settings: Settings, progress: Progress) -> RunRe
     choices = choose(request, settings)
     store = Store(settings.store.resolve())
     log = RunLog(store, choices.to_dict())
-    try:
-        code = run_choices(choices, settings, store, log, NotingProgress(progress, log))
-    except PrepareError as error:
-        # The disk may be full: the first error is the one to tell, whether it can be kept or not.
-        with contextlib.suppress(StoreError):
-            log.finish("failed", error.exit_code, error)
-        return log.report()
-    except BaseException as error:
-        stopped = isinstance(error, KeyboardInterrupt)
-        code = ExitCode.INTERRUPTED if stopped else ExitCode.UNEXPECTED
-        with contextlib.suppress(StoreError):
-            log.finish("interrupted" if stopped else "failed", code)
-        raise
-    log.finish("finished", code)
-    return log.report()
+    noting = NotingProgress(progress, log)
+    return kept_to_the_end(log, lambda: run_choices(choices, settings, store, log, noting))
 
 
 def run_choices(
@@ -87,9 +74,7 @@ def run_choices(
         if preflight is not None:
             check_early(preflight, choices, progress)
         checkpoint = locate(choices, settings, make_demo, digests, progress)
-        source = source_of(checkpoint.ref, checkpoint.digest, checkpoint)
-        told = CheckpointReport(ref=checkpoint.ref, digest=checkpoint.digest, source=source)
-        log.checkpoint(told, choices.name)
+        log.checkpoint(reported(checkpoint), choices.name)
         plan = make_plan(choices, checkpoint, settings, sources)
         if preflight is None and (preflight := preflight_of(choices, settings)):
             check_early(preflight, choices, progress)

@@ -150,7 +150,7 @@ class MlflowRegistry(JournaledRegistry):
 
     def set_tags(self, name: str, version: str, tags: Mapping[str, str]) -> None:
         """Add tags to a version, or change them; its other tags stay."""
-        with self._explained():
+        with self.locked(name), self._explained():
             for key, value in tags.items():
                 self._client.set_model_version_tag(name, version, key, value)
 

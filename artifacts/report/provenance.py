@@ -42,7 +42,7 @@ def run_facts(evidence: RunEvidence) -> Facts:
 def tuple_facts(evidence: RunEvidence, recipe: str) -> Facts:
     """What a verdict is about: a change in any of these makes it say nothing."""
     facts: Facts = {}
-    quantized = evidence.record("quantize", recipe)
+    quantized = evidence.record("quantize", recipe) or evidence.record("adopt", recipe)
     if quantized is not None:
         facts["weights' digest"] = str(quantized.result.get("weights_digest"))
         facts["quantization"] = _text(quantized.parameters.get("quantization"))

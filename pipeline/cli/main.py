@@ -19,6 +19,7 @@ from pipeline.cli import (
     promote,
     pull,
     push,
+    recheck,
     recipes,
     registry,
     report,
@@ -52,6 +53,7 @@ app.command("rollback")(rollback.rollback)
 app.command("pull")(pull.pull)
 app.command("push")(push.push)
 app.command("serve")(serve.serve)
+app.command("recheck")(recheck.recheck)
 app.command("gc")(gc.gc)
 app.add_typer(env.app, name="env")
 app.add_typer(recipes.app, name="recipes")

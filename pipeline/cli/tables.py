@@ -165,7 +165,9 @@ def last_line(report: RunReport) -> str:
 
     reused = sum(stage.status == "reused" for stage in report.stages)
     done = f"{len(report.stages)} stages, {reused} reused, {report.seconds:.0f} s. "
-    could = champion_of(report) is None and not report.command.get("gate")
+    could = champion_of(report) is None and not (
+        report.command.get("gate") or report.command.get("recheck")
+    )
     return f"{done}{'Nothing was promoted. ' if could else ''}Next: {next_command(report)}"
 
 

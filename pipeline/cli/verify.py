@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipeline.cli.options import JsonOption, StoreOption
+from pipeline.cli.options import JsonOption, RegistryOption, StoreOption
 
 if TYPE_CHECKING:
     from artifacts.bundle_check import BundleCheck
@@ -48,12 +48,14 @@ def verify(
         str,
         typer.Argument(
             metavar="REF",
-            help="A folder with evidence, or a run: its id, the beginning of one, or 'latest'.",
+            help="A folder with evidence, a registered NAME@ALIAS, or a run: its id, the beginning "
+            "of one, or 'latest'.",
         ),
     ] = "latest",
     public_key: PublicKeyOption = None,
     identity: IdentityOption = None,
     identity_provider: ProviderOption = None,
+    registry: RegistryOption = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -61,7 +63,8 @@ def verify(
 
     No server and no network: the digests of the evidence are checked, each gate
     is judged anew, and every difference is named. REF is a run of the store, a
-    folder of weights with prepare-evidence/ in it, or that folder alone.
+    folder of weights with prepare-evidence/ in it, or that folder alone, or a
+    registered version whose files are on this machine.
 
     Examples
 
@@ -70,6 +73,8 @@ def verify(
       prepare verify 20261121-0915 --json
 
       prepare verify ./deploy --public-key signer.pub
+
+      prepare verify smollm2-135m@champion
 
     Exit codes: 0 all as kept, 1 something differs, 2 usage.
     """
@@ -81,6 +86,8 @@ def verify(
             where="--identity, --identity-provider",
             cure="give both",
         )
+    if is_version(reference):
+        reference = str(registered_folder(reference, registry, store))
     if is_folder(reference):
         same = verify_folder(
             Path(reference), public_key, identity, identity_provider, as_json=as_json
@@ -99,6 +106,29 @@ def verify(
 def is_folder(reference: str) -> bool:
     """Whether this is meant as a path; runs have neither slashes nor folders of their name here."""
     return "/" in reference or Path(reference).is_dir()
+
+
+def is_version(reference: str) -> bool:
+    """Whether this is meant as NAME@ALIAS: no id of a run has an '@' in it."""
+    return "@" in reference and not is_folder(reference)
+
+
+def registered_folder(reference: str, registry: str | None, store: Path | None) -> Path:
+    """The folder of a registered version, once its files are seen to be those registered.
+
+    Raises:
+        UsageError: there is no such version.
+        RegistryError: its files are not on this machine, or not those that were judged.
+    """
+    from artifacts.registry.registry import open_registry
+    from pipeline.deployment import check_files, find_version, folder_of
+    from pipeline.preparation import registry_uri
+    from pipeline.settings import load_settings
+
+    version = find_version(open_registry(registry_uri(registry, load_settings(store))), reference)
+    folder = folder_of(version, None, "prepare verify FOLDER")
+    check_files(version, folder)
+    return folder
 
 
 def verify_run(run: str, store: Path | None, *, as_json: bool) -> bool:

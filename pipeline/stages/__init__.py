@@ -13,6 +13,7 @@ STAGES = (
     "demo_checkpoint",
     "dry_run",
     "quantize",
+    "adopt",
     "verify",
     "questions",
     "coherence",

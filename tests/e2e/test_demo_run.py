@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,10 +21,13 @@ from typing import Any
 import httpx
 import pytest
 
+from artifacts.registry.mlflow_registry import MlflowRegistry
 from pipeline.catalog import load_profile
+from pipeline.deployment import find_version
 from pipeline.inspection.inspection import inspect
 from pipeline.inspection.kv_cache import cpu_cache_tokens
 from pipeline.inspection.source import read_folder
+from pipeline.recheck_record import rechecks_of
 from pipeline.serving import free_port
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(3000)]
@@ -45,13 +49,13 @@ class Demo:
     left_behind: dict[str, list[str]]
     alive_at_the_signals: str
 
-    def prepare(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def prepare(self, *arguments: str, seconds: float = 120) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [*PREPARE, *arguments],
             env=environment(self.store),
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=seconds,
         )
 
 
@@ -399,3 +403,55 @@ def test_the_alias_moves_back_and_forth(demo: Demo, tmp_path: Path) -> None:
     assert told("serve", f"{name}@champion", "--check")["differences"] == []
     garbage = told("gc", "--days", "0", "--dry-run")["removed"]
     assert not [each for each in garbage if "/quantize/" in each["path"]]
+
+
+def test_a_champion_is_rechecked_where_something_changed(demo: Demo, tmp_path: Path) -> None:
+    """The version's tag says another machine, so variant and baseline are to be judged anew.
+
+    The machine is the same, so what is kept of the baseline, and the variant's answers, hold.
+    """
+    name = demo.report["registered_name"]
+    copy = tmp_path / "registry.db"
+    shutil.copyfile(demo.store / "registry.db", copy)
+    registry = MlflowRegistry(f"sqlite:///{copy}")
+
+    def rechecked(*options: str) -> tuple[int, dict[str, Any]]:
+        arguments = ["recheck", f"{name}@champion", "--registry", registry.uri, "--json"]
+        done = demo.prepare(*arguments, *options, seconds=900)
+        assert done.stdout, done.stderr[-4000:]
+        return done.returncode, json.loads(done.stdout)
+
+    code, unchanged = rechecked()
+    assert (code, unchanged["changed"], unchanged["measured"]) == (0, [], False)
+    version = find_version(registry, f"{name}@champion")
+    hardware = {**json.loads(version.tags["prepare.hardware"]), "cores": 640}
+    registry.set_tags(name, version.version, {"prepare.hardware": json.dumps(hardware)})
+
+    code, outcome = rechecked()
+    assert outcome["error"] is None
+    assert [change["member"] for change in outcome["changed"]] == ["hardware, cores"]
+    verdict = outcome["now"]["verdict"]
+    assert code == {"pass": 0, "fail": 4, "undecided": 5}[verdict]
+    assert {gate["suite"] for gate in outcome["now"]["gates"]} == SUITES
+    # The same answers give the same gates; only the load tests were run again.
+    assert [g["difference"] for g in outcome["now"]["gates"]] == [
+        g["difference"] for g in outcome["then"]["gates"]
+    ]
+    shown = json.loads(demo.prepare("runs", "show", outcome["run"], "--json").stdout)
+    status = {(s["name"], s["variant"]): s["status"] for s in shown["stages"]}
+    assert not [stage for stage, _ in status if stage == "quantize"]
+    recipe = outcome["recipe"]
+    assert status["adopt", recipe] == status["benchmark", recipe] == "ran"
+    # The baseline's load test is repeated beside the variant's; its answers hold.
+    assert {n for (n, variant), s in status.items() if (variant, s) == ("baseline", "ran")} == {
+        "serve",
+        "benchmark",
+    }
+    assert demo.prepare("verify", outcome["run"]).returncode == 0
+    (kept,) = rechecks_of(find_version(registry, f"{name}@champion"))
+    assert (kept.run, kept.verdict) == (outcome["run"], verdict)
+
+    _, again = rechecked()
+    shown = json.loads(demo.prepare("runs", "show", again["run"], "--json").stdout)
+    assert {stage["status"] for stage in shown["stages"]} == {"reused"}
+    assert demo.prepare("verify", f"{name}@champion").returncode == 0

@@ -64,12 +64,18 @@ class JudgedRun:
         lost: by recipe, how many answers of the variant are wrong where the baseline's are right.
         licence: that the source's card names.
         broken: recipes that got no verdict.
+        engine: identity of the serving environment.
+        evaluate: identity of the evaluating environment.
+        hardware: that it was judged on.
     """
 
     root: Path
     lost: dict[str, int] = field(default_factory=lambda: {"fp8-dynamic": 0, "awq-w4a16": 0})
     licence: str = "apache-2.0"
     broken: tuple[str, ...] = ()
+    engine: str = "1" * 64
+    evaluate: str = "2" * 64
+    hardware: dict[str, Any] = field(default_factory=lambda: dict(HARDWARE))
 
     def __post_init__(self) -> None:
         self.store = Store(self.root)
@@ -194,9 +200,10 @@ class JudgedRun:
         self, name: str, lost: int, weights: dict[str, StageSpec], baseline: dict[str, StageSpec]
     ) -> dict[str, StageSpec]:
         served = {
+            "checkpoint": self.checkpoint.digest,
             "serving": SERVING,
-            "engine": "1" * 64,
-            "hardware": HARDWARE,
+            "engine": self.engine,
+            "hardware": self.hardware,
             "trust_remote_code": False,
         }
         coherence = self._put(
@@ -219,7 +226,7 @@ class JudgedRun:
                 **served,
                 "of": name,
                 "suite": {"kind": "humaneval", "form": "chat"},
-                "environment": "2" * 64,
+                "environment": self.evaluate,
             },
             {
                 **after,

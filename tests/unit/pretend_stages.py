@@ -176,7 +176,7 @@ def run_stage(spec: StageSpec, store: Store, models: PretendModels) -> None:
 def result_of(context: PretendContext, models: PretendModels) -> dict[str, Any]:
     """What the stage finds: pretended, or by its own code."""
     stage, variant = context.spec.stage, context.spec.variant
-    if stage in ("evaluate", "judge"):
+    if stage in ("adopt", "evaluate", "judge"):
         result: dict[str, Any] = stage_module(stage).run(context)
         return result
     if stage == "questions":

@@ -62,6 +62,7 @@ COMMANDS = {
     "rollback",
     "pull",
     "push",
+    "recheck",
     "serve",
     "gc",
     "registry history",

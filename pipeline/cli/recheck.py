@@ -1,0 +1,175 @@
+"""`prepare recheck`: does a registered version's verdict stand on what would serve it now?"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pipeline.cli.options import EvalDataOption, JsonOption, RegistryOption, StoreOption
+from pipeline.cli.pull import ReferenceArgument
+
+if TYPE_CHECKING:
+    from eval_gates.records import GateReport
+    from pipeline.recheck import Outcome
+    from pipeline.records import VariantReport
+
+
+def recheck(
+    reference: ReferenceArgument,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Measure all the same, with no answer kept from before."),
+    ] = False,
+    profile: Annotated[
+        str | None,
+        typer.Option(
+            "--profile",
+            help="Serve by this profile: a name, a YAML file or 'auto'. Default: the arguments "
+            "that were judged.",
+            show_default=False,
+        ),
+    ] = None,
+    weights: Annotated[
+        Path | None,
+        typer.Option(
+            "--weights",
+            help="Folder that `prepare pull` made. Default: the version's own, where it is a "
+            "folder of this machine.",
+            show_default=False,
+        ),
+    ] = None,
+    source: Annotated[
+        str | None,
+        typer.Option(
+            "--source",
+            metavar="CHECKPOINT",
+            help="Where the source checkpoint, the baseline, is now. Default: where it was.",
+            show_default=False,
+        ),
+    ] = None,
+    eval_data: EvalDataOption = None,
+    registry: RegistryOption = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Say whether a version's verdict stands, and measure again if anything changed.
+
+    The verdict is about a tuple: weights, engine, environments, serving
+    arguments and hardware. Where all are as judged, nothing is run. Else the
+    source checkpoint and the registered weights are served as they would be
+    now, and judged by the policy of then. Nothing is quantized, no alias moves,
+    and the outcome is kept as a tag of the version. Run it again to continue.
+
+    Examples
+
+      prepare recheck smollm2-135m@champion
+
+      prepare recheck smollm2-135m@3 --weights ./deploy --source ./SmolLM2-135M-Instruct
+
+      prepare recheck llama-8b@champion --profile h200 --json
+
+    Exit codes: 0 the verdict stands, 1 error, 2 usage, 3 unexpected error,
+    4 the gates said no, 5 undecided, 130 interrupted.
+    """
+    from pipeline.cli.display import open_display
+    from pipeline.cli.tables import print_json
+    from pipeline.errors import from_dict
+    from pipeline.recheck import RecheckRequest, run_recheck
+    from pipeline.settings import load_settings
+
+    request = RecheckRequest(
+        reference=reference,
+        registry=registry,
+        weights=weights,
+        source=source,
+        profile=profile,
+        eval_data=eval_data,
+        force=force,
+    )
+    with open_display(as_json=as_json) as progress:
+        outcome = run_recheck(request, load_settings(store), progress)
+    if as_json:
+        print_json(outcome.to_dict())
+    else:
+        print_outcome(outcome)
+    if outcome.report is not None and outcome.report.error is not None:
+        print(f"error: {from_dict(outcome.report.error)}", file=sys.stderr)
+    raise typer.Exit(outcome.exit_code)
+
+
+def print_outcome(outcome: Outcome) -> None:
+    """What changed, the gates then and now, and what follows, for people."""
+    from pipeline.cli.tables import print_table
+
+    version = outcome.version
+    name = f"{version.name} version {version.version} ({outcome.past.bundle.recipe})"
+    if outcome.refuted is not None:
+        print(
+            f"{name}: nothing changed, and the verdict does not stand: the recheck of "
+            f"{outcome.refuted.when} on this very tuple ended with '{outcome.refuted.verdict}': "
+            f"{outcome.refuted.reason}\n{next_step(outcome)}; --force measures once more"
+        )
+        return
+    if outcome.report is None:
+        print(f"{name}: the verdict stands: nothing changed")
+        return
+    if outcome.changed:
+        rows = [[change.member, change.then, change.now] for change in outcome.changed]
+        print_table(["changed", "judged", "here"], rows)
+    if outcome.now is None:
+        return
+    then = outcome.past.bundle.variant
+    print_table(["gate", "then", "", "now", ""], gate_rows(then, outcome.now))
+    words = {True: "the verdict stands", False: "the verdict does not stand", None: "no verdict"}
+    print(f"{name}: {words[outcome.stands]}: {outcome.now.verdict}: {outcome.now.reason}")
+    print(next_step(outcome))
+
+
+def gate_rows(then: VariantReport, now: VariantReport) -> list[list[str]]:
+    """A row a gate: difference and verdict, then and now."""
+    names = list(dict.fromkeys(gate.suite for gate in (*then.gates, *now.gates)))
+    before, after = ({g.suite: g for g in report.gates} for report in (then, now))
+    rows = [[name, *gate_cells(before.get(name)), *gate_cells(after.get(name))] for name in names]
+    rows.append(["throughput", *throughput_cells(then), *throughput_cells(now)])
+    return [*rows, ["all", "", then.verdict, "", now.verdict]]
+
+
+def gate_cells(gate: GateReport | None) -> list[str]:
+    """Scores of baseline and variant, the difference in points, and the verdict."""
+    if gate is None:
+        return ["not measured", "-"]
+    return [
+        f"{100 * gate.baseline:.1f} to {100 * gate.candidate:.1f} % "
+        f"({100 * gate.difference:+.1f}, n={gate.n})",
+        gate.verdict,
+    ]
+
+
+def throughput_cells(report: VariantReport) -> list[str]:
+    """The ratio of output tokens a second, and the verdict."""
+    if report.throughput is None:
+        return ["not measured", "-"]
+    return [f"x {report.throughput.ratio:.2f}", report.throughput.verdict]
+
+
+def next_step(outcome: Outcome) -> str:
+    """What to do about it."""
+    version = outcome.version
+    if outcome.stands:
+        return f"Next: prepare serve {version.name}@{version.version}"
+    look = f"prepare report {outcome.run}"
+    if outcome.stands is None:
+        return f"Next: {look}; mend the cause, and run the same command again"
+    aliases = [alias for alias in version.aliases if alias not in ("previous", "candidate")]
+    if aliases:
+        back = f"prepare rollback {version.name}"
+        if aliases[0] != "champion":
+            back += f" --alias {aliases[0]}"
+        return (
+            f"No alias has moved. Next: {back}, or serve it on the judged tuple as before, "
+            f"or make a new variant here with `prepare model`; {look} shows why"
+        )
+    return f"No alias points to it. Next: {look} shows why; `prepare model` makes a new variant"

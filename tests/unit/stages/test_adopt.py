@@ -1,0 +1,91 @@
+"""Registered weights taken in: linked and not copied, checked, and only what counts."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from listener import Listener
+from small_checkpoint import checkpoint_files, write_files
+
+from pipeline.digest import digest_bytes, digest_file
+from pipeline.errors import StageError
+from pipeline.plan import stage_spec
+from pipeline.records import StageRecord, StageSpec
+from pipeline.stages.context import execute
+from pipeline.store import Store
+from pipeline.weight_files import weights_digest
+
+
+@pytest.fixture
+def registered(tmp_path: Path) -> Path:
+    folder = write_files(tmp_path / "registered", checkpoint_files())
+    (folder / "README.md").write_text("the card")
+    return folder
+
+
+def adopt_stage(registered: Path, **changes: Any) -> StageSpec:
+    files = {name: digest_bytes(content) for name, content in checkpoint_files().items()}
+    parameters = {"files": files, "made": {"weights_digest": "old", "versions": {"a": "1"}}}
+    store = registered.parent / "store"
+    return stage_spec(
+        "adopt", "r", {**parameters, **changes}, {}, {"folder": str(registered)}, store
+    )
+
+
+def adopted(registered: Path, **changes: Any) -> tuple[Path, StageRecord]:
+    spec = adopt_stage(registered, **changes)
+    record = execute(spec, Listener())
+    return Store(Path(spec.store)).stage_folder("adopt", spec.key) / "output", record
+
+
+def test_what_counts_is_linked(registered: Path) -> None:
+    output, record = adopted(registered)
+    assert sorted(path.name for path in output.iterdir()) == sorted(checkpoint_files())
+    for path in output.iterdir():
+        assert path.samefile(registered / path.name)
+    assert record.result == {
+        "versions": {"a": "1"},
+        "weights_digest": weights_digest(registered, digest_file),
+        "weights_bytes": (registered / "model.safetensors").stat().st_size,
+    }
+
+
+def test_symbolic_links_where_hard_ones_cannot_be(
+    registered: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: Any) -> None:
+        raise OSError(errno.EXDEV, "another file system")
+
+    hard, record = adopted(registered)
+    monkeypatch.setattr(os, "link", refused)
+    # Other parameters, so that it is another stage.
+    soft, again = adopted(registered, environment="e")
+    assert all(path.is_symlink() for path in soft.iterdir())
+    assert again.result == record.result
+    assert {p.name: p.read_bytes() for p in soft.iterdir()} == {
+        p.name: p.read_bytes() for p in hard.iterdir()
+    }
+
+
+def test_the_key_is_of_the_files_not_of_their_place(registered: Path, tmp_path: Path) -> None:
+    elsewhere = write_files(tmp_path / "elsewhere", checkpoint_files())
+    first, second = adopt_stage(registered), adopt_stage(elsewhere)
+    assert first.key == second.key
+    assert adopt_stage(registered, files={"model.safetensors": "0" * 64}).key != first.key
+
+
+def test_another_file_than_was_registered(registered: Path) -> None:
+    (registered / "config.json").write_text("{}")
+    with pytest.raises(StageError, match="changed while it was looked at") as caught:
+        adopted(registered)
+    assert caught.value.where == str(registered / "config.json")
+
+
+def test_a_missing_file(registered: Path) -> None:
+    (registered / "tokenizer.json").unlink()
+    with pytest.raises(StageError, match="cannot be linked"):
+        adopted(registered)
