@@ -21,9 +21,9 @@ GATE_OPTIONS: tuple[str, ...] = (
     "eval_data",
     "session",
 )
-RECHECK_OPTIONS = ("registry", "eval_data")
+RECHECK_OPTIONS = ("registry", "profile", "source", "weights", "eval_data")
 MODEL_OPTIONS = ("profile", "policy", "name", "eval_data")
-PATHS = ("tokenizer", "eval_data")
+PATHS = ("tokenizer", "eval_data", "weights")
 
 
 def command_line(command: Mapping[str, Any], *, public: bool = False) -> str:
@@ -34,7 +34,8 @@ def command_line(command: Mapping[str, Any], *, public: bool = False) -> str:
 
     Args:
         command: of a run's record.
-        public: paths as `./NAME`, since where they lay on a machine is nobody else's business.
+        public: paths as `./NAME`, since where they lay on a machine is nobody else's business, and
+            no registry.
     """
     asked = {**command, **command.get("asked", {})}
     if command.get("gate"):
@@ -46,13 +47,18 @@ def command_line(command: Mapping[str, Any], *, public: bool = False) -> str:
         words = ["prepare", "model", _shown_checkpoint(checkpoint) if public else checkpoint]
         for recipe in asked.get("recipes") or []:
             words += ["--recipe", _shown(recipe, public=public)]
-        options = MODEL_OPTIONS
+        options = MODEL_OPTIONS if public else (*MODEL_OPTIONS, "registry")
     for option in options:
         if asked.get(option):
             value = _shown(asked[option], public=public, path=option in PATHS)
             words += [f"--{option.replace('_', '-')}", value]
-    if command.get("trust_remote_code"):
+    # Which a recheck takes from the evidence, and has no option for.
+    if command.get("trust_remote_code") and not command.get("recheck"):
         words.append("--yes-trust-remote-code")
+    if command.get("recheck") and command.get("again"):
+        words.append("--force")
+    if command.get("promote") is False and not command.get("recheck"):
+        words.append("--no-promote")
     return shlex.join(without_password(word) for word in words)
 
 

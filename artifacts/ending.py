@@ -92,11 +92,10 @@ def next_steps(report: RunReport) -> list[str]:
     command = f"`{next_command(report)}`"
     verdict = verdict_of(report)
     gate = bool(report.command.get("gate"))
-    recheck = bool(report.command.get("recheck"))
     if verdict == "pass":
         if champion_of(report) is not None:
             return [f"{command} shows what was promoted."]
-        if gate or recheck:
+        if gate:
             return [f"{command} computes the verdict again from the answers."]
         return [f"{command} promotes what passed."]
     if verdict == "fail":

@@ -18,9 +18,10 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from artifacts.registry.hub_registry import SCHEME as HUB
 from artifacts.registry.mlflow_registry import EMBEDDED
 from artifacts.registry.registry import Registry, Version, open_registry
-from pipeline.errors import StoreError
+from pipeline.errors import RegistryError, StoreError
 from pipeline.events import Progress
 from pipeline.recheck_record import rechecks_of
 from pipeline.records import StageRecord, StageReference, StageSpec
@@ -133,28 +134,57 @@ def refuse_while_running(store: Store) -> None:
 
 
 def registries_of(store: Store, others: Iterable[str]) -> list[str]:
-    """URIs of every registry that a promotion of this store went to, and of the embedded one."""
+    """URIs of every registry that a promotion or recheck of this store went to, and of its own."""
     uris = dict.fromkeys(others)
     own = store.root.resolve() / "registry.db"
     if own.is_file():
         uris[f"{EMBEDDED}{own}"] = None
-    for record in store.records("promote"):
-        uri = str(record.parameters["registry"])
+    promoted = [str(record.parameters["registry"]) for record in store.records("promote")]
+    for uri in (*promoted, *rechecked_in(store)):
         # A file that is gone names nothing; making an empty one would not help.
         if not uri.startswith(EMBEDDED) or Path(uri.removeprefix(EMBEDDED)).is_file():
             uris[uri] = None
     return list(uris)
 
 
+def rechecked_in(store: Store) -> Iterator[str]:
+    """URIs of the registries, beside the store's own, whose versions were rechecked here."""
+    for folder in store.run_folders():
+        try:
+            command = read_run(folder).command
+        except StoreError:  # its run stays, and is told of
+            continue
+        if command.get("recheck") and command.get("registry"):
+            yield str(command["registry"])
+
+
 def keep_named(store: Store, registry: Registry, kept: Kept) -> None:
-    """Keep what any alias or history of the registry names."""
-    for name in registry.names():
+    """Keep what any alias or history of the registry names.
+
+    Raises:
+        RegistryError: a model that this store promoted there is not shown to us.
+    """
+    promoted = {
+        str(record.parameters["name"])
+        for record in store.records("promote")
+        if record.parameters["registry"] == registry.uri
+    }
+    for name in sorted({*registry.names(), *promoted}):
+        versions = registry.versions(name)
+        if not versions and name in promoted and registry.uri.startswith(HUB):
+            # The Hub answers so to whoever may not see the repository.
+            raise RegistryError(
+                f"'{name}' was promoted there, and is not shown to us",
+                where=registry.uri,
+                cure="log in with a token that may read it; when it was deleted on purpose, delete "
+                f"{store.root / 'stages' / 'promote'} of that promotion, too",
+            )
         history = registry.history(name)
         numbers = set(registry.aliases(name).values())
         for entry in history:
             numbers |= {v for v in (*entry.changes.values(), entry.replaced) if v is not None}
             kept.runs.add(entry.run)
-        for version in registry.versions(name):
+        for version in versions:
             if version.version in numbers:
                 kept.stages |= set(stages_of(store, version))
                 kept.runs.add(version.tags.get("prepare.run", ""))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +39,7 @@ from pipeline.settings import Settings
 from recipes.policy import Policy
 from recipes.schema import Recipe, ServingProfile
 
+REPOSITORY_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9])?")
 DEFAULT_RECIPES = ("fp8-dynamic", "awq-w4a16")
 
 
@@ -135,7 +137,7 @@ def choose(request: Request, settings: Settings) -> Choices:
             cure=f"add '{profile.accelerator}: 1.0' there",
         )
     name = request.name or reference.short_name
-    check_registered_name(name)
+    check_registered_name(name, request.registry)
     return Choices(
         reference=reference,
         recipes=recipes,
@@ -199,13 +201,26 @@ def check_names_differ(recipes: tuple[Recipe, ...]) -> None:
             )
 
 
-def check_registered_name(name: str) -> None:
-    """Raise UsageError for what MLflow refuses as a name, before any work is done."""
-    if not name.strip() or any(letter in name for letter in "/:"):
+def check_registered_name(name: str, registry: str | None = None) -> None:
+    """Raise UsageError for what the registry refuses as a name, before any work is done."""
+    if not name.strip() or any(letter in name for letter in "/:") or name.endswith(".history"):
         raise UsageError(
             f"'{name}' cannot be a name in the registry",
             where="--name",
-            cure="give a name without '/' and ':'",
+            cure="give a name without '/' and ':' that does not end in '.history'",
+        )
+    if registry is not None and registry.startswith(("hf://", "oci://")):
+        check_repository_name(name, registry)
+
+
+def check_repository_name(name: str, registry: str) -> None:
+    """Raise UsageError for what the Hub or OCI refuses as a repository's name."""
+    if not REPOSITORY_NAME.fullmatch(name) or "--" in name or ".." in name:
+        raise UsageError(
+            f"'{name}' cannot be a name in {registry}",
+            where="--name",
+            cure="give one of letters, digits, '.', '_' and '-', 96 at most, that begins and ends "
+            "with a letter or digit and has no '--' or '..'",
         )
 
 

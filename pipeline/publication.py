@@ -62,7 +62,8 @@ def pack_folder(
 ) -> tuple[ModelPack, dict[Blob, Path]]:
     """A version's files as a ModelPack, and where each layer's bytes are.
 
-    The same files and tags have the digest that they would have in an OCI layout.
+    The same files and tags have the digest that they would have in an OCI layout; what a recheck
+    has added to the tags since counts.
     """
     found = list(files_in(folder))
     hashed = digests.of_all([path for _, path in found], progress)

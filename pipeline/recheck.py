@@ -49,6 +49,14 @@ class RecheckRequest:
     eval_data: Path | None = None
     force: bool = False
 
+    def asked(self) -> dict[str, str | None]:
+        """What the record keeps as it was written."""
+        return {
+            "profile": self.profile,
+            "source": self.source,
+            "weights": str(self.weights) if self.weights else None,
+        }
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -151,10 +159,10 @@ def run_recheck(request: RecheckRequest, settings: Settings, progress: Progress)
     for change in changed:
         progress.note(f"changed: {change}")
     store = Store(settings.store.resolve())
-    again = attempt_of(store, registry.uri, version) if request.force else ""
+    again = attempt_of(store, request.registry, version) if request.force else ""
     recheck = Recheck(
         version=version,
-        registry=registry.uri,
+        registry=request.registry,
         past=past,
         folder=folder,
         source=request.source or past.source,
@@ -163,7 +171,8 @@ def run_recheck(request: RecheckRequest, settings: Settings, progress: Progress)
         again=again,
     )
     choices = recheck.choices()
-    log = RunLog(store, recheck.command(choices, [str(change) for change in changed]))
+    command = recheck.command(choices, [str(change) for change in changed])
+    log = RunLog(store, {**command, "asked": request.asked()})
     noting = NotingProgress(progress, log)
 
     def measure() -> ExitCode:

@@ -44,7 +44,7 @@ class Recheck:
 
     Args:
         version: as registered.
-        registry: its URI.
+        registry: its URI as asked for; None: the store's own.
         past: verdict and evidence.
         folder: of the version's files, which have been checked.
         source: name of the checkpoint that is the baseline.
@@ -54,7 +54,7 @@ class Recheck:
     """
 
     version: Version
-    registry: str
+    registry: str | None
     past: PastVerdict
     folder: Path
     source: str
@@ -278,7 +278,7 @@ def discard_if_gone(plan: Plan, store: Store, digests: FileDigests) -> None:
             store.discard(spec.stage, spec.key)
 
 
-def attempt_of(store: Store, registry: str, version: Version) -> str:
+def attempt_of(store: Store, registry: str | None, version: Version) -> str:
     """What tells a forced measurement from others: of one that was not finished, the same."""
     asked = f"{version.name}@{version.version}"
     for folder in reversed(store.run_folders()):

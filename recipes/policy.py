@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from recipes.alias_names import RULE, can_be_alias
 from recipes.described import Described, Name
 from recipes.schema import Family
 
@@ -204,6 +205,13 @@ class Promotion(Described):
     alias: str = "champion"
     previous_alias: str = "previous"
     prefer: Literal["throughput", "smallest"] = "throughput"
+
+    @field_validator("alias", "previous_alias")
+    @classmethod
+    def _every_registry_has_it(cls, alias: str) -> str:
+        if not can_be_alias(alias):
+            raise ValueError(f"'{alias}' cannot be an alias: {RULE}")
+        return alias
 
 
 # What a variant's other stages and gates are called: plans and verdicts have both by name.

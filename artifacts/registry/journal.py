@@ -19,6 +19,7 @@ from typing import Protocol
 from artifacts.registry.history import State, replay, way_to
 from artifacts.registry.registry import CANDIDATE, CHAMPION, PREVIOUS, Cause, HistoryEntry, Move
 from pipeline.errors import RegistryError
+from recipes.alias_names import RULE, can_be_alias
 
 # So often in a row somebody else may come first before we give up.
 ATTEMPTS = 20
@@ -72,8 +73,15 @@ class Journal:
         """Move the alias, or find it there already (None).
 
         Raises:
-            RegistryError: it does not point to what the move replaces, or there is no such version.
+            RegistryError: it does not point to what the move replaces, there is no such version, or
+                a registry could not have such an alias.
         """
+        # Before the entry: one that is written must be carried out.
+        for alias in (move.alias, move.previous_alias):
+            if alias is not None and not can_be_alias(alias):
+                raise RegistryError(
+                    f"'{alias}' cannot be an alias", where=self._storage.uri, cure=f"give {RULE}"
+                )
 
         def entry_of(state: State) -> HistoryEntry | None:
             current = state.aliases.get(move.alias)

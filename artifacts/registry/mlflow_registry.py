@@ -14,7 +14,7 @@ import shutil
 import sqlite3
 import warnings
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -175,13 +175,16 @@ class MlflowRegistry(JournaledRegistry):
 
     # What the journal is kept by.
 
-    def locked(self, name: str) -> AbstractContextManager[object]:
+    @contextmanager
+    def locked(self, name: str) -> Iterator[None]:
         """Of an embedded registry, a lock beside its file, for all names; else nothing."""
         from filelock import FileLock
 
-        if self._file is None:
-            return nullcontext()
-        return FileLock(f"{self._file}.lock", is_singleton=True)
+        with ExitStack() as held:
+            if self._file is not None:
+                with self._explained():
+                    held.enter_context(FileLock(f"{self._file}.lock", is_singleton=True))
+            yield
 
     def entries(self, name: str) -> list[HistoryEntry]:
         """All entries, losers too, in the order of their numbers."""

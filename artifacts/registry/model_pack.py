@@ -161,6 +161,8 @@ def read_pack(manifest: bytes, read_blob: Callable[[Blob], bytes]) -> ModelPack:
         content = json.loads(manifest)
         if content["artifactType"] != ARTIFACT_TYPE:
             raise ValueError(f"its artifactType is {content['artifactType']}")
+        if not isinstance(content.get("annotations") or {}, dict):
+            raise ValueError("its annotations are no object")
         files = tuple(_packed_file(layer) for layer in content["layers"])
         paths = [file.path for file in files]
         if len(set(paths)) != len(paths):

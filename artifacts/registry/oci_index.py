@@ -38,7 +38,7 @@ def pointers(index: Index) -> dict[str, str]:
     return {
         ref_name(each): numbers[each["digest"]]
         for each in index["manifests"]
-        if can_be_alias(ref_name(each)) and each["digest"] in numbers
+        if is_no_versions_tag(ref_name(each)) and each["digest"] in numbers
     }
 
 
@@ -47,7 +47,7 @@ def ref_name(descriptor: Descriptor) -> str:
     return str(descriptor.get("annotations", {}).get(REF_NAME, ""))
 
 
-def can_be_alias(name: str) -> bool:
+def is_no_versions_tag(name: str) -> bool:
     """Whether it can be a tag, and is no version's."""
     return TAG.fullmatch(name) is not None and VERSION_REF.fullmatch(name) is None
 

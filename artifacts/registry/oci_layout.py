@@ -90,6 +90,13 @@ class OciLayout:
             raise _damaged_index(self.folder / INDEX_FILE, str(error)) from error
         return self._blobs() / digest.partition(":")[2]
 
+    def whole_blob(self, digest: str) -> Path:
+        """The blob's file; raises RegistryError where it is lost."""
+        path = self.blob_path(digest)
+        if not path.is_file():
+            raise _damaged_blob(path, "is missing")
+        return path
+
     def read_blob(self, blob: Blob) -> bytes:
         """The blob's bytes, for small ones.
 
@@ -248,6 +255,6 @@ def _damaged_blob(path: Path, what: str) -> RegistryError:
     return RegistryError(
         f"a blob of the OCI layout {what}",
         where=str(path),
-        cure="delete it, and let it be copied from the store again: `prepare promote RUN "
-        "--replaces VERSION`, with the run of the version, and the version of the alias now",
+        cure="put back a copy of it: a file of the model is copied from the store again, once this "
+        "one is deleted, by `prepare promote RUN --replaces VERSION` with the run of the version",
     )

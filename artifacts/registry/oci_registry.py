@@ -10,7 +10,7 @@ Moves hold a lock in the layout's folder, so nobody comes between the entry and 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
 from artifacts.registry.journaled import JournaledRegistry
@@ -32,7 +32,6 @@ from artifacts.registry.oci_index import (
     REF_NAME,
     blob_of,
     by_version,
-    can_be_alias,
     count_of,
     number_of,
     pointers,
@@ -159,15 +158,20 @@ class OciRegistry(JournaledRegistry):
             return read_pack(manifest, layout.read_blob)
 
     def blob_path(self, name: str, blob: Blob) -> Path:
-        """The file that holds a blob of a model."""
-        return self._layout(name).blob_path(blob.digest)
+        """The file that holds a blob of a model; raises RegistryError where it is lost."""
+        return self._layout(name).whole_blob(blob.digest)
 
     # What the journal is kept by.
 
-    def locked(self, name: str) -> AbstractContextManager[object]:
+    @contextmanager
+    def locked(self, name: str) -> Iterator[None]:
         """A lock in the layout's folder; nothing where there is no layout yet."""
         layout = self._layout(name)
-        return _lock(layout) if layout.exists() else nullcontext()
+        with ExitStack() as held:
+            if layout.exists():
+                with self._explained():
+                    held.enter_context(_lock(layout))
+            yield
 
     def entries(self, name: str) -> list[HistoryEntry]:
         """All entries, losers too, in the order of their numbers."""
@@ -191,8 +195,6 @@ class OciRegistry(JournaledRegistry):
 
     def append(self, name: str, entry: HistoryEntry) -> None:
         """Add an entry under the next free number: the whole file is replaced at once."""
-        for alias in entry.changes:
-            self._check_alias(alias)  # here, since an entry that is written must be carried out
         with self._explained(), self.locked(name):
             layout = self._layout(name)
             kept = self.entries(name)
@@ -222,7 +224,6 @@ class OciRegistry(JournaledRegistry):
 
     def set_alias(self, name: str, alias: str, version: str | None) -> None:
         """Point the alias to the version; None removes it, also where there is none."""
-        self._check_alias(alias)
         with self._explained(), self.locked(name):
             layout = self._layout(name)
             index = layout.read_index()
@@ -265,14 +266,6 @@ class OciRegistry(JournaledRegistry):
                 cure="give a name (--name) without '/' that does not begin with '.'",
             )
         return OciLayout(self.folder / name)
-
-    def _check_alias(self, alias: str) -> None:
-        if not can_be_alias(alias):
-            raise RegistryError(
-                f"'{alias}' cannot be an alias here: it is to be a tag of OCI's, and no version's",
-                where=self.uri,
-                cure="give one of letters, digits, '.', '_' and '-' that is not 'v' and a number",
-            )
 
     def _no_version(self, name: str, version: str) -> RegistryError:
         return RegistryError(

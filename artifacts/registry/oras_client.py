@@ -1,7 +1,7 @@
 """The client of the ORAS project for OCI registries, with what long uploads need beside it.
 
 Imported only where something is sent or fetched: `oras` is an extra (`pip install
-'prepare-model[oci]'`). Read against oras 0.2.43.
+'.[oci]'`). Read against oras 0.2.43.
 """
 
 from __future__ import annotations

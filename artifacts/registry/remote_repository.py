@@ -74,7 +74,7 @@ class RemoteRepository:
             raise RegistryError(
                 f"the client for OCI registries is not installed: {error}",
                 where=reference,
-                cure="pip install 'prepare-model[oci]'",
+                cure="in the clone of prepare: pip install '.[oci]'",
             ) from error
         except ValueError:
             container = None

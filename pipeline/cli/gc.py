@@ -22,7 +22,7 @@ def gc(
 
     Kept is what an alias or the history of a registry names, what a run younger
     than --days used, and all that these rest on. Every registry that promotions
-    of this store went to is asked; --registry adds one.
+    and rechecks of this store went to is asked; --registry adds one.
 
     Examples
 

@@ -36,7 +36,7 @@ def push(
 
     Files that the registry has already are not sent again; the manifest goes
     last, so the tag never names half a model. Logins are those of `docker login`.
-    Needs the extra 'oci': pip install 'prepare-model[oci]'.
+    Needs the extra 'oci': pip install '.[oci]' in its clone.
 
     Examples
 

@@ -122,12 +122,15 @@ def registered_folder(reference: str, registry: str | None, store: Path | None) 
     """
     from artifacts.registry.registry import open_registry
     from pipeline.deployment import check_files, find_version, folder_of
+    from pipeline.digest import FileDigests
     from pipeline.preparation import registry_uri
     from pipeline.settings import load_settings
 
-    version = find_version(open_registry(registry_uri(registry, load_settings(store))), reference)
+    settings = load_settings(store)
+    version = find_version(open_registry(registry_uri(registry, settings)), reference)
     folder = folder_of(version, None, "prepare verify FOLDER")
-    check_files(version, folder)
+    # What is remembered of the weights will do: the check of the bundle reads them all.
+    check_files(version, folder, FileDigests(settings.home / "digests.json"))
     return folder
 
 

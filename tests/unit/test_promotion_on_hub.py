@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hub_write_stand_in import Fault, HubWriteStandIn, point_there
+from hub_write_stand_in import STRANGER, Fault, HubWriteStandIn, point_there
 from listener import Listener
 from test_promotion_of_run import Site, both_good
 from test_runner import ONE, TWO
@@ -113,5 +113,16 @@ def test_what_the_hub_names_stays_in_the_store(hub: HubWriteStandIn, site: Site)
     assert stages
     assert not left & {site.store.stage_folder(s.name.split()[0], str(s.key)) for s in stages}
     hub.faults = [Fault("GET /api/models", 403)]
+    with pytest.raises(RegistryError):
+        find_garbage(site.store, [], 0, Listener())
+
+
+@pytest.mark.parametrize("token", [None, STRANGER])
+def test_what_the_hub_hides_from_us_is_not_garbage(
+    site: Site, hub: HubWriteStandIn, monkeypatch: pytest.MonkeyPatch, token: str | None
+) -> None:
+    """A private repository looks to others as if there were none."""
+    told("promote", f"{site.run.run}:{ONE}")
+    point_there(monkeypatch, hub.url, token=token)
     with pytest.raises(RegistryError):
         find_garbage(site.store, [], 0, Listener())

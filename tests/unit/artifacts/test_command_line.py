@@ -13,6 +13,7 @@ from artifacts.command_line import command_line
 from pipeline.endpoint_gate import GateRequest
 from pipeline.openai_endpoint import OpenAIEndpoint
 from pipeline.preparation import Request, choose
+from pipeline.recheck import RecheckRequest
 from pipeline.settings import Settings
 
 POLICY = """name: strict
@@ -67,6 +68,30 @@ def test_what_others_read_has_no_path_of_this_machine(tmp_path: Path, policy: st
     )
 
 
+def test_where_and_whether_it_promotes(tmp_path: Path) -> None:
+    asked = {"registry": "http://me:secret@mlflow:5000", "promote": False}
+    line = command_line(chosen(tmp_path, "org/model", **asked))
+    assert line.endswith(" --registry 'http://***@mlflow:5000' --no-promote")
+    assert "--registry" not in command_line(chosen(tmp_path, "org/model", **asked), public=True)
+
+
+def test_a_recheck() -> None:
+    """Trusted code is the evidence's; what was not asked for is not shown."""
+    asked = RecheckRequest("tiny@champion", profile="h200", source="./here").asked()
+    command = {
+        **COMMAND,
+        "recheck": "tiny@1",
+        "registry": None,
+        "trust_remote_code": True,
+        "promote": False,
+        "again": "20261121",
+        "asked": asked,
+    }
+    assert command_line(command) == (
+        "prepare recheck tiny@1 --profile h200 --source ./here --force"
+    )
+
+
 @pytest.mark.parametrize("checkpoint", ["org/model@v1", "demo:smollm2-135m"])
 def test_names_that_are_no_paths_stay(tmp_path: Path, checkpoint: str) -> None:
     command = chosen(tmp_path, checkpoint, trust_remote_code=True)
@@ -79,7 +104,7 @@ def test_names_that_are_no_paths_stay(tmp_path: Path, checkpoint: str) -> None:
 def test_a_record_from_before_has_the_names_it_came_to() -> None:
     assert command_line({**COMMAND, "ladder": []}) == (
         "prepare model demo:smollm2-135m --recipe fp8-dynamic --profile cpu --policy demo "
-        "--name smollm2-135m"
+        "--name smollm2-135m --registry sqlite:////somewhere/registry.db"
     )
 
 

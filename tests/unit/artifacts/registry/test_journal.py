@@ -204,3 +204,15 @@ def test_somebody_who_never_stops() -> None:
 
     with pytest.raises(RegistryError, match="20 times in a row"):
         promote(Restless(), "4", None)
+
+
+@pytest.mark.parametrize("alias", ["v3", "3", "latest", "main", "a b", "a.b", "../x", "-a", ""])
+@pytest.mark.parametrize("of", ["alias", "previous_alias"])
+def test_names_that_some_registry_cannot_have(alias: str, of: str) -> None:
+    """Refused before the entry: one that is written must be carried out."""
+    memory = Memory()
+    names = {"alias": "champion", "previous_alias": "previous", of: alias}
+    move = Move(names["alias"], "1", None, Cause("promote", "ann"), names["previous_alias"])
+    with pytest.raises(RegistryError, match="cannot be an alias"):
+        Journal(memory, "m").move(move)
+    assert memory.kept == []

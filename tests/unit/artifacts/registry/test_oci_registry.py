@@ -281,7 +281,7 @@ class TestAliases:
     def test_that_cannot_be_a_tag(self, registry: OciRegistry, folder: Path, alias: str) -> None:
         """Refused before the entry: one that is written must be carried out."""
         register(registry, folder, "a")
-        with pytest.raises(RegistryError, match="cannot be an alias here"):
+        with pytest.raises(RegistryError, match="cannot be an alias"):
             move(registry, "1", alias=alias)
         assert registry.versions(NAME)[0].version == "1"
         assert registry.history(NAME) == []

@@ -42,4 +42,4 @@ def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "artifacts.registry.oras_client", raising=False)
     with pytest.raises(RegistryError, match="is not installed") as caught:
         RemoteRepository("localhost:5000/model")
-    assert "prepare-model[oci]" in caught.value.cure
+    assert ".[oci]" in caught.value.cure
