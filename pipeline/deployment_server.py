@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cached_property
 from pathlib import Path
 from typing import NoReturn
 
@@ -19,7 +18,7 @@ from pipeline.deployment import (
     folder_of,
 )
 from pipeline.digest import FileDigests
-from pipeline.environments.environment import Environment, ensure, identity
+from pipeline.environments.environment import Accelerator, Environment, ensure, identity
 from pipeline.errors import RegistryError, ServingError
 from pipeline.events import Progress
 from pipeline.serving import Server, port_is_free
@@ -49,11 +48,16 @@ class Deployment:
         self.weights = folder_of(version, weights, "prepare serve {reference} --weights FOLDER")
         self._settings = settings
         self._progress = progress
+        # Of the tuples that are tried, some may be of another kind of machine.
+        self._environments: dict[Accelerator, Environment] = {}
+        self._engine_versions: dict[Accelerator, str] = {}
         check_files(version, self.weights, FileDigests(settings.home / "digests.json"))
 
     def differences(self) -> list[str]:
-        """Members in which this machine is not the one judged on; builds an environment only
-        when it is the one that is wanted.
+        """Members in which this machine is not the one judged on.
+
+        An environment is built only where all else is as judged, so never for another kind of
+        machine: what the engine calls itself is the last thing to be asked.
 
         Where a recheck has passed on what is here, nothing differs, and it is served as rechecked.
         """
@@ -66,15 +70,14 @@ class Deployment:
         ]
 
     def _differences_to(self, judged: JudgedTuple) -> list[str]:
-        here = identity("serve", accelerator_of(judged), self._settings)
-        differing = judged.differences(here)
-        if here == judged.environment:
-            version = self._engine_version
-            if version != judged.engine_version:
-                differing.insert(
-                    0, f"engine version: judged {judged.engine_version}, here {version}"
-                )
-        return differing
+        accelerator = accelerator_of(judged)
+        differing = judged.differences(identity("serve", accelerator, self._settings))
+        if differing:
+            return differing
+        version = self._engine_version(accelerator)
+        if version == judged.engine_version:
+            return []
+        return [f"engine version: judged {judged.engine_version}, here {version}"]
 
     def refuse(self, differences: list[str]) -> NoReturn:
         """Raise RegistryError with what differs."""
@@ -95,7 +98,7 @@ class Deployment:
         folder = self._settings.store / "served"
         folder.mkdir(parents=True, exist_ok=True)
         server = Server(
-            self._environment.python,
+            self._environment(accelerator_of(self.judged)).python,
             self.weights,
             self.judged.arguments,
             folder / f"{self.version.name}.{self.version.version}.log",
@@ -114,10 +117,14 @@ class Deployment:
             server.check_alive()
             time.sleep(SECONDS_BETWEEN_LOOKS)
 
-    @cached_property
-    def _engine_version(self) -> str:
-        return engine_version_of(self._environment)
+    def _engine_version(self, accelerator: Accelerator) -> str:
+        if accelerator not in self._engine_versions:
+            self._engine_versions[accelerator] = engine_version_of(self._environment(accelerator))
+        return self._engine_versions[accelerator]
 
-    @cached_property
-    def _environment(self) -> Environment:
-        return ensure("serve", accelerator_of(self.judged), self._settings, self._progress)
+    def _environment(self, accelerator: Accelerator) -> Environment:
+        if accelerator not in self._environments:
+            self._environments[accelerator] = ensure(
+                "serve", accelerator, self._settings, self._progress
+            )
+        return self._environments[accelerator]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -134,7 +134,8 @@ class Recheck:
             checkpoint = self._source(choices, settings, make_demo, digests, progress)
             log.checkpoint(reported(checkpoint), choices.name)
             if preflight := preflight_of(choices, settings):
-                check_early(preflight, choices, progress)
+                made = frozenset({self.past.recipe.name})
+                check_early(replace(preflight, made=made), choices, progress)
             plan = self._plan(choices, checkpoint, settings, sources, digests)
             self._tell_of_questions(plan, progress)
             discard_if_gone(plan, store, digests)

@@ -6,7 +6,7 @@ take. docs/plan.md says how far that was compared with real runs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from pipeline.capacity.sharding import WIDE_TYPES
@@ -51,6 +51,7 @@ def stage_needs(
     recipes: Sequence[Recipe],
     weights: dict[str, VariantWeights],
     profile: ServingProfile | None,
+    made: Collection[str] = (),
 ) -> list[StageNeed]:
     """What each variant's `quantize` and server take, the baseline's server first.
 
@@ -59,10 +60,12 @@ def stage_needs(
         recipes: the baseline and those of the variants.
         weights: what each of them makes of the checkpoint, by name.
         profile: says how it is served; None for some GPU.
+        made: names of recipes whose weights are there already: nothing is quantized for them.
     """
-    made = [quantize_need(inspection, r, weights[r.name], profile) for r in recipes]
+    to_make = [recipe for recipe in recipes if recipe.name not in made]
+    quantized = [quantize_need(inspection, r, weights[r.name], profile) for r in to_make]
     served = [serve_need(inspection, r, weights[r.name], profile) for r in recipes]
-    return [*(need for need in made if need is not None), *served]
+    return [*(need for need in quantized if need is not None), *served]
 
 
 def quantize_need(

@@ -40,12 +40,12 @@ def preflight_of(choices: Choices, settings: Settings) -> Preflight | None:
 def early_faults(preflight: Preflight, choices: Choices) -> list[PrepareError]:
     """What can be told before anything is fetched, hashed or built.
 
-    The disk is among it only for a checkpoint that still has to be downloaded and a store without
-    variants: of any other, what is in the store already is known from the plan.
+    The disk is among it only for a checkpoint that still has to be downloaded, where no variant to
+    be made may be in the store already: of any other, what is there is known from the plan.
     """
     faults = preflight.faults()
     reference = choices.reference
-    if reference.kind == "hub" and not _has_variants(preflight.store):
+    if reference.kind == "hub" and not _may_have_variants(preflight):
         missing = bytes_to_download(reference.name, reference.revision)
         if missing:
             here = missing if _is_on_the_same_disk(preflight.store) else 0
@@ -63,8 +63,11 @@ def stored_variants(plan: Plan, find: Find) -> set[str]:
     return {v.recipe.name for v in plan.variants if find(v.stages["quantize"]) is not None}
 
 
-def _has_variants(store: Path) -> bool:
-    folder = store / "stages" / "quantize"
+def _may_have_variants(preflight: Preflight) -> bool:
+    """Whether a variant that is still to be made might be in the store all the same."""
+    if preflight.made.issuperset(recipe.name for recipe in preflight.recipes):
+        return False
+    folder = preflight.store / "stages" / "quantize"
     return folder.is_dir() and any(folder.iterdir())
 
 

@@ -109,6 +109,8 @@ def unsuitable(
     architecture: str,
     profile: ServingProfile,
     flags: frozenset[str],
+    *,
+    made: bool = False,
 ) -> Iterable[PrepareError]:
     """A recipe that is not for this model or this machine; see pipeline/suitability.py.
 
@@ -119,14 +121,17 @@ def unsuitable(
         architecture: first of config.json's architectures.
         profile: says what it is served on.
         flags: of the CPU.
+        made: its weights are there already, so that only serving them is still to come.
     """
-    seen: tuple[Callable[[], None], ...] = (
+    serving: tuple[Callable[[], None], ...] = (
         lambda: check_servable(recipe, profile.accelerator, flags),
+    )
+    making: tuple[Callable[[], None], ...] = (
         lambda: check_architecture(recipe, architecture),
         lambda: check_experts(recipe, source.tensors),
         lambda: check_shapes(recipe, weights),
     )
-    for check in seen:
+    for check in serving if made else (*serving, *making):
         try:
             check()
         except PrepareError as fault:
@@ -175,9 +180,13 @@ def too_little_memory(
     weights: Weights,
     profile: ServingProfile,
     machine: Machine,
+    made: Collection[str] = (),
 ) -> Iterable[PrepareError]:
-    """Stages that need more of the machine's memory than there is."""
-    for need in stage_needs(inspection, recipes, weights, profile):
+    """Stages that need more of the machine's memory than there is.
+
+    Nothing is quantized for the recipes named in `made`: their weights are there already.
+    """
+    for need in stage_needs(inspection, recipes, weights, profile, made):
         if need.host_bytes is not None and need.host_bytes > machine.memory_bytes:
             yield PreflightError(
                 f"the stage '{need.stage}' of '{need.variant}' needs about "
@@ -196,7 +205,7 @@ def too_little_disk(
 
     Args:
         weights: of the variants.
-        stored: variants whose weights are in the store already.
+        stored: variants whose weights are there already.
         download: bytes of the checkpoint that still have to be fetched to the same disk.
         machine: that has the disk.
         store: its folder, for messages.
@@ -216,7 +225,8 @@ def too_little_disk(
         f"the run needs {needed / 1e9:,.1f} GB of disk ({', '.join(parts)}), "
         f"{machine.free_disk_bytes / 1e9:,.1f} GB are free",
         where=store,
-        cure="free some space, name another place with --store DIR, or leave recipes out",
+        cure="free some space"
+        + (", name another place with --store DIR, or leave recipes out" if to_make else ""),
     )
 
 

@@ -31,6 +31,8 @@ class Preflight:
         machine: that all of it happens on.
         store: folder of the store, for messages.
         trust_remote_code: run Python code from the checkpoint.
+        made: names of recipes whose weights are there already, wherever they are: what only
+            quantizing needs is not asked of them.
     """
 
     source: Source
@@ -40,6 +42,7 @@ class Preflight:
     machine: Machine
     store: Path
     trust_remote_code: bool = False
+    made: frozenset[str] = frozenset()
 
     def faults(self) -> list[PrepareError]:
         """All that would make the run fail, the disk left out."""
@@ -49,11 +52,12 @@ class Preflight:
         """Too little disk; at most one.
 
         Args:
-            stored: recipes whose variants are in the store already.
+            stored: recipes whose variants are in the store already, beside those in `made`.
             download: bytes of the checkpoint that have to be fetched to the store's disk.
         """
+        have = self.made.union(stored)
         return present(
-            checks.too_little_disk(self.weights, stored, download, self.machine, str(self.store))
+            checks.too_little_disk(self.weights, have, download, self.machine, str(self.store))
         )
 
     @property
@@ -107,6 +111,7 @@ class Preflight:
                     self.architecture,
                     self.profile,
                     flags,
+                    made=recipe.name in self.made,
                 )
             ),
         ]
@@ -115,13 +120,10 @@ class Preflight:
         inspection = self._inspection
         if isinstance(inspection, CheckpointError):
             return []  # told by `notes`
-        everything = (self.baseline, *self.recipes)
+        about = (inspection, (self.baseline, *self.recipes), self.weights)
         return [
-            *(
-                fault
-                for check in (checks.too_little_gpu_memory, checks.too_little_memory)
-                for fault in check(inspection, everything, self.weights, self.profile, self.machine)
-            ),
+            *checks.too_little_gpu_memory(*about, self.profile, self.machine),
+            *checks.too_little_memory(*about, self.profile, self.machine, self.made),
         ]
 
     @cached_property

@@ -15,13 +15,14 @@ import pytest
 from judged_run import JudgedRun
 from listener import Listener
 from pretend_stages import PretendExecutor, PretendModels, edit
+from published_models import LLAMA_3_8B, dense, source
 from typer.testing import CliRunner
 
 from artifacts.bundle import BUNDLE
 from artifacts.registry.mlflow_registry import MlflowRegistry
 from artifacts.registry.registry import FILES_TAG
 from pipeline import recheck, recheck_run, runner
-from pipeline.catalog import RECIPES
+from pipeline.catalog import RECIPES, load_profile
 from pipeline.cli.main import app
 from pipeline.deployment import accepted_tuples, digest_of_other_files, find_version
 from pipeline.digest import digest_json
@@ -35,13 +36,16 @@ from pipeline.errors import (
     UsageError,
 )
 from pipeline.hardware import hardware
+from pipeline.preflight.machine import Machine
+from pipeline.preflight.preflight import Preflight
+from pipeline.preparation import Choices
 from pipeline.promotion_of_run import promote_run
 from pipeline.promotion_stage import Order
 from pipeline.recheck import Outcome, RecheckRequest, run_recheck, stands
 from pipeline.recheck_record import RECHECK_TAG, rechecks_of
 from pipeline.records import RunReport
 from pipeline.run_log import find_run
-from pipeline.settings import load_settings
+from pipeline.settings import Settings, load_settings
 from pipeline.store import Store
 from pipeline.verdict_check import check_run
 
@@ -279,6 +283,40 @@ class TestSomethingChanged:
         # The same weights: what was measured of them still holds.
         assert statuses["verify", RECIPE] == statuses["judge", RECIPE] == "reused"
         assert adopted.is_file()
+
+
+class TestPreflight:
+    """A large source on a GPU whose machine has little memory; sizes are made up."""
+
+    def with_memory(self, site: Site, monkeypatch: pytest.MonkeyPatch, gpu: str) -> Outcome:
+        machine = Machine(10**9, 10**9, gpu=gpu, gpus=1, compute_capability=9.0)
+
+        def preflight_of(choices: Choices, settings: Settings) -> Preflight:
+            return Preflight(
+                source=source(LLAMA_3_8B, dense(LLAMA_3_8B)),
+                recipes=choices.recipes,
+                baseline=choices.baseline,
+                profile=load_profile("h100" if gpu else "cpu"),
+                machine=machine,
+                store=settings.store,
+            )
+
+        monkeypatch.setattr(recheck_run, "preflight_of", preflight_of)
+        site.serve = "3" * 64
+        return site.recheck()
+
+    def test_no_memory_is_asked_for_quantizing(
+        self, site: Site, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        outcome = self.with_memory(site, monkeypatch, "NVIDIA H100 80GB HBM3")
+        assert (outcome.stands, outcome.exit_code) == (True, 0)
+
+    def test_memory_is_asked_for_serving(self, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+        error = _report(self.with_memory(site, monkeypatch, "")).error
+        assert error is not None
+        assert f"the stage 'serve' of '{RECIPE}' needs" in error["what"]
+        assert "quantize" not in error["what"]
+        assert site.models.served == []
 
 
 class TestWhatIsKept:

@@ -77,6 +77,7 @@ class TestNeeds:
         assert served[FP8] == 4 * quantized + 2 * (EMBEDDED + NORMS) + 3 * GIB
         [quantize] = [n for n in needs if n.stage == "quantize"]
         assert quantize.variant == FP8
+        assert stage_needs(llama, recipes, weights, profile, {FP8}) == needs[1:]
 
     def test_a_gpus_server_is_not_known(self, llama: Inspection) -> None:
         assert stage(planned(llama), FP8, "serve")["host_bytes"] is None

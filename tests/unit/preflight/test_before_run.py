@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -157,7 +158,7 @@ class TestDownload:
     @pytest.fixture
     def told(
         self, settings: Settings, monkeypatch: pytest.MonkeyPatch
-    ) -> Callable[[], list[PrepareError]]:
+    ) -> Callable[..., list[PrepareError]]:
         machine_of(monkeypatch, free_disk_bytes=20 * 10**9)
         hub = "pipeline.preflight.before_run"
         model = source(LLAMA_3_8B, dense(LLAMA_3_8B))
@@ -165,27 +166,48 @@ class TestDownload:
         monkeypatch.setattr(f"{hub}.bytes_to_download", lambda *_: model.weights_bytes)
         monkeypatch.setattr(f"{hub}._is_on_the_same_disk", lambda _: True)
 
-        def ask() -> list[PrepareError]:
+        def ask(*made: str) -> list[PrepareError]:
             choices = choose(request("org/name"), settings)
             preflight = preflight_of(choices, settings)
             assert preflight is not None
-            return early_faults(preflight, choices)
+            return early_faults(replace(preflight, made=frozenset(made)), choices)
 
         return ask
 
-    def test_disk_for_it_and_all_variants(self, told: Callable[[], list[PrepareError]]) -> None:
+    def test_disk_for_it_and_all_variants(self, told: Callable[..., list[PrepareError]]) -> None:
         (fault,) = told()
         assert "(download 16.1, fp8-dynamic 9.1, awq-w4a16 5.8)" in fault.what
 
+    def test_weights_that_are_there_take_none(
+        self, told: Callable[..., list[PrepareError]]
+    ) -> None:
+        assert told("fp8-dynamic", "awq-w4a16") == []
+        (fault,) = told("fp8-dynamic")
+        assert "(download 16.1, awq-w4a16 5.8)" in fault.what
+
+    def test_the_download_alone_may_be_too_much(
+        self,
+        told: Callable[..., list[PrepareError]],
+        settings: Settings,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        machine_of(monkeypatch, free_disk_bytes=10**10)
+        # With every variant made, nothing in the store has to be waited for.
+        (settings.store / "stages" / "quantize" / "abc").mkdir(parents=True)
+        (fault,) = told("fp8-dynamic", "awq-w4a16")
+        assert "needs 16.1 GB of disk (download 16.1)" in fault.what
+        assert "recipes" not in fault.cure
+        assert told("fp8-dynamic") == []
+
     def test_a_store_with_variants_is_left_for_later(
-        self, told: Callable[[], list[PrepareError]], settings: Settings
+        self, told: Callable[..., list[PrepareError]], settings: Settings
     ) -> None:
         """Which of them are of this checkpoint is known when it is here."""
         (settings.store / "stages" / "quantize" / "abc").mkdir(parents=True)
         assert told() == []
 
     def test_another_disk(
-        self, told: Callable[[], list[PrepareError]], monkeypatch: pytest.MonkeyPatch
+        self, told: Callable[..., list[PrepareError]], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         place = "pipeline.preflight.before_run._is_on_the_same_disk"
         monkeypatch.setattr(place, lambda _: False)

@@ -149,6 +149,15 @@ class TestGroups:
         assert "'awq-w4a16' does not suit this checkpoint" in words
         assert "'fp8-dynamic'" not in words
 
+    def test_weights_that_are_there_have_their_groups(self) -> None:
+        found = preflight(LLAMA_3_8B | {"hidden_size": 4176, "num_attention_heads": 36})
+        assert replace(found, made=frozenset({AWQ})).faults() == []
+
+    def test_weights_that_are_there_still_need_kernels(self) -> None:
+        found = preflight(recipes=("nvfp4",))
+        words = told(replace(found, made=frozenset({"nvfp4"})).faults())
+        assert "'nvfp4' cannot be served on this machine" in words
+
     def test_what_a_smaller_size_divides(self) -> None:
         config = LLAMA_3_8B | {"hidden_size": 4128, "num_attention_heads": 43}  # 32 x 129
         config |= {"num_key_value_heads": 43}
@@ -231,6 +240,22 @@ class TestMemory:
         assert "the stage 'serve' of 'baseline'" in words
         assert "quantize" not in words
 
+    def test_weights_that_are_there_are_not_made_again(self) -> None:
+        machine = replace(H100, memory_bytes=10**9)
+        found = preflight(machine=machine, profile="h100")
+        assert len(found.faults()) == 2
+        words = told(replace(found, made=frozenset({FP8})).faults())
+        assert f"the stage 'quantize' of '{AWQ}'" in words
+        assert FP8 not in words
+        assert replace(found, made=frozenset({FP8, AWQ})).faults() == []
+
+    def test_weights_that_are_there_are_served_all_the_same(self) -> None:
+        found = preflight(machine=replace(LARGE, memory_bytes=10**9), recipes=(AWQ,))
+        words = told(replace(found, made=frozenset({AWQ})).faults())
+        assert "the stage 'serve' of 'baseline'" in words
+        assert f"the stage 'serve' of '{AWQ}'" in words
+        assert "quantize" not in words
+
     def test_a_gpu_does_not(self) -> None:
         machine = replace(H100, memory_bytes=20 * 10**9)
         assert preflight(machine=machine, profile="h100", recipes=(AWQ,)).faults() == []
@@ -249,6 +274,12 @@ class TestDisk:
         found = preflight(machine=replace(LARGE, free_disk_bytes=14 * 10**9))
         assert found.disk_fault({FP8}) == []
         assert found.disk_fault({AWQ}) == []
+
+    def test_what_is_made_elsewhere_needs_none(self) -> None:
+        found = preflight(machine=replace(LARGE, free_disk_bytes=5 * 10**9))
+        made = replace(found, made=frozenset({FP8}))
+        assert "needs 5.8 GB of disk (awq-w4a16 5.8)" in told(made.disk_fault(()))
+        assert made.disk_fault({AWQ}) == []
 
     def test_the_download_counts(self) -> None:
         found = preflight(machine=replace(LARGE, free_disk_bytes=20 * 10**9))
