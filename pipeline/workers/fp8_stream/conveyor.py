@@ -123,10 +123,11 @@ class Conveyor:
             full = self._unpushed >= PUSH_BYTES
             if full:
                 self._unpushed = 0
+        if full:
+            # Before this piece is counted: then the file is still open when its turn comes.
+            self._flush(file.push)
         if file.piece_done():
             self._flush(file.finish)
-        elif full:
-            self._flush(file.push)
 
     def _flush(self, step: Callable[[], None]) -> None:
         self._flushes.append(self._flusher.submit(self._flushed, step))
