@@ -19,13 +19,12 @@ from pipeline.checkpoint import SMALL_FILES, matches
 from pipeline.errors import CheckpointError
 from pipeline.inspection.model_shape import LAYERS, text_level, whole_number
 from pipeline.inspection.module_kind import VISION
-from pipeline.safetensors_header import PREFIX_BYTES, Tensor, read_header
+from pipeline.safetensors_header import Tensor, header_bytes, read_header
 from pipeline.weight_files import INDEX, read_json, weight_files
 
 KEPT_LAYERS = 2
 WEIGHTS = "model.safetensors"
 COPY_BYTES = 16 * 2**20
-ALIGNMENT = 8  # of the data; safetensors pads the header with spaces
 
 # A rule by which layers differ that is a period, not a list: the first two stay as they are.
 PERIODS = (
@@ -229,25 +228,20 @@ def _places(folder: Path) -> dict[str, _Place]:
 
 def _write(file: Path, tensors: dict[str, _Place]) -> int:
     """Write a safetensors file of these tensors; returns its size."""
-    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    entries = {}
     position = 0
     for name, place in tensors.items():
         size = place.tensor.end - place.tensor.begin
-        entries[name] = {
-            "dtype": place.tensor.dtype,
-            "shape": list(place.tensor.shape),
-            "data_offsets": [position, position + size],
-        }
+        entries[name] = (place.tensor.dtype, place.tensor.shape, (position, position + size))
         position += size
-    header = json.dumps(entries).encode()
-    header += b" " * (-len(header) % ALIGNMENT)
+    header = header_bytes(entries)
     with file.open("wb") as output:
-        output.write(len(header).to_bytes(PREFIX_BYTES, "little") + header)
+        output.write(header)
         for place in tensors.values():
             with place.file.open("rb") as source:
                 source.seek(place.offset)
                 _copy(source, output, place.tensor.end - place.tensor.begin, place.file)
-    return PREFIX_BYTES + len(header) + position
+    return len(header) + position
 
 
 def _copy(source: BinaryIO, output: BinaryIO, count: int, file: Path) -> None:

@@ -1,4 +1,4 @@
-"""Reads and checks the header of a .safetensors file, without torch and without the data.
+"""Reads, checks and writes the header of a .safetensors file, without torch and without the data.
 
 The format: 8 bytes little-endian length N, N bytes of JSON, then the tensors' bytes, which the
 header's offsets (counted from the end of the JSON) cover without gap or overlap.
@@ -18,6 +18,7 @@ PREFIX_BYTES = 8
 MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library itself
 MAX_DIMENSIONS = 64  # torch's own limit; keeps a hostile shape's product small
 METADATA_KEY = "__metadata__"
+ALIGNMENT = 8  # of the first tensor byte; the library pads the header with spaces
 
 # Bits an element takes, by safetensors 0.8.
 DTYPE_BITS = {
@@ -90,8 +91,8 @@ def read_header(path: Path) -> SafetensorsHeader:
         with path.open("rb") as file:
             size = file.seek(0, 2)
             file.seek(0)
-            header_bytes = _header_bytes(file.read(PREFIX_BYTES), size, path)
-            text = file.read(header_bytes)
+            length = _header_length(file.read(PREFIX_BYTES), size, path)
+            text = file.read(length)
     except OSError as error:
         raise CheckpointError(
             f"the weights cannot be read: {error.strerror}", where=str(path)
@@ -100,7 +101,7 @@ def read_header(path: Path) -> SafetensorsHeader:
     metadata = _metadata(entries.pop(METADATA_KEY, {}), path)
     tensors = {name: checked_tensor(name, entry, path) for name, entry in entries.items()}
     data_bytes = _check_coverage(tensors, path)
-    promised = PREFIX_BYTES + header_bytes + data_bytes
+    promised = PREFIX_BYTES + length + data_bytes
     if size != promised:
         raise CheckpointError(
             f"the file has {size} bytes, its header promises {promised}"
@@ -108,10 +109,23 @@ def read_header(path: Path) -> SafetensorsHeader:
             where=str(path),
             cure=DOWNLOAD_AGAIN,
         )
-    return SafetensorsHeader(tensors, metadata, PREFIX_BYTES + header_bytes, data_bytes)
+    return SafetensorsHeader(tensors, metadata, PREFIX_BYTES + length, data_bytes)
 
 
-def _header_bytes(prefix: bytes, size: int, path: Path) -> int:
+def header_bytes(entries: dict[str, tuple[str, tuple[int, ...], tuple[int, int]]]) -> bytes:
+    """A safetensors file up to its data, for (dtype, shape, data offsets) by name.
+
+    "format" is in it since transformers loads no file without.
+    """
+    content: dict[str, object] = {METADATA_KEY: {"format": "pt"}}
+    for name, (dtype, shape, offsets) in entries.items():
+        content[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": list(offsets)}
+    text = json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % ALIGNMENT)
+    return len(text).to_bytes(PREFIX_BYTES, "little") + text
+
+
+def _header_length(prefix: bytes, size: int, path: Path) -> int:
     if len(prefix) < PREFIX_BYTES:
         raise _damaged(f"the file has {size} bytes, too few for a safetensors file", path)
     if prefix == b"version ":

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from pipeline.digest import digest_json
 from pipeline.errors import StoreError
+from pipeline.folder_flush import flush_folder
 from pipeline.records import StageRecord
 
 RECORD = "stage.json"
@@ -240,12 +241,3 @@ def flush_to_disk(folder: Path) -> None:
         elif path.is_dir():
             flush_folder(path)
     flush_folder(folder)
-
-
-def flush_folder(folder: Path) -> None:
-    """Wait until the names in a folder have reached the disk."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

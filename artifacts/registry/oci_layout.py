@@ -21,6 +21,7 @@ from typing import Any
 from artifacts.registry.model_pack import Blob, as_json, check_digest
 from pipeline.digest import BLOCK_BYTES, digest_file
 from pipeline.errors import RegistryError
+from pipeline.folder_flush import flush_folder
 
 LAYOUT_FILE = "oci-layout"
 INDEX_FILE = "index.json"
@@ -199,15 +200,6 @@ def copy_and_hash(source: Path, destination: Path) -> Blob:
             _write_all(writer.fileno(), view[:count])
             size += count
     return Blob(f"sha256:{sha256.hexdigest()}", size)
-
-
-def flush_folder(folder: Path) -> None:
-    """Make the names in a folder survive a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _write_all(descriptor: int, view: memoryview) -> None:

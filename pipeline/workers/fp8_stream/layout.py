@@ -5,19 +5,17 @@ So each piece of a tensor can be read, cast and written on its own, in any order
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.inspection.linear_layers import WEIGHT
-from pipeline.safetensors_header import DTYPE_BITS, METADATA_KEY, PREFIX_BYTES, SafetensorsHeader
+from pipeline.safetensors_header import DTYPE_BITS, SafetensorsHeader, header_bytes
 
 FP8 = "F8_E4M3"
 BLOCK = 128  # rows and columns of a block, by DeepSeek-V3's layout and the preset FP8_BLOCK
 # Scales a weight has, by preset: one a row, or one a block.
 SCHEMES = ("FP8_DYNAMIC", "FP8_BLOCK")
-ALIGNMENT = 8  # of the first tensor byte, by the safetensors format
 _WIDEST_FIRST = {dtype: -place for place, dtype in enumerate(DTYPE_BITS)}
 
 
@@ -159,19 +157,6 @@ def byte_size(dtype: str, shape: tuple[int, ...]) -> int:
     for size in shape:
         elements *= size
     return elements * DTYPE_BITS[dtype] // 8
-
-
-def header_bytes(entries: dict[str, tuple[str, tuple[int, ...], tuple[int, int]]]) -> bytes:
-    """A safetensors file up to its data, for (dtype, shape, data offsets) by name.
-
-    "format" is in it since transformers loads no file without.
-    """
-    content: dict[str, object] = {METADATA_KEY: {"format": "pt"}}
-    for name, (dtype, shape, offsets) in entries.items():
-        content[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": list(offsets)}
-    text = json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % ALIGNMENT)
-    return len(text).to_bytes(PREFIX_BYTES, "little") + text
 
 
 def pieces(move: Move, scheme: str, piece_bytes: int) -> Iterator[Piece]:

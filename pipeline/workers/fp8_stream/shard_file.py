@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 
 from pipeline.errors import CheckpointError
+from pipeline.folder_flush import flush_folder
 from pipeline.workers.fp8_stream.layout import Piece, ShardPlan
 
 UNFINISHED = ".unfinished"
@@ -95,12 +96,3 @@ class ShardFile:
 def unfinished(final: Path) -> Path:
     """What the file is called before it is whole: no name that a loader takes for weights."""
     return final.with_name(f".{final.name}{UNFINISHED}")
-
-
-def flush_folder(folder: Path) -> None:
-    """Have the disk keep the names in a folder."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
