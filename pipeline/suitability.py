@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from pipeline.errors import StageError, UsageError
 from pipeline.inspection.divisibility import undivided_rows
-from pipeline.inspection.module_kind import is_expert_stack
+from pipeline.inspection.ignored import decoder_layers
+from pipeline.inspection.module_kind import is_expert_stack, module_kind
 from pipeline.quantizers import is_streamed
 from pipeline.safetensors_header import Tensor
 from pipeline.variant_size import VariantWeights
@@ -101,6 +103,34 @@ def check_experts(recipe: Recipe, tensors: Mapping[str, Tensor]) -> None:
                 "layer in one tensor",
                 where=f"--recipe {recipe.name}",
                 cure="choose fp8-dynamic, which leaves such experts in 16 bits",
+            )
+
+
+def check_mtp(recipe: Recipe, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> None:
+    """See that no layers for multi-token prediction would be lost.
+
+    A stream copies them. transformers does not load them, so a recipe that builds the model would
+    not save them. llm-compressor copies some back: names that begin with `mtp`, where config.json
+    counts them under two keys that it knows. That was never tried here, so those are refused too.
+
+    Args:
+        recipe: that is asked for.
+        tensors: of the checkpoint's headers, by name.
+        config: the checkpoint's config.json.
+
+    Raises:
+        StageError: the source has such layers, and the recipe is not streamed.
+    """
+    if is_streamed(recipe.quantization.model_dump()):
+        return
+    layers = decoder_layers(config)
+    for name, tensor in tensors.items():
+        if module_kind(name, len(tensor.shape), layers) == "mtp":
+            raise StageError(
+                f"'{recipe.name}' does not suit this checkpoint: '{name}' is of a head for "
+                "multi-token prediction, which transformers does not load, so it would be lost",
+                where=f"--recipe {recipe.name}",
+                cure="choose fp8-dynamic, which copies such heads as they are",
             )
 
 

@@ -19,6 +19,7 @@ from pipeline.preflight.machine import Machine
 from pipeline.suitability import (
     check_architecture,
     check_experts,
+    check_mtp,
     check_servable,
     check_shapes,
 )
@@ -129,6 +130,7 @@ def unsuitable(
     making: tuple[Callable[[], None], ...] = (
         lambda: check_architecture(recipe, architecture),
         lambda: check_experts(recipe, source.tensors),
+        lambda: check_mtp(recipe, source.tensors, source.config),
         lambda: check_shapes(recipe, weights),
     )
     for check in serving if made else (*serving, *making):

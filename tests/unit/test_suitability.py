@@ -6,13 +6,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from published_models import LLAMA_3_8B, MIXTRAL_8X22B, Shapes, dense, inspected, mixtral, source
+from published_models import (
+    DEEPSEEK_V3,
+    LLAMA_3_8B,
+    MIXTRAL_8X22B,
+    Shapes,
+    deepseek,
+    dense,
+    inspected,
+    mixtral,
+    source,
+)
 
 from pipeline.catalog import load_recipe, recipe_names
 from pipeline.errors import StageError, UsageError
 from pipeline.suitability import (
     check_architecture,
     check_experts,
+    check_mtp,
     check_servable,
     check_shapes,
     cpu_flags,
@@ -145,3 +156,31 @@ class TestExperts:
         check_experts(load_recipe("fp8-block"), stacked)
         apart = source(MIXTRAL_8X22B, mixtral(MIXTRAL_8X22B)).tensors
         check_experts(load_recipe("awq-w4a16"), apart)
+
+
+class TestMultiTokenPrediction:
+    NAMED: Shapes = dense(DEMO) | {"mtp.layers.0.mlp.up_proj.weight": (32, 64)}
+
+    @pytest.mark.parametrize("name", sorted({*recipe_names()} - {"fp8-dynamic", "fp8-block"}))
+    def test_is_refused_by_name_and_as_a_layer_after_the_last(self, name: str) -> None:
+        recipe = load_recipe(name)
+        with pytest.raises(StageError, match=r"'mtp\.layers\.0\.mlp\.up_proj") as caught:
+            check_mtp(recipe, source(DEMO, self.NAMED).tensors, DEMO)
+        assert "fp8-dynamic" in caught.value.cure
+        layers = {"model.layers.61.input_layernorm.weight": (7168,)}
+        with pytest.raises(StageError, match=r"'model\.layers\.61\.input_layernorm"):
+            check_mtp(recipe, source(DEEPSEEK_V3, layers).tensors, DEEPSEEK_V3)
+
+    def test_is_copied_by_a_stream(self) -> None:
+        for name in ("fp8-dynamic", "fp8-block"):
+            check_mtp(load_recipe(name), source(DEMO, self.NAMED).tensors, DEMO)
+
+    def test_models_without_are_not_refused(self) -> None:
+        recipe = load_recipe("awq-w4a16")
+        for config, shapes in (
+            (LLAMA_3_8B, dense(LLAMA_3_8B)),
+            (MIXTRAL_8X22B, mixtral(MIXTRAL_8X22B)),
+        ):
+            check_mtp(recipe, source(config, shapes).tensors, config)
+        last = {n: s for n, s in deepseek(DEEPSEEK_V3).items() if "layers.61." not in n}
+        check_mtp(recipe, source(DEEPSEEK_V3, last).tensors, DEEPSEEK_V3)

@@ -101,6 +101,15 @@ class TestNothingWrong:
         assert time.process_time() - started < 1
 
 
+def test_layers_that_only_a_stream_copies() -> None:
+    """A layer after the last is for multi-token prediction, and transformers does not load it."""
+    last = {"model.layers.32.eh_proj.weight": (4096, 8192)}
+    shapes = dense(LLAMA_3_8B) | last
+    faults = preflight(shapes=shapes, recipes=(FP8, AWQ)).faults()
+    assert len(faults) == 1
+    assert f"'{AWQ}' does not suit this checkpoint: '{next(iter(last))}'" in told(faults)
+
+
 class TestCheckpoint:
     def test_an_architecture_that_does_not_generate(self) -> None:
         config = LLAMA_3_8B | {"architectures": ["BertModel"]}
