@@ -9,7 +9,7 @@ from typing import Any
 
 from pipeline.inspection.divisibility import undivided_columns
 from pipeline.inspection.ignored import ignore_list
-from pipeline.inspection.linear_layers import is_quantizable, is_tied
+from pipeline.inspection.linear_layers import is_head, is_quantizable, is_tied
 from pipeline.inspection.precision import Precision, precision_of
 from pipeline.inspection.source import read_folder
 from pipeline.safetensors_header import Tensor
@@ -75,11 +75,7 @@ def variant_weights(
             source stores both, the variant has it once.
     """
     tied = is_tied(config)
-    kept = {
-        name: tensor
-        for name, tensor in tensors.items()
-        if not (tied and name.startswith("lm_head"))
-    }
+    kept = {name: tensor for name, tensor in tensors.items() if not (tied and is_head(name))}
     chosen = set()
     if not isinstance(quantization, NoQuantization):
         ignore = ignore_list(tensors, config, quantization.ignore)

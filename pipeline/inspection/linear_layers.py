@@ -9,6 +9,7 @@ from pipeline.ignored_modules import is_ignored
 from pipeline.safetensors_header import Tensor
 
 WEIGHT = ".weight"
+HEAD = "lm_head.weight"
 
 
 def is_quantizable(name: str, tensor: Tensor, ignore: list[str]) -> bool:
@@ -22,6 +23,11 @@ def is_linear_weight(name: str, tensor: Tensor) -> bool:
         return False
     module = name.removesuffix(WEIGHT)
     return "embed" not in module.rpartition(".")[2] and not module.endswith((".wte", ".wpe"))
+
+
+def is_head(name: str) -> bool:
+    """Whether it is the output head's matrix, whatever the checkpoint's prefix before its name."""
+    return name.endswith(HEAD)
 
 
 def is_tied(config: Mapping[str, Any]) -> bool:

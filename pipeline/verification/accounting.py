@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass, field
 
 from pipeline.errors import VerificationError
-from pipeline.inspection.linear_layers import is_quantizable
+from pipeline.inspection.linear_layers import is_head, is_quantizable
 from pipeline.safetensors_header import Tensor
 from pipeline.verification.layer_weights import SCALE_TYPES, Part, parts_of
 from pipeline.verification.number_types import FLOATING
@@ -19,7 +19,6 @@ from pipeline.verification.weight_format import WeightFormat
 
 KEY_LAYERS = ("k_proj.weight", "qkv_proj.weight", "kv_b_proj.weight")
 KV_SCALES = ("k_scale", "v_scale")
-HEAD = "lm_head"
 EMBEDDING = re.compile(r".*embed_tokens\.weight|.*\.wte\.weight|.*embed_in\.weight")
 
 
@@ -67,7 +66,7 @@ def account(
     left = dict(variant.tensors)
     for name, tensor in source.tensors.items():
         header = Tensor(tensor.dtype, tensor.shape, 0, tensor.size)
-        head = tied and name.startswith(HEAD)
+        head = tied and is_head(name)
         if is_quantizable(name, header, ignore) and not (head and name not in variant.tensors):
             _take_parts(tensor, form, variant, left)
             found.quantized.append(tensor)
@@ -84,8 +83,8 @@ def account(
     if kv_scales:
         found.kv_scales = _take_kv_scales(source, variant, left)
     embedding = _embedding(source)
-    if tied and embedding is not None and f"{HEAD}.weight" in left:
-        found.merged.append((left.pop(f"{HEAD}.weight"), embedding))
+    if tied and embedding is not None:
+        found.merged += [(left.pop(name), embedding) for name in filter(is_head, list(left))]
     for name, stranger in left.items():
         raise VerificationError(
             f"'{name}' stems from no tensor of the source, nor does the recipe make it",

@@ -34,7 +34,7 @@ def main() -> None:
     print(json.dumps(answers))
 
 
-def make(folder: str, *, intermediate: int, tied: bool, heads_differ: bool = False) -> None:
+def make(folder: str, *, intermediate: int, tied: bool, head_stored: bool = False) -> None:
     """A tiny Llama whose matrices have every kind of row, in two shards."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -55,17 +55,17 @@ def make(folder: str, *, intermediate: int, tied: bool, heads_differ: bool = Fal
         if name.endswith("proj.weight"):
             spoil(parameter.data)
     model.save_pretrained(folder, max_shard_size="40KB")
-    if heads_differ:
+    if head_stored:
         store_head(Path(folder), model)
 
 
 def store_head(folder: Path, model: Any) -> None:
-    """Store an lm_head beside the embedding that config.json says it is."""
+    """Store the embedding again as the lm_head that config.json says it is."""
     from safetensors.torch import save_file
 
     index_file = folder / "model.safetensors.index.json"
     index = json.loads(index_file.read_text())
-    head = model.model.embed_tokens.weight.detach().clone() * 2
+    head = model.model.embed_tokens.weight.detach().clone()
     save_file({"lm_head.weight": head}, folder / "head.safetensors", metadata={"format": "pt"})
     index["weight_map"]["lm_head.weight"] = "head.safetensors"
     index_file.write_text(json.dumps(index))

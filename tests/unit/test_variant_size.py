@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.catalog import load_recipe
-from pipeline.variant_size import estimated_bytes
+from pipeline.safetensors_header import Tensor
+from pipeline.variant_size import estimated_bytes, variant_weights
 
 LAYERS, HIDDEN, INNER, KEY_VALUE, VOCABULARY = 30, 576, 1536, 192, 49152
 
@@ -69,3 +70,14 @@ def test_the_baseline_keeps_its_size(tmp_path: Path) -> None:
     smollm2_headers(tmp_path)
     estimate = estimated_bytes(tmp_path, load_recipe("baseline").quantization)
     assert estimate == pytest.approx((tmp_path / "model.safetensors").stat().st_size, rel=0.001)
+
+
+@pytest.mark.parametrize("head", ["lm_head.weight", "language_model.lm_head.weight"])
+def test_a_tied_head_is_not_counted_whatever_is_before_its_name(head: str) -> None:
+    tensors = {
+        "model.embed_tokens.weight": Tensor("BF16", (8, 4), 0, 64),
+        head: Tensor("BF16", (8, 4), 64, 128),
+    }
+    quantization = load_recipe("fp8-dynamic").quantization
+    assert variant_weights(tensors, quantization, {"tie_word_embeddings": True}).bytes == 64
+    assert variant_weights(tensors, quantization, {}).bytes == 128

@@ -11,7 +11,13 @@ from typing import Any
 
 from pipeline.errors import StageError
 from pipeline.ignored_modules import is_ignored
-from pipeline.inspection.linear_layers import WEIGHT, is_linear_weight, is_quantizable, is_tied
+from pipeline.inspection.linear_layers import (
+    WEIGHT,
+    is_head,
+    is_linear_weight,
+    is_quantizable,
+    is_tied,
+)
 from pipeline.inspection.module_kind import STACKED_EXPERTS, is_expert_stack
 from pipeline.safetensors_header import Tensor
 
@@ -56,7 +62,7 @@ def tied_pair(tensors: Mapping[str, Tensor], config: dict[str, Any]) -> tuple[st
     """Names of lm_head and of the embedding it may repeat; None where there is no such pair."""
     if not is_tied(config):
         return None
-    heads = [name for name in tensors if name.endswith("lm_head.weight")]
+    heads = [name for name in tensors if is_head(name)]
     for head in heads:
         for name, tensor in tensors.items():
             if name.endswith("embed_tokens.weight") and tensor.shape == tensors[head].shape:

@@ -6,10 +6,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import UsageError
+from pipeline.errors import StageError, UsageError
 from pipeline.events import Progress
 from pipeline.inspection.linear_layers import is_quantizable, is_tied
-from pipeline.safetensors_header import SafetensorsHeader, Tensor, read_header
+from pipeline.safetensors_header import SafetensorsHeader, read_header
 from pipeline.weight_files import check_index, read_json, weight_files
 from pipeline.workers.fp8_stream import resume
 from pipeline.workers.fp8_stream.conveyor import Conveyor
@@ -60,7 +60,7 @@ def stream_fp8(
     check_index(source, {file.name: header for file, header in headers.items()})
     tensors = {name: tensor for h in headers.values() for name, tensor in h.tensors.items()}
     check_supported(tensors, config, ignore, source)
-    left_out, config = resolve_tie(headers, tensors, config)
+    left_out = resolve_tie(source, headers, config)
     plans = plan(headers, scheme, ignore, left_out)
     waiting = resume.take_up(output, plans, scheme, versions())
     if len(waiting) < len(plans):
@@ -98,23 +98,28 @@ def plan(
 
 
 def resolve_tie(
-    headers: dict[Path, SafetensorsHeader], tensors: dict[str, Tensor], config: dict[str, Any]
-) -> tuple[list[str], dict[str, Any]]:
-    """Tensors that the output leaves out, and config.json with a wrong tie undone.
+    source: Path, headers: dict[Path, SafetensorsHeader], config: dict[str, Any]
+) -> list[str]:
+    """Tensors that the output leaves out: a stored lm_head that only repeats the embedding.
 
-    As transformers does it: a stored lm_head that repeats the embedding is not stored again; one
-    that differs from it is the model's own, whatever config.json says.
+    Raises:
+        StageError: it differs from the embedding, so that weights and config.json disagree.
     """
+    tensors = {name: tensor for h in headers.values() for name, tensor in h.tensors.items()}
     pair = tied_pair(tensors, config)
     if pair is None:
-        return [], config
+        return []
     head, embedding = pair
     places = {name: (file, h) for file, h in headers.items() for name in h.tensors if name in pair}
     if same_bytes(places[head], head, places[embedding], embedding):
-        return [head], config
-    if "tie_word_embeddings" in config:
-        return [], config | {"tie_word_embeddings": False}
-    return [], config | {"text_config": config["text_config"] | {"tie_word_embeddings": False}}
+        return [head]
+    key = "tie_word_embeddings"
+    raise StageError(
+        f"'{head}' is not the embedding that config.json says it is",
+        where=f"{source / 'config.json'}, key {key if key in config else f'text_config.{key}'}",
+        cure="where the stored head is the model's own, set tie_word_embeddings to false in "
+        "config.json",
+    )
 
 
 def chosen_device() -> str:

@@ -38,6 +38,7 @@ PLAIN = tuple(kind for kind in KINDS if kind not in RESCALED)
 LAYER = LINEAR[3]  # model.layers.0.mlp.down_proj
 OTHER = LINEAR[7]  # model.layers.1.mlp.down_proj
 NORM = "model.layers.1.input_layernorm.weight"
+HEADS = ("lm_head.weight", "language_model.lm_head.weight")
 # The least that each format leaves of the random weights, in dB.
 SQNR = {
     "fp8-dynamic": 31,
@@ -122,16 +123,20 @@ class TestSound:
         verification.write(kind, scale=scale)
         assert verification.run().result["quantized_tensors"] == len(LINEAR)
 
-    def test_a_tied_head_that_the_source_stores_may_be_left_out(self, sound: Verification) -> None:
+    @pytest.mark.parametrize("name", HEADS)
+    def test_a_tied_head_that_the_source_stores_may_be_left_out(
+        self, sound: Verification, name: str
+    ) -> None:
         """Some libraries store the shared tensor twice."""
         tensors = source_tensors()
-        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
+        tensors[name] = tensors["model.embed_tokens.weight"]
         (sound.source / WEIGHTS).write_bytes(safetensors_of(tensors))
         assert sound.run().result["merged_tensors"] == 1
 
-    def test_a_tied_head_may_be_stored_again(self, sound: Verification) -> None:
+    @pytest.mark.parametrize("name", HEADS)
+    def test_a_tied_head_may_be_stored_again(self, sound: Verification, name: str) -> None:
         tensors = variant_tensors(sound.kind)
-        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
+        tensors[name] = tensors["model.embed_tokens.weight"]
         sound.write_variant_weights(tensors)
         assert sound.run().result["merged_tensors"] == 1
 

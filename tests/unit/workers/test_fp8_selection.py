@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from small_checkpoint import safetensors
 
 from pipeline.errors import StageError
 from pipeline.ignored_modules import is_ignored
 from pipeline.safetensors_header import Tensor, read_header
 from pipeline.workers.fp8_stream.same_bytes import same_bytes
 from pipeline.workers.fp8_stream.selection import check_supported, kept_layers, tied_pair
+from pipeline.workers.fp8_stream.stream import resolve_tie
 
 IGNORE = ["lm_head", "re:.*mlp.gate$"]
 SOURCE = Path("checkpoint")
@@ -106,9 +108,35 @@ class TestTiedPair:
         assert tied_pair(shorter, {"tie_word_embeddings": True}) is None
 
 
-def test_same_bytes(tmp_path: Path) -> None:
-    from small_checkpoint import safetensors
+class TestResolveTie:
+    @pytest.mark.parametrize("head", ["lm_head.weight", "language_model.lm_head.weight"])
+    @pytest.mark.parametrize(
+        ("config", "key"),
+        [
+            ({"tie_word_embeddings": True}, "tie_word_embeddings"),
+            ({"text_config": {"tie_word_embeddings": True}}, "text_config.tie_word_embeddings"),
+        ],
+    )
+    def test_the_embedding_is_left_out_and_another_head_refused(
+        self, tmp_path: Path, head: str, config: dict[str, Any], key: str
+    ) -> None:
+        path = tmp_path / "model.safetensors"
+        names = ("model.embed_tokens.weight", head)
+        content = bytearray(safetensors(dict.fromkeys(names, ("BF16", (4, 4)))))
+        path.write_bytes(content)
+        headers = {path: read_header(path)}
+        assert resolve_tie(tmp_path, headers, config) == [head]
+        assert resolve_tie(tmp_path, headers, {}) == []
 
+        content[-1] = 8  # a byte of the head; all others are 7
+        path.write_bytes(content)
+        with pytest.raises(StageError, match=f"'{head}' is not the embedding") as caught:
+            resolve_tie(tmp_path, headers, config)
+        assert caught.value.where == f"{tmp_path / 'config.json'}, key {key}"
+        assert "set tie_word_embeddings to false in config.json" in caught.value.cure
+
+
+def test_same_bytes(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     content = bytearray(safetensors(dict.fromkeys("abc", ("BF16", (4, 4)))))
     content[-1] = 8  # the last byte of c; all others are 7
