@@ -7,12 +7,16 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from pipeline.checkpoint import CARRIED_OVER, Checkpoint
 from pipeline.digest import digest_file
 from pipeline.errors import StoreError
 from pipeline.quantizers import is_streamed, quantizer_of
 from pipeline.stages.context import StageContext
+from pipeline.variant_size import estimated_bytes
 from pipeline.weight_files import weight_files, weights_digest
+from recipes.quantization import Quantization
 
 REVISION = 3
 RESUMED = "output"  # a stream goes on with the files that a killed try has finished
@@ -30,7 +34,7 @@ def run(context: StageContext) -> dict[str, Any]:
         shutil.rmtree(output)
         output.mkdir()
     source = Checkpoint.model_validate(context.runtime["checkpoint"])
-    check_space(output, source.weights_bytes)
+    check_space(output, source.path, context.parameters["quantization"])
     keep_recipe(context)
     if left_alone := context.runtime.get("left_alone"):
         context.note(f"left in 16 bits besides the recipe's own list: {left_alone}")
@@ -60,12 +64,24 @@ def keep_recipe(context: StageContext) -> None:
     (context.folder / RESOLVED_RECIPE).write_text(text, encoding="utf-8")
 
 
-def check_space(folder: Path, needed: int) -> None:
-    """Raise StoreError unless the disk has room for weights of that size."""
+def check_space(folder: Path, source: Path, quantization: dict[str, Any]) -> None:
+    """See that the disk has room: the preflight may have been hours ago.
+
+    Args:
+        folder: for the variant; what an earlier try has left in it is used or removed.
+        source: the checkpoint's folder.
+        quantization: of the recipe, as plain data.
+
+    Raises:
+        StoreError: it has not.
+    """
+    recipe: Quantization = TypeAdapter(Quantization).validate_python(quantization)
+    there = sum(file.stat().st_size for file in folder.iterdir())
+    needed = estimated_bytes(source, recipe) - there
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise StoreError(
-            f"the quantized weights may need {needed / 1e9:.1f} GB, the disk has {free / 1e9:.1f}",
+            f"the quantized weights need {needed / 1e9:.1f} GB, the disk has {free / 1e9:.1f}",
             where=str(folder),
             cure="free some space, or name another place with --store DIR",
         )

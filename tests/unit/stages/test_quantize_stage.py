@@ -6,6 +6,7 @@ The rest is tests/e2e/test_recipes.py.
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,14 @@ from quantized_checkpoint import inspected
 from small_checkpoint import checkpoint_files, safetensors, write_files
 
 from pipeline.catalog import load_recipe
-from pipeline.errors import WorkerError
+from pipeline.errors import StoreError, WorkerError
 from pipeline.plan import stage_spec
 from pipeline.records import StageSpec
 from pipeline.stages import quantize
 from pipeline.stages.context import StageContext
-from pipeline.stages.quantize import RESOLVED_RECIPE, keep_recipe
+from pipeline.stages.quantize import RESOLVED_RECIPE, check_space, keep_recipe
 from pipeline.store import Store
+from pipeline.variant_size import estimated_bytes
 from recipes.schema import Recipe
 
 
@@ -99,3 +101,52 @@ def test_only_a_stream_goes_on_with_a_killed_trys_files(
         with pytest.raises(WorkerError, match="killed"):
             killed_try(spec, store, found)
     assert found == [[], kept]
+
+
+class TestSpace:
+    """What is asked of the disk is what the variant will take, less what a killed try has made."""
+
+    @pytest.fixture
+    def source(self, tmp_path: Path) -> Path:
+        """A matrix of a million weights, in 16 bits."""
+        files = checkpoint_files()
+        files["model.safetensors"] = safetensors({"layers.0.weight": ("BF16", (1024, 1024))})
+        return write_files(tmp_path / "model", files)
+
+    @pytest.fixture
+    def output(self, tmp_path: Path) -> Path:
+        folder = tmp_path / "output"
+        folder.mkdir()
+        return folder
+
+    def disk(self, monkeypatch: pytest.MonkeyPatch, free: int) -> None:
+        usage = shutil.disk_usage("/")._replace(free=free)
+        monkeypatch.setattr("pipeline.stages.quantize.shutil.disk_usage", lambda _: usage)
+
+    @pytest.mark.parametrize(
+        ("name", "bits"), [("fp8-dynamic", 8), ("awq-w4a16", 4), ("autoawq-w4a16", 4)]
+    )
+    def test_of_the_variant_and_not_of_the_source(
+        self, source: Path, output: Path, monkeypatch: pytest.MonkeyPatch, name: str, bits: int
+    ) -> None:
+        quantization = load_recipe(name).quantization
+        needed = estimated_bytes(source, quantization)
+        assert 2**20 * bits // 8 < needed < 2**20 * (bits + 1) // 8
+        self.disk(monkeypatch, needed)
+        check_space(output, source, quantization.model_dump())
+        self.disk(monkeypatch, needed - 1)
+        with pytest.raises(StoreError, match=r"the disk has 0\.0") as caught:
+            check_space(output, source, quantization.model_dump())
+        assert caught.value.where == str(output)
+        assert "--store DIR" in caught.value.cure
+
+    def test_files_that_are_there_are_not_asked_for_again(
+        self, source: Path, output: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        quantization = load_recipe("fp8-dynamic").quantization
+        (output / FIRST).write_bytes(bytes(2**19))
+        self.disk(monkeypatch, estimated_bytes(source, quantization) - 2**19)
+        check_space(output, source, quantization.model_dump())
+        (output / FIRST).unlink()
+        with pytest.raises(StoreError):
+            check_space(output, source, quantization.model_dump())
