@@ -585,6 +585,16 @@ class TestFiles:
         assert words in error.what
         assert error.where == str(sound.variant / name)
 
+    @pytest.mark.parametrize("name", ["qwen.tiktoken", "sentencepiece.bpe.model"])
+    def test_a_vocabulary_by_another_name(self, verification: Verification, name: str) -> None:
+        verification.write("fp8-dynamic")
+        (verification.source / name).write_bytes(b"IQ== 0")
+        assert verification.fault().what == f"'{name}' is missing from the variant"
+        (verification.variant / name).write_bytes(b"IQ== 1")
+        assert verification.fault().what == f"'{name}' differs from the source's"
+        (verification.variant / name).write_bytes(b"IQ== 0")
+        assert verification.run().stage == "verify"
+
     def test_generation_config_saved_by_another_version(self, sound: Verification) -> None:
         text = b'{"transformers_version": "5.17.0", "eos_token_id": 2}'
         (sound.variant / "generation_config.json").write_bytes(text)
