@@ -44,8 +44,10 @@ TOKENIZER_VOCABULARIES = (
     "tekken.json",
     "*.tiktoken",
 )
-# What quantization must leave byte for byte as it is, where the checkpoint has it.
+# What quantization must leave byte for byte as it is, where the checkpoint has it; shell patterns.
 CARRIED_OVER = (
+    "*.model",
+    "*.tiktoken",
     "added_tokens.json",
     "chat_template.jinja",
     "chat_template.json",
@@ -54,10 +56,8 @@ CARRIED_OVER = (
     "preprocessor_config.json",
     "processor_config.json",
     "special_tokens_map.json",
-    "spiece.model",
     "tekken.json",
     "tokenizer.json",
-    "tokenizer.model",
     "tokenizer_config.json",
     "vocab.json",
     "vocab.txt",
@@ -69,9 +69,7 @@ SMALL_FILES = (
     "config.json",
     QUANTIZER_FILE,
     INDEX,
-    "*.model",
     "*.py",
-    "*.tiktoken",
 )
 
 # The name most models use, then older ones' (GPT-2, MPT, DBRX).

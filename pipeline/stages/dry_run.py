@@ -74,6 +74,10 @@ class PartContext(StageContext):
         """Report progress, named as that of a dry run."""
         super().advance(f"dry run: {task}", done, total, unit)
 
+    def note(self, text: str) -> None:
+        """Say it as of a dry run; what a later line says of the whole checkpoint may differ."""
+        super().note(f"dry run: {text}")
+
 
 def run(context: StageContext) -> dict[str, Any]:
     """Cut, quantize, verify, delete.

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from pipeline.checkpoint import CARRIED_OVER, Checkpoint
+from pipeline.checkpoint import CARRIED_OVER, Checkpoint, matches
 from pipeline.digest import digest_file
 from pipeline.errors import StoreError
 from pipeline.quantizers import is_streamed, quantizer_of
@@ -18,7 +18,7 @@ from pipeline.variant_size import estimated_bytes
 from pipeline.weight_files import weight_files, weights_digest
 from recipes.quantization import Quantization
 
-REVISION = 3
+REVISION = 4
 RESUMED = "output"  # a stream goes on with the files that a killed try has finished
 RESOLVED_RECIPE = "recipe.json"
 
@@ -92,9 +92,10 @@ def copy_carried_over(source: Checkpoint, output: Path) -> None:
     names = {
         file.name
         for file in source.files
-        if file.name in CARRIED_OVER or file.name.endswith(".py")  # code the model is made of
+        if matches(file.name, CARRIED_OVER) or file.name.endswith(".py")  # code of the model
     }
-    for name in CARRIED_OVER:
-        (output / name).unlink(missing_ok=True)
+    for file in list(output.iterdir()):
+        if matches(file.name, CARRIED_OVER):
+            file.unlink()
     for name in names:
         shutil.copyfile(source.path / name, output / name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pipeline.checkpoint import CARRIED_OVER
+from pipeline.checkpoint import CARRIED_OVER, matches
 from pipeline.errors import VerificationError
 from pipeline.weight_files import read_json, weight_files
 
@@ -81,7 +81,8 @@ def check_carried_over(source: Path, variant: Path) -> None:
     Raises:
         VerificationError: naming the file.
     """
-    for name in CARRIED_OVER:
+    names = {path.name for folder in (source, variant) for path in folder.iterdir()}
+    for name in sorted(name for name in names if matches(name, CARRIED_OVER)):
         before, after = source / name, variant / name
         if before.is_file() != after.is_file():
             raise VerificationError(

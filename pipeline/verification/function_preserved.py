@@ -1,10 +1,11 @@
 """Whether AWQ's or SmoothQuant's scaling leaves the model's function as it was.
 
 Both multiply the columns of a layer and divide what feeds it by the same numbers: the weight of a
-norm, or the rows of the layer before (v_proj for o_proj, up_proj for down_proj). A slip between
-the two gives garbage whose layers look sound one by one. `rescaling.py` has fitted what each
-layer's columns and rows were multiplied by; here every layer's columns have to be made up for by
-one of the things in its block that can feed it, and everything rescaled by a layer it feeds.
+norm, or the rows of the layer before (v_proj for o_proj, up_proj for down_proj; of matrices fused
+into one, those of its last part). A slip between the two gives garbage whose layers look sound one
+by one. `rescaling.py` has fitted what each layer's columns and rows were multiplied by; here every
+layer's columns have to be made up for by one of the things in its block that can feed it, and
+everything rescaled by a layer it feeds.
 
 Compared are medians over channels of logarithms: a channel that was nearly rounded away has no
 scale that could be seen.
@@ -17,13 +18,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import VerificationError
+from pipeline.verification.rescaling import Rescaled
 from pipeline.verification.weight_format import block_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from pipeline.verification.number_types import Floats
-    from pipeline.verification.rescaling import Rescaled
 
 # How far scales may seem to be off, as natural logarithms: shares of the layer's noise (the root of
 # noise over signal), and a least. Of the demo's variants the largest are 0.04 for the spread over
@@ -35,6 +36,13 @@ NORM_CHANGED = 0.1
 SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"))
 # Layers whose columns are fed by another's rows, by the last part of their names.
 FED_BY_ROWS = {"o_proj": "v_proj", "down_proj": "up_proj", "w2": "w3", "fc2": "fc1"}
+# Fused matrices (Phi-3) by the layer that their last part feeds, and their parts, each as many rows
+# as that layer has columns. Where heads share keys and values the parts of qkv_proj differ, and no
+# scaling of its rows for o_proj can be right: it stays whole then, and has to be as it was.
+FUSED = {
+    "o_proj": ("qkv_proj", ("q_proj", "k_proj", "v_proj")),
+    "down_proj": ("gate_up_proj", ("gate_proj", "up_proj")),
+}
 CURE = "quantize again; where it comes again, the quantizer has a defect: use another recipe"
 
 
@@ -81,7 +89,36 @@ def _check_all(layers: Mapping[str, Rescaled], norms: dict[str, Floats], where: 
     for block in sorted({block_of(f"{module}.") for module in layers}):
         inside = {name: layer for name, layer in layers.items() if block_of(f"{name}.") == block}
         feeds = [Feed(name, f) for name, f in norms.items() if block_of(f"{name}.") == block]
-        _check_block(inside, feeds, where)
+        _check_block(_unfused(inside), feeds, where)
+
+
+def _unfused(layers: dict[str, Rescaled]) -> dict[str, Rescaled]:
+    """The parts of fused matrices as layers of their own, named 'mlp.gate_up_proj.up_proj'."""
+    import numpy as np
+
+    found = dict(layers)
+    for name, layer in layers.items():
+        parent, _, leaf = name.rpartition(".")
+        fused, parts = FUSED.get(leaf, ("", ()))
+        whole = layers.get(f"{parent}.{fused}")
+        if whole and len(whole.rows) == len(parts) * len(layer.columns):
+            del found[f"{parent}.{fused}"]
+            for part, rows in zip(parts, np.split(whole.rows, len(parts)), strict=True):
+                found[f"{parent}.{fused}.{part}"] = _with_rows(whole, rows)
+    return found
+
+
+def _with_rows(whole: Rescaled, rows: Floats) -> Rescaled:
+    """Some of a layer's rows, with the factor that they have in common moved to the columns.
+
+    Only the product of rows and columns is seen; of rows that were scaled and rows that were not,
+    fitted together, neither come out around 1.
+    """
+    import numpy as np
+
+    known = rows[np.isfinite(rows) & (rows > 0)]
+    common = np.float32(np.median(known)) if known.size else np.float32(1)
+    return Rescaled(whole.noise, whole.columns * common, rows / common)
 
 
 def _check_block(layers: dict[str, Rescaled], norms: list[Feed], where: str) -> None:
@@ -111,9 +148,10 @@ def _fed_by_rows(layers: dict[str, Rescaled]) -> dict[str, str]:
     found = {}
     for name, layer in layers.items():
         parent, _, leaf = name.rpartition(".")
-        before = f"{parent}.{FED_BY_ROWS.get(leaf)}"
-        if before in layers and len(layers[before].rows) == len(layer.columns):
-            found[name] = before
+        fused, _ = FUSED.get(leaf, ("", ()))
+        for before in (f"{parent}.{each}{FED_BY_ROWS.get(leaf)}" for each in ("", f"{fused}.")):
+            if before in layers and len(layers[before].rows) == len(layer.columns):
+                found[name] = before
     return found
 
 

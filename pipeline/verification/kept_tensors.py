@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from pipeline.errors import VerificationError
 from pipeline.verification.noise import chunks
 from pipeline.verification.rescaling import measure_rescaled
+from pipeline.verification.weight_format import block_of
 
 if TYPE_CHECKING:
     from pipeline.verification.number_types import Floats
@@ -82,12 +83,20 @@ def check_close(source: StoredTensor, variant: StoredTensor, *, exact: bool) -> 
     return KeptTensor(source.name, retyped)
 
 
-def check_rescaled(source: StoredTensor, variant: StoredTensor) -> KeptTensor:
+def check_rescaled(source: StoredTensor, variant: StoredTensor, *, rounds: bool) -> KeptTensor:
     """The tensor is the source's, but for scales that the recipe may have folded into it.
+
+    In another type, what can have no scales in it (embeddings, the head) has the source's numbers.
+    Vectors are left to `function_preserved`, and matrices of a block (routers) to the fit.
+
+    Args:
+        source: as it was.
+        variant: as it is kept.
+        rounds: the quantizer may round what it stores in another type.
 
     Raises:
         VerificationError: a vector has no finite numbers or only zeros; a matrix is not the
-            source's up to a scale for each row and column.
+            source's up to a scale for each row and column; anything else differs.
     """
     import numpy as np
 
@@ -95,13 +104,14 @@ def check_rescaled(source: StoredTensor, variant: StoredTensor) -> KeptTensor:
     if len(source.shape) == 2 and "embed" not in source.name:
         if retyped is None and _same_bytes(source, variant):
             return KeptTensor(source.name)
+        if retyped and not rounds and not block_of(source.name):
+            return check_close(source, variant, exact=True)
         _check_matrix(source, variant)
         return KeptTensor(source.name, retyped)
     if len(source.shape) != 1:
-        same_type = source.dtype == variant.dtype
-        return (
-            check_equal(source, variant) if same_type else check_close(source, variant, exact=False)
-        )
+        if retyped is None:
+            return check_equal(source, variant)
+        return check_close(source, variant, exact=not rounds)
     before, after = source.floats(), variant.floats()
     if not np.isfinite(after).all() or (before.any() and not after.any()):
         raise VerificationError(

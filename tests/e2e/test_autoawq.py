@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
+from pydantic import TypeAdapter
 
 import pipeline
 import recipes
@@ -18,11 +19,15 @@ from pipeline.catalog import load_profile, load_recipe
 from pipeline.checkpoint import inspect_folder
 from pipeline.digest import FileDigests
 from pipeline.environments.environment import Accelerator, Environment, ensure
+from pipeline.errors import PrepareError
 from pipeline.events import Silent
 from pipeline.plan import stage_spec
 from pipeline.serving import Server, ServingArguments
 from pipeline.settings import load_settings
 from pipeline.stages.context import execute
+from pipeline.stages.quantize import copy_carried_over
+from pipeline.verification.verification import verify_variant
+from recipes.quantization import Quantization
 
 ROOT = Path(pipeline.__file__).parents[1]
 TEXTS = Path(recipes.__file__).parent / "calibration" / "general.jsonl"
@@ -242,12 +247,27 @@ OPTIONS: dict[str, dict[str, Any]] = {
 SHARED_HEADS = "phi3-with-shared-heads"
 
 
+def verified_layers(folder: Path, name: str, quantization: dict[str, Any]) -> int:
+    """Finish the variant as the stage does, and verify it; how many layers were compared."""
+    source, output = folder / "models" / name, folder / "outputs" / name
+    digests = FileDigests(folder / "digests.json")
+    checkpoint = inspect_folder(
+        source, ref=name, kind="folder", revision=None, digests=digests, progress=Silent()
+    )
+    copy_carried_over(checkpoint, output)
+    asked: Quantization = TypeAdapter(Quantization).validate_python(quantization)
+    try:
+        return len(verify_variant(source, output, asked, lambda done, total: None).layers)
+    except PrepareError as error:
+        raise AssertionError(f"{name}: {error.what}") from error
+
+
 @pytest.mark.e2e
 @pytest.mark.timeout(600)
 def test_every_architecture_that_the_recipe_names(
     environment: Environment, demo_model: Path, tmp_path: Path
 ) -> None:
-    """Each is in AutoAWQ's table, and is quantized; what AutoAWQ gets wrong is caught.
+    """Each is in AutoAWQ's table, is quantized and verified; what AutoAWQ gets wrong is caught.
 
     It scales the values by the rows of a fused matrix that end it, which are the keys' too where
     several heads share a value (Phi-4 and others of the type phi3), and says nothing.
@@ -275,6 +295,8 @@ def test_every_architecture_that_the_recipe_names(
     assert sorted(told) == sorted(wanted)
     assert {name: facts["error"] for name, facts in told.items() if "error" in facts} == {}
     assert max(facts["worst_scaling_error"] for facts in told.values()) < 0.03
+    verified = {name: verified_layers(tmp_path, name, quantization) for name in told}
+    assert verified == {name: facts["quantized_modules"] for name, facts in told.items()}
     experts = json.loads((tmp_path / "outputs" / "qwen3_moe" / "config.json").read_text())
     assert experts["quantization_config"]["modules_to_not_convert"] == ["mlp.gate"]
 

@@ -180,6 +180,16 @@ class TestRun:
         assert (caught.value.where, caught.value.cure) == ("worker.log", "mend")
         assert self.left(context) == {"worker.log", "recipe.json"}
 
+    def test_what_it_notes_is_told_as_the_dry_runs(
+        self, context: StageContext, stand_ins: StandIns
+    ) -> None:
+        context.spec.runtime["left_alone"] = ["mlp.gate"]
+        dry_run.run(context)
+        (note,) = context.notes
+        assert note == "dry run: left in 16 bits besides the recipe's own list: ['mlp.gate']"
+        assert isinstance(context.progress, Listener)
+        assert context.progress.notes == [f"{context.spec.variant}: {note}"]
+
     def test_what_verification_finds(self, context: StageContext, stand_ins: StandIns) -> None:
         stand_ins.unsound = VerificationError("'down_proj.weight_scale' holds no number")
         with pytest.raises(VerificationError) as caught:

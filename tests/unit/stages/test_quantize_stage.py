@@ -22,7 +22,12 @@ from pipeline.plan import stage_spec
 from pipeline.records import StageSpec
 from pipeline.stages import quantize
 from pipeline.stages.context import StageContext
-from pipeline.stages.quantize import RESOLVED_RECIPE, check_space, keep_recipe
+from pipeline.stages.quantize import (
+    RESOLVED_RECIPE,
+    check_space,
+    copy_carried_over,
+    keep_recipe,
+)
 from pipeline.store import Store
 from pipeline.variant_size import estimated_bytes
 from recipes.schema import Recipe
@@ -50,6 +55,29 @@ def test_the_recipe_as_it_was_used(tmp_path: Path) -> None:
     keep_recipe(StageContext(spec, tmp_path, Store(tmp_path / "store"), Listener()))
     kept = Recipe.model_validate(json.loads((tmp_path / RESOLVED_RECIPE).read_text()))
     assert kept == recipe.model_copy(update={"quantization": used})
+
+
+def test_what_is_carried_over(tmp_path: Path) -> None:
+    """Whatever its vocabulary is called (Qwen's first models: qwen.tiktoken), and its code."""
+    own = {
+        "qwen.tiktoken": b"IQ== 0",
+        "sentencepiece.bpe.model": b"pieces",
+        "tokenization_qwen.py": b"VOCABULARY = 'qwen.tiktoken'",
+    }
+    made = {
+        "config.json": b"{}",
+        "model.safetensors": b"quantized",
+        "tokenizer.json": b"saved again",
+        "vocab.txt": b"not the source's",
+        "tokenizer.model": b"nor this",
+    }
+    files = checkpoint_files()
+    source = inspected(write_files(tmp_path / "model", files | own))
+    output = write_files(tmp_path / "output", made)
+    copy_carried_over(source, output)
+    own |= {name: files[name] for name in files if name not in ("config.json", "model.safetensors")}
+    kept = {"config.json": b"{}", "model.safetensors": b"quantized"}
+    assert {file.name: file.read_bytes() for file in output.iterdir()} == own | kept
 
 
 FIRST = "model-00001-of-00002.safetensors"

@@ -31,6 +31,7 @@ from sound_variants import (
 from verification import INDEX, Verification, shard
 
 from pipeline.errors import CheckpointError, VerificationError
+from pipeline.verification.tensor_files import StoredTensor
 from pipeline.verification.verification import check_smaller
 
 KINDS = tuple(RECIPES)
@@ -325,6 +326,71 @@ class TestWeights:
         assert f"'{NORM}' went from F32 to BF16" in verification.fault().what
 
 
+class TestFloat32AmongBfloat16:
+    """Tensors that the source has in float32, and the variant in the type of all others."""
+
+    def write(self, verification: Verification, kind: str, name: str, source: Any) -> None:
+        """Put a tensor of float32 into the source."""
+        verification.write(kind, tied=False)
+        tensors = source_tensors(tied=False) | {name: Stored("F32", source)}
+        (verification.source / WEIGHTS).write_bytes(safetensors_of(tensors))
+
+    @pytest.mark.parametrize("kind", ["awq", "int8"])
+    def test_a_norm_that_was_rescaled_too(self, verification: Verification, kind: str) -> None:
+        finer = from_bf16(source_tensors()[NORM]) * np.float32(1.0001)
+        self.write(verification, kind, NORM, finer)
+        verification.write_variant_weights(variant_tensors(kind, tied=False))
+        assert verification.run().result["retyped_tensors"] == {NORM: "F32 to BF16"}
+
+    @pytest.mark.parametrize("kind", ["awq", "int8"])
+    def test_one_that_was_not(self, verification: Verification, kind: str) -> None:
+        """Its readers were: told as such, and not as a rounding."""
+        finer = from_bf16(source_tensors()[NORM]) * np.float32(1.0001)
+        self.write(verification, kind, NORM, finer)
+        tensors = variant_tensors(kind, tied=False) | {NORM: bf16(finer)}
+        verification.write_variant_weights(tensors)
+        assert "the columns of 'model.layers.1.self_attn." in verification.fault().what
+
+    @pytest.mark.parametrize("kind", ["awq", "int8"])
+    def test_a_router_behind_a_norm(self, verification: Verification, kind: str) -> None:
+        name = "model.layers.1.mlp.gate.weight"
+        random = np.random.default_rng(2)
+        source = random.normal(size=(16, HIDDEN)).astype(np.float32)
+        self.write(verification, kind, name, source)
+        variant, ignore = variant_tensors(kind, tied=False), ("lm_head", "re:.*gate$")
+        another = {name: bf16(random.normal(size=source.shape))}
+        verification.write_variant_weights(variant | another)
+        assert f"'{name}' differs" in verification.fault(ignore).what
+        rescaled = {name: bf16(source * random.uniform(0.5, 2, HIDDEN))}
+        verification.write_variant_weights(variant | rescaled)
+        assert verification.run(ignore).result["retyped_tensors"] == {name: "F32 to BF16"}
+
+    @pytest.mark.parametrize("kind", ["awq", "int8", "gptq"])
+    @pytest.mark.parametrize("name", ["lm_head.weight", "model.embed_tokens.weight"])
+    def test_what_nothing_scales(self, verification: Verification, kind: str, name: str) -> None:
+        finer = from_bf16(source_tensors(tied=False)[name]) * np.float32(1.0001)
+        self.write(verification, kind, name, finer)
+        verification.write_variant_weights(variant_tensors(kind, tied=False))
+        assert f"'{name}' went from F32 to BF16" in verification.fault().what
+
+    @pytest.mark.parametrize("kind", PLAIN)
+    def test_it_is_read_once(
+        self, verification: Verification, kind: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        embedding, reads = "model.embed_tokens.weight", []
+        floats = StoredTensor.floats
+
+        def counted(self: StoredTensor, *rows: int) -> Any:
+            reads.extend([rows] if self.name == embedding else [])
+            return floats(self, *rows)
+
+        self.write(verification, kind, embedding, from_bf16(source_tensors()[embedding]))
+        verification.write_variant_weights(variant_tensors(kind, tied=False))
+        monkeypatch.setattr(StoredTensor, "floats", counted)
+        verification.run()
+        assert reads == [(0, VOCABULARY)] * 2
+
+
 @pytest.mark.parametrize("kind", RESCALED)
 class TestRescaling:
     """Scaling that does not leave the function as it was; every layer by itself looks sound."""
@@ -589,6 +655,16 @@ class TestFiles:
         error = sound.fault()
         assert words in error.what
         assert error.where == str(sound.variant / name)
+
+    @pytest.mark.parametrize("name", ["qwen.tiktoken", "sentencepiece.bpe.model"])
+    def test_a_vocabulary_by_another_name(self, verification: Verification, name: str) -> None:
+        verification.write("fp8-dynamic")
+        (verification.source / name).write_bytes(b"IQ== 0")
+        assert verification.fault().what == f"'{name}' is missing from the variant"
+        (verification.variant / name).write_bytes(b"IQ== 1")
+        assert verification.fault().what == f"'{name}' differs from the source's"
+        (verification.variant / name).write_bytes(b"IQ== 0")
+        assert verification.run().stage == "verify"
 
     def test_generation_config_saved_by_another_version(self, sound: Verification) -> None:
         text = b'{"transformers_version": "5.17.0", "eos_token_id": 2}'
