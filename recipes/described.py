@@ -13,4 +13,6 @@ Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]*$")]
 class Described(BaseModel):
     """Frozen, and strict about keys."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    # Defaults too become what their field says: 10 of a float is 10.0, as it is when the data is
+    # read back from a record, and keys are digests of the text.
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)

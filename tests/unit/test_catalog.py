@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,21 @@ def test_what_is_shown_of_it_loads_again(tmp_path: Path, noun: str, name: str) -
     path = tmp_path / "again.yaml"
     path.write_text(yaml.safe_dump(LOADERS[noun](name).model_dump()))
     assert LOADERS[noun](str(path)) == LOADERS[noun](name)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        *(catalog.load_policy(name) for name in catalog.policy_names()),
+        *(catalog.load_recipe(name) for name in catalog.recipe_names()),
+        *(catalog.load_profile(name) for name in catalog.profile_names()),
+    ],
+    ids=lambda data: data.name,
+)
+def test_what_a_record_keeps_reads_back_to_the_byte(data: Described) -> None:
+    """Keys are digests of it, and 10 is not 10.0 there."""
+    kept = json.dumps(data.model_dump())
+    assert json.dumps(type(data).model_validate_json(kept).model_dump()) == kept
 
 
 @pytest.mark.parametrize("policy", catalog.policy_names())
