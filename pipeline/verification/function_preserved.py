@@ -214,8 +214,10 @@ def _check_rows(layers: dict[str, Rescaled], feeding: set[str], where: str) -> N
 
 
 def _check_norms_used(norms: list[Feed], used: set[str], where: str) -> None:
+    import numpy as np
+
     for norm in norms:
-        spread, offset = _mismatch(norm.factors, norm.factors * 0 + 1)
+        spread, offset = _mismatch(norm.factors, np.ones_like(norm.factors))
         if max(spread, abs(offset)) > NORM_CHANGED and norm.name not in used:
             raise VerificationError(
                 f"'{norm.name}.weight' was rescaled, and no layer makes up for it",
