@@ -6,8 +6,10 @@ import json
 import os
 import pty
 import signal
+import socket
 import subprocess
 import sys
+import time
 import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
@@ -266,14 +268,24 @@ def test_whatever_ends_a_run_is_told_and_goes_on(
     assert ET.parse(job / "junit.xml").find(".//error") is not None
 
 
-def test_an_interrupted_job_is_told_so(job: Path) -> None:
-    # A model server that takes a connection and says nothing holds the command where it is.
-    import socket
+def await_sleep(pid: int) -> None:
+    """Return once the process waits in the kernel.
 
+    Python takes note of a signal between two instructions or when a system call is interrupted:
+    one that comes just before the call is heard of only after it, here after its timeout.
+    """
+    deadline = time.monotonic() + 30
+    while Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "S":
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_an_interrupted_job_is_told_so(job: Path) -> None:
+    # A model server that takes a request and says nothing holds the command where it is.
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         (job / "tokenizer_config.json").write_text("{}")
-        child = subprocess.Popen(
+        with subprocess.Popen(
             [
                 *(*PREPARE, "gate", "--tokenizer", str(job), "--policy", "demo"),
                 *("--baseline", url, "--candidate", f"{url}/other"),
@@ -281,16 +293,17 @@ def test_an_interrupted_job_is_told_so(job: Path) -> None:
             stderr=subprocess.PIPE,
             cwd=job,
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-        )
-        try:
-            silent.settimeout(30)
-            connection, _ = silent.accept()
-            with connection:
-                child.send_signal(signal.SIGTERM)
-                child.communicate(timeout=30)
-        finally:
-            child.kill()
-            child.wait()
+        ) as child:
+            try:
+                silent.settimeout(60)
+                connection, _ = silent.accept()
+                with connection:
+                    assert connection.recv(1) == b"G"  # GET
+                    await_sleep(child.pid)
+                    child.send_signal(signal.SIGTERM)
+                    child.communicate(timeout=60)
+            finally:
+                child.kill()
     assert child.returncode == 130
     assert (outputs(job)["exit_code"], outputs(job)["verdict"]) == ("130", "interrupted")
 
