@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from pipeline.catalog import load_policy
 from pipeline.checkpoint import SMALL_FILES
 from pipeline.data_sources import SourceResolver
 from pipeline.digest import FileDigests, digest_json
-from pipeline.environments.environment import Accelerator, ensure, identity
+from pipeline.environments.environment import Accelerator, identity, interpreters
 from pipeline.errors import ExitCode, UsageError
 from pipeline.evaluation_plan import EvaluationPlanner, Served
 from pipeline.events import Progress
@@ -127,12 +126,8 @@ def judge_endpoints(
     log: RunLog,
 ) -> ExitCode:
     """Ask, judge, and say how it ends."""
-
-    @cache
-    def python_of(environment: str) -> Path:
-        # Which accelerator someone else serves on does not matter for the asking.
-        return ensure(environment, Accelerator.CPU, settings, progress).python
-
+    # Which accelerator someone else serves on does not matter for the asking.
+    python_of = interpreters(Accelerator.CPU, settings, progress)
     stages = StageRunner(store, LocalExecutor(), python_of, log, progress)
     plan = plan_of(request, policy, settings, store.root, log.run_id, progress)
     endpoints = ExternalEndpoints({"baseline": request.baseline, "candidate": request.candidate})

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from pipeline.checkpoint import Checkpoint, inspect_folder
 from pipeline.data_sources import SourceResolver
 from pipeline.digest import FileDigests
 from pipeline.endpoints import LocalServers
-from pipeline.environments.environment import Accelerator, ensure, identity
+from pipeline.environments.environment import Accelerator, identity, interpreters
 from pipeline.errors import CheckpointError, PrepareError, StoreError, UsageError
 from pipeline.events import Progress
 from pipeline.executors.local import LocalExecutor
@@ -117,21 +116,11 @@ class Recheck:
         Raises:
             PrepareError: the source cannot be had, or the baseline cannot be measured.
         """
-        accelerator = Accelerator(self.profile.accelerator)
-
-        @cache
-        def python_of(environment: str) -> Path:
-            return ensure(environment, accelerator, settings, progress).python
-
+        python_of = interpreters(Accelerator(self.profile.accelerator), settings, progress)
         stages = StageRunner(store, LocalExecutor(), python_of, log, progress)
-
-        def make_demo(spec: StageSpec) -> Path:
-            stages.run(spec)
-            return store.stage_folder(spec.stage, spec.key) / "output"
-
         try:
             sources = find_data(choices, settings, digests, progress)
-            checkpoint = self._source(choices, settings, make_demo, digests, progress)
+            checkpoint = self._source(choices, settings, stages.output_of, digests, progress)
             log.checkpoint(reported(checkpoint), choices.name)
             if preflight := preflight_of(choices, settings):
                 made = frozenset({self.past.recipe.name})

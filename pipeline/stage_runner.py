@@ -70,6 +70,15 @@ class StageRunner:
         self._report(spec, "ran", started)
         return self.finished(spec)
 
+    def output_of(self, spec: StageSpec) -> Path:
+        """Run the stage, or reuse its result; the folder that it has filled.
+
+        Raises:
+            PrepareError: as the stage reported it.
+        """
+        self.run(spec)
+        return self.store.stage_folder(spec.stage, spec.key) / "output"
+
     def is_reusable(self, spec: StageSpec) -> bool:
         """Whether `run` would find the stage done."""
         return self._reusable(spec) is not None

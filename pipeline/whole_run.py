@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from functools import cache
-from pathlib import Path
-
 from artifacts.source_facts import reported
 from pipeline.digest import FileDigests
 from pipeline.endpoints import LocalServers
-from pipeline.environments.environment import Accelerator, ensure
+from pipeline.environments.environment import Accelerator, interpreters
 from pipeline.errors import ExitCode
 from pipeline.events import Progress
 from pipeline.executors.local import LocalExecutor
@@ -25,7 +22,7 @@ from pipeline.preparation import (
     registry_uri,
 )
 from pipeline.promotion import Promotion
-from pipeline.records import RunReport, StageSpec
+from pipeline.records import RunReport
 from pipeline.run_log import NotingProgress, RunLog
 from pipeline.runner import Runner
 from pipeline.selection import exit_code_of
@@ -55,25 +52,15 @@ def run_choices(
     choices: Choices, settings: Settings, store: Store, log: RunLog, progress: Progress
 ) -> ExitCode:
     """Find the checkpoint, lay out the plan, run it."""
-    accelerator = Accelerator(choices.profile.accelerator)
-
-    @cache
-    def python_of(environment: str) -> Path:
-        return ensure(environment, accelerator, settings, progress).python
-
+    python_of = interpreters(Accelerator(choices.profile.accelerator), settings, progress)
     stages = StageRunner(store, LocalExecutor(), python_of, log, progress)
-
-    def make_demo(spec: StageSpec) -> Path:
-        stages.run(spec)
-        return store.stage_folder(spec.stage, spec.key) / "output"
-
     digests = FileDigests(settings.home / "digests.json")
     try:
         sources = find_data(choices, settings, digests, progress)
         preflight = preflight_of(choices, settings)
         if preflight is not None:
             check_early(preflight, choices, progress)
-        checkpoint = locate(choices, settings, make_demo, digests, progress)
+        checkpoint = locate(choices, settings, stages.output_of, digests, progress)
         log.checkpoint(reported(checkpoint), choices.name)
         plan = make_plan(choices, checkpoint, settings, sources)
         if preflight is None and (preflight := preflight_of(choices, settings)):

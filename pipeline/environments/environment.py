@@ -8,7 +8,9 @@ interpreter (``environments: {serve: {python: ...}}``) stands in for any of them
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,6 +44,7 @@ __all__ = [
     "detect_accelerator",
     "ensure",
     "identity",
+    "interpreters",
     "status",
 ]
 
@@ -98,6 +101,18 @@ def ensure(
     return Environment(
         definition.name, accelerator, digest, override.python, versions, managed=False
     )
+
+
+def interpreters(
+    accelerator: Accelerator, settings: Settings, progress: Progress
+) -> Callable[[str], Path]:
+    """Gives the interpreter of an environment by its name; looked after, or built, at first use."""
+
+    @cache
+    def python_of_environment(name: str) -> Path:
+        return ensure(name, accelerator, settings, progress).python
+
+    return python_of_environment
 
 
 def ensure_defined(definition: Definition, home: Path, progress: Progress) -> Environment:

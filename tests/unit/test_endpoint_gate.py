@@ -12,6 +12,7 @@ from listener import Listener
 from pipeline import endpoint_gate
 from pipeline.catalog import load_policy
 from pipeline.endpoint_gate import GateRequest, plan_of
+from pipeline.environments import environment
 from pipeline.openai_endpoint import OpenAIEndpoint
 from pipeline.settings import Settings
 
@@ -70,7 +71,7 @@ def test_a_policy_that_cannot_decide_is_refused_before_an_environment_is_built(
     def never(*_: Any) -> None:
         raise AssertionError("an environment was built")
 
-    monkeypatch.setattr(endpoint_gate, "ensure", never)
+    monkeypatch.setattr(environment, "ensure", never)
     monkeypatch.setattr(OpenAIEndpoint, "resolved", lambda self: self)
     policy = tmp_path / "tight.yaml"
     policy.write_text(

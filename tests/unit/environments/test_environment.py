@@ -16,7 +16,13 @@ import pytest
 from tiny_environment import Heard, TinySource, write_wheel
 
 from pipeline.environments.definition import Accelerator, define
-from pipeline.environments.environment import Environment, ensure, ensure_defined, identity
+from pipeline.environments.environment import (
+    Environment,
+    ensure,
+    ensure_defined,
+    identity,
+    interpreters,
+)
 from pipeline.environments.folders import environment_folder, hold, is_held
 from pipeline.environments.record import RECORD_NAME, read_record
 from pipeline.environments.status import EnvironmentState, defined_status, status
@@ -260,6 +266,13 @@ class TestExternal:
         assert found.identity == identity("serve", Accelerator.CPU, settings)
         assert status("serve", Accelerator.CPU, settings).state is EnvironmentState.EXTERNAL
         assert not (tmp_path / "other").exists()
+
+    def test_its_interpreter_is_looked_after_once(self, built: Environment, tmp_path: Path) -> None:
+        self.add_vllm(built)
+        python_of = interpreters(Accelerator.CPU, self.settings(tmp_path, built.python), Silent())
+        assert python_of("serve") == built.python
+        (site_packages(built) / "vllm.py").unlink()
+        assert python_of("serve") == built.python
 
     def test_identity_follows_its_packages(self, built: Environment, tmp_path: Path) -> None:
         settings = self.settings(tmp_path, built.python)
