@@ -190,7 +190,7 @@ def forecast(request: Request, settings: Settings, progress: Progress) -> Foreca
     checkpoint: Checkpoint | None = None
     not_here, may_ask_more = "", False
     preflight = preflight_of(choices, settings)
-    faults = early_faults(preflight, choices) if preflight is not None else []
+    faults = early_faults(preflight, choices, settings)
     try:
         check_downloaded(choices)
         checkpoint = locate(choices, settings, made_demo, digests, progress)

@@ -58,13 +58,12 @@ def run_choices(
     try:
         sources = find_data(choices, settings, digests, progress)
         preflight = preflight_of(choices, settings)
-        if preflight is not None:
-            check_early(preflight, choices, progress)
+        check_early(preflight, choices, settings, progress)
         checkpoint = locate(choices, settings, stages.output_of, digests, progress)
         log.checkpoint(reported(checkpoint), choices.name)
         plan = make_plan(choices, checkpoint, settings, sources)
         if preflight is None and (preflight := preflight_of(choices, settings)):
-            check_early(preflight, choices, progress)
+            check_early(preflight, choices, settings, progress)
         if preflight is not None:
             refuse(late_faults(preflight, plan, stages.found))
         servers = LocalServers(
@@ -78,12 +77,14 @@ def run_choices(
         stages.cancel()
 
 
-def check_early(preflight: Preflight, choices: Choices, progress: Progress) -> None:
+def check_early(
+    preflight: Preflight | None, choices: Choices, settings: Settings, progress: Progress
+) -> None:
     """Refuse now what would fail after hours; say what could not be checked.
 
     Raises:
         PrepareError: everything that stands in the way.
     """
-    for note in preflight.notes():
+    for note in preflight.notes() if preflight is not None else ():
         progress.note(note)
-    refuse(early_faults(preflight, choices))
+    refuse(early_faults(preflight, choices, settings))

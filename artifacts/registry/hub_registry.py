@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from artifacts.registry.history import replay
+from artifacts.registry.hub_access import check_token
 from artifacts.registry.hub_card import MODEL_TAG, main_card
 from artifacts.registry.hub_errors import hub_explained
 from artifacts.registry.hub_ledger import Ledger, RegisteredVersion
@@ -101,6 +102,12 @@ class HubRegistry(JournaledRegistry):
                 _present(state).items(), key=lambda item: int(item[0]), reverse=True
             )
         ]
+
+    def check_writable(self, name: str) -> None:
+        """Ask the Hub whose the token is, and whether the repository is one of ours."""
+        with self._explained(name):
+            check_token(self._api, self._namespace, f"{SCHEME}{self._namespace}/{name}")
+            self._repository(name).check_ours()
 
     def register(self, name: str, folder: Path, tags: Mapping[str, str]) -> str:
         """Upload the folder as a version; returns its number.

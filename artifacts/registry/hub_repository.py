@@ -99,18 +99,17 @@ class HubRepository:
             if HISTORY in state.branches:
                 return state
             head = state.branches[MAIN]
-            files = self.files(head)
-            if files.keys() - {ATTRIBUTES, CARD}:
-                raise RegistryError(
-                    f"the Hub has a model repository '{self.repo_id}' that prepare did not make",
-                    where=self._uri,
-                    cure="register under another name (--name); nothing was written there",
-                )
-            if CARD not in files:
+            if CARD not in self._files_of_ours(head):
                 self.commit(MAIN, head, "Say where the versions are", {CARD: card.encode()})
                 continue
             self._api.create_branch(self.repo_id, branch=HISTORY, revision=head, exist_ok=True)
         raise self._busy()
+
+    def check_ours(self) -> None:
+        """Raise RegistryError where there is a repository that something else has made."""
+        state = self.state()
+        if state is not None and HISTORY not in state.branches:
+            self._files_of_ours(state.branches[MAIN])
 
     def update(self, change: Callable[[Ledger], Ledger | None], message: str) -> None:
         """Change the ledger: all of it or nothing, and nothing that others wrote gets lost.
@@ -272,6 +271,17 @@ class HubRepository:
     def has_commit(self, commit: str) -> bool:
         """Whether the repository has that commit."""
         return bool(self._api.revision_exists(self.repo_id, commit))
+
+    def _files_of_ours(self, head: str) -> dict[str, int]:
+        """The files of a main branch that prepare has begun, or that nobody has written to yet."""
+        files = self.files(head)
+        if files.keys() - {ATTRIBUTES, CARD}:
+            raise RegistryError(
+                f"the Hub has a model repository '{self.repo_id}' that prepare did not make",
+                where=self._uri,
+                cure="register under another name (--name); nothing was written there",
+            )
+        return files
 
     def _create_repository(self, private: bool) -> None:
         from huggingface_hub.errors import HfHubHTTPError

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from artifacts.registry.folder_access import check_folder
 from artifacts.registry.journaled import JournaledRegistry
 from artifacts.registry.registry import HistoryEntry, Version
 from pipeline.errors import RegistryError
@@ -59,6 +60,27 @@ def embedded_has(
         return None
     pointers = {(str(alias), str(version)) for alias, version in pointing}
     return known >= set(versions) and pointers >= set(aliases.items())
+
+
+def check_embedded(uri: str) -> None:
+    """Look whether an embedded registry can be opened, or made; nothing is made.
+
+    Raises:
+        RegistryError: it cannot.
+    """
+    file = Path(uri.removeprefix(EMBEDDED))
+    check_folder(file.parent, uri)
+    if not file.exists():
+        return
+    try:
+        with closing(sqlite3.connect(f"file:{quote(str(file))}?mode=rw", uri=True)) as database:
+            database.execute("PRAGMA schema_version")
+    except sqlite3.Error as error:
+        raise RegistryError(
+            f"the model registry cannot be opened: {error}",
+            where=uri,
+            cure="name with --registry an SQLite file of MLflow's that you may write, or a new one",
+        ) from error
 
 
 class MlflowRegistry(JournaledRegistry):
@@ -121,6 +143,10 @@ class MlflowRegistry(JournaledRegistry):
             )
             for version in numbered
         ]
+
+    def check_writable(self, name: str) -> None:
+        """Look whether the server answers; whether it lets us write, only a write tells."""
+        self.versions(name)
 
     def register(self, name: str, folder: Path, tags: Mapping[str, str]) -> str:
         """Make a version of the folder; returns its number.

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
+from artifacts.registry.folder_access import check_folder
 from artifacts.registry.journaled import JournaledRegistry
 from artifacts.registry.model_pack import (
     ARTIFACT_TYPE,
@@ -95,6 +96,11 @@ class OciRegistry(JournaledRegistry):
                 )
                 for number in sorted(described, reverse=True)
             ]
+
+    def check_writable(self, name: str) -> None:
+        """Look whether the layout, or the folder that it would be made in, may be written."""
+        self.versions(name)
+        check_folder(self._layout(name).folder, self.uri)
 
     def register(self, name: str, folder: Path, tags: Mapping[str, str]) -> str:
         """Copy the checkpoint folder into the layout as a version; returns its number.

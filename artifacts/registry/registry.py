@@ -124,6 +124,9 @@ class Registry(Protocol):
     def aliases(self, name: str) -> dict[str, str]:
         """Version by alias, as they stand; none when there is no such model."""
 
+    def check_writable(self, name: str) -> None:
+        """Write nothing; raise RegistryError where it is plain that nothing can be registered."""
+
     def register(self, name: str, folder: Path, tags: Mapping[str, str]) -> str:
         """Make a version of the folder, or find the one of the same tuple and evidence."""
 
@@ -164,6 +167,20 @@ def open_registry(uri: str) -> Registry:
     if uri.startswith(oci_registry.SCHEME):
         return oci_registry.OciRegistry(uri)
     return mlflow_registry.MlflowRegistry(uri)
+
+
+def check_registry(uri: str, name: str) -> None:
+    """Look before hours of work whether their outcome can be registered; nothing is written.
+
+    Raises:
+        RegistryError: it is plain that it cannot; other causes show only when it is written.
+    """
+    from artifacts.registry.mlflow_registry import EMBEDDED, check_embedded
+
+    if uri.startswith(EMBEDDED):  # opening it through MLflow takes seconds
+        check_embedded(uri)
+    else:
+        open_registry(uri).check_writable(name)
 
 
 def still_has(uri: str, name: str, versions: Collection[str], aliases: Mapping[str, str]) -> bool:

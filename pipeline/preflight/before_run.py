@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from artifacts.registry.registry import check_registry
 from pipeline.capacity.capacity_request import read_source
-from pipeline.errors import CheckpointError, PrepareError
+from pipeline.errors import CheckpointError, PrepareError, RegistryError
 from pipeline.hub import bytes_to_download
 from pipeline.plan import Find, Plan
 from pipeline.preflight.machine import existing_folder, this_machine
 from pipeline.preflight.preflight import Preflight
-from pipeline.preparation import Choices
+from pipeline.preparation import Choices, registry_uri
 from pipeline.settings import Settings
 
 
@@ -37,13 +38,23 @@ def preflight_of(choices: Choices, settings: Settings) -> Preflight | None:
     )
 
 
-def early_faults(preflight: Preflight, choices: Choices) -> list[PrepareError]:
+def early_faults(
+    preflight: Preflight | None, choices: Choices, settings: Settings
+) -> list[PrepareError]:
     """What can be told before anything is fetched, hashed or built.
 
     The disk is among it only for a checkpoint that still has to be downloaded, where no variant to
     be made may be in the store already: of any other, what is there is known from the plan.
+
+    Args:
+        preflight: None where nothing can be read of the checkpoint yet.
+        choices: of the run.
+        settings: say where the store is, and with it the registry that is used by default.
     """
-    faults = preflight.faults()
+    registry = registry_faults(choices, settings)
+    if preflight is None:
+        return registry
+    faults = preflight.faults() + registry
     reference = choices.reference
     if reference.kind == "hub" and not _may_have_variants(preflight):
         missing = bytes_to_download(reference.name, reference.revision)
@@ -51,6 +62,18 @@ def early_faults(preflight: Preflight, choices: Choices) -> list[PrepareError]:
             here = missing if _is_on_the_same_disk(preflight.store) else 0
             faults += preflight.disk_fault((), here)
     return faults
+
+
+def registry_faults(choices: Choices, settings: Settings) -> list[PrepareError]:
+    """That the registry would not take what passes, where this is plain before anything does."""
+    if not choices.promote:
+        return []
+    try:
+        check_registry(registry_uri(choices.registry, settings), choices.name)
+    except RegistryError as error:
+        without = "or measure now with --no-promote, and `prepare promote` the run later"
+        return [RegistryError(error.what, where=error.where, cure=f"{error.cure}; {without}")]
+    return []
 
 
 def late_faults(preflight: Preflight, plan: Plan, find: Find) -> list[PrepareError]:

@@ -101,6 +101,7 @@ class HubWriteStandIn:
         requests: 'METHOD path' of all that came so far.
         faults: each happens once.
         writable: namespaces that WRITER may write to.
+        roles: of tokens, as it says them; else 'write'.
         jitter_seconds: at most so long a request waits before it is carried out, for races.
     """
 
@@ -109,6 +110,7 @@ class HubWriteStandIn:
         self.requests: list[str] = []
         self.faults: list[Fault] = []
         self.writable = {"acme"}
+        self.roles: dict[str, str] = {}
         self.jitter_seconds = 0.0
         self.lock = threading.Lock()
         stand_in = self
@@ -246,6 +248,8 @@ class _Handler(BaseHTTPRequestHandler):
             return self.create_repo(json.loads(body))
         if path == "/api/validate-yaml":
             return as_json({"errors": [], "warnings": []})
+        if path == "/api/whoami-v2":
+            return self.whoami()
         if path == "/api/models":
             return self.list_models(query)
         if match := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/([a-z]+)(?:/(.+))?)?", path):
@@ -287,6 +291,21 @@ class _Handler(BaseHTTPRequestHandler):
             raise _Refusal(403, message=f"You don't have the rights to write to {namespace}")
 
     # Requests.
+
+    def whoami(self) -> Answer:
+        token = self.token()
+        if token is None:
+            raise _Refusal(401, message="Invalid username or password.")
+        role = self.hub.roles.get(token, "write")
+        orgs = [{"type": "org", "name": name} for name in sorted(self.hub.writable)]
+        return as_json(
+            {
+                "type": "user",
+                "name": token.removeprefix("hf_"),
+                "orgs": orgs if token == WRITER else [],
+                "auth": {"type": "access_token", "accessToken": {"role": role}},
+            }
+        )
 
     def create_repo(self, wanted: dict[str, Any]) -> Answer:
         self.writing(wanted["organization"])

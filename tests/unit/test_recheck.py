@@ -26,6 +26,7 @@ from pipeline.catalog import RECIPES, load_profile
 from pipeline.cli.main import app
 from pipeline.deployment import accepted_tuples, digest_of_other_files, find_version
 from pipeline.digest import digest_json
+from pipeline.environments import environment
 from pipeline.environments.environment import Accelerator, identity
 from pipeline.errors import (
     CheckpointError,
@@ -123,7 +124,7 @@ def site(
     shutil.copyfile(promoted, tmp_path / "registry.db")
     found = Site(tmp_path, judged, PretendModels(as_before, questions=96))
     monkeypatch.setenv("PREPARE_HOME", str(tmp_path / "home"))
-    for module in (recheck, recheck_run):
+    for module in (recheck, environment):
         monkeypatch.setattr(
             module, "ensure", lambda *_: SimpleNamespace(identity=found.serve, python=Path("p"))
         )

@@ -34,7 +34,11 @@ def test_the_exit_code_is_that_of_the_verdicts(verdicts: list[str], code: ExitCo
 
 
 def run_to(
-    verdicts: list[VariantReport], promote: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
+    verdicts: list[VariantReport],
+    promote: bool,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    registry: str | None = None,
 ) -> RunReport:
     """A run whose hours of work are replaced by these verdicts; nothing after them is."""
 
@@ -61,7 +65,7 @@ def run_to(
         profile="cpu",
         policy="demo",
         name=None,
-        registry=None,
+        registry=registry,
         eval_data=None,
         trust_remote_code=False,
         promote=promote,
@@ -102,3 +106,19 @@ def test_with_it_the_promotion_says_how_it_ends(
     monkeypatch.setattr(whole_run, "Promotion", Promotion)
     assert run_to([variant_report()], True, tmp_path, monkeypatch).exit_code == 5
     assert asked == ["smollm2-135m"]
+
+
+def test_a_registry_that_would_refuse_is_told_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file lies where the registry's folder is to be."""
+    (tmp_path / "file").touch()
+    registry = f"oci://{tmp_path / 'file'}/models"
+    passed = [variant_report(promoted=False, registry_version=None)]
+    report = run_to(passed, True, tmp_path, monkeypatch, registry)
+    assert (report.status, report.exit_code) == ("failed", 1)
+    assert report.variants == []
+    assert report.error is not None
+    assert "--no-promote" in report.error["cure"]
+    measured = run_to(passed, False, tmp_path, monkeypatch, registry)
+    assert measured.exit_code == 0

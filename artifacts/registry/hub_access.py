@@ -1,0 +1,63 @@
+"""Whether the Hub's token could write to a namespace, as far as the Hub says so beforehand."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from artifacts.registry.hub_errors import WRITE_TOKEN, no_token, status_of
+from pipeline.errors import RegistryError
+from pipeline.hub import LOG_IN
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
+
+TOO_MANY_REQUESTS = 429
+
+
+def check_token(api: HfApi, namespace: str, where: str) -> None:
+    """Refuse a token of which the Hub says that it cannot write to the namespace.
+
+    Of a fine-grained token, or one that a CI system was lent, only a write tells.
+
+    Args:
+        api: of the Hub.
+        namespace: a user or an organisation.
+        where: the registry, as users know it.
+
+    Raises:
+        RegistryError: there is no token, or it is one that may only read, or is of somebody who
+            does not belong to the namespace.
+        HfHubHTTPError: the Hub does not know the token.
+    """
+    from huggingface_hub import get_token
+    from huggingface_hub.errors import HfHubHTTPError
+
+    if get_token() is None:
+        raise no_token(where)
+    try:
+        owner = api.whoami()
+    except HfHubHTTPError as error:
+        if status_of(error) == TOO_MANY_REQUESTS:  # it is asked seldom, and says nothing of writing
+            return
+        raise
+    role = owner.get("auth", {}).get("accessToken", {}).get("role")
+    if role == "read":
+        raise _refused("the token may only read", where)
+    if role == "write" and namespace.lower() not in _namespaces(owner):
+        raise _refused(
+            f"the token is of '{owner.get('name')}', who does not belong to '{namespace}'", where
+        )
+
+
+def _namespaces(owner: dict[str, Any]) -> set[str]:
+    """The user's own and those of the organisations; the Hub takes them in any case."""
+    names = [owner.get("name"), *(organisation.get("name") for organisation in owner["orgs"])]
+    return {str(name).lower() for name in names}
+
+
+def _refused(what: str, where: str) -> RegistryError:
+    return RegistryError(
+        what,
+        where=where,
+        cure=f"{LOG_IN}, {WRITE_TOKEN}, or name another namespace in --registry",
+    )

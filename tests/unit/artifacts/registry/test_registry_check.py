@@ -1,0 +1,142 @@
+"""What is refused before a run: a registry that could not take what the run promotes."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hub_write_stand_in import (
+    STRANGER,
+    WRITER,
+    Fault,
+    HubWriteStandIn,
+    ModelRepository,
+    point_there,
+)
+
+from artifacts.registry.hub_repository import HISTORY
+from artifacts.registry.registry import check_registry
+from pipeline.errors import RegistryError
+
+NAME = "smol"
+REPO = f"acme/{NAME}"
+
+
+def refused(uri: str, match: str) -> RegistryError:
+    with pytest.raises(RegistryError, match=match) as caught:
+        check_registry(uri, NAME)
+    assert caught.value.where
+    assert caught.value.cure
+    return caught.value
+
+
+class TestHub:
+    """Against a server that says whose the token is."""
+
+    URI = "hf://acme"
+
+    @pytest.fixture(autouse=True)
+    def hub(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubWriteStandIn]:
+        with HubWriteStandIn() as server:
+            point_there(monkeypatch, server.url)
+            yield server
+        for written in (
+            "POST /api/repos/*",
+            "POST */commit/*",
+            "POST */tag/*",
+            "PUT *",
+            "DELETE *",
+        ):
+            assert not server.count(written)
+
+    @pytest.mark.parametrize("role", ["write", "fineGrained", "of 2030"])
+    def test_a_token_that_may_write_passes(self, hub: HubWriteStandIn, role: str) -> None:
+        hub.roles[WRITER] = role
+        check_registry(self.URI, NAME)
+        check_registry("hf://Acme?public", NAME)
+        check_registry("hf://writer", NAME)
+        assert not hub.models
+
+    def test_no_token(self, hub: HubWriteStandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+        point_there(monkeypatch, hub.url, token=None)
+        assert "HF_TOKEN" in refused(self.URI, "we have no token").cure
+
+    def test_a_token_that_may_only_read(self, hub: HubWriteStandIn) -> None:
+        hub.roles[WRITER] = "read"
+        assert "HF_TOKEN" in refused(self.URI, "the token may only read").cure
+
+    def test_a_token_that_the_hub_does_not_know(
+        self, hub: HubWriteStandIn, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        point_there(monkeypatch, hub.url, token="hf_revoked")
+        refused(self.URI, "does not know the token")
+
+    def test_a_stranger(self, hub: HubWriteStandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+        point_there(monkeypatch, hub.url, token=STRANGER)
+        found = refused(self.URI, "'stranger', who does not belong to 'acme'")
+        assert "another namespace" in found.cure
+        hub.roles[STRANGER] = "fineGrained"  # of which the Hub does not say where it may write
+        check_registry(self.URI, NAME)
+
+    def test_too_many_questions_are_no_answer(self, hub: HubWriteStandIn) -> None:
+        hub.faults = [Fault("GET /api/whoami-v2", 429)]
+        check_registry(self.URI, NAME)
+
+    def test_a_repository_of_somebody_else(self, hub: HubWriteStandIn) -> None:
+        hub.models[REPO] = made = ModelRepository(private=True)
+        made.add("main", {".gitattributes": b"", "README.md": b""}, "begun")
+        check_registry(self.URI, NAME)
+        made.add("main", {"model.safetensors": b"mine"}, "mine")
+        assert "--name" in refused(self.URI, "that prepare did not make").cure
+        made.add(HISTORY, {"prepare-history.json": b"{}"}, "ours")
+        check_registry(self.URI, NAME)
+
+    def test_nobody_answers(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+        point_there(monkeypatch, f"http://127.0.0.1:{port}")
+        refused(self.URI, "cannot be reached")
+
+
+@pytest.mark.parametrize("uri", ["oci://{}", "sqlite:///{}/registry.db"])
+class TestFolder:
+    """Registries in a folder of this machine."""
+
+    def test_one_to_be_made_passes_and_nothing_is_made(self, uri: str, tmp_path: Path) -> None:
+        check_registry(uri.format(tmp_path / "new" / "one"), NAME)
+        check_registry(uri.format(tmp_path), NAME)
+        assert not list(tmp_path.iterdir())
+
+    def test_a_file_is_in_the_way(self, uri: str, tmp_path: Path) -> None:
+        (tmp_path / "file").touch()
+        refused(uri.format(tmp_path / "file" / "one"), "file is not a folder|Not a directory")
+
+    def test_it_may_not_be_written(
+        self, uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
+        found = refused(uri.format(tmp_path / "one"), "may not be written")
+        assert str(tmp_path) in found.what
+        assert not list(tmp_path.iterdir())
+
+
+def test_an_embedded_registry_that_is_no_database(tmp_path: Path) -> None:
+    (tmp_path / "registry.db").write_text("these are notes, and they are longer than a header")
+    refused(f"sqlite:///{tmp_path}/registry.db", "not a database")
+
+
+def test_a_layout_of_something_else(tmp_path: Path) -> None:
+    (tmp_path / NAME).mkdir()
+    (tmp_path / NAME / "oci-layout").write_text('{"imageLayoutVersion": "1.0.0"}')
+    (tmp_path / NAME / "index.json").write_text("[")
+    refused(f"oci://{tmp_path}", "index")
+
+
+def test_a_server_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    refused(f"http://127.0.0.1:{port}", "the model registry failed")
