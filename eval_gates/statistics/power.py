@@ -21,6 +21,7 @@ WANTED_CHANCE = 0.8
 """The chance with which a drop is to be seen, and below which a plan is called uncertain."""
 
 _BLOCKS, _SEARCH_BLOCKS, _SEARCH_STEPS = 220, 55, 7
+_MOST_QUESTIONS = 10**12  # more than anybody could ask
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,8 @@ def least_questions(
     """The number of questions at which the gate passes when no answer changes.
 
     Exact for :func:`sequential.sequential_test` where every baseline score is `baseline`. Only by
-    more gains than losses can a gate pass sooner. None if it never passes.
+    more gains than losses can a gate pass sooner. None if it never passes, or not with any number
+    of questions that somebody could ask.
 
     Raises:
         ValueError: alpha or the baseline is out of range.
@@ -157,12 +159,15 @@ def least_questions(
     height, mean = value - comparison.lowest, comparison.threshold - comparison.lowest
     growth = np.log1p(bets() * (height / mean - 1))
     needed = -math.log(alpha) + math.log(NUMBER_OF_BETS)
-    enough = math.ceil(needed / float(growth.max()))  # the best bet alone would do by then
-    least = _first(lambda n: bool(logsumexp(n * growth) >= needed), enough)
+    best = float(growth.max())  # by this bet alone; 0 where the value is next to 0
+    least = None
+    if best * _MOST_QUESTIONS >= needed:
+        enough = math.ceil(needed / best)
+        least = _first(lambda n: bool(logsumexp(n * growth) >= needed), enough)
     if population is None:
         return least
     # Without replacement the evidence is never less, so it is looked for no further than that.
-    shown = np.full(min(least, population), height)
+    shown = np.full(min(least or population, population), height)
     crossed = log_wealth(shown, mean, population) >= -math.log(alpha)
     return int(crossed.argmax()) + 1 if crossed.any() else population
 

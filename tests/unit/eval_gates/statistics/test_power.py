@@ -76,6 +76,17 @@ def test_least_questions_are_the_real_gates(
     assert (result.verdict, result.decided_at) == ("pass", least)
 
 
+@pytest.mark.parametrize("baseline", [1e-300, 1e-227, 1e-12])
+def test_next_to_nothing_takes_more_questions_than_anybody_has(baseline: float) -> None:
+    comparison = Comparison.recovery(0.9)
+    assert least_questions(comparison, 0.01, None, baseline) is None
+    assert "scores nothing" in plan(comparison, baseline=baseline).words
+    # With all of a benchmark's questions asked there is nothing left to guess.
+    least = least_questions(comparison, 0.01, 50, baseline)
+    assert least is not None
+    assert 1 < least <= 50
+
+
 def test_a_baseline_of_nothing_has_nothing_to_recover() -> None:
     assert least_questions(Comparison.recovery(0.9), 0.05, None, 0.0) is None
     nothing = plan(Comparison.recovery(0.9), baseline=0.0)
