@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Resolves the managed environments' locks anew: pipeline/environments/locks/*.in -> *.txt.
+# Resolves the managed environments' locks anew: pipeline/environments/locks/*.in -> *.txt, and
+# that of the server that the tests start, tests/e2e/mlflow_server/server.txt.
 #
 #   scripts/lock-environments.sh                 keeps versions that still fit
 #   scripts/lock-environments.sh --upgrade       takes the newest (further options go to uv)
@@ -7,10 +8,11 @@
 # A lock pins everything, for Python 3.11 on x86-64 Linux, and names no index. It carries no
 # hashes, because one version of torch has two builds: "+cpu", and the index's own.
 set -euo pipefail
-cd "$(dirname "$0")/../pipeline/environments/locks"
+cd "$(dirname "$0")/.."
 
 uv=uv
-[ -x ../../../.venv/bin/uv ] && uv=../../../.venv/bin/uv
+[ -x .venv/bin/uv ] && uv=$PWD/.venv/bin/uv
+cd pipeline/environments/locks
 
 # The CPU wheel of torch comes from pip's find-links; without any, from PyTorch's own CPU index.
 cpu_torch=()
@@ -41,3 +43,6 @@ lock quantize-cuda "$@"
 lock quantize-autoawq-cuda "$@"
 lock serve-cuda "$@"
 lock evaluate "$@"
+
+cd ../../../tests/e2e/mlflow_server # not an environment of the product's
+lock server "$@"

@@ -1,8 +1,6 @@
 """The registry on a real `mlflow server`: races, kills, upload and pull, without a lock.
 
-The server's package is 620 MB, so it is not among the development dependencies. Make an environment
-with `mlflow` of the version that `mlflow-skinny` has here, and name its interpreter in
-PREPARE_TEST_MLFLOW_PYTHON; without it these tests are skipped.
+The server runs in an environment of its own, made here from the lock in `mlflow_server/`.
 """
 
 from __future__ import annotations
@@ -23,35 +21,55 @@ import pytest
 
 from artifacts.registry.history import replay
 from artifacts.registry.mlflow_registry import MlflowRegistry
-from artifacts.registry.registry import TUPLE_TAG, Cause, Move, still_has
+from artifacts.registry.registry import TUPLE_TAG, Cause, Move, check_registry, still_has
+from pipeline.environments.installer import installer_variables, run_uv
 from pipeline.serving import free_port
 
 # Who moves in a race is the same process as in the unit tests.
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "artifacts" / "registry"))
 import racing_mover
 
-PYTHON = os.environ.get("PREPARE_TEST_MLFLOW_PYTHON", "")
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.timeout(600),
-    pytest.mark.skipif(not PYTHON, reason="PREPARE_TEST_MLFLOW_PYTHON names no interpreter"),
-]
+LOCK = Path(__file__).parent / "mlflow_server" / "server.txt"
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 processes = multiprocessing.get_context("fork")
 
 
 @pytest.fixture(scope="module")
-def uri(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An interpreter that has the server, whatever packages are installed for the tests."""
+    folder = tmp_path_factory.mktemp("environment")
+    variables = installer_variables()
+    run_uv(
+        ["venv", "--no-project", "--python", sys.executable, str(folder / "venv")],
+        folder=folder,
+        variables=variables,
+    )
+    made = folder / "venv" / "bin" / "python"
+    run_uv(
+        ["pip", "install", "--python", str(made), "--no-deps", "-r", str(LOCK)],
+        folder=folder,
+        variables=variables,
+    )
+    return made
+
+
+@pytest.fixture(scope="module")
+def uri(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A server of our own on loopback."""
     folder = tmp_path_factory.mktemp("mlflow")
     address = f"http://127.0.0.1:{free_port()}"
     command = [
-        *(PYTHON, "-m", "mlflow", "server", "--host", "127.0.0.1"),
+        *(str(python), "-m", "mlflow", "server", "--host", "127.0.0.1"),
         *("--port", address.rpartition(":")[2], "--workers", "2"),
         *("--backend-store-uri", f"sqlite:///{folder / 'server.db'}"),
         *("--artifacts-destination", str(folder / "artifacts")),
     ]
+    # Its jobs judge language models, and import what the lock leaves out.
+    environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
     with (folder / "server.log").open("wb") as log:
-        server = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+        server = subprocess.Popen(
+            command, stdout=log, stderr=log, env=environment, start_new_session=True
+        )
     try:
         deadline = time.monotonic() + 180
         while True:
@@ -132,6 +150,11 @@ def test_killed_before_a_write(registry: MlflowRegistry, name: str, step: int) -
     assert registry.aliases(name) == (
         {"champion": "3", "previous": "2"} if promised else {"champion": "2", "previous": "1"}
     )
+
+
+def test_it_is_looked_at_before_a_run(uri: str) -> None:
+    check_registry(uri, "not there yet")
+    assert "not there yet" not in MlflowRegistry(uri).names()
 
 
 def test_weights_are_uploaded_and_fetched(
