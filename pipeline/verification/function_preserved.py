@@ -76,9 +76,9 @@ def check_preserved(
         VerificationError: naming a layer or a norm whose scaling nothing makes up for.
     """
     try:
-        _check_all(layers, {name: _divided(after, w) for name, (w, after) in norms.items()}, where)
+        _check_all(layers, {name: divided(after, w) for name, (w, after) in norms.items()}, where)
     except VerificationError as error:
-        less_one = {name: _divided(1 + after, 1 + w) for name, (w, after) in norms.items()}
+        less_one = {name: divided(1 + after, 1 + w) for name, (w, after) in norms.items()}
         try:
             _check_all(layers, less_one, where)
         except VerificationError:
@@ -89,10 +89,10 @@ def _check_all(layers: Mapping[str, Rescaled], norms: dict[str, Floats], where: 
     for block in sorted({block_of(f"{module}.") for module in layers}):
         inside = {name: layer for name, layer in layers.items() if block_of(f"{name}.") == block}
         feeds = [Feed(name, f) for name, f in norms.items() if block_of(f"{name}.") == block]
-        _check_block(_unfused(inside), feeds, where)
+        _check_block(unfused(inside), feeds, where)
 
 
-def _unfused(layers: dict[str, Rescaled]) -> dict[str, Rescaled]:
+def unfused(layers: dict[str, Rescaled]) -> dict[str, Rescaled]:
     """The parts of fused matrices as layers of their own, named 'mlp.gate_up_proj.up_proj'."""
     import numpy as np
 
@@ -122,14 +122,14 @@ def _with_rows(whole: Rescaled, rows: Floats) -> Rescaled:
 
 
 def _check_block(layers: dict[str, Rescaled], norms: list[Feed], where: str) -> None:
-    fed_by = _fed_by_rows(layers)
+    fed_by = fed_by_rows(layers)
     # What a factor of all channels is off by, of the layers that are fed by rows: it may stand
     # with those rows, with the columns, or with the columns before, and only the sum counts.
     carried: dict[str, float] = {}
     for name, before in fed_by.items():
-        spread, offset = _mismatch(_divided(1.0, layers[before].rows), layers[name].columns)
+        spread, offset = mismatch(divided(1.0, layers[before].rows), layers[name].columns)
         carried[before] = offset
-        if spread > _spread_allowed(layers[name]) + _spread_allowed(layers[before]):
+        if spread > spread_allowed(layers[name]) + spread_allowed(layers[before]):
             raise VerificationError(
                 f"the rows of '{before}' and the columns of '{name}' were rescaled, "
                 f"and do not make up for each other (off by {spread:.0%} in the median)",
@@ -143,7 +143,7 @@ def _check_block(layers: dict[str, Rescaled], norms: list[Feed], where: str) -> 
     _check_norms_used(norms, used, where)
 
 
-def _fed_by_rows(layers: dict[str, Rescaled]) -> dict[str, str]:
+def fed_by_rows(layers: dict[str, Rescaled]) -> dict[str, str]:
     """Of the layers that another's rows feed, which one; none where a channel feeds several."""
     found = {}
     for name, layer in layers.items():
@@ -165,9 +165,9 @@ def _check_group(
     feeds = [Feed("", np.ones(channels, np.float32)), *norms]
     fitting, spreads = [], []
     for feed in (feed for feed in feeds if len(feed.factors) == channels):
-        off = {name: _mismatch(feed.factors, layer.columns) for name, layer in layers.items()}
-        worst = max(off, key=lambda name: off[name][0] - _spread_allowed(layers[name]))
-        spreads.append((off[worst][0] - _spread_allowed(layers[worst]), off[worst][0], worst))
+        off = {name: mismatch(feed.factors, layer.columns) for name, layer in layers.items()}
+        worst = max(off, key=lambda name: off[name][0] - spread_allowed(layers[name]))
+        spreads.append((off[worst][0] - spread_allowed(layers[worst]), off[worst][0], worst))
         if spreads[-1][0] <= 0:
             factors = {name: off[name][1] + carried.get(name, 0.0) for name in layers}
             fitting.append((feed, factors))
@@ -183,7 +183,7 @@ def _check_group(
         feed
         for feed, factors in fitting
         if all(
-            abs(factor) <= _offset_allowed(layers[name]) * (2 if name in carried else 1)
+            abs(factor) <= offset_allowed(layers[name]) * (2 if name in carried else 1)
             for name, factor in factors.items()
         )
     ]
@@ -204,8 +204,8 @@ def _check_rows(layers: dict[str, Rescaled], feeding: set[str], where: str) -> N
     import numpy as np
 
     for name, layer in layers.items():
-        spread, _ = _mismatch(layer.rows, np.ones_like(layer.rows))
-        if name not in feeding and spread > _spread_allowed(layer):
+        spread, _ = mismatch(layer.rows, np.ones_like(layer.rows))
+        if name not in feeding and spread > spread_allowed(layer):
             raise VerificationError(
                 f"the rows of '{name}' were rescaled, and no layer makes up for it",
                 where=where,
@@ -217,7 +217,7 @@ def _check_norms_used(norms: list[Feed], used: set[str], where: str) -> None:
     import numpy as np
 
     for norm in norms:
-        spread, offset = _mismatch(norm.factors, np.ones_like(norm.factors))
+        spread, offset = mismatch(norm.factors, np.ones_like(norm.factors))
         if max(spread, abs(offset)) > NORM_CHANGED and norm.name not in used:
             raise VerificationError(
                 f"'{norm.name}.weight' was rescaled, and no layer makes up for it",
@@ -226,11 +226,13 @@ def _check_norms_used(norms: list[Feed], used: set[str], where: str) -> None:
             )
 
 
-def _spread_allowed(layer: Rescaled) -> float:
+def spread_allowed(layer: Rescaled) -> float:
+    """How far the scales of its channels may seem to be off, as a logarithm: more with noise."""
     return max(LEAST_SPREAD, SPREAD_OF_NOISE * _noise_share(layer))
 
 
-def _offset_allowed(layer: Rescaled) -> float:
+def offset_allowed(layer: Rescaled) -> float:
+    """Likewise the factor that all its channels have in common."""
     return max(LEAST_OFFSET, OFFSET_OF_NOISE * _noise_share(layer))
 
 
@@ -249,7 +251,7 @@ def _groups(layers: dict[str, Rescaled]) -> list[list[str]]:
     return list(groups.values())
 
 
-def _mismatch(factors: Floats, columns: Floats) -> tuple[float, float]:
+def mismatch(factors: Floats, columns: Floats) -> tuple[float, float]:
     """Median distance from a common factor, and that factor, both as logarithms.
 
     `columns` is what the stored columns have to be multiplied by to be the source's again, and so
@@ -257,7 +259,7 @@ def _mismatch(factors: Floats, columns: Floats) -> tuple[float, float]:
     """
     import numpy as np
 
-    ratio = _divided(factors, columns)
+    ratio = divided(factors, columns)
     known = ratio[np.isfinite(ratio) & (ratio > 0)]
     if not known.size:
         return float("inf"), 0.0
@@ -266,8 +268,8 @@ def _mismatch(factors: Floats, columns: Floats) -> tuple[float, float]:
     return float(np.median(np.abs(logarithms - offset))), offset
 
 
-def _divided(above: Any, below: Any) -> Floats:
-    """NaN where there is no ratio."""
+def divided(above: Any, below: Any) -> Floats:
+    """One by the other, a channel each; NaN or infinite where there is no ratio."""
     import numpy as np
 
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):

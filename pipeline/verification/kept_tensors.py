@@ -86,8 +86,9 @@ def check_close(source: StoredTensor, variant: StoredTensor, *, exact: bool) -> 
 def check_rescaled(source: StoredTensor, variant: StoredTensor, *, rounds: bool) -> KeptTensor:
     """The tensor is the source's, but for scales that the recipe may have folded into it.
 
-    In another type, what can have no scales in it (embeddings, the head) has the source's numbers.
-    Vectors are left to `function_preserved`, and matrices of a block (routers) to the fit.
+    In another type, what can have no scales in it (embeddings, the last norm, the head) has the
+    source's numbers. Vectors of a block are left to `function_preserved` and `biases`, and matrices
+    of a block (routers) to the fit.
 
     Args:
         source: as it was.
@@ -108,10 +109,11 @@ def check_rescaled(source: StoredTensor, variant: StoredTensor, *, rounds: bool)
             return check_close(source, variant, exact=True)
         _check_matrix(source, variant)
         return KeptTensor(source.name, retyped)
-    if len(source.shape) != 1:
+    is_vector = len(source.shape) == 1
+    if not is_vector or not block_of(source.name):  # scales stay within a block
         if retyped is None:
             return check_equal(source, variant)
-        return check_close(source, variant, exact=not rounds)
+        return check_close(source, variant, exact=not rounds and not is_vector)
     before, after = source.floats(), variant.floats()
     if not np.isfinite(after).all() or (before.any() and not after.any()):
         raise VerificationError(

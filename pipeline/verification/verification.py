@@ -20,6 +20,7 @@ from pipeline.inspection.linear_layers import is_tied
 from pipeline.variant_size import estimated_bytes
 from pipeline.verification import floors
 from pipeline.verification.accounting import Accounting, account
+from pipeline.verification.biases import check_biases
 from pipeline.verification.carried_files import (
     check_carried_over,
     check_config,
@@ -280,15 +281,16 @@ class _Comparison:
         layers: Sequence[tuple[LayerFact, Noise, Rescaled | None]],
         kept: Sequence[KeptTensor],
     ) -> None:
-        check_preserved(
-            {fact.name: rescaled for fact, _, rescaled in layers if rescaled},
-            {
-                tensor.name.removesuffix(".weight"): tensor.weights
-                for tensor in kept
-                if tensor.weights and tensor.name.endswith(".weight")
-            },
-            self.where,
-        )
+        fitted = {fact.name: rescaled for fact, _, rescaled in layers if rescaled}
+        vectors = {tensor.name: tensor.weights for tensor in kept if tensor.weights}
+        norms = {
+            name.removesuffix(".weight"): weights
+            for name, weights in vectors.items()
+            if name.endswith(".weight")
+        }
+        check_preserved(fitted, norms, self.where)
+        others = {name: it for name, it in vectors.items() if not name.endswith(".weight")}
+        check_biases(fitted, norms, others, self.where)
 
 
 def _in_threads(tasks: Sequence[Callable[[], Any]]) -> list[Any]:

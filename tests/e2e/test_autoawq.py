@@ -100,6 +100,8 @@ for name, options in models.items():
     for weight in model.parameters():
         if weight.dim() > 1:
             weight.data.mul_(3)
+        else:  # norms are all ones as they are made, and biases zeros
+            weight.data.add_(torch.randn_like(weight) * 0.2)
     model.save_pretrained(f"{folder}/{name}")
     for file in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(f"{tokenizer}/{file}", f"{folder}/{name}")
@@ -241,6 +243,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "gemma2": {"head_dim": 32, "query_pre_attn_scalar": 32},
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "phi3": {"num_key_value_heads": 4},
+    "qwen2": {"num_key_value_heads": 4},  # so that its biases of v_proj are rescaled
     "qwen3": {"head_dim": 32},
     "qwen3_moe": {"num_experts": 4, **EXPERTS},
 }

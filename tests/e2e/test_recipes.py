@@ -166,6 +166,17 @@ def stands_for(variant: Variant, module: str) -> dict[str, tuple[str, tuple[int,
     }
 
 
+def verified_layers(variant: Variant) -> int:
+    """Verify it as the stage does; how many layers were compared."""
+    quantization: Quantization = TypeAdapter(Quantization).validate_python(
+        variant.record.parameters["quantization"]
+    )
+    verified = verify_variant(
+        variant.source.path, variant.output, quantization, lambda done, total: None
+    )
+    return len(verified.layers)
+
+
 @pytest.mark.parametrize("name", RECIPES)
 class TestDenseModel:
     def test_formats(self, workshop: Workshop, name: str) -> None:
@@ -209,6 +220,19 @@ def test_every_variant_computes_what_its_source_does(workshop: Workshop) -> None
         assert 0 < found[folder] < DIFFERENCE[load_recipe(name).family], name
 
 
+@pytest.mark.parametrize("name", ["awq-w4a16", "int8-w8a8"])
+@pytest.mark.parametrize("model", ["qwen2", "stablelm"])
+def test_biases_are_rescaled_with_what_they_belong_to(
+    workshop: Workshop, model: str, name: str
+) -> None:
+    """Of layers (Qwen2) and of norms (StableLM)."""
+    variant = workshop.variant(model, name)
+    assert verified_layers(variant) == 2 * 7
+    output, source = str(variant.output), str(workshop.folder / model)
+    found = json.loads(workshop.script("compare", source, output))
+    assert 0 < found[output] < DIFFERENCE[load_recipe(name).family]
+
+
 @pytest.mark.parametrize(
     ("model", "name"),
     [("mixtral", "gptq-w4a16"), ("mixtral", "fp8-dynamic"), ("qwen3_moe", "awq-w4a16")],
@@ -245,13 +269,7 @@ def test_experts_in_stacks_stay_and_the_rest_is_quantized(workshop: Workshop, na
     assert stands_for(variant, QUERIES) == FORMATS[name] | {"bias": ("BF16", (WIDTH,))}
     assert variant.record.result["quantized_modules"] == 2 * 4
     assert is_ignored("model.layers.1.mlp.experts.0.up_proj", variant.config["ignore"])
-    quantization: Quantization = TypeAdapter(Quantization).validate_python(
-        variant.record.parameters["quantization"]
-    )
-    verified = verify_variant(
-        variant.source.path, variant.output, quantization, lambda done, total: None
-    )
-    assert len(verified.layers) == 2 * 4
+    assert verified_layers(variant) == 2 * 4
     output = str(variant.output)
     found = json.loads(workshop.script("compare", str(workshop.folder / "gpt_oss"), output))
     assert 0 < found[output] < DIFFERENCE["fp8"]

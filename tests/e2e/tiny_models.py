@@ -1,7 +1,8 @@
 """Run inside the `quantize` environment: writes tiny random models, and loads variants of them.
 
 `python tiny_models.py make FOLDER TEXTS` writes FOLDER/llama, narrow (with layers of 72 columns),
-mixtral, qwen3_moe, gpt_oss and jetmoe, with a tokenizer trained on the texts.
+qwen2 and stablelm (with biases), mixtral, qwen3_moe, gpt_oss and jetmoe, with a tokenizer trained
+on the texts.
 `python tiny_models.py compare SOURCE VARIANT...` prints, as JSON, by how much each variant's logits
 differ from the source's, relative to their size.
 """
@@ -43,14 +44,20 @@ def make(folder: Path, texts: Path) -> None:
         LlamaForCausalLM,
         MixtralConfig,
         MixtralForCausalLM,
+        Qwen2Config,
+        Qwen2ForCausalLM,
         Qwen3MoeConfig,
         Qwen3MoeForCausalLM,
+        StableLmConfig,
+        StableLmForCausalLM,
     )
 
     torch.manual_seed(0)
     models = {
         "llama": LlamaForCausalLM(LlamaConfig(**SHAPE)),
         "narrow": LlamaForCausalLM(LlamaConfig(**SHAPE | {"intermediate_size": 72})),
+        "qwen2": Qwen2ForCausalLM(Qwen2Config(**SHAPE)),
+        "stablelm": StableLmForCausalLM(StableLmConfig(**SHAPE, use_qkv_bias=True)),
         "mixtral": MixtralForCausalLM(MixtralConfig(**SHAPE, **EXPERTS, num_local_experts=4)),
         "qwen3_moe": Qwen3MoeForCausalLM(
             Qwen3MoeConfig(**SHAPE, **EXPERTS, num_experts=4, moe_intermediate_size=128)
@@ -71,6 +78,9 @@ def make(folder: Path, texts: Path) -> None:
         ),
     }
     tokenizer = trained_tokenizer(texts)
+    for name in ("qwen2", "stablelm"):  # biases are made as zeros
+        for vector in (each for each in models[name].parameters() if each.dim() == 1):
+            vector.data.add_(torch.randn_like(vector) * 0.2)
     for name, model in models.items():
         model.to(torch.bfloat16).save_pretrained(folder / name)
         tokenizer.save_pretrained(folder / name)

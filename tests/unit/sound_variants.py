@@ -38,6 +38,7 @@ SHAPES = {
     "mlp.up_proj": (WIDE, HIDDEN),
     "mlp.down_proj": (HIDDEN, WIDE),
 }
+BIASES = {"input_layernorm": HIDDEN, "self_attn.q_proj": HIDDEN, "mlp.up_proj": WIDE}
 LINEAR = tuple(f"model.layers.{n}.{name}" for n in range(LAYERS) for name in SHAPES)
 WEIGHTS = "model.safetensors"
 
@@ -93,6 +94,9 @@ def _source_tensors(tied: bool) -> Tensors:
             tensors[f"{block}.{norm}.weight"] = bf16(random.uniform(0.5, 2, HIDDEN))
         for name, shape in SHAPES.items():
             tensors[f"{block}.{name}.weight"] = bf16(random.normal(size=shape) * 0.02)
+        for name, length in BIASES.items():
+            tensors[f"{block}.{name}.bias"] = bf16(random.normal(size=length))
+        tensors[f"{block}.self_attn.sinks"] = bf16(random.normal(size=2))
     tensors["model.norm.weight"] = bf16(random.uniform(0.5, 2, HIDDEN))
     if not tied:
         tensors["lm_head.weight"] = bf16(random.normal(size=(VOCABULARY, HIDDEN)))
@@ -116,7 +120,10 @@ def _variant_tensors(kind: str, tied: bool, scale: str) -> Tensors:
 
 
 def rescale(tensors: Tensors, plain: dict[str, Any]) -> dict[str, Any]:
-    """Multiply columns, and divide the norm or the rows that feed them; norms in `tensors`."""
+    """Multiply columns, and divide the norm or the rows that feed them, with their biases.
+
+    What has a scale only, and is not quantized, is changed in `tensors`.
+    """
     random = np.random.default_rng(9)
     scaled = {}
     for layer in range(LAYERS):
@@ -124,13 +131,20 @@ def rescale(tensors: Tensors, plain: dict[str, Any]) -> dict[str, Any]:
         q, k, up, down = (f"{block}.{name}" for name in SHAPES)
         for norm, fed in (("input_layernorm", (q, k)), ("post_attention_layernorm", (up,))):
             factors = random.uniform(0.5, 2, HIDDEN)
-            name = f"{block}.{norm}.weight"
-            tensors[name] = bf16(from_bf16(tensors[name]) / factors)
+            divide(tensors, f"{block}.{norm}.weight", factors)
+            divide(tensors, f"{block}.{norm}.bias", factors)
             scaled |= {module: plain[module] * factors for module in fed}
         factors = random.uniform(0.5, 2, WIDE)
         scaled[up] = scaled[up] / factors[:, None]
+        divide(tensors, f"{up}.bias", factors)
         scaled[down] = plain[down] * factors
     return scaled
+
+
+def divide(tensors: Tensors, name: str, factors: Any) -> None:
+    """Divide a vector that is kept, if there is one."""
+    if name in tensors:
+        tensors[name] = bf16(from_bf16(tensors[name]) / factors)
 
 
 def quantized(name: str, weights: Any, kind: str, scale: str) -> Tensors:

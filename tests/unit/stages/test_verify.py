@@ -424,6 +424,51 @@ class TestRescaling:
         what = self.fault(verification, kind, **quantized(OTHER, plain, kind, "BF16"))
         assert "the rows of 'model.layers.1.mlp.up_proj' and the columns of" in what
 
+    @pytest.mark.parametrize("factor", [1.5, -1.0, 0.0])
+    @pytest.mark.parametrize("vector", ["input_layernorm.bias", "mlp.up_proj.bias"])
+    def test_a_bias_does_not_fit(
+        self, verification: Verification, kind: str, vector: str, factor: float
+    ) -> None:
+        name = f"model.layers.1.{vector}"
+        changed = bf16(from_bf16(variant_tensors(kind)[name]) * factor)
+        what = self.fault(verification, kind, **{name: changed})
+        assert what.startswith(f"'{name}' ")
+
+    @pytest.mark.parametrize("vector", ["input_layernorm.bias", "mlp.up_proj.bias"])
+    def test_a_bias_was_not_divided(
+        self, verification: Verification, kind: str, vector: str
+    ) -> None:
+        name = f"model.layers.1.{vector}"
+        what = self.fault(verification, kind, **{name: source_tensors()[name]})
+        assert what.startswith(f"'{name}' ")
+
+    @pytest.mark.parametrize("vector", ["input_layernorm.bias", "mlp.up_proj.bias"])
+    def test_a_bias_is_that_of_another_layer(
+        self, verification: Verification, kind: str, vector: str
+    ) -> None:
+        other = variant_tensors(kind)[f"model.layers.2.{vector}"]
+        name = f"model.layers.1.{vector}"
+        assert f"'{name}' " in self.fault(verification, kind, **{name: other})
+
+    @pytest.mark.parametrize("vector", ["self_attn.q_proj.bias", "self_attn.sinks"])
+    def test_a_vector_that_nothing_scales(
+        self, verification: Verification, kind: str, vector: str
+    ) -> None:
+        """One number of it differs."""
+        name = f"model.layers.1.{vector}"
+        tensor = source_tensors()[name]
+        values = from_bf16(tensor)
+        values[1] *= 1.1
+        what = self.fault(verification, kind, **{name: bf16(values)})
+        assert "in 1 of" in what
+        assert f"'{name}' " in what
+
+    def test_the_last_norm_is_the_sources(self, verification: Verification, kind: str) -> None:
+        name = "model.norm.weight"
+        values = from_bf16(source_tensors()[name])
+        what = self.fault(verification, kind, **{name: bf16(values * 2)})
+        assert f"'{name}' differs" in what
+
     def test_a_layer_is_doubled(self, verification: Verification, kind: str) -> None:
         name = scale_of(variant_tensors(kind), LAYER)
         doubled = variant_tensors(kind)[name]
