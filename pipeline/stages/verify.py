@@ -11,7 +11,7 @@ from pipeline.checkpoint import Checkpoint
 from pipeline.stages.context import StageContext
 from recipes.quantization import Quantization
 
-REVISION = 3
+REVISION = 4
 LAYERS = "layers.jsonl"  # a line a quantized layer, in the stage's folder
 
 
@@ -43,7 +43,7 @@ def run(context: StageContext) -> dict[str, Any]:
         "quantized_tensors": len(found.layers),
         "kept_tensors": found.kept,
         "merged_tensors": found.merged,
-        "retyped_tensors": found.retyped,
+        "altered_tensors": found.altered,
         "scales_checked": found.scales,
         "sqnr": {
             "median_db": median_db(found.layers),

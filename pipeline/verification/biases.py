@@ -1,8 +1,8 @@
 """Whether the biases beside rescaled layers were rescaled with them.
 
 What divides a norm's weight or a layer's rows divides the bias too. Of a norm the factor is known
-exactly, from its weight; of a layer's rows it is what the columns of the layer that they feed were
-multiplied by. Any other vector in a block is as it was.
+from its weight; of a layer's rows it is what the columns of the layer that they feed were
+multiplied by. Any other vector of a block is as it was.
 """
 
 from __future__ import annotations
@@ -19,83 +19,114 @@ from pipeline.verification.function_preserved import (
     spread_allowed,
     unfused,
 )
+from pipeline.verification.kept_tensors import FLUSHED, ROUNDED, KeptTensor
 from pipeline.verification.weight_format import block_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from pipeline.verification.number_types import Floats
     from pipeline.verification.rescaling import Rescaled
 
-Vectors = tuple["Floats", "Floats"]
-
-# Three numbers were rounded to 8 bits: a norm's weight and bias before, and after.
-ROUNDED = 4 * 2.0**-8
-# Float16's smallest normal number, below which it keeps fewer digits.
-FLUSHED = 2.0**-14
+# A norm's weight was rounded before and after, and its bias after.
+ROUNDED_WITH_NORM = 4 * ROUNDED
 
 
 def check_biases(
     layers: Mapping[str, Rescaled],
-    norms: Mapping[str, Vectors],
-    others: Mapping[str, Vectors],
+    norms: Mapping[str, Floats],
+    vectors: Sequence[KeptTensor],
     where: str,
 ) -> None:
     """Hold every vector that is no norm's weight against the scaling of what it belongs to.
 
     Args:
         layers: what was fitted, by module.
-        norms: weights of the source and of the variant by module, each one number a channel.
-        others: the other vectors in blocks, by tensor.
+        norms: by module, what each channel of its outputs was multiplied by.
+        vectors: the others of the blocks, with their numbers.
         where: the variant, for the error.
 
     Raises:
         VerificationError: naming a vector that does not fit.
     """
-    for name, (before, after) in others.items():
-        module, _, leaf = name.rpartition(".")
-        inside = unfused(
-            {m: layer for m, layer in layers.items() if block_of(f"{m}.") == block_of(name)}
-        )
-        feeds = {feeding: fed for fed, feeding in fed_by_rows(inside).items()}
-        if leaf != "bias":
-            _check_exact(name, before, after, where)
-        elif module in norms:
-            _check_exact(name, before, after * divided(*norms[module]), where)
-        elif module in feeds:
-            _check_fed(name, before, after, inside[feeds[module]], where)
-        elif module in inside or module not in layers:
-            _check_exact(name, before, after, where)
-        # Else it is of a fused matrix, of whose rows only the last may have been rescaled: no
-        # architecture is known that has both.
+    for block in sorted({block_of(vector.name) for vector in vectors}):
+        inside = {name: layer for name, layer in layers.items() if block_of(f"{name}.") == block}
+        parts = unfused(inside)
+        readers = {feeding: parts[fed] for fed, feeding in fed_by_rows(parts).items()}
+        for vector in vectors:
+            module, _, leaf = vector.name.rpartition(".")
+            if block_of(vector.name) != block:
+                continue
+            if leaf == "bias" and module in norms:
+                _check_with_norm(vector, norms[module], where)
+            elif leaf == "bias" and module in readers:
+                _check_with_rows(vector, readers[module], where)
+            elif leaf != "bias" or module in parts or module not in inside:
+                _check_unscaled(vector, where)
+            # Else it is of a fused matrix, of whose rows only the last may have been rescaled: no
+            # architecture is known that has both.
 
 
-def _check_exact(name: str, before: Floats, restored: Floats, where: str) -> None:
+def _check_unscaled(vector: KeptTensor, where: str) -> None:
     import numpy as np
 
-    known = np.isfinite(restored)
-    off = np.abs(restored - before)[known] > np.abs(before[known]) * ROUNDED + FLUSHED
+    before, after = _numbers(vector)
+    if vector.altered is None:
+        off = before != after
+    else:
+        off = np.abs(after - before) > np.abs(before) * ROUNDED + FLUSHED
     if off.any():
         raise VerificationError(
-            f"'{name}' differs from the source's by more than the scaling of its layer, "
-            f"in {off.sum()} of {len(before)} channels",
+            f"'{vector.name}' differs from the source's in {off.sum()} of {len(off)} numbers, and "
+            "nothing may rescale it",
             where=where,
             cure=CURE,
         )
 
 
-def _check_fed(name: str, before: Floats, after: Floats, fed: Rescaled, where: str) -> None:
-    """Of rows that feed a layer; what its columns were multiplied by is known but for noise."""
+def _check_with_norm(vector: KeptTensor, factors: Floats, where: str) -> None:
     import numpy as np
 
-    if not before.any() and not after.any():
-        return
-    known = divided(1.0, fed.columns * np.median(fed.rows))
-    spread, offset = mismatch(divided(before, after), known)
-    if spread > spread_allowed(fed) or abs(offset) > offset_allowed(fed):
+    before, after = _numbers(vector)
+    with np.errstate(invalid="ignore", over="ignore"):
+        apart = np.abs(after - before * factors)
+        # A factor of a weight next to 0 is not known.
+        off = apart > np.abs(before * factors) * ROUNDED_WITH_NORM + FLUSHED
+    if off.any():
         raise VerificationError(
-            f"'{name}' does not fit the scaling of the layer that its rows feed "
-            f"(off by {max(spread, abs(offset)):.0%} in the median)",
+            f"'{vector.name}' was not rescaled with the norm's weight, in {off.sum()} of "
+            f"{len(off)} channels",
             where=where,
             cure=CURE,
         )
+
+
+def _check_with_rows(vector: KeptTensor, reader: Rescaled, where: str) -> None:
+    """What the reader's columns were multiplied by is known but for the noise of its weights."""
+    import numpy as np
+
+    before, after = _numbers(vector)
+    factors = reader.columns * np.median(reader.rows)
+    seen = np.abs(after) > FLUSHED  # smaller ones may have few digits left
+    lost = ~seen & (np.abs(before * factors) > 2 * FLUSHED)
+    turned = seen & (np.sign(before) != np.sign(after))
+    spread = offset = 0.0
+    if seen.any():
+        spread, offset = mismatch(divided(after, before)[seen], factors[seen])
+    if (
+        lost.any()
+        or turned.any()
+        or spread > spread_allowed(reader)
+        or abs(offset) > offset_allowed(reader)
+    ):
+        raise VerificationError(
+            f"'{vector.name}' does not fit the scaling of the layer that its rows feed",
+            where=where,
+            cure=CURE,
+        )
+
+
+def _numbers(vector: KeptTensor) -> tuple[Floats, Floats]:
+    if vector.weights is None:
+        raise ValueError(f"the numbers of {vector.name} were not kept")
+    return vector.weights

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pipeline.errors import VerificationError
 from pipeline.verification.rescaling import Rescaled
@@ -34,6 +34,8 @@ OFFSET_OF_NOISE, LEAST_OFFSET = 0.8, 0.04
 NORM_CHANGED = 0.1
 # Layers that read the same activations have to agree in what makes up for their scaling.
 SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"))
+READ_BY_ATTENTION = ("q_proj", "k_proj", "v_proj", "qkv_proj")
+READ_BY_MLP = ("gate_proj", "up_proj", "gate_up_proj", "w1", "w3", "fc1")
 # Layers whose columns are fed by another's rows, by the last part of their names.
 FED_BY_ROWS = {"o_proj": "v_proj", "down_proj": "up_proj", "w2": "w3", "fc2": "fc1"}
 # Fused matrices (Phi-3) by the layer that their last part feeds, and their parts, each as many rows
@@ -61,7 +63,7 @@ class Feed:
 
 def check_preserved(
     layers: Mapping[str, Rescaled], norms: Mapping[str, tuple[Floats, Floats]], where: str
-) -> None:
+) -> dict[str, Floats]:
     """Hold the scaling of every layer against what feeds it.
 
     Some families (Gemma) store the weights of their norms less one; nothing in a checkpoint says
@@ -72,17 +74,23 @@ def check_preserved(
         norms: weights of the source and of the variant by module, each one number a channel.
         where: the variant, for the error.
 
+    Returns:
+        by norm, what its outputs were multiplied by, one number a channel.
+
     Raises:
         VerificationError: naming a layer or a norm whose scaling nothing makes up for.
     """
+    plain = {name: divided(after, w) for name, (w, after) in norms.items()}
+    less_one = {name: divided(1 + after, 1 + w) for name, (w, after) in norms.items()}
     try:
-        _check_all(layers, {name: divided(after, w) for name, (w, after) in norms.items()}, where)
+        _check_all(layers, plain, where)
     except VerificationError as error:
-        less_one = {name: divided(1 + after, 1 + w) for name, (w, after) in norms.items()}
         try:
             _check_all(layers, less_one, where)
         except VerificationError:
             raise error from None
+        return less_one
+    return plain
 
 
 def _check_all(layers: Mapping[str, Rescaled], norms: dict[str, Floats], where: str) -> None:
@@ -162,9 +170,12 @@ def _check_group(
     import numpy as np
 
     channels = len(next(iter(layers.values())).columns)
-    feeds = [Feed("", np.ones(channels, np.float32)), *norms]
+    untouched = Feed("", np.ones(channels, np.float32))
+    norms = [norm for norm in norms if len(norm.factors) == channels]
+    known = _norm_before(next(iter(layers)), norms)
+    feeds = [untouched, *norms] if known is None else [known or untouched]
     fitting, spreads = [], []
-    for feed in (feed for feed in feeds if len(feed.factors) == channels):
+    for feed in feeds:
         off = {name: mismatch(feed.factors, layer.columns) for name, layer in layers.items()}
         worst = max(off, key=lambda name: off[name][0] - spread_allowed(layers[name]))
         spreads.append((off[worst][0] - spread_allowed(layers[worst]), off[worst][0], worst))
@@ -173,12 +184,14 @@ def _check_group(
             fitting.append((feed, factors))
     if not fitting:
         _, spread, worst = min(spreads)
-        raise VerificationError(
-            f"the columns of '{worst}' were rescaled, and neither a norm nor another layer makes "
-            f"up for it (the best is off by {spread:.0%} in the median)",
-            where=where,
-            cure=CURE,
+        words = (
+            f"the columns of '{worst}' and '{known.name}.weight' before them were not rescaled "
+            f"alike (off by {spread:.0%} in the median)"
+            if known
+            else f"the columns of '{worst}' were rescaled, and neither a norm nor another layer "
+            f"makes up for it (the best is off by {spread:.0%} in the median)"
         )
+        raise VerificationError(words, where=where, cure=CURE)
     whole = [
         feed
         for feed, factors in fitting
@@ -198,6 +211,30 @@ def _check_group(
             cure=CURE,
         )
     return {feed.name for feed in whole}
+
+
+def _norm_before(layer: str, norms: list[Feed]) -> Feed | Literal[False] | None:
+    """The norm of the block that such a layer reads, by the names that transformers gives them.
+
+    Returns:
+        the norm; False where the layer reads what no norm has touched; None where that is not
+        known, and whichever fits is taken for it.
+    """
+    named = {norm.name.rpartition(".")[2]: norm for norm in norms}
+    parent, _, leaf = layer.rpartition(".")
+    # OLMo2 and others norm what attention and MLP give, and not what they read.
+    only_after = "post_feedforward_layernorm" in named and "pre_feedforward_layernorm" not in named
+    if leaf in READ_BY_ATTENTION and parent.endswith("self_attn"):
+        return False if only_after else named.get("input_layernorm")
+    if leaf not in READ_BY_MLP:
+        return None
+    for name in ("pre_feedforward_layernorm", "pre_mlp_layernorm"):  # Gemma 2 and 3; Afmoe
+        if name in named:
+            return named[name]
+    if only_after:
+        return False
+    # Attention and MLP side by side have one norm (Phi-2, Cohere).
+    return named.get("post_attention_layernorm", named.get("input_layernorm"))
 
 
 def _check_rows(layers: dict[str, Rescaled], feeding: set[str], where: str) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.errors import VerificationError
 from pipeline.verification.noise import chunks
+from pipeline.verification.number_types import rounded
 from pipeline.verification.rescaling import measure_rescaled
 from pipeline.verification.weight_format import block_of
 
@@ -30,18 +31,21 @@ class KeptTensor:
 
     Attributes:
         name: of it.
-        retyped: 'BF16 to F16' where its type differs; None where not.
+        altered: how it is stored otherwise, such as 'BF16 to F16'; None where it is not.
         weights: the source's and the variant's numbers of a vector that was rescaled, or could
             have been; None for all else.
     """
 
     name: str
-    retyped: str | None = None
+    altered: str | None = None
     weights: tuple[Floats, Floats] | None = None
 
 
 def check_equal(source: StoredTensor, variant: StoredTensor) -> KeptTensor:
     """The tensor is the source's, byte for byte, or number for number in another type.
+
+    A norm that is stored less one (Gemma's) may have been rounded with the one in it: while
+    llm-compressor calibrates, it puts a plain norm in its place (`norm_calibration_context`).
 
     Raises:
         VerificationError: it differs.
@@ -49,6 +53,8 @@ def check_equal(source: StoredTensor, variant: StoredTensor) -> KeptTensor:
     if source.dtype == variant.dtype:
         if _same_bytes(source, variant):
             return KeptTensor(source.name)
+        if _rounded_with_one(source, variant):
+            return KeptTensor(source.name, f"{source.dtype}, rounded as 1 + w")
         raise VerificationError(
             f"'{variant.name}' differs from the source's, and the recipe leaves it alone",
             where=str(variant.path),
@@ -65,7 +71,7 @@ def check_close(source: StoredTensor, variant: StoredTensor, *, exact: bool) -> 
     """
     import numpy as np
 
-    retyped = f"{source.dtype} to {variant.dtype}"
+    altered = f"{source.dtype} to {variant.dtype}"
     rows = source.shape[0] if source.shape else 1
     for begin, end in chunks(rows, max(1, source.size // max(1, rows))):
         before, after = source.floats(begin, end), variant.floats(begin, end)
@@ -76,11 +82,11 @@ def check_close(source: StoredTensor, variant: StoredTensor, *, exact: bool) -> 
                 same |= np.abs(before - after) <= np.abs(before) * ROUNDED + FLUSHED
         if not same.all():
             raise VerificationError(
-                f"'{variant.name}' went from {retyped}, and its numbers differ from the source's",
+                f"'{variant.name}' went from {altered}, and its numbers differ from the source's",
                 where=str(variant.path),
                 cure="use a recipe that keeps the checkpoint's own type" if exact else CURE,
             )
-    return KeptTensor(source.name, retyped)
+    return KeptTensor(source.name, altered)
 
 
 def check_rescaled(source: StoredTensor, variant: StoredTensor, *, rounds: bool) -> KeptTensor:
@@ -101,27 +107,27 @@ def check_rescaled(source: StoredTensor, variant: StoredTensor, *, rounds: bool)
     """
     import numpy as np
 
-    retyped = None if source.dtype == variant.dtype else f"{source.dtype} to {variant.dtype}"
+    altered = None if source.dtype == variant.dtype else f"{source.dtype} to {variant.dtype}"
     if len(source.shape) == 2 and "embed" not in source.name:
-        if retyped is None and _same_bytes(source, variant):
+        if altered is None and _same_bytes(source, variant):
             return KeptTensor(source.name)
-        if retyped and not rounds and not block_of(source.name):
+        if altered and not rounds and not block_of(source.name):
             return check_close(source, variant, exact=True)
         _check_matrix(source, variant)
-        return KeptTensor(source.name, retyped)
+        return KeptTensor(source.name, altered)
     is_vector = len(source.shape) == 1
     if not is_vector or not block_of(source.name):  # scales stay within a block
-        if retyped is None:
+        if altered is None:
             return check_equal(source, variant)
         return check_close(source, variant, exact=not rounds and not is_vector)
     before, after = source.floats(), variant.floats()
-    if not np.isfinite(after).all() or (before.any() and not after.any()):
+    if not np.isfinite(after).all() or (np.abs(before).max() > FLUSHED and not after.any()):
         raise VerificationError(
             f"'{variant.name}' holds {'only zeros' if not after.any() else 'no finite numbers'}",
             where=str(variant.path),
             cure=CURE,
         )
-    return KeptTensor(source.name, retyped, (before, after))
+    return KeptTensor(source.name, altered, (before, after))
 
 
 class _Plain:
@@ -144,6 +150,15 @@ def _check_matrix(source: StoredTensor, variant: StoredTensor) -> None:
             where=str(variant.path),
             cure=CURE,
         )
+
+
+def _rounded_with_one(source: StoredTensor, variant: StoredTensor) -> bool:
+    import numpy as np
+
+    if len(source.shape) != 1 or source.dtype not in ("BF16", "F16", "F32"):
+        return False
+    one_more = rounded(1 + source.floats(), source.dtype)
+    return np.array_equal(rounded(one_more - 1, source.dtype), variant.floats())
 
 
 def _same_bytes(source: StoredTensor, variant: StoredTensor) -> bool:

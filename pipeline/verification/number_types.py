@@ -52,6 +52,26 @@ def to_float32(raw: Bytes, dtype: str) -> Floats:
     return np.asarray(values, dtype=np.float32)
 
 
+def rounded(values: Floats, dtype: str) -> Floats:
+    """The nearest numbers of a type, the even one of two, as float32.
+
+    Args:
+        values: finite numbers.
+        dtype: one of BF16, F16 and F32.
+
+    Raises:
+        KeyError: another type.
+    """
+    import numpy as np
+
+    if dtype == "BF16":
+        bits: Any = values.astype(np.float32).view(np.uint32)
+        upper = (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000
+        return np.asarray(upper.astype(np.uint32).view(np.float32))
+    narrow = {"F16": np.float16, "F32": np.float32}[dtype]
+    return np.asarray(values.astype(narrow), np.float32)
+
+
 def unpack_fp4(packed: Bytes) -> Floats:
     """Two e2m1 numbers a byte, the first in the lower half."""
     return _look_up(packed, _quads(_fp4_values), _pairs(_fp4_values))

@@ -58,7 +58,7 @@ class Verified:
         layers: each quantized layer.
         floor_db: that they had to reach.
         kept: tensors that the recipe leaves alone.
-        retyped: of those, by name, 'BF16 to F16' where the type changed.
+        altered: of those, by name, 'BF16 to F16' where the type changed.
         merged: heads that are the embedding.
         scales: tensors of scales that were read.
         size_bytes: of the weights' files.
@@ -70,7 +70,7 @@ class Verified:
     layers: list[LayerFact] = field(default_factory=list)
     floor_db: float = 0.0
     kept: int = 0
-    retyped: dict[str, str] = field(default_factory=dict)
+    altered: dict[str, str] = field(default_factory=dict)
     merged: int = 0
     scales: int = 0
     size_bytes: int = 0
@@ -207,7 +207,7 @@ class _Comparison:
         found.layers = [fact for fact, _, _ in layers]
         found.floor_db = floor_db(self.form, self.method)
         found.kept, found.merged = len(kept), len(self.accounts.merged)
-        found.retyped = {tensor.name: tensor.retyped for tensor in kept if tensor.retyped}
+        found.altered = {tensor.name: tensor.altered for tensor in kept if tensor.altered}
         found.scales += count
         self._judge(layers, found)
         if self.method == "rescaled":
@@ -282,15 +282,14 @@ class _Comparison:
         kept: Sequence[KeptTensor],
     ) -> None:
         fitted = {fact.name: rescaled for fact, _, rescaled in layers if rescaled}
-        vectors = {tensor.name: tensor.weights for tensor in kept if tensor.weights}
         norms = {
-            name.removesuffix(".weight"): weights
-            for name, weights in vectors.items()
-            if name.endswith(".weight")
+            tensor.name.removesuffix(".weight"): tensor.weights
+            for tensor in kept
+            if tensor.weights and tensor.name.endswith(".weight")
         }
-        check_preserved(fitted, norms, self.where)
-        others = {name: it for name, it in vectors.items() if not name.endswith(".weight")}
-        check_biases(fitted, norms, others, self.where)
+        factors = check_preserved(fitted, norms, self.where)
+        others = [each for each in kept if each.weights and not each.name.endswith(".weight")]
+        check_biases(fitted, factors, others, self.where)
 
 
 def _in_threads(tasks: Sequence[Callable[[], Any]]) -> list[Any]:
@@ -314,7 +313,9 @@ def _notes(found: Verified) -> list[str]:
             f"SQNR of {len(found.layers)} layers: median {middle:.1f} dB "
             f"(floor {found.floor_db:.0f}); worst: {named}"
         )
-    if found.retyped:
-        name, change = next(iter(found.retyped.items()))
-        notes.append(f"{len(found.retyped)} kept tensors changed type: {name} {change}, ...")
+    if found.altered:
+        name, change = next(iter(found.altered.items()))
+        notes.append(
+            f"{len(found.altered)} kept tensors are stored otherwise: {name} {change}, ..."
+        )
     return notes

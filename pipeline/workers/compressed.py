@@ -50,7 +50,7 @@ def quantize_whole_model(spec: dict[str, Any], progress: Progress, output: Path)
         progress.note(
             f"group size {wanted} does not divide every layer's columns; using {group_size}"
         )
-    modifiers = modifiers_of(quantization, group_size)
+    modifiers = modifiers_of(quantization, group_size, smoothed_layers(model))
     follow_bars(progress, quantization["kind"])
     facts: dict[str, Any] = {"scheme": quantization.get("scheme"), "group_size": group_size}
     if not torch.accelerator.is_available():
@@ -93,12 +93,32 @@ def load_model(checkpoint: str, trust: bool) -> Any:
         ) from error
 
 
-def modifiers_of(quantization: dict[str, Any], group_size: int | None) -> list[Any]:
+def smoothed_layers(model: Any) -> list[tuple[list[str], str]] | None:
+    """What SmoothQuant scales together, where llm-compressor's own table is wrong; else None.
+
+    Gemma 2 and 3 have a norm of its own before the MLP, and `post_attention_layernorm`, which the
+    table takes for it, after the attention.
+    """
+    before_mlp = "pre_feedforward_layernorm"
+    if not any(name.endswith(f".{before_mlp}") for name, _ in model.named_modules()):
+        return None
+    return [
+        (["re:.*q_proj$", "re:.*k_proj$", "re:.*v_proj$"], "re:.*input_layernorm$"),
+        (["re:.*gate_proj$", "re:.*up_proj$"], f"re:.*{before_mlp}$"),
+    ]
+
+
+def modifiers_of(
+    quantization: dict[str, Any],
+    group_size: int | None,
+    smoothed: list[tuple[list[str], str]] | None,
+) -> list[Any]:
     """llm-compressor's modifiers for the recipe, in the order in which they run.
 
     Args:
         quantization: as in a recipe.
         group_size: columns that share a scale, where the recipe leaves a choice.
+        smoothed: layers and the norm before them, for SmoothQuant; None for its own table.
     """
     from llmcompressor.modifiers.gptq import GPTQModifier
     from llmcompressor.modifiers.quantization import QuantizationModifier
@@ -129,7 +149,8 @@ def modifiers_of(quantization: dict[str, Any], group_size: int | None) -> list[A
         ]
     made: list[Any] = []
     if quantization["smoothing_strength"] is not None:
-        made.append(SmoothQuantModifier(smoothing_strength=quantization["smoothing_strength"]))
+        strength = quantization["smoothing_strength"]
+        made.append(SmoothQuantModifier(smoothing_strength=strength, mappings=smoothed))
     how: dict[str, Any] = {"targets": "Linear", "scheme": quantization["scheme"]}
     if group_size is not None:
         how = {"config_groups": weights_in_groups(4, group_size, symmetric=True)}

@@ -220,12 +220,15 @@ def test_every_variant_computes_what_its_source_does(workshop: Workshop) -> None
         assert 0 < found[folder] < DIFFERENCE[load_recipe(name).family], name
 
 
-@pytest.mark.parametrize("name", ["awq-w4a16", "int8-w8a8"])
-@pytest.mark.parametrize("model", ["qwen2", "stablelm"])
-def test_biases_are_rescaled_with_what_they_belong_to(
-    workshop: Workshop, model: str, name: str
-) -> None:
-    """Of layers (Qwen2) and of norms (StableLM)."""
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        *((model, name) for model in ("qwen2", "stablelm") for name in ("awq-w4a16", "int8-w8a8")),
+        *(("gemma2", name) for name in ("awq-w4a16", "int8-w8a8", "gptq-w4a16", "fp8-static")),
+    ],
+)
+def test_vectors_fit_the_matrices(workshop: Workshop, model: str, name: str) -> None:
+    """Biases of layers (Qwen2) and of norms (StableLM); norms that are stored less one (Gemma)."""
     variant = workshop.variant(model, name)
     assert verified_layers(variant) == 2 * 7
     output, source = str(variant.output), str(workshop.folder / model)

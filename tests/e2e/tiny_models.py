@@ -1,8 +1,8 @@
 """Run inside the `quantize` environment: writes tiny random models, and loads variants of them.
 
 `python tiny_models.py make FOLDER TEXTS` writes FOLDER/llama, narrow (with layers of 72 columns),
-qwen2 and stablelm (with biases), mixtral, qwen3_moe, gpt_oss and jetmoe, with a tokenizer trained
-on the texts.
+qwen2 and stablelm (with biases), gemma2 (with norms stored less one), mixtral, qwen3_moe, gpt_oss
+and jetmoe, with a tokenizer trained on the texts.
 `python tiny_models.py compare SOURCE VARIANT...` prints, as JSON, by how much each variant's logits
 differ from the source's, relative to their size.
 """
@@ -36,6 +36,8 @@ def make(folder: Path, texts: Path) -> None:
     """Write the models."""
     import torch
     from transformers import (
+        Gemma2Config,
+        Gemma2ForCausalLM,
         GptOssConfig,
         GptOssForCausalLM,
         JetMoeConfig,
@@ -58,6 +60,7 @@ def make(folder: Path, texts: Path) -> None:
         "narrow": LlamaForCausalLM(LlamaConfig(**SHAPE | {"intermediate_size": 72})),
         "qwen2": Qwen2ForCausalLM(Qwen2Config(**SHAPE)),
         "stablelm": StableLmForCausalLM(StableLmConfig(**SHAPE, use_qkv_bias=True)),
+        "gemma2": Gemma2ForCausalLM(Gemma2Config(**SHAPE, query_pre_attn_scalar=32)),
         "mixtral": MixtralForCausalLM(MixtralConfig(**SHAPE, **EXPERTS, num_local_experts=4)),
         "qwen3_moe": Qwen3MoeForCausalLM(
             Qwen3MoeConfig(**SHAPE, **EXPERTS, num_experts=4, moe_intermediate_size=128)
@@ -78,7 +81,7 @@ def make(folder: Path, texts: Path) -> None:
         ),
     }
     tokenizer = trained_tokenizer(texts)
-    for name in ("qwen2", "stablelm"):  # biases are made as zeros
+    for name in ("qwen2", "stablelm", "gemma2"):  # norms are made as ones, and biases as zeros
         for vector in (each for each in models[name].parameters() if each.dim() == 1):
             vector.data.add_(torch.randn_like(vector) * 0.2)
     for name, model in models.items():

@@ -71,6 +71,41 @@ def test_what_does_not_match(columns: Any, norm: Any, words: str) -> None:
     assert words in caught.value.what
 
 
+@pytest.mark.parametrize(
+    ("norms", "before_mlp"),
+    [
+        (["input_layernorm", "post_attention_layernorm"], "post_attention_layernorm"),  # Llama
+        (["input_layernorm"], "input_layernorm"),  # Phi-2, side by side with the attention
+        (
+            [
+                *("input_layernorm", "post_attention_layernorm"),
+                *("pre_feedforward_layernorm", "post_feedforward_layernorm"),
+            ],
+            "pre_feedforward_layernorm",  # Gemma 2 and 3
+        ),
+        (["post_attention_layernorm", "post_feedforward_layernorm"], None),  # OLMo2
+    ],
+)
+def test_only_the_norm_that_an_mlp_reads_makes_up_for_it(
+    norms: list[str], before_mlp: str | None
+) -> None:
+    """And where attention and MLP read the same norm, both have to be scaled with it."""
+    layers = {"mlp.gate_proj": layer(MILD), "mlp.up_proj": layer(MILD)}
+    if before_mlp == "input_layernorm":
+        layers["self_attn.q_proj"] = layer(MILD)
+    for norm in norms:
+        weights = {name: (ONES, MILD if name == norm else ONES) for name in norms}
+        if norm == before_mlp:
+            check(layers, **weights)
+            continue
+        with pytest.raises(VerificationError):
+            check(layers, **weights)
+    if before_mlp == "input_layernorm":
+        for name in layers:
+            with pytest.raises(VerificationError, match=f"{name}' and .*input_layernorm.weight'"):
+                check(layers | {name: layer(ONES, noise=1e-4)}, input_layernorm=(ONES, MILD))
+
+
 def test_a_norm_of_another_block_does_not_count() -> None:
     norms = {"model.layers.6.norm": (ONES, MILD)}
     with pytest.raises(VerificationError, match="were rescaled"):
