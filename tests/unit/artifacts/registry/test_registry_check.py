@@ -6,6 +6,7 @@ import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hub_write_stand_in import (
@@ -81,9 +82,37 @@ class TestHub:
         hub.roles[STRANGER] = "fineGrained"  # of which the Hub does not say where it may write
         check_registry(self.URI, NAME)
 
-    def test_too_many_questions_are_no_answer(self, hub: HubWriteStandIn) -> None:
-        hub.faults = [Fault("GET /api/whoami-v2", 429)]
+    @pytest.mark.parametrize("status", [403, 404, 405, 429, 503])
+    def test_no_answer_says_nothing_of_the_token(self, hub: HubWriteStandIn, status: int) -> None:
+        hub.faults = [Fault("GET /api/whoami-v2", status)]
         check_registry(self.URI, NAME)
+        assert hub.count(f"GET /api/models/{REPO}*")
+
+    @pytest.mark.parametrize(
+        "owner",
+        [
+            {"type": "org", "orgs": None},
+            {"type": "app", "orgs": None, "auth": None},
+            {"type": "app", "auth": {"accessToken": {"role": "read"}}},
+            {"orgs": None},
+            {"auth": None},
+            {"auth": {"accessToken": None}},
+            {"orgs": [None]},
+        ],
+    )
+    def test_the_owner_is_judged_as_far_as_the_hub_tells(
+        self, hub: HubWriteStandIn, owner: dict[str, Any]
+    ) -> None:
+        hub.owners[WRITER] = {"name": "acme", **owner}
+        check_registry(self.URI, NAME)
+
+    def test_a_ci_system_that_lends_no_token(
+        self, hub: HubWriteStandIn, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for variable in ("HF_OIDC_ID_TOKEN", "GITHUB_ACTIONS"):
+            monkeypatch.delenv(variable, raising=False)
+        monkeypatch.setenv("HF_OIDC_RESOURCE", REPO)
+        assert "HF_OIDC_RESOURCE" in refused(self.URI, "no token can be had from the CI").cure
 
     def test_a_repository_of_somebody_else(self, hub: HubWriteStandIn) -> None:
         hub.models[REPO] = made = ModelRepository(private=True)
