@@ -18,15 +18,45 @@ def check_folder(folder: Path, where: str) -> None:
     Raises:
         RegistryError: names the folder, or what of its path is in the way.
     """
-    there = next(path for path in (folder, *folder.parents) if path.exists())
+    hidden: OSError | None = None
+    for there in (folder, *folder.parents):
+        try:
+            if there.exists():
+                break
+        except OSError as error:  # of the last one, all that lies below it is hidden too
+            hidden = error
+    else:  # not even the current folder of a relative path
+        raise _unusable(f"{folder} cannot be looked at", where)
     if not there.is_dir():
-        what = "is not a folder"
+        what = f"{there} is not a folder"
     elif not os.access(there, os.W_OK | os.X_OK):
-        what = "may not be written"
+        what = f"{there} may not be written"
+    elif hidden is not None:
+        what = _words(hidden)
     else:
         return
-    raise RegistryError(
-        f"the registry's folder cannot be used: {there} {what}",
+    raise _unusable(what, where)
+
+
+def is_there(path: Path, where: str) -> bool:
+    """Whether there is such a file or folder.
+
+    Raises:
+        RegistryError: that cannot be told; says of what, and why.
+    """
+    try:
+        return path.exists()
+    except OSError as error:
+        raise _unusable(_words(error), where) from error
+
+
+def _words(error: OSError) -> str:
+    return f"{error.filename}: {error.strerror}"
+
+
+def _unusable(what: str, where: str) -> RegistryError:
+    return RegistryError(
+        f"the registry's folder cannot be used: {what}",
         where=where,
         cure="name with --registry a folder that you may write",
     )

@@ -11,13 +11,14 @@ from pipeline.hub import LOG_IN
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
-TOO_MANY_REQUESTS = 429
+UNKNOWN_TOKEN = 401
 
 
 def check_token(api: HfApi, namespace: str, where: str) -> None:
     """Refuse a token of which the Hub says that it cannot write to the namespace.
 
-    Of a fine-grained token, or one that a CI system was lent, only a write tells.
+    Of a fine-grained token, or one that is not a user's, only a write tells. So it does where the
+    Hub, or a mirror of it, does not say whose the token is.
 
     Args:
         api: of the Hub.
@@ -28,6 +29,7 @@ def check_token(api: HfApi, namespace: str, where: str) -> None:
         RegistryError: there is no token, or it is one that may only read, or is of somebody who
             does not belong to the namespace.
         HfHubHTTPError: the Hub does not know the token.
+        OIDCError: a CI system is to lend the token, and does not.
     """
     from huggingface_hub import get_token
     from huggingface_hub.errors import HfHubHTTPError
@@ -37,10 +39,12 @@ def check_token(api: HfApi, namespace: str, where: str) -> None:
     try:
         owner = api.whoami()
     except HfHubHTTPError as error:
-        if status_of(error) == TOO_MANY_REQUESTS:  # it is asked seldom, and says nothing of writing
-            return
-        raise
-    role = owner.get("auth", {}).get("accessToken", {}).get("role")
+        if status_of(error) == UNKNOWN_TOKEN:
+            raise
+        return  # a Hub that does not say whose the token is may well take what it writes
+    if owner.get("type") != "user" or not isinstance(owner.get("orgs"), list):
+        return
+    role = ((owner.get("auth") or {}).get("accessToken") or {}).get("role")
     if role == "read":
         raise _refused("the token may only read", where)
     if role == "write" and namespace.lower() not in _namespaces(owner):
@@ -51,8 +55,8 @@ def check_token(api: HfApi, namespace: str, where: str) -> None:
 
 def _namespaces(owner: dict[str, Any]) -> set[str]:
     """The user's own and those of the organisations; the Hub takes them in any case."""
-    names = [owner.get("name"), *(organisation.get("name") for organisation in owner["orgs"])]
-    return {str(name).lower() for name in names}
+    named = [owner, *owner["orgs"]]
+    return {str((each or {}).get("name")).lower() for each in named}
 
 
 def _refused(what: str, where: str) -> RegistryError:

@@ -26,6 +26,9 @@ def hub_explained(where: str) -> Iterator[None]:
 
     Args:
         where: the registry or repository, as users know it.
+
+    Raises:
+        RegistryError: in place of any error that the library is known to raise.
     """
     from huggingface_hub import constants, errors
 
@@ -46,6 +49,13 @@ def hub_explained(where: str) -> Iterator[None]:
         ) from error
     except errors.HfHubHTTPError as error:
         raise _refused(endpoint, where, error) from error
+    except getattr(errors, "OIDCError", ()) as error:  # which older versions do not have
+        raise RegistryError(
+            f"no token can be had from the CI system: {_first_line(error)}",
+            where=where,
+            cure="give the job the right to ask for an ID token (on GitHub `permissions: id-token: "
+            f"write`), or put one into HF_OIDC_ID_TOKEN; or unset HF_OIDC_RESOURCE and {LOG_IN}",
+        ) from error
     except transport_error() as error:
         raise _unreachable(endpoint, where, error) from error
     except RuntimeError as error:  # of an upload; what went wrong is its cause

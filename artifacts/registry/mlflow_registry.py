@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from artifacts.registry.folder_access import check_folder
+from artifacts.registry.folder_access import check_folder, is_there
 from artifacts.registry.journaled import JournaledRegistry
 from artifacts.registry.registry import HistoryEntry, Version
 from pipeline.errors import RegistryError
@@ -32,6 +32,8 @@ ENTRY_TAG = "prepare.entry"
 NO_SOURCE = "prepare://history/entry"
 PATIENCE_SECONDS = 0.5
 EMBEDDED = "sqlite:///"
+HTTP = ("http://", "https://")
+DATABRICKS = ("databricks", "databricks-uc")
 EXPERIMENT = "prepare"
 ARTIFACTS = "weights"
 VERSIONS_BY_SQL = (
@@ -62,25 +64,47 @@ def embedded_has(
     return known >= set(versions) and pointers >= set(aliases.items())
 
 
+def is_server(uri: str) -> bool:
+    """Whether a server holds the registry, so that opening it through MLflow makes nothing here."""
+    return uri.startswith(HTTP) or uri.partition("://")[0] in DATABRICKS
+
+
 def check_embedded(uri: str) -> None:
-    """Look whether an embedded registry can be opened, or made; nothing is made.
+    """Look whether an embedded registry can be opened, or made; nothing is made or written.
+
+    One that another process is writing, or was killed at, passes.
 
     Raises:
         RegistryError: it cannot.
     """
     file = Path(uri.removeprefix(EMBEDDED))
     check_folder(file.parent, uri)
-    if not file.exists():
+    if not is_there(file, uri):
         return
+    if not os.access(file, os.W_OK):
+        raise _not_openable(uri, f"{file} may not be written")
     try:
-        with closing(sqlite3.connect(f"file:{quote(str(file))}?mode=rw", uri=True)) as database:
+        # Not immutable, it would wait for locks, leave files beside one in WAL mode, and refuse
+        # one that a killed writer left to be rolled back, which the next writer does.
+        look = f"file:{quote(str(file))}?mode=ro&immutable=1"
+        with closing(sqlite3.connect(look, uri=True)) as database:
             database.execute("PRAGMA schema_version")
     except sqlite3.Error as error:
-        raise RegistryError(
-            f"the model registry cannot be opened: {error}",
-            where=uri,
-            cure="name with --registry an SQLite file of MLflow's that you may write, or a new one",
-        ) from error
+        if not _is_being_written(file):
+            raise _not_openable(uri, str(error)) from error
+
+
+def _is_being_written(file: Path) -> bool:
+    """Whether what the database file says may be half of a change; no locks were heeded."""
+    return any(Path(f"{file}{ending}").exists() for ending in ("-journal", "-wal"))
+
+
+def _not_openable(uri: str, why: str) -> RegistryError:
+    return RegistryError(
+        f"the model registry cannot be opened: {why}",
+        where=uri,
+        cure="name with --registry an SQLite file of MLflow's that you may write, or a new one",
+    )
 
 
 class MlflowRegistry(JournaledRegistry):
@@ -285,7 +309,7 @@ class MlflowRegistry(JournaledRegistry):
         An embedded registry points to the folder. A server refuses folders of this machine (who
         else could read them?), so its own artifact store gets the files.
         """
-        if not self.uri.startswith(("http://", "https://")):
+        if not self.uri.startswith(HTTP):
             return str(source), None
         found = self._client.get_experiment_by_name(EXPERIMENT)
         experiment = found.experiment_id if found else self._client.create_experiment(EXPERIMENT)

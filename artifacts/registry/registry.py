@@ -172,14 +172,19 @@ def open_registry(uri: str) -> Registry:
 def check_registry(uri: str, name: str) -> None:
     """Look before hours of work whether their outcome can be registered; nothing is written.
 
+    MLflow makes tables in a database, and folders for a path, as soon as it opens them, so those
+    are not looked at.
+
     Raises:
         RegistryError: it is plain that it cannot; other causes show only when it is written.
     """
-    from artifacts.registry.mlflow_registry import EMBEDDED, check_embedded
+    from artifacts.registry.hub_registry import SCHEME as HUB
+    from artifacts.registry.mlflow_registry import EMBEDDED, check_embedded, is_server
+    from artifacts.registry.oci_registry import SCHEME as OCI
 
-    if uri.startswith(EMBEDDED):  # opening it through MLflow takes seconds
+    if uri.startswith(EMBEDDED):
         check_embedded(uri)
-    else:
+    elif uri.startswith((HUB, OCI)) or is_server(uri):
         open_registry(uri).check_writable(name)
 
 

@@ -22,6 +22,7 @@ WANTED_CHANCE = 0.8
 
 _BLOCKS, _SEARCH_BLOCKS, _SEARCH_STEPS = 220, 55, 7
 _MOST_QUESTIONS = 10**12  # more than anybody could ask
+_NEXT_TO_NOTHING = 1e-6  # a baseline's mean score that no benchmark tells from 0
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class PowerPlan:
     smallest_visible_drop: float | None
     """The smallest true drop that fails with a chance of 80 % by the cap; None if none does."""
     least_questions: int | None
-    """To pass when no answer changes; None if no number is enough (a recovery of nothing)."""
+    """To pass when no answer changes; None if no number that somebody could ask is enough."""
     decidable: bool
     """Whether the gate could pass at all within the cap."""
     words: str
@@ -265,12 +266,17 @@ def _hopeless_words(
     least: int | None,
 ) -> str:
     start = f"this suite cannot decide {comparison.words} ({100 * (1 - alpha):g} % confidence)"
-    if least is None:
+    if least is None and comparison.kind == "recovery" and baseline < _NEXT_TO_NOTHING:
         return f"{start}: a baseline that scores nothing has nothing to keep; use another suite"
     strictest = strictest_decidable(comparison, alpha, questions, population, baseline)
     wider = "a wider margin"
     if strictest is not None:
         wider = f"{strictest.words} or {'more' if comparison.kind == 'points' else 'less'}"
+    if least is None:
+        return (
+            f"{start}: even when no answer changes, no number of questions that somebody could ask"
+            f" decides it; needs {wider}"
+        )
     return (
         f"{start}: even when no answer changes it takes {least} questions, and the cap"
         f" is {questions}; needs more questions or {wider}"

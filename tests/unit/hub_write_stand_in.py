@@ -102,6 +102,7 @@ class HubWriteStandIn:
         faults: each happens once.
         writable: namespaces that WRITER may write to.
         roles: of tokens, as it says them; else 'write'.
+        owners: of tokens, what it says otherwise than of a user.
         jitter_seconds: at most so long a request waits before it is carried out, for races.
     """
 
@@ -111,6 +112,7 @@ class HubWriteStandIn:
         self.faults: list[Fault] = []
         self.writable = {"acme"}
         self.roles: dict[str, str] = {}
+        self.owners: dict[str, dict[str, Any]] = {}
         self.jitter_seconds = 0.0
         self.lock = threading.Lock()
         stand_in = self
@@ -304,6 +306,7 @@ class _Handler(BaseHTTPRequestHandler):
                 "name": token.removeprefix("hf_"),
                 "orgs": orgs if token == WRITER else [],
                 "auth": {"type": "access_token", "accessToken": {"role": role}},
+                **self.hub.owners.get(token, {}),
             }
         )
 

@@ -87,6 +87,26 @@ def test_next_to_nothing_takes_more_questions_than_anybody_has(baseline: float) 
     assert 1 < least <= 50
 
 
+@pytest.mark.parametrize(
+    ("comparison", "baseline", "wider"),
+    [
+        (Comparison.points(1e-13), 1.0, "a margin of 3.00 points or more"),
+        (Comparison.recovery(1 - 1e-13), 1.0, "a recovery of 97 % or less"),
+        (Comparison.recovery(1 - 1e-13), 1e-5, "a wider margin"),
+    ],
+)
+def test_a_margin_of_next_to_nothing_is_not_blamed_on_the_baseline(
+    comparison: Comparison, baseline: float, wider: str
+) -> None:
+    hopeless = plan(comparison, questions=164, baseline=baseline)
+    assert hopeless.least_questions is None
+    assert not hopeless.decidable
+    assert hopeless.words.endswith(
+        "even when no answer changes, no number of questions that somebody could ask decides it;"
+        f" needs {wider}"
+    )
+
+
 def test_a_baseline_of_nothing_has_nothing_to_recover() -> None:
     assert least_questions(Comparison.recovery(0.9), 0.05, None, 0.0) is None
     nothing = plan(Comparison.recovery(0.9), baseline=0.0)
