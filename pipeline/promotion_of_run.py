@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from pipeline.errors import StoreError, UsageError
@@ -32,7 +31,7 @@ def promote_run(run: RunReport, store: Store, order: Order, progress: Progress) 
     if order.override is not None and chosen[0].verdict == "pass":
         progress.note(f"{chosen[0].recipe} passed: there is nothing to override")
         order = replace(order, override=None)
-    check_evidence(run, chosen, store)
+    check_evidence(run, store)
     for variant in chosen:
         write_evidence(
             run, variant.recipe, store, progress, override=order.override, name=order.name
@@ -105,11 +104,14 @@ def chosen_variants(run: RunReport, order: Order) -> list[VariantReport]:
     return first_of_the_ladder(passed, tuple(run.command.get("ladder") or ()))
 
 
-def check_evidence(run: RunReport, chosen: Sequence[VariantReport], store: Store) -> None:
-    """Compute the verdicts again; raises StoreError where they do not follow from the evidence."""
-    names = {variant.recipe for variant in chosen}
+def check_evidence(run: RunReport, store: Store) -> None:
+    """Compute every verdict of the run again: the bundle of one variant has the others' too.
+
+    Raises:
+        StoreError: a verdict does not follow from the evidence.
+    """
     for check in check_run(run, store):
-        if check.recipe in names and check.differences:
+        if check.differences:
             raise StoreError(
                 f"the evidence on '{check.recipe}' does not give the verdict of the record: "
                 f"{check.differences[0]}",

@@ -243,6 +243,15 @@ class TestPromoteRun:
                 mixed.promote(variant=ONE, override=override)
         assert not Path(mixed.uri.removeprefix("sqlite:///")).exists()
 
+    def test_evidence_on_another_variant_that_was_changed(self, good: Site) -> None:
+        """It would go into this one's bundle, which could not be verified then."""
+        (run,) = good.store.run_folders()
+        edit(run / RUN_RECORD, lambda run: run["variants"][0].update(verdict="fail"))
+        good.run = RunReport.model_validate_json((run / RUN_RECORD).read_text())
+        with pytest.raises(StoreError, match=f"evidence on '{ONE}' does not give the verdict"):
+            good.promote(variant=TWO)
+        assert not Path(good.uri.removeprefix("sqlite:///")).exists()
+
     @pytest.mark.parametrize(
         ("changes", "words"),
         [
