@@ -81,11 +81,12 @@ class Deployment:
 
     def refuse(self, differences: list[str]) -> NoReturn:
         """Raise RegistryError with what differs."""
+        name, version = self.version.name, self.version.version
         raise RegistryError(
             "this machine is not what the version was judged on: " + "; ".join(differences),
-            where=f"{self.version.name} version {self.version.version}",
-            cure="judge it here (`prepare model` makes its verdict for this machine), or add "
-            "--anyway to serve it without a verdict that holds",
+            where=f"{name} version {version}",
+            cure=f"judge it here (`prepare recheck {name}@{version}` says whether its verdict "
+            "stands), or add --anyway to serve it without one that holds",
         )
 
     @contextmanager

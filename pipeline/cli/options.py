@@ -108,8 +108,14 @@ ContextOption = Annotated[
         show_default=False,
     ),
 ]
+ReferenceArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="NAME@ALIAS", help="Registered name, '@', alias or version.", show_default=False
+    ),
+]
 JsonOption = Annotated[
-    bool, typer.Option("--json", envvar="PREPARE_JSON", help="Print one JSON object on stdout.")
+    bool, typer.Option("--json", envvar="PREPARE_JSON", help="Print JSON on stdout.")
 ]
 TrustOption = Annotated[
     bool,

@@ -9,21 +9,20 @@ import typer
 
 from pipeline.cli.options import JsonOption, RegistryOption, StoreOption
 
-ReferenceArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="NAME@ALIAS",
-        help="Registered name, '@', alias or version; or oci://HOST/REPOSITORY:TAG.",
-        show_default=False,
-    ),
-]
 InsecureOption = Annotated[
     bool, typer.Option("--insecure", help="The OCI registry speaks HTTP, not HTTPS.")
 ]
 
 
 def pull(
-    reference: ReferenceArgument,
+    reference: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME@ALIAS",
+            help="Registered name, '@', alias or version; or oci://HOST/REPOSITORY:TAG.",
+            show_default=False,
+        ),
+    ],
     destination: Annotated[
         Path, typer.Argument(metavar="DEST", help="Folder to make.", show_default=False)
     ],

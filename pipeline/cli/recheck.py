@@ -8,8 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipeline.cli.options import EvalDataOption, JsonOption, RegistryOption, StoreOption
-from pipeline.cli.pull import ReferenceArgument
+from pipeline.cli.options import (
+    EvalDataOption,
+    JsonOption,
+    ReferenceArgument,
+    RegistryOption,
+    StoreOption,
+)
 
 if TYPE_CHECKING:
     from eval_gates.records import GateReport

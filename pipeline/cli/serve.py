@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from pipeline.cli.options import JsonOption, RegistryOption, StoreOption
-from pipeline.cli.pull import ReferenceArgument
+from pipeline.cli.options import JsonOption, ReferenceArgument, RegistryOption, StoreOption
 
 
 def serve(
