@@ -19,7 +19,12 @@ from pipeline.events import Progress
 from pipeline.hub import bytes_to_download
 from pipeline.plan import Find, Plan
 from pipeline.policy_power import GatePower, policy_power
-from pipeline.preflight.before_run import early_faults, late_faults, preflight_of
+from pipeline.preflight.before_run import (
+    early_faults,
+    late_faults,
+    preflight_of,
+    registry_faults,
+)
 from pipeline.preflight.preflight import line
 from pipeline.preparation import (
     Choices,
@@ -190,7 +195,8 @@ def forecast(request: Request, settings: Settings, progress: Progress) -> Foreca
     checkpoint: Checkpoint | None = None
     not_here, may_ask_more = "", False
     preflight = preflight_of(choices, settings)
-    faults = early_faults(preflight, choices, settings)
+    faults = early_faults(preflight, choices) if preflight is not None else []
+    faults += registry_faults(choices, settings)
     try:
         check_downloaded(choices)
         checkpoint = locate(choices, settings, made_demo, digests, progress)

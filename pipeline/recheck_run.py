@@ -124,7 +124,7 @@ class Recheck:
             log.checkpoint(reported(checkpoint), choices.name)
             if preflight := preflight_of(choices, settings):
                 made = frozenset({self.past.recipe.name})
-                check_early(replace(preflight, made=made), choices, settings, progress)
+                check_early(replace(preflight, made=made), choices, progress)
             plan = self._plan(choices, checkpoint, settings, sources, digests)
             self._tell_of_questions(plan, progress)
             discard_if_gone(plan, store, digests)

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from artifacts.source_facts import reported
 from pipeline.digest import FileDigests
 from pipeline.endpoints import LocalServers
 from pipeline.environments.environment import Accelerator, interpreters
-from pipeline.errors import ExitCode
+from pipeline.errors import ExitCode, PrepareError
 from pipeline.events import Progress
 from pipeline.executors.local import LocalExecutor
 from pipeline.kept_run import kept_to_the_end
-from pipeline.preflight.before_run import early_faults, late_faults, preflight_of
+from pipeline.preflight.before_run import (
+    early_faults,
+    late_faults,
+    preflight_of,
+    registry_faults,
+)
 from pipeline.preflight.preflight import Preflight, refuse
 from pipeline.preparation import (
     Choices,
@@ -58,12 +65,12 @@ def run_choices(
     try:
         sources = find_data(choices, settings, digests, progress)
         preflight = preflight_of(choices, settings)
-        check_early(preflight, choices, settings, progress)
+        check_early(preflight, choices, progress, registry_faults(choices, settings))
         checkpoint = locate(choices, settings, stages.output_of, digests, progress)
         log.checkpoint(reported(checkpoint), choices.name)
         plan = make_plan(choices, checkpoint, settings, sources)
         if preflight is None and (preflight := preflight_of(choices, settings)):
-            check_early(preflight, choices, settings, progress)
+            check_early(preflight, choices, progress)
         if preflight is not None:
             refuse(late_faults(preflight, plan, stages.found))
         servers = LocalServers(
@@ -78,13 +85,25 @@ def run_choices(
 
 
 def check_early(
-    preflight: Preflight | None, choices: Choices, settings: Settings, progress: Progress
+    preflight: Preflight | None,
+    choices: Choices,
+    progress: Progress,
+    others: Sequence[PrepareError] = (),
 ) -> None:
     """Refuse now what would fail after hours; say what could not be checked.
+
+    Args:
+        preflight: None where nothing can be read of the checkpoint yet.
+        choices: of the run.
+        progress: hears what could not be checked.
+        others: faults that do not come from the checkpoint, told with its own.
 
     Raises:
         PrepareError: everything that stands in the way.
     """
-    for note in preflight.notes() if preflight is not None else ():
-        progress.note(note)
-    refuse(early_faults(preflight, choices, settings))
+    faults = list(others)
+    if preflight is not None:
+        for note in preflight.notes():
+            progress.note(note)
+        faults = early_faults(preflight, choices) + faults
+    refuse(faults)

@@ -38,23 +38,13 @@ def preflight_of(choices: Choices, settings: Settings) -> Preflight | None:
     )
 
 
-def early_faults(
-    preflight: Preflight | None, choices: Choices, settings: Settings
-) -> list[PrepareError]:
+def early_faults(preflight: Preflight, choices: Choices) -> list[PrepareError]:
     """What can be told before anything is fetched, hashed or built.
 
     The disk is among it only for a checkpoint that still has to be downloaded, where no variant to
     be made may be in the store already: of any other, what is there is known from the plan.
-
-    Args:
-        preflight: None where nothing can be read of the checkpoint yet.
-        choices: of the run.
-        settings: say where the store is, and with it the registry that is used by default.
     """
-    registry = registry_faults(choices, settings)
-    if preflight is None:
-        return registry
-    faults = preflight.faults() + registry
+    faults = preflight.faults()
     reference = choices.reference
     if reference.kind == "hub" and not _may_have_variants(preflight):
         missing = bytes_to_download(reference.name, reference.revision)

@@ -223,18 +223,22 @@ def _norm_before(layer: str, norms: list[Feed]) -> Feed | Literal[False] | None:
     named = {norm.name.rpartition(".")[2]: norm for norm in norms}
     parent, _, leaf = layer.rpartition(".")
     # OLMo2 and others norm what attention and MLP give, and not what they read.
-    only_after = "post_feedforward_layernorm" in named and "pre_feedforward_layernorm" not in named
+    after_mlp = "post_feedforward_layernorm" in named
+    nothing: Literal[False] | None = None
+    if after_mlp and "input_layernorm" not in named:
+        nothing = False
     if leaf in READ_BY_ATTENTION and parent.endswith("self_attn"):
-        return False if only_after else named.get("input_layernorm")
+        return named.get("input_layernorm", nothing)
     if leaf not in READ_BY_MLP:
         return None
     for name in ("pre_feedforward_layernorm", "pre_mlp_layernorm"):  # Gemma 2 and 3; Afmoe
         if name in named:
             return named[name]
-    if only_after:
-        return False
+    if after_mlp:
+        return nothing
     # Attention and MLP side by side have one norm (Phi-2, Cohere).
-    return named.get("post_attention_layernorm", named.get("input_layernorm"))
+    alone = named.get("input_layernorm") if len(named) == 1 else None
+    return named.get("post_attention_layernorm", alone)
 
 
 def _check_rows(layers: dict[str, Rescaled], feeding: set[str], where: str) -> None:

@@ -58,7 +58,7 @@ class Verified:
         layers: each quantized layer.
         floor_db: that they had to reach.
         kept: tensors that the recipe leaves alone.
-        altered: of those, by name, 'BF16 to F16' where the type changed.
+        altered: of those, by name, how it is stored otherwise, such as 'BF16 to F16'.
         merged: heads that are the embedding.
         scales: tensors of scales that were read.
         size_bytes: of the weights' files.

@@ -170,7 +170,7 @@ class TestDownload:
             choices = choose(request("org/name"), settings)
             preflight = preflight_of(choices, settings)
             assert preflight is not None
-            return early_faults(replace(preflight, made=frozenset(made)), choices, settings)
+            return early_faults(replace(preflight, made=frozenset(made)), choices)
 
         return ask
 

@@ -106,6 +106,24 @@ def test_only_the_norm_that_an_mlp_reads_makes_up_for_it(
                 check(layers | {name: layer(ONES, noise=1e-4)}, input_layernorm=(ONES, MILD))
 
 
+@pytest.mark.parametrize(
+    "norms",
+    [
+        ["input_layernorm", "pre_ff_layernorm"],  # Jamba
+        ["input_layernorm", "post_attention_layernorm", "post_feedforward_layernorm"],
+    ],
+)
+def test_of_names_that_tell_nothing_any_norm_may_be_the_one_that_an_mlp_reads(
+    norms: list[str],
+) -> None:
+    layers = {"mlp.gate_proj": layer(MILD), "mlp.up_proj": layer(MILD)}
+    check(layers, **{name: (ONES, MILD if name == norms[1] else ONES) for name in norms})
+    attention = {"self_attn.q_proj": layer(MILD)}
+    check(attention, **{name: (ONES, MILD if name == norms[0] else ONES) for name in norms})
+    with pytest.raises(VerificationError, match=r"input_layernorm.weight' before them"):
+        check(attention, **{name: (ONES, MILD if name == norms[1] else ONES) for name in norms})
+
+
 def test_a_norm_of_another_block_does_not_count() -> None:
     norms = {"model.layers.6.norm": (ONES, MILD)}
     with pytest.raises(VerificationError, match="were rescaled"):
