@@ -3,18 +3,30 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check unit format clean
+.PHONY: demo test test-all test-cuda-build fuzz check unit format clean
 
 # The whole way on a real small model, on a CPU; run again, it reuses every stage.
 demo: $(VENV)/.installed
 	$(BIN)/prepare model demo:smollm2-135m --profile cpu
 
-# Unit tests first: they say in seconds what the end-to-end test would say in minutes.
-test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest tests/unit tests/e2e
+# Unit tests first: they say in minutes what the end-to-end tests would say in half an hour. These
+# share one server and run one after another.
+test: unit
+	$(BIN)/python -m pytest tests/e2e
 
+# With 100,000 spoilt inputs for each reader of what others wrote: about half an hour on two cores.
+test-all: test fuzz
+
+fuzz: $(VENV)/.installed-dev
+	FUZZ_MUTATIONS=100000 $(BIN)/python -m pytest tests/fuzz --numprocesses auto
+
+# One process a core; a file's tests stay together, because they share fixtures.
 unit: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -m "not e2e"
+	$(BIN)/python -m pytest tests/unit --numprocesses auto --dist loadfile
+
+# Builds the CUDA serving environment (9.6 GB) and asks vLLM itself, over a faked H100.
+test-cuda-build: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest tests/cuda_build/test_cuda_build.py -s
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,9 +27,8 @@ from pydantic import Field
 from artifacts.bundled_evidence import place_of
 from artifacts.judged_variant import JudgedVariant
 from artifacts.manifest import (
+    ADDED_LATER,
     MANIFEST,
-    NOT_OURS,
-    SIGNATURE,
     Manifest,
     list_files,
 )
@@ -116,7 +115,7 @@ def write_bundle(folder: Path, contents: BundleContents) -> Manifest:
     judged = JudgedVariant.found(
         lambda _, key: by_key.get(key), contents.verdict.judges[contents.verdict.recipe]
     )
-    _write_json(bundle / RESOLVED, resolved(judged, contents.records))
+    _write_json(bundle / RESOLVED, resolved(judged))
     for record in contents.records:
         _pack_stage(contents.stage_folders[record.key], bundle / place_of(record.stage, record.key))
     for name, text in sorted(contents.locks.items()):
@@ -127,13 +126,13 @@ def write_bundle(folder: Path, contents: BundleContents) -> Manifest:
         prepare_version=__version__,
         recipe=contents.verdict.recipe,
         bundle=list_files(bundle),
-        beside=list_files(folder, (BUNDLE, SIGNATURE, *NOT_OURS)),
+        beside=list_files(folder, (BUNDLE, *ADDED_LATER)),
     )
     _write_json(bundle / MANIFEST, manifest.model_dump(mode="json"))
     return manifest
 
 
-def resolved(judged: JudgedVariant, records: Iterable[StageRecord]) -> dict[str, Any]:
+def resolved(judged: JudgedVariant) -> dict[str, Any]:
     """What was decided before measuring, each part with the place in the bundle that it is from.
 
     A part is `{"from": "<file>#<JSON pointer>", "value": ...}`, so anyone can see that it is the
@@ -143,6 +142,7 @@ def resolved(judged: JudgedVariant, records: Iterable[StageRecord]) -> dict[str,
         "policy": (judged.judge, "/parameters/policy"),
         "family": (judged.judge, "/parameters/family"),
         "throughput_note": (judged.judge, "/parameters/throughput_note"),
+        "fallbacks": (judged.judge, "/parameters/fallbacks"),
         "quantization": (judged.quantize, "/parameters/quantization"),
         "calibration_data": (judged.quantize, "/parameters/calibration_data"),
         "quantized": (judged.quantize, "/result"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from artifacts.bundle import (
@@ -16,19 +16,20 @@ from artifacts.bundle import (
     RESOLVED,
     VERDICT,
     BundleVerdict,
-    at_pointer,
+    resolved,
 )
-from artifacts.bundled_evidence import BundledEvidence
-from artifacts.judged_variant import JudgedVariant
+from artifacts.bundled_evidence import BundledEvidence, place_of
+from artifacts.judged_variant import JudgedVariant, reached
 from artifacts.manifest import (
+    ADDED_LATER,
     MANIFEST,
-    NOT_OURS,
-    SIGNATURE,
     Manifest,
     differences,
     read_manifest,
 )
+from pipeline.digest import digest_json
 from pipeline.errors import CheckpointError, EvidenceError
+from pipeline.records import StageReference
 from pipeline.verdict_check import Claims, VariantCheck, check_claims
 from pipeline.weight_files import weights_digest
 
@@ -72,10 +73,22 @@ class BundleCheck:
 
 
 def find_bundle(folder: Path) -> Path | None:
-    """The bundle that a folder is or has in it; None where there is none."""
+    """The bundle that a folder is or has in it; None where there is none.
+
+    Raises:
+        EvidenceError: it is a link, so what it leads to is not part of this folder.
+    """
     for place in (folder / BUNDLE, folder):
-        if (place / MANIFEST).is_file():
-            return place
+        if not (place / MANIFEST).is_file():
+            continue
+        for path in (place, place / MANIFEST):
+            if path.is_symlink():
+                raise EvidenceError(
+                    "the evidence is a link to somewhere else",
+                    where=str(path),
+                    cure="name the folder that it leads to, or get it again with `prepare pull`",
+                )
+        return place
     return None
 
 
@@ -93,11 +106,12 @@ def check_bundle(folder: Path) -> BundleCheck:
             cure="name a folder that `prepare pull` made, or its prepare-evidence/",
         )
     manifest = read_manifest(bundle)
-    verdict = read_verdict(bundle)
     has_weights = bundle != folder
     problems = differences(bundle, manifest.bundle, (MANIFEST,))
     if has_weights:
-        problems += differences(folder, manifest.beside, (BUNDLE, SIGNATURE, *NOT_OURS))
+        problems += differences(folder, manifest.beside, (BUNDLE, *ADDED_LATER))
+    # After these: what is listed is a plain file, and no pipe that never ends.
+    verdict = read_verdict(bundle)
     source = BundledEvidence(bundle, manifest, verdict.revisions)
     try:
         kept = verdict.variant.verdict
@@ -108,7 +122,7 @@ def check_bundle(folder: Path) -> BundleCheck:
                 problems += other_weights(folder, manifest, verdict, source)
         except EvidenceError as error:  # a record is gone or damaged, which the checks tell too
             problems.append(f"{error.where}: {error.what}")
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise EvidenceError(
             f"the records of the bundle cannot be understood: {type(error).__name__}: {error}",
             where=str(bundle),
@@ -146,36 +160,88 @@ def misfits(
     bundle: Path, manifest: Manifest, verdict: BundleVerdict, source: BundledEvidence
 ) -> list[str]:
     """What in the bundle contradicts the rest of it, though every digest may be right."""
-    found = []
+    found = [*counts_amiss(verdict), *stages_amiss(manifest, verdict, source)]
     if manifest.recipe != verdict.recipe:
         found.append(f"{MANIFEST} is about '{manifest.recipe}', {VERDICT} about '{verdict.recipe}'")
     if verdict.recipe not in verdict.judges:
-        found.append(f"{VERDICT} names no stage 'judge' for '{verdict.recipe}'")
+        return [*found, f"{VERDICT} names no stage 'judge' for '{verdict.recipe}'"]
     if verdict.variant.verdict != "pass" and not verdict.override:
         found.append(
             f"the verdict on '{verdict.recipe}' is '{verdict.variant.verdict}', and no reason is "
             "given for promoting it all the same"
         )
-    for name, part in read_resolved(bundle).items():
-        place, _, pointer = str(part["from"]).partition("#")
-        _, stage, key, _ = place.split("/")
-        record = source.find(stage, key)
-        if record is None:
-            found.append(f"{RESOLVED}: {name}: {place} is missing")
-        elif at_pointer(record.model_dump(mode="json"), pointer) != part["value"]:
-            found.append(f"{RESOLVED}: {name} is not what {place} says")
+    return found + resolved_amiss(bundle, verdict, source)
+
+
+def counts_amiss(verdict: BundleVerdict) -> list[str]:
+    """Where the verdict's own lists of variants disagree: each of them counts exactly once."""
+    names = [variant.recipe for variant in verdict.variants]
+    found = []
+    if len(set(names)) != len(names) or len(set(verdict.tried)) != len(verdict.tried):
+        found.append(f"{VERDICT} names a variant twice")
+    if set(names) != set(verdict.tried):
+        found.append(
+            f"{VERDICT} says that {', '.join(verdict.tried) or 'nothing'} was tried, and has "
+            f"verdicts on {', '.join(names) or 'nothing'}"
+        )
+    if len(set(verdict.judges.values())) != len(verdict.judges):
+        found.append(f"{VERDICT} gives two variants the same stage 'judge'")
+    found += [
+        f"{VERDICT} names a stage 'judge' for '{recipe}', and no verdict on it"
+        for recipe in verdict.judges
+        if recipe not in names
+    ]
+    found += [
+        f"{VERDICT} tells of gates of '{variant.recipe}', and names no stage 'judge' for it"
+        for variant in verdict.variants
+        if variant.recipe not in verdict.judges
+        and (variant.p_value is not None or variant.gates or variant.throughput)
+    ]
     return found
 
 
-def read_resolved(bundle: Path) -> dict[str, dict[str, Any]]:
-    """The parts of resolved.json; raises EvidenceError where it is missing or damaged."""
+def stages_amiss(manifest: Manifest, verdict: BundleVerdict, source: BundledEvidence) -> list[str]:
+    """Stages that are in the bundle and that no verdict in it rests on.
+
+    Raises:
+        EvidenceError: one that a verdict rests on is gone.
+    """
+    judges = [StageReference(stage="judge", key=key) for key in verdict.judges.values()]
+    records = reached(source.find, judges)
+    claimed = {place_of(record.stage, record.key) for record in records}
+    there = {
+        "/".join(PurePosixPath(each.path).parts[:3])
+        for each in manifest.bundle
+        if each.path.startswith("stages/")
+    }
+    found = [f"{place}: no verdict rests on this stage" for place in sorted(there - claimed)]
+    judged = [record for record in records if record.stage == "judge"]
+    if len({digest_json(each.parameters["policy"]) for each in judged}) > 1:
+        found.append(f"{VERDICT}: the variants were judged by different policies")
+    return found
+
+
+def resolved_amiss(bundle: Path, verdict: BundleVerdict, source: BundledEvidence) -> list[str]:
+    """In which parts resolved.json is not what the records say."""
+    judged = JudgedVariant.found(source.find, verdict.judges[verdict.recipe])
+    kept, wanted = read_resolved(bundle), resolved(judged)
+    return [
+        f"{RESOLVED}: {name} is not what the stages' records say"
+        for name in sorted(kept.keys() | wanted.keys())
+        if kept.get(name) != wanted.get(name)
+    ]
+
+
+def read_resolved(bundle: Path) -> dict[str, Any]:
+    """What resolved.json says; raises EvidenceError where it is missing or damaged."""
     file = bundle / RESOLVED
     try:
         data = json.loads(file.read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise EvidenceError("the resolved recipe cannot be read", where=str(file)) from error
-    data.pop("schema_version")
-    return dict(data)
+    if not isinstance(data, dict):
+        raise EvidenceError("the resolved recipe is none", where=str(file))
+    return data
 
 
 def other_weights(

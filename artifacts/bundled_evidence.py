@@ -10,6 +10,7 @@ from artifacts.manifest import Manifest
 from pipeline.errors import EvidenceError
 from pipeline.plan import stage_key
 from pipeline.records import StageRecord
+from pipeline.stages import STAGES, stage_module
 from pipeline.store import RECORD
 
 LARGEST_FILE = 4 * 1024**3  # bytes unpacked; more is no evidence but an attack on who reads it
@@ -24,6 +25,9 @@ class BundledEvidence:
         folder: of the bundle.
         manifest: of it.
         revisions: of the stages' code, as the bundle's verdict names them.
+
+    Raises:
+        EvidenceError: a newer prepare made it.
     """
 
     def __init__(
@@ -32,6 +36,13 @@ class BundledEvidence:
         self._folder = folder
         self._listed = {each.path for each in manifest.bundle}
         self._revisions = revisions
+        for stage, numbers in revisions.items():
+            if not set(numbers) <= set(range(1, newest_revision(stage) + 1)):
+                raise EvidenceError(
+                    f"its stage '{stage}' is of a revision that this prepare does not know",
+                    where=str(folder),
+                    cure="it was changed, or a newer prepare made it: verify it with that",
+                )
 
     @property
     def is_whole(self) -> bool:
@@ -97,6 +108,11 @@ def revision_of(record: StageRecord, revisions: Iterable[int]) -> int | None:
         if stage_key(record.stage, record.parameters, record.inputs, revision) == record.key:
             return revision
     return None
+
+
+def newest_revision(stage: str) -> int:
+    """The revision of a stage's code that is here; 0 of a stage that there is none of."""
+    return int(stage_module(stage).REVISION) if stage in STAGES else 0
 
 
 def place_of(stage: str, key: str) -> str:

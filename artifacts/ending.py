@@ -5,7 +5,8 @@ The terminal's table, the report's page and what CI is told all take them from h
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from pipeline.errors import ExitCode, from_dict
 from pipeline.records import RunReport, VariantReport
@@ -27,6 +28,22 @@ def verdict_of(report: RunReport) -> RunVerdict:
     if report.exit_code is None:
         raise ValueError(f"the run {report.run} has not ended")
     return VERDICTS[report.exit_code]
+
+
+def fallback_lines(fallbacks: Mapping[str, str]) -> list[str]:
+    """What this machine's CPU had a profile change, a line each; none where nothing was."""
+    return [f"{name}: {because}" for name, because in fallbacks.items()]
+
+
+def serving_lines(command: Mapping[str, Any]) -> list[str]:
+    """What to know of how the variants were served, a line each.
+
+    Args:
+        command: what was asked for, as the run's record has it; of older runs without the keys.
+    """
+    note = command.get("kv_cache_note")
+    fallbacks = fallback_lines(command.get("fallbacks", {}))
+    return [f"fallback {line}" for line in fallbacks] + ([f"KV cache: {note}"] if note else [])
 
 
 def champion_of(report: RunReport) -> VariantReport | None:

@@ -7,6 +7,7 @@ own folder, those of the deployed folder from the folder that the bundle lies in
 from __future__ import annotations
 
 import stat
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
@@ -15,8 +16,10 @@ from pydantic import Field, field_validator
 from eval_gates.records import Record
 from pipeline.digest import digest_file
 from pipeline.errors import EvidenceError
+from pipeline.foreign_file import MEBIBYTE, read_regular
 
 MANIFEST = "manifest.json"
+MANIFEST_BYTES = 16 * MEBIBYTE  # some 80,000 files
 SCHEMA_VERSION = 1
 ABOUT = (
     "Every file of an evidence bundle of prepare (`bundle`, paths from this folder) and of the "
@@ -24,8 +27,9 @@ ABOUT = (
     "them and computes the verdict again."
 )
 SIGNATURE = "model.sig"
-# What tools put into a folder that nothing serves from; model-signing leaves out git's, too.
-NOT_OURS = (".git", ".gitattributes", ".github", ".gitignore", ".cache/huggingface")
+# What may come to a folder after its files were listed: a signature, and the file that the Hub
+# puts into every repository. All else that no list has, such as `.git/hooks`, is refused.
+ADDED_LATER = (SIGNATURE, ".gitattributes")
 
 
 class ManifestFile(Record):
@@ -54,6 +58,21 @@ class Manifest(Record):
     bundle: tuple[ManifestFile, ...] = Field(description="files of the bundle but the manifest")
     beside: tuple[ManifestFile, ...] = Field(description="weights, config, tokenizer, model card")
 
+    @field_validator("schema_version")
+    @classmethod
+    def _is_known(cls, version: int) -> int:
+        if version != SCHEMA_VERSION:
+            raise ValueError(f"version {version} of it, and this prepare knows {SCHEMA_VERSION}")
+        return version
+
+    @field_validator("bundle", "beside")
+    @classmethod
+    def _each_once(cls, files: tuple[ManifestFile, ...]) -> tuple[ManifestFile, ...]:
+        twice = [path for path, n in Counter(each.path for each in files).items() if n > 1]
+        if twice:
+            raise ValueError(f"{twice[0]!r} is listed twice")
+        return files
+
 
 def list_files(folder: Path, leave_out: tuple[str, ...] = ()) -> tuple[ManifestFile, ...]:
     """Every file below a folder, sorted by path.
@@ -79,9 +98,9 @@ def plain_files(folder: Path, leave_out: tuple[str, ...] = ()) -> Iterator[tuple
     """
     for file in sorted(folder.rglob("*")):
         path = file.relative_to(folder).as_posix()
-        if any(path == each or path.startswith(f"{each}/") for each in leave_out):
-            continue
         mode = file.lstat().st_mode
+        if any(_is_part_of(path, mode, each) for each in leave_out):
+            continue
         if stat.S_ISREG(mode):
             yield path, file
         elif not stat.S_ISDIR(mode):
@@ -91,6 +110,13 @@ def plain_files(folder: Path, leave_out: tuple[str, ...] = ()) -> Iterator[tuple
                 cure="copy what links point to in their place; a copy from the Hub's cache is made "
                 "of links, one by `hf download --local-dir` is not",
             )
+
+
+def _is_part_of(path: str, mode: int, left_out: str) -> bool:
+    """Whether it is what is left out, or in it; in the place of a file, only a plain file is."""
+    if left_out in ADDED_LATER:
+        return path == left_out and stat.S_ISREG(mode)
+    return path == left_out or path.startswith(f"{left_out}/")
 
 
 def differences(
@@ -123,13 +149,15 @@ def read_manifest(bundle: Path) -> Manifest:
     """The manifest in a bundle's folder; raises EvidenceError where it is missing or damaged."""
     file = bundle / MANIFEST
     try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        content = read_regular(file, MANIFEST_BYTES)
+    except OSError as error:
         raise EvidenceError(
-            "the manifest cannot be read", where=str(file), cure="is this an evidence bundle?"
+            f"the manifest cannot be read: {error.strerror}",
+            where=str(file),
+            cure="is this an evidence bundle?",
         ) from error
     try:
-        return Manifest.model_validate_json(text)
+        return Manifest.model_validate_json(content)
     except ValueError as error:
         raise EvidenceError(
             f"the manifest is damaged, or of a newer prepare: {error}",

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from artifacts.manifest import NOT_OURS, SIGNATURE
+from artifacts.manifest import ADDED_LATER, SIGNATURE
 from pipeline.errors import EvidenceError, UsageError
 
 PASSWORD_VARIABLE = "PREPARE_KEY_PASSWORD"  # noqa: S105 - the variable's name
@@ -162,12 +162,13 @@ def _signature_of(folder: Path) -> Path:
 
 
 def _hashing(folder: Path) -> Any:
-    """All files but the signature and what git and the Hub's client keep there; no links."""
+    """All files but the signature, and the one that the Hub puts into each repository; no links."""
     from model_signing import hashing
 
     config = hashing.Config().use_file_serialization(hashing_algorithm="sha256")
-    paths = [path for path in (SIGNATURE, *NOT_OURS) if (folder / path).exists()]
-    return config.set_ignored_paths(paths=[SIGNATURE, *(p for p in paths if p != SIGNATURE)])
+    there = [path for path in ADDED_LATER if (folder / path).is_file()]
+    # Also what git keeps: a hook in .git is run by whoever works in the folder.
+    return config.set_ignored_paths(paths=[*{SIGNATURE, *there}], ignore_git_paths=False)
 
 
 def _signing() -> Any:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 from pipeline.checkpoint import Checkpoint
+from pipeline.foreign_file import MEBIBYTE, read_regular
 from pipeline.records import CheckpointReport, SourceFacts
 from pipeline.reference import parse_reference
 from pipeline.weight_files import read_json
+
+MAX_CARD_BYTES = 4 * MEBIBYTE
+_FRONT = re.compile(
+    rb"\A(?:\xef\xbb\xbf)?\s*---[ \t]*\r?\n(.*?)^---[ \t]*(?:\r?\n|\Z)", re.DOTALL | re.M
+)
 
 # The demo's weights come as a package without a card.
 DEMO_SOURCES = {"demo:smollm2-135m": ("HuggingFaceTB/SmolLM2-135M-Instruct", "apache-2.0")}
@@ -67,11 +74,11 @@ def front_matter(card: Path) -> dict[str, Any]:
 
     Somebody else wrote the card, and a card that cannot be read stops no promotion.
     """
-    import yaml
-    from huggingface_hub.repocard import metadata_load
+    from pipeline.foreign_yaml import parse_yaml
 
     try:
-        found = metadata_load(card) if card.is_file() else None
-    except (OSError, ValueError, yaml.YAMLError):
+        found = _FRONT.match(read_regular(card, MAX_CARD_BYTES))
+        facts = parse_yaml(found[1], finite=False) if found else None
+    except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return facts if isinstance(facts, dict) else {}

@@ -97,6 +97,7 @@ def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     from pipeline.catalog import load_profile
     from pipeline.cli.display import open_display
     from pipeline.environments.environment import Accelerator
+    from pipeline.server_address import free_port
     from pipeline.serving import Server, ServingArguments
     from pipeline.serving_names import SERVED_NAME
 
@@ -108,7 +109,7 @@ def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
         model = (arguments.model or demo_checkpoint(folder, accelerator, progress)).resolve()
         evaluate = environment("evaluate", accelerator, progress).python
         serve = environment("serve", accelerator, progress).python
-    server = Server(serve, model, serving, folder / "server.log")
+    server = Server(serve, model, serving, folder / "server.log", port=free_port())
     try:
         with open_display() as progress:
             server.start(profile.ready_timeout_seconds, progress)

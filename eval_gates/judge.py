@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from eval_gates.clusters import clustered, means
+from eval_gates.ignorance import UNRELATED, sights_of
 from eval_gates.records import (
     Floor,
     GateReport,
@@ -12,12 +14,12 @@ from eval_gates.records import (
     ThroughputReport,
     Tier,
     TrailPoint,
+    Uninformed,
     Verdict,
 )
 from eval_gates.statistics.decision import Scores, decide
 from eval_gates.statistics.finding import (
     Finding,
-    above_guessing_p,
     fixed_finding,
     paired_interval,
     sequential_finding,
@@ -53,34 +55,36 @@ def judge_suite(
         baseline: rows with id, prompt_sha256 and score in [0, 1], in the order of asking.
         candidate: rows to the same questions, or to the first of them.
         again: the baseline's rows to its first questions, asked a second time; may be none.
-        available: questions that the source has.
+        available: questions that the source has; of a suite with `cluster`, clusters of them.
         guessing: the mean score of a model that knows nothing: 0.25 with four choices.
         family: of the variant's recipe.
         alpha: error rate of the verdict.
 
     Raises:
-        ValueError: the two sides were not asked the same questions with the same prompts, or a
-            score is missing.
+        ValueError: the two sides were not asked the same questions with the same prompts, a
+            score is missing, or generated answers were not scored against other questions.
     """
     floor = floor_of(name, baseline, again)
     check_scores(name, baseline)
-    all_of_baseline = [float(row["score"]) for row in baseline]
+    if suite.kind == "rouge" and not all(UNRELATED in row for row in (*baseline, *candidate)):
+        raise ValueError(f"{name}: the answers were not scored against other documents")
+    all_of_baseline = baseline
     baseline = baseline[: len(candidate)]
     check_paired(name, baseline, candidate)
-    before = [float(row["score"]) for row in baseline]
-    after = [float(row["score"]) for row in candidate]
+    before, after = means(clustered(baseline), "score"), means(clustered(candidate), "score")
     n = len(before)
     population = available if suite.about == "benchmark" else None
     finding = found(suite, family, before, after, alpha, population)
+    sights = sights_of(all_of_baseline, guessing, finding.comparison, population)
     changes = [abs(a - b) for a, b in zip(after, before, strict=True) if a != b]
     scores = Scores(
         baseline=sum(before) / n,
         candidate=sum(after) / n,
         flips=len(changes) / n,
         flip_size=sum(changes) / len(changes) if changes else 0.0,
-        guessing=guessing,
-        above_guessing_p=above_guessing_p(all_of_baseline, guessing) if guessing > 0 else 0.0,
-        baseline_of_all=sum(all_of_baseline) / len(all_of_baseline),
+        sights=tuple(sights),
+        baseline_of_all=mean_of(all_of_baseline, "score"),
+        of_other_questions=mean_of(candidate, UNRELATED) if UNRELATED in candidate[0] else 0.0,
     )
     decision = decide(finding, scores, population)
     companion = paired_interval(before, after, alpha)
@@ -89,6 +93,7 @@ def judge_suite(
         suite=name,
         metric=metric,
         tier=suite.tier,
+        form=suite.form,
         test=suite.test,
         about=suite.about,
         n=n,
@@ -106,7 +111,12 @@ def judge_suite(
         threshold=comparison.threshold,
         margin=suite.margins[family].words,
         alpha=alpha,
-        p_value=finding.p_value,
+        p_value=max(finding.p_value, *(sight.p_blind for sight in sights)),
+        uninformed=[
+            Uninformed(ignorance=each.ignorance, score=each.score, p_value=each.p_blind)
+            for each in sights
+        ],
+        cluster=suite.cluster,
         method=finding.method,
         interval=(companion.lower, companion.upper),
         interval_method=companion.method,
@@ -142,6 +152,12 @@ def found(
     if suite.test == "fixed":
         return fixed_finding(before, after, comparison, alpha)
     return sequential_finding(before, after, comparison, alpha, population)
+
+
+def mean_of(rows: Answers, key: str) -> float:
+    """The mean of what the rows have under that key, each cluster of them counting as one."""
+    values = means(clustered(rows), key)
+    return sum(values) / len(values)
 
 
 def check_paired(name: str, baseline: Answers, candidate: Answers) -> None:

@@ -32,6 +32,19 @@ class Floor(Record):
     flips: int = Field(description="of these, how many scores differed")
 
 
+class Uninformed(Record):
+    """One who knows nothing of the questions, whom the margin must keep out."""
+
+    ignorance: Literal["nothing", "guessing", "empty", "unrelated"] = Field(
+        description="scores 0; guesses a choice; answers nothing; answers another question"
+    )
+    score: float = Field(description="mean score, 0 to 1, over the baseline's questions")
+    p_value: float = Field(
+        description="of 'the margin reaches down to it', valid at any time; the gate is blind "
+        "unless it is at most alpha"
+    )
+
+
 class GroupReport(Record):
     """One subject, or group of subjects, of a suite."""
 
@@ -51,6 +64,7 @@ class GateReport(Record):
     tier: Tier = Field(
         description="critical must pass, supporting must not fail, advisory never blocks"
     )
+    form: str | None = Field(None, description="how it was asked: chat, base, letter or cloze")
     test: Literal["sequential", "fixed"] = Field(description="how it was decided")
     about: Literal["population", "benchmark"] = Field(
         description="what the verdict is a claim about: all such questions, or this finite list"
@@ -71,7 +85,13 @@ class GateReport(Record):
     threshold: float = Field(description="what the lower bound must lie above to pass")
     margin: str = Field(description="the policy's, in words")
     alpha: float = Field(description="error rate of each bound, and of the verdict")
-    p_value: float = Field(description="of 'inferior'; the smaller, the surer the pass")
+    p_value: float = Field(
+        description="of 'inferior, or the gate is blind'; the smaller, the surer the pass"
+    )
+    uninformed: list[Uninformed] = Field([], description="who knows nothing, and whether it shows")
+    cluster: str | None = Field(
+        None, description="what belongs together; n, flips and gains then count such clusters"
+    )
     method: str = Field(description="where the bounds come from")
     interval: tuple[float, float] = Field(
         description="fixed-n companion: one-sided bounds of the difference by interval_method; "

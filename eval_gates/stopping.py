@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from eval_gates.clusters import clustered, means, whole_end
 from eval_gates.statistics.comparison import Comparison
 from eval_gates.statistics.sequential import sequential_test
 
@@ -24,20 +25,28 @@ class Stopping:
         batch: questions between two looks.
         rule: what would decide the gate, as `rule_of` writes it; None to ask all.
         baseline: the baseline's scores to the same questions; needed where there is a rule.
+        clusters: where questions belong together, each question's cluster; batches, and the round,
+            end where one does, and a value is a cluster's mean.
     """
 
     upto: int
     batch: int
     rule: Mapping[str, Any] | None = None
     baseline: Sequence[float] = ()
+    clusters: Sequence[str] | None = None
+
+    @property
+    def end(self) -> int:
+        """Questions of this round: `upto`, and what belongs to the last of them."""
+        return whole_end(self.clusters, self.upto) if self.clusters else self.upto
 
     def state(self, scores: Sequence[float]) -> State:
         """Whether these scores decide the gate; always 'open' without a rule."""
         if self.rule is None or not scores:
             return "open"
         result = sequential_test(
-            self.baseline[: len(scores)],
-            scores,
+            self._values(self.baseline[: len(scores)]),
+            self._values(scores),
             comparison_of(self.rule["margin"]),
             self.rule["alpha"],
             self.rule["population"],
@@ -48,9 +57,17 @@ class Stopping:
     def next_batch(self, scores: Sequence[float]) -> range:
         """The questions to ask next, by their place; empty when this round is over."""
         done = len(scores)
-        if done >= self.upto or self.state(scores) != "open":
+        if done >= self.end or self.state(scores) != "open":
             return range(0)
-        return range(done, min(done + self.batch, self.upto))
+        end = min(done + self.batch, self.end)
+        return range(done, whole_end(self.clusters, end) if self.clusters else end)
+
+    def _values(self, scores: Sequence[float]) -> Sequence[float]:
+        if not self.clusters:
+            return scores
+        labels = self.clusters[: len(scores)]
+        pairs = zip(scores, labels, strict=False)
+        return means(clustered([{"score": s, "cluster": label} for s, label in pairs]), "score")
 
 
 def rule_of(margin: Mapping[str, Any], alpha: float, population: int | None) -> dict[str, Any]:

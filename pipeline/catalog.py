@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import yaml
 from pydantic import ValidationError
 
 import recipes
 from pipeline.errors import UsageError
+from pipeline.foreign_yaml import read_yaml_file
+from pipeline.user_path import user_path
 from recipes.described import Described
 from recipes.gpu import Gpu
 from recipes.ladder import Ladder
@@ -25,6 +27,8 @@ RECIPES = Path(recipes.__file__).parent
 DESCRIBED = TypeVar("DESCRIBED", bound=Described)
 
 BASELINE = "baseline"
+BRIEF = 120  # letters of a name that a message repeats
+MAX_EXTENDED = 10  # recipes that extend one another in a row
 
 
 def load_recipe(name: str) -> Recipe:
@@ -74,10 +78,9 @@ def is_ladder(name: str) -> bool:
     """Whether the name, or the YAML file, that was given for a recipe is a ladder's."""
     if not _is_path(name):
         return name in ladder_names()
-    path = Path(name).expanduser()
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError, OSError):
+        data = read_yaml_file(user_path(name, "--recipe"))
+    except (ValueError, OSError):
         return False  # what is wrong with it is told when it is read as a recipe
     return isinstance(data, dict) and "rungs" in data
 
@@ -103,10 +106,13 @@ def policy_names() -> list[str]:
 
 
 def profile_for_gpu(gpu_name: str) -> ServingProfile | None:
-    """The carried profile whose word is in the GPU's name as the driver gives it."""
+    """The carried profile that has a word of the GPU's name, as the driver gives it."""
     for name in profile_names():
         profile = load_profile(name)
-        if any(word in gpu_name for word in profile.gpu_name_contains):
+        # Whole words: an H200 is no H20, and a GH200 no H200.
+        if any(
+            re.search(rf"\b{re.escape(word)}\b", gpu_name) for word in profile.gpu_name_contains
+        ):
             return profile
     return None
 
@@ -136,14 +142,14 @@ def _recipe_in(path: Path) -> Recipe:
 def _find(name: str, folder: Path, noun: str, also: Sequence[str] = ()) -> Path:
     """The file of that name; where there is none, those of the folder, and `also`, are named."""
     is_path = _is_path(name)
-    path = Path(name).expanduser() if is_path else folder / f"{name}.yaml"
+    path = user_path(name if is_path else folder / f"{name}.yaml", f"--{noun} {name[:80]}")
     if not path.is_file():
         known = [*_names(folder), *also]
-        close = difflib.get_close_matches(name, known, n=1)
+        close = difflib.get_close_matches(_brief(name), known, n=1)
         hint = f"did you mean '{close[0]}'? " if close else ""
         raise UsageError(
-            f"there is no {noun} '{name}'",
-            where=str(path) if is_path else f"--{noun} {name}",
+            f"there is no {noun} '{_brief(name)}'" + (" that is a file" if path.exists() else ""),
+            where=_brief(str(path)) if is_path else f"--{noun} {_brief(name)}",
             cure=f"{hint}known: {', '.join(known)}; or give the path of a YAML file",
         )
     return path
@@ -157,6 +163,12 @@ def _merged_recipe(path: Path, before: tuple[Path, ...]) -> dict[str, Any]:
         before: files that led here, each extending the next.
     """
     chain = (*before, path.resolve())
+    if len(chain) > MAX_EXTENDED:
+        raise UsageError(
+            f"more than {MAX_EXTENDED} recipes extend one another",
+            where=f"{path}, key extends",
+            cure="let one of them stand alone, without the key 'extends'",
+        )
     data = _read(path, "recipe", Recipe)
     if data.get("extends") is None:
         return data
@@ -164,18 +176,19 @@ def _merged_recipe(path: Path, before: tuple[Path, ...]) -> dict[str, Any]:
     parent = data.pop("extends")
     if not isinstance(parent, str):
         raise UsageError(
-            f"the recipe is wrong at 'extends': {parent!r} should be the name of one recipe",
+            f"the recipe is wrong at 'extends': {_brief(repr(parent))} should be the name of one "
+            "recipe",
             where=where,
             cure=f"known: {', '.join(_names(RECIPES))}; or give the path of a YAML file",
         )
     if "name" not in data:
         raise UsageError(
-            f"the recipe extends '{parent}' and has no name of its own",
+            f"the recipe extends '{_brief(parent)}' and has no name of its own",
             where=f"{path}, key name",
             cure="add the key 'name': tables, files and tags tell variants apart by it",
         )
     try:
-        found = _find(_from_beside(parent, path), RECIPES, "recipe")
+        found = _find(_from_beside(parent, path, where), RECIPES, "recipe")
     except UsageError as error:
         raise UsageError(error.what, where=where, cure=error.cure) from error
     if found.resolve() in chain:
@@ -191,9 +204,9 @@ def _merged_recipe(path: Path, before: tuple[Path, ...]) -> dict[str, Any]:
     return merge(base, data)
 
 
-def _from_beside(name: str, path: Path) -> str:
+def _from_beside(name: str, path: Path, where: str) -> str:
     """A relative path starts from the folder of the file that it stands in."""
-    if not _is_path(name) or Path(name).expanduser().is_absolute():
+    if not _is_path(name) or user_path(name, where).is_absolute():
         return name
     return str(path.parent / name)
 
@@ -228,8 +241,12 @@ def parse(path: Path, noun: str, kind: type[DESCRIBED]) -> DESCRIBED:
 
 def _read(path: Path, noun: str, kind: type[DESCRIBED]) -> dict[str, Any]:
     try:
-        data: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+        data: Any = read_yaml_file(path)
+    except OSError as error:
+        raise UsageError(
+            f"the {noun} cannot be read: {error.strerror}", where=str(path), cure="mend the file"
+        ) from error
+    except ValueError as error:
         raise UsageError(
             f"the {noun} cannot be read: {error}", where=str(path), cure="mend the file"
         ) from error
@@ -244,7 +261,8 @@ def _validated(data: dict[str, Any], path: Path, noun: str, kind: type[DESCRIBED
     except ValidationError as error:
         # An unknown key is often a required one misspelt: it explains more than what is missing.
         first = min(error.errors(), key=lambda fault: fault["type"] != "extra_forbidden")
-        key = ".".join(_users_path(first["loc"], data, first["type"])) or "(the whole file)"
+        key = ".".join(map(_brief, _users_path(first["loc"], data, first["type"])))
+        key = key or "(the whole file)"
         raise UsageError(
             f"the {noun} is wrong at '{key}': {_explained(first)}",
             where=f"{path}, key {key}",
@@ -274,14 +292,19 @@ def _explained(fault: ErrorDetails) -> str:
         return "this key is required"
     if fault["type"] == "union_tag_invalid":
         tags = fault["ctx"]
-        return f"the kind '{tags['tag']}' is not known: {tags['expected_tags']}"
+        return f"the kind '{_brief(tags['tag'])}' is not known: {tags['expected_tags']}"
     if fault["type"] == "union_tag_not_found":
         return "the key 'kind' is required"
     if fault["type"] in ("model_type", "model_attributes_type", "dict_type"):
         message = "Input should be a mapping of keys"
     if isinstance(given, (bool, int, float, str)) or given is None:
-        return message.replace("Input should", f"{given!r} should", 1)
+        return message.replace("Input should", f"{_brief(repr(given))} should", 1)
     return message
+
+
+def _brief(text: str) -> str:
+    """A text of the user's as far as a message needs it."""
+    return text if len(text) <= BRIEF else f"{text[:BRIEF]}..."
 
 
 def _cure(kind: type[Described], fault: ErrorDetails) -> str:
@@ -299,7 +322,7 @@ def _cure(kind: type[Described], fault: ErrorDetails) -> str:
         meaning = f"{part}: {node['description']}" if node.get("description") else ""
     known = f"keys known {around}: {', '.join(keys)}"
     if fault["type"] == "extra_forbidden":
-        close = difflib.get_close_matches(str(fault["loc"][-1]), keys, n=1)
+        close = difflib.get_close_matches(_brief(str(fault["loc"][-1])), keys, n=1)
         return f"did you mean '{close[0]}'? {known}" if close else known
     return known if fault["type"] == "missing" or not meaning else meaning
 

@@ -20,9 +20,10 @@ from eval_gates.records import Record
 from pipeline.digest import FileDigests, digest_json
 from pipeline.errors import CheckpointError
 from pipeline.events import Progress, Silent
+from pipeline.foreign_file import MEBIBYTE
 from pipeline.reference import Kind, Reference, parse_reference
 from pipeline.safetensors_header import SafetensorsHeader, read_header
-from pipeline.weight_files import INDEX, check_index, read_json, weight_files
+from pipeline.weight_files import INDEX, check_index, checkpoint_names, read_json, weight_files
 
 __all__ = [
     "CARRIED_OVER",
@@ -73,10 +74,14 @@ SMALL_FILES = (
 )
 
 # The name most models use, then older ones' (GPT-2, MPT, DBRX).
+MAX_CONTEXT = 10**10  # tokens; more is a slip or a trap
 CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 QUANTIZATION_KEYS = ("quantization_config", "compression_config")
 CODE_KEY = "auto_map"  # names Python classes that come with the checkpoint
 TORCH_NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
+
+MAX_SMALL_BYTES = 512 * MEBIBYTE  # of a file that holds no weights; the largest seen has 40
+MAX_NAME_LETTERS = 200  # of an architecture and a model type
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -138,7 +143,7 @@ def inspect_folder(
     architecture = _text("architectures", _first(config.get("architectures")), path)
     model_type = _text("model_type", config.get("model_type"), path)
     weights = weight_files(path)
-    small = [file for file in path.iterdir() if matches(file.name, SMALL_FILES)]
+    small = [path / name for name in checkpoint_names(path) if matches(name, SMALL_FILES)]
     if not any(matches(file.name, TOKENIZER_VOCABULARIES) for file in small):
         raise CheckpointError(
             "the checkpoint has no tokenizer",
@@ -148,6 +153,13 @@ def inspect_folder(
     files = sorted({*weights, *small})
     for file in files:
         _check_inside(file, path, kind)
+    for file in small:
+        if file.stat().st_size > MAX_SMALL_BYTES:
+            raise CheckpointError(
+                f"the file has {file.stat().st_size:,} bytes; no checkpoint's has so many",
+                where=str(file),
+                cure="download it again",
+            )
     headers = {file.name: read_header(file) for file in weights}
     check_index(path, headers)
     parameters = sum(tensor.elements for h in headers.values() for tensor in h.tensors.values())
@@ -214,7 +226,7 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 def _text(key: str, value: Any, path: Path) -> str:
     """A text that config.json must have."""
-    if not isinstance(value, str) or not value:
+    if not isinstance(value, str) or not 0 < len(value) <= MAX_NAME_LETTERS:
         raise CheckpointError(
             f"config.json does not say the model's {key}",
             where=f"{path / 'config.json'}, key {key}",
@@ -248,7 +260,7 @@ def says_quantized(config: dict[str, Any], names: Collection[str]) -> bool:
 def _context_length(config: dict[str, Any], path: Path) -> int:
     for level in _levels(config):
         for key in CONTEXT_KEYS:
-            if type(level.get(key)) is int and level[key] > 0:
+            if type(level.get(key)) is int and 0 < level[key] <= MAX_CONTEXT:
                 return int(level[key])
     raise CheckpointError(
         "config.json does not say how many tokens of context the model has",
@@ -265,7 +277,7 @@ def _names_code(config: dict[str, Any], path: Path) -> bool:
 
 def _check_inside(file: Path, folder: Path, kind: Kind) -> None:
     """A link may point within the folder; on the Hub's cache, to its store of contents too."""
-    target = file.resolve()
+    target = Path(os.path.realpath(file))  # of links in a circle too, which resolve() raises at
     allowed = [folder.resolve()]
     if kind == "hub" and folder.parent.name == "snapshots":
         # CACHE/models--org--name/snapshots/COMMIT; contents lie in the repository's own blobs

@@ -6,37 +6,38 @@ so it can be part of a stage's key.
 
 from __future__ import annotations
 
-import gzip
 import os
-import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import eval_gates
 import recipes
-from eval_gates.suites.json_lines import find_files
+from eval_gates.suites.json_lines import data_lines, find_files
 from eval_gates.suites.lm_eval_files import is_task_file, read_task_file
 from pipeline.digest import FileDigests, digest_json
 from pipeline.errors import EvaluationDataError, UsageError
 from pipeline.events import Progress
 from pipeline.hub import resolve_dataset_revision
-from recipes.policy import AnySuite, HumanEvalSuite, LmEvalSuite, Policy
+from pipeline.user_path import user_path
+from recipes.policy import AnySuite, CodeSuite, LmEvalSuite, MbppSuite, Policy
 from recipes.quantization import Calibration
 from recipes.schema import CalibrationLimit
 
 # How the names of the files begin that a folder given with --eval-data may hold, by kind of suite.
-FOLDER_STEMS = {"mmlu": "mmlu", "rouge": "summarization"}
+FOLDER_STEMS = {"mmlu": "mmlu", "mbpp": "mbpp", "rouge": "summarization"}
 EXAMPLES_STEM = "mmlu_dev"  # worked examples, which are not asked
 HUB_DATASETS = {
     "mmlu": {"id": "cais/mmlu", "config": "all", "split": "test", "shots_split": "dev"},
+    "mbpp": {"id": "evalplus/mbppplus", "config": "default", "split": "test"},
     "rouge": {"id": "abisee/cnn_dailymail", "config": "3.0.0", "split": "test"},
 }
 # For planning before anything is read; a dataset that has other numbers is asked as it is.
-HUB_QUESTIONS = {"mmlu": 14_042, "rouge": 11_490}
+HUB_QUESTIONS = {"mmlu": 14_042, "mbpp": 378, "rouge": 11_490}
 PACKAGED_QUESTIONS = {"mmlu": 280, "humaneval": 164}
-CARRIED_SUMMARIES = Path(eval_gates.__file__).parent / "data" / "summaries.jsonl"
+_CARRIED = Path(eval_gates.__file__).parent / "data"
+CARRIED_QUESTIONS = {"mmlu": _CARRIED / "quiz.jsonl", "rouge": _CARRIED / "summaries.jsonl"}
 CARRIED_CALIBRATION = Path(recipes.__file__).parent / "calibration" / "general.jsonl"
 
 
@@ -100,7 +101,7 @@ class SourceResolver:
         for source in suite.sources:
             found = self._try(source, suite)
             if found is not None:
-                return found
+                return self._with_humaneval(found, suite)
             if source == "eval-data" and self._eval_data is not None:
                 stem = FOLDER_STEMS.get(suite.kind)
                 self._progress.note(
@@ -115,6 +116,12 @@ class SourceResolver:
             cure="give a folder with --eval-data (docs/evaluation.md says what it holds), "
             "or run where the Hub can be reached",
         )
+
+    def _with_humaneval(self, found: SuiteSource, suite: AnySuite) -> SuiteSource:
+        """Where HumanEval's problems are asked with the others, what carries them counts, too."""
+        if not _asks_humaneval_too(suite):
+            return found
+        return replace(found, identity={**found.identity, "humaneval": self._evaluate_environment})
 
     def counts(self, policy: Policy) -> dict[str, int | None]:
         """By suite, how many questions its source has; None where that is not known yet.
@@ -138,7 +145,7 @@ class SourceResolver:
         if wanted.dataset == "carried":
             file = CARRIED_CALIBRATION
         elif wanted.dataset is not None and _is_file_name(wanted.dataset):
-            file = Path(wanted.dataset).expanduser()
+            file = user_path(wanted.dataset, "recipe key quantization.calibration.dataset")
             if not file.is_file():
                 raise UsageError(
                     "the calibration file does not exist",
@@ -196,8 +203,9 @@ class SourceResolver:
         if source == "packages" and suite.kind in PACKAGED_QUESTIONS:
             identity = {"kind": "packages", "environment": self._evaluate_environment}
             return _source(identity, None, suite)
-        if source == "carried" and suite.kind == "rouge":
-            identity = {"kind": "carried", "digest": self._digests.of(CARRIED_SUMMARIES)}
+        if source == "carried" and suite.kind in CARRIED_QUESTIONS:
+            digest = self._digests.of(CARRIED_QUESTIONS[suite.kind])
+            identity = {"kind": "carried", "digest": digest}
             return _source(identity, None, suite)
         return None
 
@@ -249,14 +257,15 @@ def question_count(suite: AnySuite, identity: Mapping[str, Any], folder: Path | 
     kind = identity["kind"]
     if isinstance(suite, LmEvalSuite):
         return None
-    if isinstance(suite, HumanEvalSuite) and suite.problems:
+    if isinstance(suite, CodeSuite) and suite.problems:
         return len(suite.problems)
+    more = PACKAGED_QUESTIONS["humaneval"] if _asks_humaneval_too(suite) else 0
     if kind == "hub":
-        return HUB_QUESTIONS[suite.kind]
+        return HUB_QUESTIONS[suite.kind] + more
     if kind == "packages":
         return PACKAGED_QUESTIONS[suite.kind]
     if folder is None:
-        return _lines(CARRIED_SUMMARIES)
+        return _lines(CARRIED_QUESTIONS[suite.kind])
     files = question_files(suite.kind, folder)
     number = sum(_lines(path) for path in files)
     if not number:
@@ -266,7 +275,7 @@ def question_count(suite: AnySuite, identity: Mapping[str, Any], folder: Path | 
             cure="write one question a line (docs/evaluation.md says which keys), or remove the "
             "file so that another source is used",
         )
-    return number
+    return number + more
 
 
 def question_files(kind: str, folder: Path) -> list[Path]:
@@ -278,22 +287,17 @@ def question_files(kind: str, folder: Path) -> list[Path]:
     return find_files(folder, FOLDER_STEMS[kind], but_not=EXAMPLES_STEM)
 
 
+def _asks_humaneval_too(suite: AnySuite) -> bool:
+    return isinstance(suite, MbppSuite) and suite.humaneval
+
+
 def _source(identity: dict[str, Any], folder: Path | None, suite: AnySuite) -> SuiteSource:
     return SuiteSource(identity, folder, question_count(suite, identity, folder))
 
 
 def _lines(path: Path) -> int:
     """Lines that are not empty, as those who read the questions count them."""
-    opened = gzip.open if path.name.endswith(".gz") else open
-    try:
-        with opened(path, "rt", encoding="utf-8") as lines:
-            return sum(1 for line in lines if line.strip())
-    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
-        raise EvaluationDataError(
-            f"cannot read the evaluation data: {error}",
-            where=str(path),
-            cure="check that the file is whole, readable, and UTF-8 text (gzipped if it ends .gz)",
-        ) from error
+    return sum(1 for line in data_lines(path) if line.strip())
 
 
 def _is_file_name(name: str) -> bool:

@@ -1,28 +1,24 @@
-"""A registered version as something to deploy: are its files whole, does this machine fit it.
-
-A verdict is about a tuple: weights, engine, serving arguments, hardware. Here its members are read
-back from a version's tags and held against files and against this machine.
-"""
+"""A registered version as files to deploy: found, copied, and held against what was registered."""
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-from artifacts.manifest import NOT_OURS, SIGNATURE, plain_files
-from artifacts.registry.registry import FILES_TAG, TUPLE_TAG, WEIGHTS_TAG, Registry, Version
+from artifacts.bundle import BUNDLE
+from artifacts.manifest import ADDED_LATER, MANIFEST, plain_files, read_manifest
+from artifacts.registry.registry import EVIDENCE_TAG, FILES_TAG, WEIGHTS_TAG, Registry, Version
 from pipeline.digest import FileDigests, digest_file, digest_json
-from pipeline.environments.environment import Accelerator, Environment
+from pipeline.environments.environment import Environment
 from pipeline.errors import RegistryError, UsageError
-from pipeline.hardware import hardware
-from pipeline.recheck_record import RecheckRecord, rechecks_of
-from pipeline.serving import ServingArguments
-from pipeline.weight_files import weights_digest
+from pipeline.foreign_text import clipped
+from pipeline.judged_tuple import JudgedTuple
+from pipeline.process_environment import server_environment
+from pipeline.recheck_evidence import PastVerdict
+from pipeline.weight_files import weight_files, weights_digest
 
 ENGINE_SECONDS = 120
 ASK_ENGINE = "import vllm; print('engine-version', vllm.__version__)"
@@ -33,88 +29,6 @@ class HoldsFiles(Protocol):
 
     def fetch(self, version: Version, folder: Path) -> None:
         """Copy the version's files into that folder, which exists and is empty."""
-
-
-@dataclass(frozen=True)
-class JudgedTuple:
-    """What a version was judged as, from its tags."""
-
-    engine_version: str
-    environment: str
-    arguments: ServingArguments
-    hardware: dict[str, Any]
-    trust_remote_code: bool
-
-    @classmethod
-    def of(cls, version: Version) -> JudgedTuple:
-        """Read the tags; raises RegistryError where the version was not registered by prepare."""
-        try:
-            serving = json.loads(version.tags["prepare.serving"])
-            return cls(
-                engine_version=version.tags["prepare.engine_version"],
-                environment=version.tags["prepare.environment.serve"],
-                arguments=ServingArguments(serving["engine_arguments"], serving["environment"]),
-                hardware=json.loads(version.tags["prepare.hardware"]),
-                trust_remote_code=version.tags.get("prepare.trust_remote_code") == "true",
-            )
-        except (KeyError, ValueError, TypeError) as error:
-            raise RegistryError(
-                f"version {version.version} of '{version.name}' does not tell how it was judged: "
-                f"{error}",
-                where=f"{version.name} version {version.version}, tags prepare.*",
-                cure="it was not registered by `prepare`, or its tags were changed",
-            ) from error
-
-    def as_rechecked(self, record: RecheckRecord) -> JudgedTuple:
-        """The tuple that a recheck measured, of the same weights."""
-        try:
-            serving = record.members["serving"]
-            return JudgedTuple(
-                engine_version=record.members["engine_version"],
-                environment=record.members["environment.serve"],
-                arguments=ServingArguments(serving["engine_arguments"], serving["environment"]),
-                hardware=record.members["hardware"],
-                trust_remote_code=self.trust_remote_code,
-            )
-        except (KeyError, TypeError) as error:
-            raise RegistryError(
-                f"what a recheck left does not tell what it measured: {error}",
-                where=f"tag prepare.recheck, run {record.run}",
-                cure="run `prepare recheck` again",
-            ) from error
-
-    def differences(self, environment: str) -> list[str]:
-        """Members in which this machine differs, in words, the engine's own version left out.
-
-        Args:
-            environment: identity of the environment that would serve.
-        """
-        here = hardware(str(self.hardware["accelerator"]))
-        pairs: list[tuple[str, Any, Any]] = [
-            ("environment 'serve'", self.environment, environment),
-            *(
-                (f"hardware, {key}", self.hardware.get(key), here.get(key))
-                for key in sorted(self.hardware.keys() | here.keys())
-            ),
-        ]
-        return [f"{name}: judged {was}, here {now}" for name, was, now in pairs if was != now]
-
-
-def accepted_tuples(version: Version) -> list[JudgedTuple]:
-    """The tuples for which the version's verdict holds: as judged, then as rechecked.
-
-    A recheck of the judged tuple itself that did not stand takes its place away.
-
-    Raises:
-        RegistryError: tags do not tell how it was judged, or are damaged.
-    """
-    judged = JudgedTuple.of(version)
-    rechecks = rechecks_of(version)
-    refuted = {each.tuple_digest for each in rechecks if not each.stands}
-    return [
-        *([judged] if version.tags.get(TUPLE_TAG) not in refuted else []),
-        *(judged.as_rechecked(each) for each in rechecks if each.stands),
-    ]
 
 
 def folder_of(version: Version, weights: Path | None, command: str) -> Path:
@@ -138,11 +52,21 @@ def folder_of(version: Version, weights: Path | None, command: str) -> Path:
     return (weights or Path(version.source)).absolute()
 
 
+def judged_tuple(version: Version, past: PastVerdict) -> JudgedTuple:
+    """The tuple that the version's evidence is about."""
+    return JudgedTuple.of_members(
+        past.members,
+        f"{version.name} version {version.version}",
+        trust_remote_code=past.judged.trust_remote_code,
+    )
+
+
 def engine_version_of(serve: Environment) -> str:
     """The engine's version, as it tells it itself; raises RegistryError when it does not."""
     try:
         answer = subprocess.run(
             [str(serve.python), "-c", ASK_ENGINE],
+            env=server_environment(os.environ, {}, python=serve.python),
             capture_output=True,
             text=True,
             timeout=ENGINE_SECONDS,
@@ -157,11 +81,6 @@ def engine_version_of(serve: Environment) -> str:
     # vLLM says things of its own on standard output.
     lines = [line for line in answer.stdout.splitlines() if line.startswith("engine-version ")]
     return lines[-1].split()[1] if lines else "unknown"
-
-
-def accelerator_of(judged: JudgedTuple) -> Accelerator:
-    """Which kind of machine it was judged on."""
-    return Accelerator(judged.hardware["accelerator"])
 
 
 def find_version(registry: Registry, reference: str) -> Version:
@@ -194,33 +113,50 @@ def find_version(registry: Registry, reference: str) -> Version:
     )
 
 
-def check_files(version: Version, folder: Path, digests: FileDigests | None = None) -> int:
+def check_files(
+    version: Version,
+    folder: Path,
+    digests: FileDigests | None = None,
+    *,
+    added: tuple[str, ...] = ADDED_LATER,
+) -> int:
     """Hold a folder's files against the digests that were registered; returns how many.
 
+    Args:
+        version: as registered.
+        folder: of its files.
+        digests: of files, remembered.
+        added: files that may have been added since.
+
     Raises:
-        RegistryError: they are not the files that were judged.
+        RegistryError: they are not the files that were judged, or there is no digest to tell.
         CheckpointError: the folder has no weights, or a file cannot be read.
+        EvidenceError: there is something that is neither a file nor a folder.
     """
-    if WEIGHTS_TAG not in version.tags:
-        raise RegistryError(
-            f"version {version.version} of '{version.name}' has no digest to check its files by",
-            where=f"tag {WEIGHTS_TAG}",
-            cure="it was not registered by `prepare`, or its tags were changed",
-        )
-    found = {WEIGHTS_TAG: weights_digest(folder, digests.of if digests else digest_file)}
-    # Versions registered before there was this tag have the weights' alone.
-    if FILES_TAG in version.tags:
-        found[FILES_TAG] = digest_of_other_files(folder)
     words = {WEIGHTS_TAG: "weights", FILES_TAG: "other files (config, tokenizer, card, evidence)"}
+    for tag in words:
+        if tag not in version.tags:
+            raise RegistryError(
+                f"version {version.version} of '{version.name}' has no digest to check its files "
+                "by",
+                where=f"tag {tag}",
+                cure="it was not registered by `prepare`, or its tags were changed: `prepare "
+                f"promote {version.tags.get('prepare.run') or 'RUN'}` registers it again",
+            )
+    listed = list(plain_files(folder, added))
+    found = {
+        WEIGHTS_TAG: weights_digest(folder, digests.of if digests else digest_file),
+        FILES_TAG: digest_of_other_files(folder, added),
+    }
     for tag, digest in found.items():
         if version.tags[tag] != digest:
             raise RegistryError(
                 f"the {words[tag]} are not those that were judged: their digest is "
-                f"{digest[:12]}, registered is {version.tags[tag][:12]}",
+                f"{digest[:12]}, registered is {clipped(version.tags[tag], 12)}",
                 where=str(folder),
                 cure="somebody changed, added or removed a file; the verdict says nothing of these",
             )
-    return sum(path.is_file() for path in folder.rglob("*"))
+    return len(listed)
 
 
 def pull_version(registry: HoldsFiles, version: Version, destination: Path) -> int:
@@ -243,7 +179,8 @@ def pull_version(registry: HoldsFiles, version: Version, destination: Path) -> i
     try:
         partial.mkdir(parents=True)
         registry.fetch(version, partial)
-        files = check_files(version, partial)
+        files = check_files(version, partial, added=())
+        refuse_unlisted(version, partial)
         if destination.exists():
             destination.rmdir()
         partial.rename(destination)
@@ -258,16 +195,55 @@ def pull_version(registry: HoldsFiles, version: Version, destination: Path) -> i
     return files
 
 
-def digest_of_other_files(folder: Path) -> str:
-    """Digest of names and contents of every file but the weights and what is added later.
+def refuse_unlisted(version: Version, folder: Path) -> None:
+    """Refuse files that the evidence beside the weights does not list, by name.
+
+    Their digest is a tag, and whoever can add a file to a registry may be able to set that too.
 
     Raises:
+        RegistryError: there is such a file, or the evidence that the version names is not there.
+        EvidenceError: its list cannot be read.
+    """
+    bundle = folder / BUNDLE
+    if not (bundle / MANIFEST).is_file():
+        if EVIDENCE_TAG not in version.tags:  # of a registration without evidence, as by hand
+            return
+        raise RegistryError(
+            "the evidence that the version names is not among its files",
+            where=f"{version.name} version {version.version}, tag {EVIDENCE_TAG}",
+            cure="somebody removed it: `prepare promote` its run again",
+        )
+    manifest = read_manifest(bundle)
+    listed = {each.path for each in manifest.beside} | {f"{BUNDLE}/{MANIFEST}"}
+    listed |= {f"{BUNDLE}/{each.path}" for each in manifest.bundle}
+    there = {path for path, _ in plain_files(folder)}
+    if differing := sorted(there ^ listed):
+        raise RegistryError(
+            f"{len(differing)} files are not as the evidence lists them: "
+            f"{clipped(', '.join(differing), 200)}",
+            where=f"{version.name} version {version.version}",
+            cure="somebody added or removed files; the verdict says nothing of these",
+        )
+
+
+def digest_of_other_files(folder: Path, added: tuple[str, ...] = ADDED_LATER) -> str:
+    """Digest of names and contents of every file but the weights and what was added since.
+
+    What is called `*.safetensors` and is no part of the weights is one of them.
+
+    Args:
+        folder: of a version's files.
+        added: files that do not count.
+
+    Raises:
+        CheckpointError: the folder has no weights.
         EvidenceError: there is something that is neither a file nor a folder.
     """
+    weights = set(weight_files(folder))
     return digest_json(
         [
             [path, digest_file(file)]
-            for path, file in plain_files(folder, (SIGNATURE, *NOT_OURS))
-            if file.suffix != ".safetensors"
+            for path, file in plain_files(folder, added)
+            if file not in weights
         ]
     )

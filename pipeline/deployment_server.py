@@ -8,21 +8,22 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
-from artifacts.registry.registry import Version
-from pipeline.deployment import (
-    JudgedTuple,
-    accelerator_of,
-    accepted_tuples,
-    check_files,
-    engine_version_of,
-    folder_of,
-)
+from artifacts.registry.registry import TUPLE_TAG, Version
+from pipeline.deployment import check_files, engine_version_of, folder_of, judged_tuple
 from pipeline.digest import FileDigests
 from pipeline.environments.environment import Accelerator, Environment, ensure, identity
 from pipeline.errors import RegistryError, ServingError
 from pipeline.events import Progress
-from pipeline.serving import Server, port_is_free
+from pipeline.judged_tuple import JudgedTuple, refuse_code
+from pipeline.private_files import make_private
+from pipeline.recheck_evidence import PastVerdict, read_past
+from pipeline.recheck_proof import proven_tuple
+from pipeline.recheck_record import rechecks_of
+from pipeline.server_address import port_is_free
+from pipeline.serving import Server
 from pipeline.settings import Settings
+from pipeline.store import Store
+from pipeline.tag_check import refuse_changed_tags
 
 SECONDS_BETWEEN_LOOKS = 2.0
 
@@ -30,21 +31,32 @@ SECONDS_BETWEEN_LOOKS = 2.0
 class Deployment:
     """One registered version, to be served here.
 
+    How it is served is taken from the evidence beside its weights, never from a tag.
+
     Args:
         version: as registered.
         weights: folder of its files; None: the version's own source.
-        settings: where environments and logs are.
+        settings: where environments, rechecks and logs are.
         progress: hears of what takes time.
+        trust_remote_code: whether somebody here agreed to run code that comes with it.
 
     Raises:
-        RegistryError: its files are not on this machine, or not those that were judged.
+        RegistryError: its files are not on this machine, or not those that were judged; or its
+            tags are not what the evidence says.
+        EvidenceError: there is no evidence, or it does not give the verdict.
+        CheckpointError: it comes with code, and nobody here agreed to that.
     """
 
     def __init__(
-        self, version: Version, weights: Path | None, settings: Settings, progress: Progress
+        self,
+        version: Version,
+        weights: Path | None,
+        settings: Settings,
+        progress: Progress,
+        *,
+        trust_remote_code: bool = False,
     ) -> None:
         self.version = version
-        self.judged = JudgedTuple.of(version)
         self.weights = folder_of(version, weights, "prepare serve {reference} --weights FOLDER")
         self._settings = settings
         self._progress = progress
@@ -52,6 +64,13 @@ class Deployment:
         self._environments: dict[Accelerator, Environment] = {}
         self._engine_versions: dict[Accelerator, str] = {}
         check_files(version, self.weights, FileDigests(settings.home / "digests.json"))
+        past = read_past(version, self.weights)
+        refuse_changed_tags(version, past)
+        self._accepted = accepted_tuples(version, past, Store(settings.store))
+        self.judged = judged_tuple(version, past)
+        if not trust_remote_code:
+            for judged in (self.judged, *self._accepted):
+                refuse_code(judged.trust_remote_code, f"{version.name} version {version.version}")
 
     def differences(self) -> list[str]:
         """Members in which this machine is not the one judged on.
@@ -61,7 +80,7 @@ class Deployment:
 
         Where a recheck has passed on what is here, nothing differs, and it is served as rechecked.
         """
-        for judged in accepted_tuples(self.version):
+        for judged in self._accepted:
             if not self._differences_to(judged):
                 self.judged = judged
                 return []
@@ -70,7 +89,7 @@ class Deployment:
         ]
 
     def _differences_to(self, judged: JudgedTuple) -> list[str]:
-        accelerator = accelerator_of(judged)
+        accelerator = judged.accelerator
         differing = judged.differences(identity("serve", accelerator, self._settings))
         if differing:
             return differing
@@ -86,7 +105,8 @@ class Deployment:
             "this machine is not what the version was judged on: " + "; ".join(differences),
             where=f"{name} version {version}",
             cure=f"judge it here (`prepare recheck {name}@{version}` says whether its verdict "
-            "stands), or add --anyway to serve it without one that holds",
+            "stands; one that was made elsewhere counts where --store names its store), or add "
+            "--anyway to serve it without one that holds",
         )
 
     @contextmanager
@@ -97,9 +117,9 @@ class Deployment:
                 f"port {port} is taken", where=f"127.0.0.1:{port}", cure="choose another --port"
             )
         folder = self._settings.store / "served"
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private(folder)
         server = Server(
-            self._environment(accelerator_of(self.judged)).python,
+            self._environment(self.judged.accelerator).python,
             self.weights,
             self.judged.arguments,
             folder / f"{self.version.name}.{self.version.version}.log",
@@ -129,3 +149,22 @@ class Deployment:
                 "serve", accelerator, self._settings, self._progress
             )
         return self._environments[accelerator]
+
+
+def accepted_tuples(version: Version, past: PastVerdict, store: Store) -> list[JudgedTuple]:
+    """The tuples for which the version's verdict holds: as judged, then as rechecked.
+
+    A recheck of the judged tuple itself that did not stand takes its place away. One that stands
+    counts where its evidence is in the store.
+
+    Raises:
+        RegistryError: a tag is damaged.
+        EvidenceError: what was judged cannot be served.
+    """
+    rechecks = rechecks_of(version)
+    refuted = {each.tuple_digest for each in rechecks if not each.stands}
+    proven = [proven_tuple(each, past, store) for each in rechecks if each.stands]
+    return [
+        *([judged_tuple(version, past)] if version.tags.get(TUPLE_TAG) not in refuted else []),
+        *(each for each in proven if each is not None),
+    ]

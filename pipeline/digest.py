@@ -12,6 +12,7 @@ from typing import Any
 
 from pipeline.errors import CheckpointError
 from pipeline.events import Progress, Silent
+from pipeline.foreign_file import open_regular
 
 BLOCK_BYTES = 8 * 1024 * 1024
 
@@ -29,7 +30,7 @@ def digest_bytes(data: bytes) -> str:
 
 def digest_file(path: Path) -> str:
     """sha256 of a file's content, in hexadecimal, read anew; see FileDigests for a kept one."""
-    with path.open("rb") as content:
+    with open_regular(path, None) as content:
         return hashlib.file_digest(content, "sha256").hexdigest()
 
 
@@ -70,21 +71,25 @@ class FileDigests:
         """
         progress = progress or Silent()
         try:
-            real = path.resolve(strict=True)
-            with real.open("rb", buffering=0) as file:
+            with open_regular(path, None) as file:
+                real = path.resolve(strict=True)
                 before = os.fstat(file.fileno())
                 known = self._read_cache().get(str(real))
                 if known is not None and known["identity"] == _identity(before):
                     progress.advance(f"hash {path.name}", before.st_size, before.st_size, "bytes")
                     return str(known["sha256"])
                 started = self._now_ns()
-                sha256 = _hash(file, path.name, before.st_size, progress)
+                sha256, done = _hash(file, path.name, before.st_size, progress)
                 after = os.fstat(file.fileno())
         except OSError as error:
             raise CheckpointError(
                 f"the file cannot be read: {error.strerror}", where=str(path)
             ) from error
-        if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
+        if (before.st_size, done, before.st_mtime_ns) != (
+            after.st_size,
+            after.st_size,
+            after.st_mtime_ns,
+        ):
             raise CheckpointError(
                 "the file changed while it was read",
                 where=str(path),
@@ -98,9 +103,10 @@ class FileDigests:
     def of_all(self, paths: list[Path], progress: Progress | None = None) -> Iterator[str]:
         """The files' digests one by one, with one progress over the bytes of all of them."""
         sizes = [path.stat().st_size for path in paths]
-        for position, path in enumerate(paths):
-            before, total = sum(sizes[:position]), sum(sizes)
+        before, total = 0, sum(sizes)
+        for path, size in zip(paths, sizes, strict=True):
             yield self.of(path, _Part(progress or Silent(), before, total))
+            before += size
 
     def _read_cache(self) -> dict[str, dict[str, Any]]:
         try:
@@ -152,16 +158,17 @@ def _is_sound(entry: object) -> bool:
     )
 
 
-def _hash(file: Any, name: str, size: int, progress: Progress) -> str:
+def _hash(file: Any, name: str, size: int, progress: Progress) -> tuple[str, int]:
+    """sha256 and how many bytes it is of: past `size` it stops, since the file may never end."""
     sha256 = hashlib.sha256()
     block = bytearray(BLOCK_BYTES)
     view = memoryview(block)
     done = 0
-    while count := file.readinto(block):
+    while done <= size and (count := file.readinto(block)):
         sha256.update(view[:count])
         done += count
         progress.advance(f"hash {name}", done, size, "bytes")
-    return sha256.hexdigest()
+    return sha256.hexdigest(), done
 
 
 class _Part:

@@ -21,10 +21,13 @@ from pipeline.errors import ExitCode, UsageError
 from pipeline.evaluation_plan import EvaluationPlanner, Served
 from pipeline.events import Progress
 from pipeline.executors.local import LocalExecutor
+from pipeline.inspection.chat_template import folder_has_chat_template
 from pipeline.kept_run import kept_to_the_end
 from pipeline.openai_endpoint import OpenAIEndpoint
-from pipeline.plan import Plan, VariantPlan, stage_spec
+from pipeline.plan import Plan, VariantPlan, stage_spec, trial_words
 from pipeline.policy_power import check_decidable
+from pipeline.preflight.preflight import refuse
+from pipeline.preparation import beginner
 from pipeline.records import RunReport, StageSpec
 from pipeline.run_log import NotingProgress, RunLog
 from pipeline.runner import Runner
@@ -32,6 +35,8 @@ from pipeline.selection import exit_code_of
 from pipeline.settings import Settings
 from pipeline.stage_runner import StageRunner
 from pipeline.store import Store
+from pipeline.suite_forms import form_faults, form_notes, with_forms
+from pipeline.trials import Count, Trials, variant_key
 from recipes.policy import Policy
 from recipes.quantization import NoQuantization
 from recipes.schema import Family, Recipe
@@ -107,11 +112,16 @@ def run_gate(request: GateRequest, settings: Settings, progress: Progress) -> Ru
     Raises:
         PrepareError: the request itself is wrong, or an endpoint does not answer at all.
     """
-    policy = checked_policy(request)
+    wanted = checked_policy(request)
+    has_template = folder_has_chat_template(request.tokenizer)
+    refuse(form_faults(wanted, f"--tokenizer {request.tokenizer}", has_template=has_template))
+    policy = with_forms(wanted, has_template=has_template)
     request = answered(request)
     store = Store(settings.store.resolve())
     log = RunLog(store, request.to_dict())
     noting = NotingProgress(progress, log)
+    for note in form_notes(wanted, has_template=has_template):
+        noting.note(note)
     return kept_to_the_end(
         log, lambda: judge_endpoints(request, policy, settings, store, noting, log)
     )
@@ -130,6 +140,8 @@ def judge_endpoints(
     python_of = interpreters(Accelerator.CPU, settings, progress)
     stages = StageRunner(store, LocalExecutor(), python_of, log, progress)
     plan = plan_of(request, policy, settings, store.root, log.run_id, progress)
+    if words := trial_words(plan):
+        progress.note(words)
     endpoints = ExternalEndpoints({"baseline": request.baseline, "candidate": request.candidate})
     Runner(plan, stages, endpoints).run()
     (report,) = log.variants()
@@ -166,8 +178,20 @@ def plan_of(
         "session": request.session or run_id,
         "tokenizer": tokenizer_digest(request.tokenizer, digests),
     }
+    begin = beginner(Trials(store), policy, (candidate,), counts, run_id)
+    served = digest_json([served_as(request, name, asked_as) for name in ("baseline", "candidate")])
+    trial = begin(
+        # Not the URL: a port is another each time, and so would the count be.
+        Count(
+            baseline={"model": request.baseline.model, "tokenizer": asked_as["tokenizer"]},
+            policy=policy.name,
+        ),
+        {candidate.name: variant_key(served, policy)},
+    )
+    planner = replace(planner, trial=trial)
     baseline = side(planner, request, candidate, asked_as, None)
     return Plan(
+        trial=trial,
         policy=policy,
         shared=planner.questions,
         baseline=baseline,
@@ -179,6 +203,21 @@ def tokenizer_digest(folder: Path, digests: FileDigests) -> str:
     """Of all files that a prompt's tokens depend on: another tokenizer asks other questions."""
     files = {path for pattern in SMALL_FILES for path in folder.glob(pattern) if path.is_file()}
     return digest_json([[path.name, digests.of(path)] for path in sorted(files)])
+
+
+def served_as(request: GateRequest, name: str, asked_as: Mapping[str, str]) -> dict[str, str]:
+    """What tells a side's answers from others.
+
+    Another day another model may answer there: answers are kept for one session only. And a model
+    may be judged against itself, which is asked twice then.
+
+    Args:
+        request: names the endpoints.
+        name: `baseline` or `candidate`.
+        asked_as: session and tokenizer, of both sides.
+    """
+    endpoint = request.baseline if name == "baseline" else request.candidate
+    return {"side": name, "endpoint": endpoint.url, "model": endpoint.model, **asked_as}
 
 
 def side(
@@ -197,24 +236,16 @@ def side(
         asked_as: session and tokenizer, of both sides.
         baseline: None for the baseline itself.
     """
-    endpoint = request.baseline if baseline is None else request.candidate
     recipe = candidate
     if baseline is None:
         recipe = candidate.model_copy(update={"name": "baseline", "family": "baseline"})
-    # Another day another model may answer there: answers are kept for one session only. And a
-    # model may be judged against itself, which is asked twice then.
-    served_as = {
-        "side": recipe.name,
-        "endpoint": endpoint.url,
-        "model": endpoint.model,
-        **asked_as,
-    }
+    identity_of_side = served_as(request, recipe.name, asked_as)
     before = {"baseline": baseline.stages["coherence"]} if baseline is not None else {}
-    coherence = stage_spec("coherence", recipe.name, served_as, before, {}, planner.store)
+    coherence = stage_spec("coherence", recipe.name, identity_of_side, before, {}, planner.store)
     length = request.max_length or min(request.baseline.max_length, request.candidate.max_length)
     served = Served(
         recipe,
-        {**served_as, "trust_remote_code": False},
+        {**identity_of_side, "trust_remote_code": False},
         {"coherence": coherence},
         request.tokenizer,
         length,

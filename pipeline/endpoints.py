@@ -72,6 +72,7 @@ class LocalServers:
             facts = {"ready_seconds": ready, "command": self._server.command[1:]}
             self._facts = {
                 "url": self._server.url,
+                "socket": str(self._server.address.socket),
                 "model": SERVED_NAME,
                 "server_log": str(log),
                 "server": {**facts, **engine_facts(log)},

@@ -27,6 +27,12 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Any
 
+from pipeline.credentials import hide
+from pipeline.foreign_text import clipped
+
+LONGEST_PART = 20_000
+"""Characters of what an error says of one thing; all faults of a preflight are one text."""
+
 
 class ExitCode(IntEnum):
     """How the `prepare` command ends."""
@@ -43,6 +49,8 @@ class ExitCode(IntEnum):
 class PrepareError(Exception):
     """An expected error: one sentence on what happened, where, and what to do about it.
 
+    Credentials in its texts, which are often those of libraries, are hidden.
+
     Args:
         what: what went wrong, as a sentence without a full stop.
         where: the file, key, URL or command concerned.
@@ -52,18 +60,17 @@ class PrepareError(Exception):
     exit_code = ExitCode.EXPECTED_ERROR
 
     def __init__(self, what: str, *, where: str = "", cure: str = "") -> None:
-        super().__init__(what)
-        self.what = what
-        self.where = where
-        self.cure = cure
+        super().__init__(hide(what))
+        self.what = hide(what)
+        self.where = hide(where)
+        self.cure = hide(cure)
 
     def __str__(self) -> str:
-        lines = [self.what]
-        if self.where:
-            lines.append(f"  where: {self.where}")
-        if self.cure:
-            lines.append(f"  cure:  {self.cure}")
-        return "\n".join(lines)
+        lines = [self.what, f"  where: {self.where}", f"  cure:  {self.cure}"]
+        parts = (self.what, self.where, self.cure)
+        told = [line for line, part in zip(lines, parts, strict=True) if part]
+        # What somebody named a file or a key may be of any length.
+        return "\n".join(clipped(line, LONGEST_PART) for line in told)
 
     def to_dict(self) -> dict[str, str]:
         """The error as plain data, to cross a process boundary as JSON."""

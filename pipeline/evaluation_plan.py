@@ -15,11 +15,15 @@ from eval_gates.rounds import expected_questions, round_sizes
 from pipeline.data_sources import SourceResolver, SuiteSource
 from pipeline.plan import Rounds, again, stage_spec
 from pipeline.records import StageSpec
-from recipes.policy import KEYS_OF_THE_TEST, AnySuite, Policy
+from pipeline.trials import Trial
+from pipeline.tries import level_of
+from recipes.policy import KEYS_OF_THE_TEST, AnySuite, CodeSuite, Policy
 from recipes.schema import Recipe
 
 QUESTION_SEED = 20240814
-TYPICAL_CHANGE = 0.1  # of a summary's score, when it changes; sizes the first round only
+# How far a score moves when it moves, for planning: that of a summary, and of a problem of which
+# several answers are drawn. Anything else is right or wrong.
+TYPICAL_CHANGE, TYPICAL_CHANGE_OF_SAMPLES = 0.1, 0.2
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,7 @@ class EvaluationPlanner:
         sources: resolves questions.
         environment: identity of the evaluate environment.
         store: folder of the store.
+        trial: which one of the baseline's this is, where trials are counted.
     """
 
     policy: Policy
@@ -58,6 +63,7 @@ class EvaluationPlanner:
     sources: SourceResolver
     environment: str
     store: Path
+    trial: Trial | None = None
 
     @cached_property
     def found(self) -> dict[str, SuiteSource]:
@@ -100,7 +106,9 @@ class EvaluationPlanner:
 
     def level(self) -> float:
         """The error rate at which asking stops: that of Holm's first step, the strictest."""
-        return self.policy.alpha / len(self.recipes)
+        if self.trial is None:
+            return level_of(self.policy.alpha, len(self.recipes))
+        return level_of(self.policy.alpha, len(self.trial.variants), self.trial.number)
 
     def _question_stage(self, name: str) -> StageSpec:
         source = self.found[name]
@@ -160,7 +168,7 @@ class EvaluationPlanner:
                 suite.margins[recipe.family].model_dump(),
                 self.level(),
                 suite.expected_flips,
-                TYPICAL_CHANGE if suite.kind == "rouge" else 1.0,
+                typical_change(suite),
             )
             for recipe in self.recipes
             if recipe.family != "baseline"
@@ -179,6 +187,15 @@ class EvaluationPlanner:
             # What a time budget left open, a higher cap goes on with, as a larger budget does.
             "cap": suite.questions if suite.minutes is not None else None,
         }
+
+
+def typical_change(suite: AnySuite) -> float:
+    """How far a score is expected to move when it moves; under 1 where scores are graded."""
+    if suite.kind == "rouge":
+        return TYPICAL_CHANGE
+    if isinstance(suite, CodeSuite) and suite.samples > 1:
+        return TYPICAL_CHANGE_OF_SAMPLES
+    return 1.0
 
 
 def asked(suite: AnySuite) -> dict[str, Any]:

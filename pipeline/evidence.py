@@ -79,7 +79,7 @@ def evidence_stage(
         },
     }
     outcomes = {v.recipe: v.verdict for v in claims.variants if v.recipe not in claims.judges}
-    tried = sorted({*claims.tried, *(variant.recipe for variant in claims.variants)})
+    tried = sorted(claims.tried)
     source = run.checkpoint.source or source_of(run.checkpoint.ref, run.checkpoint.digest, None)
     return stage_spec(
         "evidence",

@@ -17,8 +17,8 @@ from pipeline.environments.environment import Accelerator, EnvironmentStatus, st
 from pipeline.errors import PrepareError
 from pipeline.events import Progress
 from pipeline.hub import bytes_to_download
-from pipeline.plan import Find, Plan
-from pipeline.policy_power import GatePower, policy_power
+from pipeline.plan import Find, Plan, trial_words
+from pipeline.policy_power import GatePower, joint_power, policy_power
 from pipeline.preflight.before_run import (
     early_faults,
     late_faults,
@@ -72,6 +72,7 @@ class Forecast:
     weights_bytes: dict[str, int]
     not_here: str
     faults: tuple[PrepareError, ...] = ()
+    trial: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for `--json`."""
@@ -87,6 +88,7 @@ class Forecast:
             "more_rounds_may_follow": self.may_ask_more,
             "rungs_that_may_follow": self.rungs_that_may_follow(),
             "gates": [gate.to_dict() for gate in self.power],
+            "joint": [joint.to_dict() for joint in joint_power(self.power)],
             "environments": [
                 {"environment": env.key, "state": str(env.state), "size_bytes": env.size_bytes}
                 for env in self.environments
@@ -193,7 +195,8 @@ def forecast(request: Request, settings: Settings, progress: Progress) -> Foreca
 
     sources = find_data(choices, settings, digests, progress)
     checkpoint: Checkpoint | None = None
-    not_here, may_ask_more = "", False
+    not_here, may_ask_more, trial = "", False, ""
+    level: float | None = None
     preflight = preflight_of(choices, settings)
     faults = early_faults(preflight, choices) if preflight is not None else []
     faults += registry_faults(choices, settings)
@@ -201,6 +204,7 @@ def forecast(request: Request, settings: Settings, progress: Progress) -> Foreca
         check_downloaded(choices)
         checkpoint = locate(choices, settings, made_demo, digests, progress)
         plan = make_plan(choices, checkpoint, settings, sources)
+        trial, level = trial_words(plan), plan.alpha / len(plan.counted)
         specs = plan.stages(find)
         may_ask_more = rounds_may_follow(plan, find)
         faults += late_faults(preflight, plan, find) if preflight is not None else []
@@ -212,7 +216,8 @@ def forecast(request: Request, settings: Settings, progress: Progress) -> Foreca
         checkpoint=checkpoint,
         not_here=not_here,
         stages=tuple(with_servers(specs, store, seen_seconds(store))),
-        power=policy_power(choices.policy, choices.recipes, sources.counts(choices.policy)),
+        power=policy_power(choices.policy, choices.recipes, sources.counts(choices.policy), level),
+        trial=trial,
         may_ask_more=may_ask_more,
         weights_bytes={
             recipe.name: preflight.weights[recipe.name].bytes for recipe in choices.recipes

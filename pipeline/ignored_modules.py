@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 import re
-from fnmatch import fnmatchcase
+from collections.abc import Sequence
+from fnmatch import translate
+from functools import lru_cache
 
 
-def is_ignored(module: str, ignore: list[str]) -> bool:
+def is_ignored(module: str, ignore: Sequence[str]) -> bool:
     """Whether the ignore list means the module: by name, pattern, or `re:` expression.
 
     llm-compressor knows names and `re:` expressions; a recipe's shell patterns are made into
     expressions before it hears of them (:mod:`pipeline.inspection.ignored`).
     """
-    return any(
-        re.match(word.removeprefix("re:"), module) is not None
-        if word.startswith("re:")
-        else fnmatchcase(module, word)
-        for word in ignore
+    names, expressions = _compiled(tuple(ignore))
+    return module in names or any(expression.match(module) for expression in expressions)
+
+
+def expression_of(word: str) -> str | None:
+    """The regular expression that a word of an ignore list is; None for a plain name."""
+    if word.startswith("re:"):
+        return word.removeprefix("re:")
+    return translate(word) if any(letter in word for letter in "*?[") else None
+
+
+@lru_cache(maxsize=64)
+def _compiled(ignore: tuple[str, ...]) -> tuple[frozenset[str], tuple[re.Pattern[str], ...]]:
+    by_word = {word: expression_of(word) for word in ignore}
+    return (
+        frozenset(word for word, expression in by_word.items() if expression is None),
+        tuple(re.compile(each) for each in by_word.values() if each is not None),
     )

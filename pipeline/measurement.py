@@ -91,6 +91,8 @@ class Measurement:
         except PrepareError:
             self._endpoints.check_alive()  # a dead server is the better explanation
             raise
+        if needs_endpoint:
+            self._endpoints.check_alive()  # else something else may have answered
         if spec.stage == "coherence" and record.result["incoherent"]:
             raise IncoherentModelError(record.result["incoherent"])
 

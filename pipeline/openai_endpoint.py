@@ -6,11 +6,13 @@ import os
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pipeline.checkpoint import MAX_CONTEXT
 from pipeline.errors import ServingError
+from pipeline.process_environment import ENDPOINT_KEY
 
-API_KEY_VARIABLE = "OPENAI_API_KEY"
 # Of an endpoint that does not say how long its prompts may be; vLLM's does.
 USUAL_MAX_LENGTH = 4096
+ANSWER_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class OpenAIEndpoint:
             ServingError: it does not answer, or does not serve that model, or serves several.
         """
         served = self._models()
-        known = ", ".join(served) or "none"
+        known = ", ".join(sorted(served)[:20]) or "none"
         if self.model and self.model not in served:
             raise ServingError(
                 f"the endpoint does not serve the model '{self.model}'",
@@ -54,26 +56,31 @@ class OpenAIEndpoint:
             )
         model = self.model or next(iter(served))
         length = served[model].get("max_model_len")
-        return replace(self, model=model, max_length=int(length or USUAL_MAX_LENGTH))
+        if not isinstance(length, int) or not 0 < length <= MAX_CONTEXT:
+            length = USUAL_MAX_LENGTH
+        return replace(self, model=model, max_length=length)
 
     def _models(self) -> dict[str, dict[str, Any]]:
         import httpx
 
+        from pipeline.foreign_http import ask
+
         place = f"{self.url}/v1/models"
         try:
-            answer = httpx.get(place, headers=authorization(), timeout=30)
-            answer.raise_for_status()
-            return {entry["id"]: entry for entry in answer.json()["data"]}
+            answer = ask("GET", place, headers=authorization(), seconds=ANSWER_SECONDS)
+            if answer.status != 200:
+                raise ValueError(f"it answered {answer.status}: {answer.text[:200]}")
+            return {str(entry["id"]): dict(entry) for entry in answer.json()["data"]}
         except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, TypeError) as error:
             raise ServingError(
                 f"the endpoint does not name its models: {error}",
                 where=place,
                 cure="give the URL of an OpenAI-compatible server, such as http://127.0.0.1:8000; "
-                f"one that asks for a key is given that of {API_KEY_VARIABLE}",
+                f"one that asks for a key is given that of {ENDPOINT_KEY}",
             ) from error
 
 
 def authorization() -> dict[str, str]:
     """The header that carries the key of the environment; none without one."""
-    key = os.environ.get(API_KEY_VARIABLE)
+    key = os.environ.get(ENDPOINT_KEY)
     return {"Authorization": f"Bearer {key}"} if key else {}

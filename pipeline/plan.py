@@ -9,7 +9,7 @@ for the answers.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from pipeline.digest import digest_json
 from pipeline.records import StageRecord, StageReference, StageSpec
 from pipeline.serving import ServingArguments
 from pipeline.stages import stage_module
+from pipeline.trials import Trial, share_of
 from recipes.policy import Policy
 from recipes.schema import Recipe
 
@@ -75,6 +76,10 @@ class Plan:
         accelerator: that it is served on.
         throughput_note: said beside throughput ratios.
         rungs: recipes of a ladder, in order; empty without one.
+        fallbacks: of the profile, that this machine's CPU put into effect; said beside verdicts.
+        tried: names of all recipes whose number a verdict counts, where these are others than the
+            variants'.
+        trial: which one of the baseline's this is, where trials are counted.
     """
 
     policy: Policy
@@ -84,6 +89,21 @@ class Plan:
     accelerator: str = ""
     throughput_note: str | None = None
     rungs: tuple[str, ...] = ()
+    fallbacks: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    tried: tuple[str, ...] = ()
+    trial: Trial | None = None
+
+    @property
+    def counted(self) -> tuple[str, ...]:
+        """Names of all recipes whose number a verdict counts, sorted."""
+        if self.trial is not None:
+            return tuple(sorted(self.trial.variants))
+        return tuple(sorted(self.tried or [each.recipe.name for each in self.variants]))
+
+    @property
+    def alpha(self) -> float:
+        """The error rate of all variants together: the policy's, or the trial's share of it."""
+        return self.policy.alpha * share_of(self.trial.number if self.trial else None)
 
     @property
     def tried_at_once(self) -> tuple[VariantPlan, ...]:
@@ -159,9 +179,13 @@ class Plan:
             variant.recipe.name,
             {
                 "policy": self.policy.model_dump(),
+                "recipe": variant.recipe.name,
+                "tried": list(self.counted),
+                **({"trial": self.trial.model_dump(mode="json")} if self.trial else {}),
                 "family": variant.recipe.family,
                 "accelerator": self.accelerator,
                 "throughput_note": self.throughput_note,
+                **({"fallbacks": self.fallbacks} if self.fallbacks else {}),
             },
             inputs,
             {},
@@ -178,6 +202,18 @@ class Plan:
                         spec = side.rounds[suite][number]
                         specs[spec.key] = spec
         return list(specs.values())
+
+
+def trial_words(plan: Plan) -> str:
+    """What is said of a trial that is not the first one; '' of the first."""
+    trial = plan.trial
+    if trial is None or trial.number == 1:
+        return ""
+    return (
+        f"this is trial {trial.number} against this baseline under the policy "
+        f"'{plan.policy.name}': it has {plan.alpha:.2g} of the error rate of {plan.policy.alpha:g} "
+        "(`prepare runs trials` lists them)"
+    )
 
 
 def wants_more(record: StageRecord | None) -> bool:

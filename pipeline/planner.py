@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from pipeline.checkpoint import Checkpoint
+from pipeline.cpu_features import limiting_variables
 from pipeline.data_sources import SourceResolver
 from pipeline.dry_run import dry_run_stage
 from pipeline.evaluation_plan import EvaluationPlanner, Served
@@ -16,12 +17,15 @@ from pipeline.hardware import machine
 from pipeline.inspection.ignored import added_words, ignore_list
 from pipeline.inspection.source import Source, read_folder
 from pipeline.plan import Plan, VariantPlan, stage_spec
-from pipeline.quantizers import quantizer_of
+from pipeline.quantizers import is_streamed, quantizer_of
 from pipeline.records import StageSpec
 from pipeline.serving import ServingArguments
+from pipeline.trials import Count, Trial, variant_key
 from recipes.policy import Policy
 from recipes.quantization import Quantization
 from recipes.schema import Recipe, ServingProfile
+
+Begin = Callable[[Count, Mapping[str, str]], Trial]
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,7 @@ class Planner:
         tried: recipes whose number and margins a verdict counts, where these are others than
             `recipes`.
         again: tells answers from those of the same tuple that are kept; '' to use these.
+        begin: counts the trial that these variants are, from what they are; None not to count.
     """
 
     checkpoint: Checkpoint
@@ -63,6 +68,21 @@ class Planner:
     made: Mapping[str, StageSpec] = field(default_factory=dict)
     tried: tuple[Recipe, ...] = ()
     again: str = ""
+    begin: Begin | None = None
+
+    @cached_property
+    def trial(self) -> Trial | None:
+        """Which trial against this checkpoint this is; None where trials are not counted."""
+        if self.begin is None:
+            return None
+        count = Count(baseline={"checkpoint": self.checkpoint.digest}, policy=self.policy.name)
+        return self.begin(
+            count,
+            {
+                recipe.name: variant_key(self._coherence_of(recipe).key, self.policy)
+                for recipe in self.recipes
+            },
+        )
 
     @cached_property
     def evaluation(self) -> EvaluationPlanner:
@@ -73,6 +93,7 @@ class Planner:
             self.sources,
             self.identities["evaluate"],
             self.store,
+            self.trial,
         )
 
     @cached_property
@@ -94,12 +115,39 @@ class Planner:
             accelerator=self.profile.accelerator,
             throughput_note=self.profile.throughput_note,
             rungs=self.rungs,
+            fallbacks=told(self.profile),
+            tried=tuple(recipe.name for recipe in self.tried),
+            trial=self.trial,
         )
+
+    @cached_property
+    def _made_by(self) -> dict[str, tuple[StageSpec, StageSpec]]:
+        """By recipe, the stages that make the weights and see that they are sound."""
+        made = {}
+        for recipe in self.recipes:
+            quantization = self._quantization(recipe)
+            quantize = self.made.get(recipe.name) or self._quantize_stage(recipe, quantization)
+            made[recipe.name] = quantize, self._verify_stage(recipe, quantization, quantize)
+        return made
+
+    def _coherence_of(self, recipe: Recipe) -> StageSpec:
+        """The stage in which the variant is first heard."""
+        _, verify = self._made_by[recipe.name]
+        arguments = ServingArguments.of(self.profile, is_baseline=False)
+        return self._coherence_stage(
+            recipe, arguments, {"weights": verify, "baseline": self._first_heard}
+        )
+
+    @cached_property
+    def _first_heard(self) -> StageSpec:
+        """As `_coherence_of`, of the baseline."""
+        arguments = ServingArguments.of(self.profile, is_baseline=True)
+        return self._coherence_stage(self.baseline, arguments, {})
 
     def _baseline(self) -> VariantPlan:
         arguments = ServingArguments.of(self.profile, is_baseline=True)
         model = self.checkpoint.path
-        coherence = self._coherence_stage(self.baseline, arguments, {})
+        coherence = self._first_heard
         served = self._served(self.baseline, arguments, {"coherence": coherence}, model)
         rounds = self.evaluation.rounds(served, None)
         stages = {
@@ -112,13 +160,9 @@ class Planner:
 
     def _variant(self, recipe: Recipe, baseline: VariantPlan) -> VariantPlan:
         arguments = ServingArguments.of(self.profile, is_baseline=False)
-        quantization = self._quantization(recipe)
-        quantize = self.made.get(recipe.name) or self._quantize_stage(recipe, quantization)
-        verify = self._verify_stage(recipe, quantization, quantize)
+        quantize, verify = self._made_by[recipe.name]
         model = Path(quantize.store) / "stages" / quantize.stage / quantize.key / "output"
-        coherence = self._coherence_stage(
-            recipe, arguments, {"weights": verify, "baseline": baseline.stages["coherence"]}
-        )
+        coherence = self._coherence_of(recipe)
         after = {"weights": verify, "coherence": coherence}
         served = self._served(recipe, arguments, after, model)
         rounds = self.evaluation.rounds(served, baseline.rounds)
@@ -165,6 +209,7 @@ class Planner:
             ),
         }
         data: dict[str, Any] = {}
+        compute = {} if is_streamed(quantization.model_dump()) else self._compute()
         if quantization.calibration is not None:
             calibration, data, file = self.sources.calibration(
                 quantization.calibration, self.profile.calibration_limit, recipe.name
@@ -181,11 +226,20 @@ class Planner:
                 "calibration_data": data,
                 "environment": self.identities[environment],
                 "trust_remote_code": self.trust_remote_code,
+                **({"compute": compute} if compute else {}),
             },
             {},
             runtime,
             self.store,
         )
+
+    def _compute(self) -> dict[str, Any]:
+        """What changes the numbers of a calibration; empty where it is done in the model's type."""
+        limits = limiting_variables() if self.profile.accelerator == "cpu" else {}
+        return {
+            **({"dtype": "float32"} if self.profile.quantizes_in_float32 else {}),
+            **({"environment": limits} if limits else {}),
+        }
 
     def _quantization(self, recipe: Recipe) -> Quantization:
         """The recipe's, its ignore list made right for the checkpoint's architecture."""
@@ -262,3 +316,11 @@ class Planner:
         """Tokens that prompt and answer may have together: the engine's limit, or the model's."""
         limit = self.profile.engine_arguments.get("max-model-len")
         return int(limit) if limit else self.checkpoint.max_position_embeddings
+
+
+def told(profile: ServingProfile) -> dict[str, dict[str, str]]:
+    """The profile's fallbacks that are in effect, by name, as verdicts carry them."""
+    return {
+        name: {"without": each.without, "because": each.because}
+        for name, each in profile.in_effect.items()
+    }

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -24,10 +24,14 @@ from eval_gates.statistics.power import (
     power_plan,
     strictest_decidable,
 )
+from eval_gates.statistics.sight import least_to_see
 from eval_gates.stopping import comparison_of
+from eval_gates.suites.mmlu import GUESSING
 from pipeline.errors import UsageError
-from pipeline.evaluation_plan import TYPICAL_CHANGE
+from pipeline.evaluation_plan import typical_change
 from pipeline.events import Progress
+from pipeline.independence import check_known_tasks
+from pipeline.tries import level_of
 from recipes.policy import AnySuite, Policy
 from recipes.schema import Family, Recipe
 
@@ -50,11 +54,13 @@ class GatePower:
         about: as in the policy.
         family: of recipes.
         margin: in words.
-        alpha: error rate at which it is decided: the policy's, over the number of variants.
+        alpha: error rate at which it is decided: the trial's share of the policy's, over the
+            number of variants.
         questions: at most; None where that is not known before they are read.
         expected_questions: mean number until it is decided.
         chance_of_decision: None where the number of questions is not known.
         chance_of_pass: likewise.
+        chance_of_pass_at_half: likewise, of a variant that truly lost half of the margin.
         smallest_visible_drop: of the mean score, that fails with a chance of 80 %; None if none.
         decidable: whether it could pass a variant that loses nothing; None where not known.
         words: all this as a sentence.
@@ -71,6 +77,7 @@ class GatePower:
     expected_questions: float
     chance_of_decision: float | None
     chance_of_pass: float | None
+    chance_of_pass_at_half: float | None
     smallest_visible_drop: float | None
     decidable: bool | None
     words: str
@@ -85,8 +92,50 @@ class GatePower:
         return asdict(self)
 
 
+@dataclass(frozen=True)
+class JointPower:
+    """What to expect of all critical suites of a policy together, for variants of one family.
+
+    Args:
+        family: of recipes.
+        chance_of_pass: that all of them pass if nothing is lost on any; None where the number of
+            questions of one is not known.
+        chance_of_pass_at_half: likewise, if half of each margin is lost.
+    """
+
+    family: Family
+    chance_of_pass: float | None
+    chance_of_pass_at_half: float | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for `--json`."""
+        return asdict(self)
+
+
+def joint_power(gates: Sequence[GatePower]) -> tuple[JointPower, ...]:
+    """The chance that every critical suite passes, their questions being drawn independently."""
+    critical = [gate for gate in gates if gate.tier == "critical"]
+    return tuple(
+        JointPower(
+            family,
+            _product(gate.chance_of_pass for gate in critical if gate.family == family),
+            _product(gate.chance_of_pass_at_half for gate in critical if gate.family == family),
+        )
+        for family in dict.fromkeys(gate.family for gate in critical)
+    )
+
+
+def _product(chances: Iterable[float | None]) -> float | None:
+    product = 1.0
+    for chance in chances:
+        if chance is None:
+            return None
+        product *= chance
+    return product
+
+
 def policy_power(
-    policy: Policy, recipes: Sequence[Recipe], counts: Counts
+    policy: Policy, recipes: Sequence[Recipe], counts: Counts, level: float | None = None
 ) -> tuple[GatePower, ...]:
     """What to expect of every gate; 0.1 to 0.4 s for each.
 
@@ -94,12 +143,17 @@ def policy_power(
         policy: suites and margins; every suite has one for every recipe's family.
         recipes: of all variants.
         counts: by suite, questions that its source has, where known.
+        level: at which gates are decided; that of a first trial when None.
     """
-    return tuple(_power_of(gate) for gate in _gates(policy, recipes, counts))
+    return tuple(_power_of(gate) for gate in _gates(policy, recipes, counts, level))
 
 
 def check_decidable(
-    policy: Policy, recipes: Sequence[Recipe], counts: Counts, progress: Progress
+    policy: Policy,
+    recipes: Sequence[Recipe],
+    counts: Counts,
+    progress: Progress,
+    level: float | None = None,
 ) -> None:
     """Refuse a suite that cannot decide its margin; takes microseconds where all can.
 
@@ -108,14 +162,20 @@ def check_decidable(
         recipes: likewise.
         counts: likewise; a suite whose number of questions is not known is not refused.
         progress: hears of advisory suites that cannot decide.
+        level: as for :func:`policy_power`.
 
     Raises:
-        UsageError: a critical or supporting suite could not pass a variant that loses nothing.
+        UsageError: a critical or supporting suite could not pass a variant that loses nothing, or
+            is blind whatever the baseline scores; or its task has several questions a passage.
     """
-    for gate in _gates(policy, recipes, counts):
-        if gate.is_decidable():
+    check_known_tasks(policy, progress)
+    for gate in _gates(policy, recipes, counts, level):
+        if not gate.can_see():
+            refusal = gate.blindness()
+        elif not gate.is_decidable():
+            refusal = gate.refusal()
+        else:
             continue
-        refusal = gate.refusal()
         if gate.suite.tier != "advisory":
             raise refusal
         progress.note(f"{refusal.what}; it is advisory, so this blocks nothing")
@@ -148,7 +208,7 @@ class _Gate:
 
     @property
     def flip_size(self) -> float:
-        return TYPICAL_CHANGE if self.suite.kind == "rouge" else 1.0
+        return typical_change(self.suite)
 
     @property
     def baseline(self) -> float | None:
@@ -164,6 +224,42 @@ class _Gate:
         least = self._least(self.comparison)
         return least is not None and least <= self.questions
 
+    @property
+    def guessing(self) -> float:
+        """Of who knows nothing, as far as the suite's kind tells before anything is read."""
+        return GUESSING if self.suite.kind == "mmlu" else 0.0
+
+    @property
+    def must_exceed(self) -> float:
+        """What the baseline has to be shown to score more than, or the gate is blind."""
+        if self.comparison.kind == "points":
+            return self.guessing + self.comparison.size
+        return self.guessing / self.comparison.size
+
+    def can_see(self) -> bool:
+        """Whether a baseline without a single error could show that the gate is not blind."""
+        if self.must_exceed >= 1:
+            return False
+        if self.questions is None:
+            return True
+        room = math.log1p(LARGEST_BET * (1 / self.must_exceed - 1)) if self.must_exceed else 1.0
+        if self.questions * room >= math.log(NUMBER_OF_BETS) - math.log(self.alpha):
+            return True
+        least = least_to_see(self.comparison, self.guessing, self.alpha, self.population)
+        return least is not None and least <= self.questions
+
+    def blindness(self) -> UsageError:
+        """The error that says so; of a gate that cannot see only."""
+        return UsageError(
+            f"the suite '{self.name}' is blind at its margin of "
+            f"{self.suite.margins[self.family].words}: it reaches down to what guessing scores "
+            f"({100 * self.guessing:g} %), unless the baseline is shown to score more than "
+            f"{100 * self.must_exceed:g} %, which "
+            + ("cannot be" if self.must_exceed >= 1 else f"{self.questions} questions cannot show"),
+            where=f"policy key suites.{self.name}.margins.{self.family}",
+            cure="a stricter margin; or more questions; or 'tier: advisory'",
+        )
+
     def refusal(self) -> UsageError:
         """The error that says so; of a gate that is not decidable only."""
         return UsageError(
@@ -176,8 +272,7 @@ class _Gate:
 
     def _least(self, comparison: Comparison) -> int | None:
         if self.suite.test == "fixed":
-            graded = self.suite.kind == "rouge"
-            return least_fixed_questions(comparison, self.alpha, graded=graded)
+            return least_fixed_questions(comparison, self.alpha, graded=self.flip_size < 1)
         return least_questions(comparison, self.alpha, self.population)
 
     def _surely_enough(self) -> float:
@@ -221,11 +316,13 @@ class _Gate:
         return candidate(found) if found < 1000 else None
 
 
-def _gates(policy: Policy, recipes: Sequence[Recipe], counts: Counts) -> Iterator[_Gate]:
+def _gates(
+    policy: Policy, recipes: Sequence[Recipe], counts: Counts, level: float | None
+) -> Iterator[_Gate]:
     families: dict[Family, None] = {
         recipe.family: None for recipe in recipes if recipe.family != "baseline"
     }
-    alpha = policy.alpha / len(recipes)  # Holm's first step, as EvaluationPlanner.level
+    alpha = level_of(policy.alpha, len(recipes), 1) if level is None else level
     for name, suite in policy.suites.items():
         for family in families:
             yield _Gate(name, suite, family, alpha, counts[name])
@@ -233,7 +330,7 @@ def _gates(policy: Policy, recipes: Sequence[Recipe], counts: Counts) -> Iterato
 
 def _power_of(gate: _Gate) -> GatePower:
     suite, plan = gate.suite, _plan_of(gate)
-    decidable = gate.is_decidable() if plan else None
+    decidable = gate.can_see() and gate.is_decidable() if plan else None
     return GatePower(
         suite=gate.name,
         tier=suite.tier,
@@ -246,6 +343,7 @@ def _power_of(gate: _Gate) -> GatePower:
         expected_questions=plan.expected_questions if plan else _expected(gate),
         chance_of_decision=plan.chance_of_decision if plan else None,
         chance_of_pass=plan.chance_of_pass if plan else None,
+        chance_of_pass_at_half=plan.chance_of_pass_at_half if plan else None,
         smallest_visible_drop=plan.smallest_visible_drop if plan else None,
         decidable=decidable,
         words=_words(gate, plan, decidable),
@@ -289,7 +387,18 @@ def _words(gate: _Gate, plan: PowerPlan | None, decidable: bool | None) -> str:
             f"{gate.comparison.words}: about {_expected(gate):.0f} questions decide; how many "
             "there are is known once they are read"
         )
+    if not gate.can_see():
+        return gate.blindness().what
     if not decidable:
         return gate.refusal().what
     assumed = f" (taking a baseline of {100 * gate.baseline:g} %)" if gate.baseline else ""
-    return plan.words + assumed
+    return plan.words + assumed + _sight_words(gate)
+
+
+def _sight_words(gate: _Gate) -> str:
+    """What the baseline must score for the gate not to be blind; a score of 0 goes without it."""
+    least = f"{100 * gate.must_exceed:.3g} %"
+    above = f"; blind unless the baseline is shown to score more than {least}"
+    if gate.suite.kind == "rouge":
+        return f"{above} and, by that margin, more than its summaries of other documents"
+    return above if gate.must_exceed else ""

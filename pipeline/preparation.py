@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,15 +16,18 @@ from pipeline.checkpoint import (
     inspect_folder,
     parse_reference,
 )
+from pipeline.cpu_features import cpu_features, limiting_variables
+from pipeline.credentials import take_out
 from pipeline.data_sources import SourceResolver
 from pipeline.demo_model import DEMO_LOCK
 from pipeline.digest import FileDigests, digest_bytes
 from pipeline.dry_run import is_worth_it
 from pipeline.environments.environment import Accelerator, identity
 from pipeline.errors import UsageError
-from pipeline.events import Progress
+from pipeline.events import Progress, Silent
 from pipeline.hardware import gpu_name, hardware
 from pipeline.hub import download
+from pipeline.inspection.chat_template import folder_has_chat_template
 from pipeline.plan import Plan, stage_spec
 from pipeline.planner import Planner
 from pipeline.policy_power import check_decidable
@@ -36,6 +39,10 @@ from pipeline.preflight.checks import (
 from pipeline.quantizers import environments_for
 from pipeline.records import StageSpec
 from pipeline.settings import Settings
+from pipeline.suitability import check_processor
+from pipeline.suite_forms import with_forms
+from pipeline.trials import Count, Trial, Trials
+from pipeline.tries import level_of
 from recipes.policy import Policy
 from recipes.schema import Recipe, ServingProfile
 
@@ -94,6 +101,11 @@ class Choices:
     promote: bool = True
     dry_run: bool | None = None
 
+    @property
+    def fallbacks(self) -> dict[str, str]:
+        """What this machine's CPU has the profile change, and why, by name."""
+        return {name: each.because for name, each in self.profile.in_effect.items()}
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data for the run's record."""
         return {
@@ -101,6 +113,8 @@ class Choices:
             "recipes": [recipe.name for recipe in self.recipes],
             "ladder": list(self.rungs),
             "profile": self.profile.name,
+            "fallbacks": self.fallbacks,
+            "kv_cache_note": self.profile.kv_cache_note,
             "policy": self.policy.name,
             "asked": self.asked.to_dict(),
             "name": self.name,
@@ -186,7 +200,8 @@ def choose_recipes(names: tuple[str, ...]) -> tuple[tuple[Recipe, ...], tuple[st
 
 def registry_uri(given: str | None, settings: Settings) -> str:
     """The registry asked for, else an embedded one beside the store's stages."""
-    return given or f"sqlite:///{settings.store.resolve() / 'registry.db'}"
+    # What a record of before holds may have credentials still.
+    return take_out(given) if given else f"sqlite:///{settings.store.resolve() / 'registry.db'}"
 
 
 def check_names_differ(recipes: tuple[Recipe, ...]) -> None:
@@ -243,7 +258,32 @@ def check_margins(recipe: Recipe, policy: Policy) -> None:
 
 
 def choose_profile(name: str) -> ServingProfile:
-    """The profile of that name; 'auto' goes by the GPU's name, and is 'cpu' without a GPU."""
+    """The profile of that name, fitted to this machine's CPU where it serves on that.
+
+    'auto' goes by the GPU's name, and is 'cpu' without a GPU.
+
+    Raises:
+        UsageError: there is no such profile, or this CPU cannot serve as it says.
+    """
+    profile = named_profile(name)
+    return fitted_here(profile) if profile.accelerator == "cpu" else profile
+
+
+def fitted_here(profile: ServingProfile) -> ServingProfile:
+    """A CPU's profile as this machine can serve it.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    features = cpu_features()
+    fitted = profile.fitted_to(features)
+    check_processor(fitted, features)
+    environment = {**fitted.environment, **limiting_variables()}
+    return fitted.model_copy(update={"environment": environment})
+
+
+def named_profile(name: str) -> ServingProfile:
+    """The profile as its file has it."""
     if name != "auto":
         return catalog.load_profile(name)
     gpu = gpu_name()
@@ -343,16 +383,32 @@ def find_data(
 
 
 def make_plan(
-    choices: Choices, checkpoint: Checkpoint, settings: Settings, sources: SourceResolver
+    choices: Choices,
+    checkpoint: Checkpoint,
+    settings: Settings,
+    sources: SourceResolver,
+    run: str | None = None,
 ) -> Plan:
-    """The plan for these choices; raises PrepareError where calibration data cannot be had."""
+    """The plan for these choices.
+
+    Args:
+        choices: of the run.
+        checkpoint: inspected.
+        settings: where things are kept.
+        sources: of questions and calibration texts.
+        run: id of the run that begins; None to look ahead only, and count no trial.
+
+    Raises:
+        PrepareError: calibration data cannot be had, or a suite cannot decide its margin at the
+            share of the error rate that is left for this trial.
+    """
     accelerator = Accelerator(choices.profile.accelerator)
     environments = environments_for(recipe.quantization for recipe in choices.recipes)
     identities = {str(name): identity(name, accelerator, settings) for name in environments}
     return Planner(
         checkpoint=checkpoint,
         profile=choices.profile,
-        policy=choices.policy,
+        policy=with_forms(choices.policy, has_template=folder_has_chat_template(checkpoint.path)),
         recipes=choices.recipes,
         baseline=choices.baseline,
         identities=identities,
@@ -362,4 +418,48 @@ def make_plan(
         trust_remote_code=choices.trust_remote_code,
         rungs=choices.rungs,
         dry_run=is_worth_it(checkpoint.weights_bytes, choices.dry_run),
+        begin=beginner(
+            Trials(settings.store.resolve()),
+            choices.policy,
+            choices.recipes,
+            sources.counts(choices.policy),
+            run,
+        ),
     ).plan()
+
+
+def beginner(
+    trials: Trials,
+    policy: Policy,
+    recipes: tuple[Recipe, ...],
+    counts: Mapping[str, int | None],
+    run: str | None,
+) -> Callable[[Count, Mapping[str, str]], Trial]:
+    """Counts a trial whose suites can decide their margins at its share of the error rate.
+
+    Args:
+        trials: of the store.
+        policy: that judges.
+        recipes: of the variants.
+        counts: by suite, questions that its source has, where known.
+        run: as for :func:`make_plan`.
+    """
+
+    def begin(count: Count, variants: Mapping[str, str]) -> Trial:
+        trial = trials.foreseen(count, variants)
+        if run is None:
+            return trial
+        level = level_of(policy.alpha, len(trial.variants), trial.number)
+        try:
+            check_decidable(policy, recipes, counts, Silent(), level)
+        except UsageError as error:
+            raise UsageError(
+                f"{error.what} at the {level:.2g} of the error rate that trial {trial.number} "
+                "against this baseline has for each variant",
+                where=error.where,
+                cure=f"{error.cure}; `prepare runs trials` lists what was tried; a policy under "
+                "another name begins a count of its own, and its verdicts say so",
+            ) from error
+        return trials.begun(count, variants, run)
+
+    return begin

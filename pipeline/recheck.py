@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from artifacts.registry.registry import Registry, Version, open_registry, who_am_i
+from pipeline.cpu_features import cpu_features
 from pipeline.deployment import check_files, engine_version_of, find_version, folder_of
 from pipeline.digest import FileDigests, digest_json
 from pipeline.environments.environment import Accelerator, ensure, identity
 from pipeline.errors import ExitCode, UsageError
 from pipeline.events import Progress
 from pipeline.hardware import gpu_name, hardware
+from pipeline.judged_tuple import refuse_code
 from pipeline.kept_run import kept_to_the_end
 from pipeline.preparation import choose_profile, registry_uri
 from pipeline.recheck_changes import Change, changes, registered_members
@@ -32,6 +34,7 @@ from pipeline.selection import exit_code_of
 from pipeline.serving import ServingArguments
 from pipeline.settings import Settings
 from pipeline.store import Store
+from pipeline.suitability import check_processor
 from recipes.schema import ServingProfile
 
 WEIGHTS_COMMAND = "prepare recheck {reference} --weights FOLDER"
@@ -48,13 +51,15 @@ class RecheckRequest:
     profile: str | None = None
     eval_data: Path | None = None
     force: bool = False
+    trust_remote_code: bool = False
 
-    def asked(self) -> dict[str, str | None]:
+    def asked(self) -> dict[str, str | bool | None]:
         """What the record keeps as it was written."""
         return {
             "profile": self.profile,
             "source": self.source,
             "weights": str(self.weights) if self.weights else None,
+            "trust_remote_code": self.trust_remote_code,
         }
 
 
@@ -147,8 +152,12 @@ def run_recheck(request: RecheckRequest, settings: Settings, progress: Progress)
     digests = FileDigests(settings.home / "digests.json")
     check_files(version, folder, digests)
     past = read_past(version, folder)
+    if not request.trust_remote_code:
+        refuse_code(past.judged.trust_remote_code, f"{version.name} version {version.version}")
     profile = choose_profile(request.profile) if request.profile else past.profile
     refuse_without_gpu(profile, request)
+    if profile.accelerator == "cpu":
+        check_processor(profile, cpu_features())
     here = members_here(past, profile, settings, progress)
     changed = changed_members(version, past, here)
     if not changed and not request.force:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from artifacts.registry.registry import Version
-from pipeline.deployment import JudgedTuple
+from pipeline.judged_tuple import JudgedTuple
 
 WORDS = {
     "engine_version": "engine version",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,10 @@ from artifacts.registry.registry import TUPLE_TAG, WEIGHTS_TAG, Version
 from pipeline.digest import digest_json
 from pipeline.errors import EvidenceError
 from pipeline.serving import ServingArguments
+from pipeline.trials import Count, Trial
 from recipes.policy import Policy
 from recipes.quantization import Quantization
-from recipes.schema import Family, Recipe, ServingProfile, Workload
+from recipes.schema import Fallback, Family, Recipe, ServingProfile, Workload
 
 POLICY_TAG = "prepare.policy.digest"
 KV_DTYPE = "kv-cache-dtype"
@@ -52,6 +53,15 @@ class PastVerdict:
     def policy(self) -> Policy:
         """That judged."""
         return Policy.model_validate(self.judged.judge.parameters["policy"])
+
+    @property
+    def trial_of_then(self) -> Callable[[Count, Mapping[str, str]], Trial] | None:
+        """Counts a recheck as the trial that it checks: it has the same share and no new one."""
+        kept = self.judged.judge.parameters.get("trial")
+        if kept is None:
+            return None
+        trial = Trial.model_validate(kept)
+        return lambda count, variants: trial
 
     @property
     def checkpoint_digest(self) -> str:
@@ -110,6 +120,11 @@ class PastVerdict:
             ready_timeout_seconds=READY_TIMEOUT_SECONDS,
             workload=Workload.model_validate(judged.benchmark.parameters["workload"]),
             throughput_note=judged.judge.parameters["throughput_note"],
+        ).changed_by(
+            {
+                name: Fallback.model_validate(each)
+                for name, each in judged.judge.parameters.get("fallbacks", {}).items()
+            }
         )
         if ServingArguments.of(profile, is_baseline=True).to_dict() != baseline:
             raise EvidenceError(

@@ -33,6 +33,7 @@ from pipeline.selection import corrected
 from pipeline.settings import Settings
 from pipeline.stage_runner import StageRunner
 from pipeline.store import Store
+from pipeline.trials import number_in, share_of
 from pipeline.whole_run import check_early
 from recipes.schema import ServingProfile
 
@@ -203,6 +204,7 @@ class Recheck:
             made={recipe.name: self._adopt_stage(checkpoint, store, digests)},
             tried=self.past.tried,
             again=self.again,
+            begin=self.past.trial_of_then,
         ).plan()
 
     def _adopt_stage(self, checkpoint: Checkpoint, store: Path, digests: FileDigests) -> StageSpec:
@@ -243,7 +245,8 @@ class Recheck:
             unjudged(recipe.name, "skipped", "not rechecked", None)
             for recipe in self.past.tried[1:]
         ]
-        for changed in corrected([report, *others], self.past.policy.alpha):
+        alpha = self.past.policy.alpha * share_of(number_in(self.past.judged.judge.parameters))
+        for changed in corrected([report, *others], alpha):
             log.variant(changed)
 
 

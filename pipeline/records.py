@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from eval_gates.records import GateReport, Record, ThroughputReport, Verdict
+from pipeline.run_command import check_command
 
 SCHEMA_VERSION = 2
 
@@ -79,6 +80,11 @@ class VariantReport(Record):
     p_value: float | None = Field(
         None, description="of 'worse than allowed', the largest of its gates'; None if not judged"
     )
+    trial: int | None = Field(
+        None,
+        description="how many trials there were against this baseline under this policy, with "
+        "this one, which has a share of the error rate; None if not judged, or not counted",
+    )
     promoted: bool
     registry_version: str | None = Field(None, description="when it was registered")
     gates: list[GateReport]
@@ -133,3 +139,9 @@ class RunReport(Record):
     stages: list[StageReport]
     notes: list[str] = Field(description="what was said aloud")
     error: dict[str, str] | None = Field(None, description="of a run that failed as a whole")
+
+    @field_validator("command")
+    @classmethod
+    def _options_are_of_their_kinds(cls, command: dict[str, Any]) -> dict[str, Any]:
+        check_command(command)
+        return command

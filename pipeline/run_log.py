@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -41,7 +42,7 @@ class RunLog:
         self._store = store
         self.folder: Path = store.new_run_folder(self.run_id)
         # Held as long as we live, however we end: a run that says 'running' without it was killed.
-        self._alive = FileLock(self.folder / ALIVE_LOCK)
+        self._alive = FileLock(self.folder / ALIVE_LOCK, mode=0o600)
         self._alive.acquire()
         self._started = time.monotonic()
         self._variants: dict[str, VariantReport] = {}
@@ -62,6 +63,10 @@ class RunLog:
     def checkpoint(self, checkpoint: CheckpointReport, registered_name: str) -> None:
         """The checkpoint has been inspected."""
         self._update(checkpoint=checkpoint, registered_name=registered_name)
+
+    def counted(self, tried: Sequence[str]) -> None:
+        """These variants are counted by the verdicts, also those that this run does not try."""
+        self._update(command={**self._report.command, "tried": list(tried)})
 
     def stage(self, stage: StageReport) -> None:
         """A stage has ended."""

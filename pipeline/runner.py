@@ -8,12 +8,13 @@ from typing import Literal
 from eval_gates.sandbox import choose_isolation
 from pipeline.endpoints import Endpoints
 from pipeline.errors import PrepareError
+from pipeline.independence import check_laid_out
 from pipeline.measurement import IncoherentModelError, Measurement
 from pipeline.plan import Plan, VariantPlan
 from pipeline.records import VariantReport
 from pipeline.selection import corrected
 from pipeline.stage_runner import StageRunner
-from recipes.policy import HumanEvalSuite
+from recipes.policy import CodeSuite
 
 
 class Runner:
@@ -46,6 +47,7 @@ class Runner:
             self._check_sandbox()
             for spec in self._plan.shared.values():
                 self._stages.run(spec)
+            self._check_independence()
             self._prove(self._plan.tried_at_once)
             for rung in self._plan.later_rungs:
                 self._climb(rung)
@@ -62,10 +64,19 @@ class Runner:
         """
         plan = self._plan
         for name, suite in plan.policy.suites.items():
-            if isinstance(suite, HumanEvalSuite) and not all(
+            if isinstance(suite, CodeSuite) and not all(
                 self._stages.found(side.stages[name]) for side in (plan.baseline, *plan.variants)
             ):
                 choose_isolation(suite.sandbox)
+
+    def _check_independence(self) -> None:
+        """See that questions about one text are not taken for several; raises UsageError."""
+        stages = {
+            name: self._plan.shared.get(f"questions.{name}") for name in self._plan.policy.suites
+        }
+        found = {name: self._stages.found(spec) for name, spec in stages.items() if spec}
+        laid_out = {name: record.result for name, record in found.items() if record}
+        check_laid_out(self._plan.policy, laid_out, self._stages.progress)
 
     def _prove(self, variants: Sequence[VariantPlan]) -> None:
         """Make the variants, measure them and judge each alone."""
@@ -90,7 +101,7 @@ class Runner:
         How many are tried hangs on the verdicts, so counting only those tried would not be fair.
         """
         reports = self._reports()
-        changed = {r.recipe for r in corrected(reports, self._plan.policy.alpha)}
+        changed = {r.recipe for r in self._corrected(reports)}
         passed = {r.recipe for r in reports if r.verdict == "pass"} - changed
         return next((name for name in self._plan.rungs if name in passed), None)
 
@@ -148,6 +159,7 @@ class Runner:
             verdict=judged.result["verdict"],
             reason=judged.result["reason"],
             p_value=judged.result["p_value"],
+            trial=judged.result["trial"],
             promoted=False,
             registry_version=None,
             gates=judged.result["gates"],
@@ -157,8 +169,18 @@ class Runner:
 
     def _select(self) -> None:
         """Of several variants that pass alone, those that pass together."""
-        for report in corrected(self._reports(), self._plan.policy.alpha):
+        for report in self._corrected(self._reports()):
             self._log.variant(report)
+
+    def _corrected(self, reports: list[VariantReport]) -> list[VariantReport]:
+        """With those counted that this run does not try again."""
+        names = {report.recipe for report in reports}
+        others = [
+            unjudged(name, "skipped", "tried before", None)
+            for name in self._plan.counted
+            if name not in names
+        ]
+        return corrected([*reports, *others], self._plan.alpha)
 
     def _weights(self, variant: VariantPlan) -> int | None:
         spec = variant.stages.get("quantize")

@@ -8,14 +8,20 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pipeline.errors import CheckpointError
+from pipeline.foreign_file import open_regular
+from pipeline.foreign_json import parse_json
 
 PREFIX_BYTES = 8
-MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library itself
+# The safetensors library's own limit is 100 MB; no checkpoint's comes near, and such a one takes a
+# gigabyte to parse. What counts is how many values it has: 100,000 tensors and more fit.
+MAX_HEADER_BYTES = 40_000_000
+MAX_NAME_LETTERS = 1_000
 MAX_DIMENSIONS = 64  # torch's own limit; keeps a hostile shape's product small
 METADATA_KEY = "__metadata__"
 ALIGNMENT = 8  # of the first tensor byte; the library pads the header with spaces
@@ -88,9 +94,8 @@ def read_header(path: Path) -> SafetensorsHeader:
         CheckpointError: the file cannot be read, is cut short, or is no safetensors file.
     """
     try:
-        with path.open("rb") as file:
-            size = file.seek(0, 2)
-            file.seek(0)
+        with open_regular(path, None) as file:
+            size = os.fstat(file.fileno()).st_size
             length = _header_length(file.read(PREFIX_BYTES), size, path)
             text = file.read(length)
     except OSError as error:
@@ -151,21 +156,12 @@ def _header_length(prefix: bytes, size: int, path: Path) -> int:
 
 def _parse(text: bytes, path: Path) -> dict[str, Any]:
     try:
-        entries = json.loads(text.decode("utf-8"), object_pairs_hook=_unique)
-    except (ValueError, RecursionError) as error:
+        entries = parse_json(text)
+    except ValueError as error:
         raise _damaged(f"its header is not valid JSON ({error})", path) from error
     if not isinstance(entries, dict):
         raise _damaged("its header is not a JSON object", path)
     return entries
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    for name in found:
-        name.encode("utf-8")  # half a surrogate pair could not even be printed
-    if len(found) != len(pairs):
-        raise ValueError("a name occurs twice")
-    return found
 
 
 def _metadata(value: Any, path: Path) -> dict[str, str]:
@@ -176,6 +172,8 @@ def _metadata(value: Any, path: Path) -> dict[str, str]:
 
 def checked_tensor(name: str, entry: Any, path: Path) -> Tensor:
     """One entry of a header; raises CheckpointError where it contradicts itself."""
+    if len(name) > MAX_NAME_LETTERS:
+        raise _damaged(f"a tensor's name has more than {MAX_NAME_LETTERS} letters", path)
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
         raise _damaged(f"the entry of tensor '{name}' lacks dtype, shape or data_offsets", path)
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]

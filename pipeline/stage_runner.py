@@ -10,6 +10,7 @@ from typing import Any
 from pipeline.errors import StoreError
 from pipeline.events import Progress
 from pipeline.executors import Executor, Job
+from pipeline.private_files import for_us_alone
 from pipeline.records import StageRecord, StageReport, StageSpec, StageStatus
 from pipeline.run_log import RunLog
 from pipeline.stages import stage_module
@@ -124,7 +125,8 @@ class StageRunner:
 
     def _submit(self, spec: StageSpec) -> None:
         folder = self.log.folder / "stages"
-        folder.mkdir(exist_ok=True)
+        with for_us_alone():
+            folder.mkdir(exist_ok=True)
         stem = f"{spec.variant}.{spec.stage}.{spec.key[:8]}"
         spec_file = folder / f"{stem}.json"
         write_atomically(spec_file, spec.model_dump_json(indent=1))

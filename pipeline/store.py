@@ -7,8 +7,9 @@ Layout::
     STORE/locks/<key>.lock                held while a stage is being written
     STORE/runs/<run id>/                  run.json and the logs of one `prepare model`
 
-A folder is whole if and only if it lies under its final name: `rename` is the last step. Two
-runs on one store are safe: whoever comes second to a stage waits for its lock, then reuses.
+It is its owner's alone (0700), and so is what lies in it. A folder is whole if and only if it lies
+under its final name: `rename` is the last step. Two runs on one store are safe: whoever comes
+second to a stage waits for its lock, then reuses.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from pathlib import Path
 from pipeline.digest import digest_json
 from pipeline.errors import StoreError
 from pipeline.folder_flush import flush_folder
+from pipeline.private_files import for_us_alone, make_private
 from pipeline.records import StageRecord
 
 RECORD = "stage.json"
@@ -142,8 +144,9 @@ class Store:
             with self.errors_explained():
                 if final.exists():  # someone took its record away, so it cannot be told whole
                     shutil.rmtree(final)
-                final.parent.mkdir(parents=True, exist_ok=True)
-                _empty(partial, resumed)
+                with for_us_alone():
+                    final.parent.mkdir(parents=True, exist_ok=True)
+                    _empty(partial, resumed)
             try:
                 yield partial
             except OSError as error:
@@ -159,7 +162,8 @@ class Store:
     def new_run_folder(self, run_id: str) -> Path:
         """Make and return the folder of one run; raises StoreError when it cannot be made."""
         folder = self.root / "runs" / run_id
-        with self.errors_explained():
+        self._make_private()
+        with self.errors_explained(), for_us_alone():
             folder.mkdir(parents=True)
         return folder
 
@@ -188,11 +192,27 @@ class Store:
     def _locked(self, key: str) -> Iterator[None]:
         from filelock import FileLock
 
-        with self.errors_explained():
-            locks = self.root / "locks"
-            locks.mkdir(parents=True, exist_ok=True)
-        with FileLock(locks / f"{key}.lock"):
+        self._make_private()
+        locks = self.root / "locks"
+        with self.errors_explained(), for_us_alone():
+            locks.mkdir(exist_ok=True)
+        with FileLock(locks / f"{key}.lock", mode=0o600):
             yield
+
+    def _make_private(self) -> None:
+        """Have the store's folder, for us alone."""
+        with self.errors_explained():
+            try:
+                make_private(self.root)
+            except PermissionError as error:
+                if not os.access(self.root, os.W_OK, effective_ids=True):
+                    raise
+                raise StoreError(
+                    "the store is another user's, and others may look into it",
+                    where=str(self.root),
+                    cure=f"have its owner run `chmod go= {self.root}`, or name a folder of your "
+                    "own with --store DIR",
+                ) from error
 
     def _disk_full(self) -> StoreError:
         return StoreError(
@@ -210,7 +230,9 @@ def _means_full_disk(error: OSError) -> bool:
 def write_atomically(path: Path, text: str) -> None:
     """Write `text` beside `path`, flush it to disk and rename it into place."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
-    with beside.open("w", encoding="utf-8") as file:
+    with for_us_alone():
+        opened = beside.open("w", encoding="utf-8")
+    with opened as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
+import platform
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from pipeline.errors import StageError, UsageError
@@ -13,22 +13,49 @@ from pipeline.inspection.module_kind import is_expert_stack, module_kind
 from pipeline.quantizers import is_streamed
 from pipeline.safetensors_header import Tensor
 from pipeline.variant_size import VariantWeights
-from recipes.schema import AcceleratorName, Recipe
+from recipes.schema import AcceleratorName, Recipe, ServingProfile
 
 
-def check_servable(recipe: Recipe, accelerator: AcceleratorName, cpu_flags: frozenset[str]) -> None:
+def check_processor(profile: ServingProfile, features: Collection[str]) -> None:
+    """See that vLLM can serve at all on this CPU, and with the profile's KV cache.
+
+    Args:
+        profile: of a CPU, fitted to it.
+        features: as :func:`pipeline.cpu_features.cpu_features` finds them.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    # Other kinds of CPU have features of their own, and interpreters that the user names.
+    if "avx2" not in features and platform.machine() == "x86_64":
+        raise UsageError(
+            "this CPU has no AVX2, without which vLLM does not serve on a CPU",
+            where=f"--profile {profile.name}",
+            cure="run on a newer machine, or on one with a GPU",
+        )
+    for dtype in (profile.kv_cache_dtype, profile.baseline_kv_cache_dtype):
+        if dtype.startswith("fp8") and "avx512f" not in features:
+            raise UsageError(
+                f"vLLM has no KV cache of type {dtype} on a CPU without AVX-512",
+                where=f"--profile {profile.name}, key kv_cache_dtype",
+                cure="give the profile a fallback, as `cpu` has one (docs/recipes.md), or "
+                "kv_cache_dtype: auto",
+            )
+
+
+def check_servable(recipe: Recipe, accelerator: AcceleratorName, features: Collection[str]) -> None:
     """See that vLLM can serve what the recipe makes.
 
     Args:
         recipe: that is asked for.
         accelerator: of the serving profile.
-        cpu_flags: as :func:`cpu_flags` finds them.
+        features: as :func:`pipeline.cpu_features.cpu_features` finds them.
 
     Raises:
         UsageError: it has no kernels for such weights there.
     """
     places: list[str] = [accelerator]
-    if accelerator == "cpu" and "amx_tile" not in cpu_flags:
+    if accelerator == "cpu" and "amx" not in features:
         places.append("cpu-without-amx")
     for place, reason in recipe.cannot_serve_on.items():
         if place in places:
@@ -132,11 +159,3 @@ def check_mtp(recipe: Recipe, tensors: Mapping[str, Tensor], config: Mapping[str
                 where=f"--recipe {recipe.name}",
                 cure="choose fp8-dynamic, which copies such heads as they are",
             )
-
-
-def cpu_flags(path: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
-    """What the first processor can do, as Linux names it, such as `amx_tile`."""
-    for line in path.read_text().splitlines():
-        if line.startswith("flags"):
-            return frozenset(line.partition(":")[2].split())
-    return frozenset()

@@ -7,8 +7,9 @@ answer that was changed or is missing, a policy edited afterwards, a verdict tha
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pipeline.digest import digest_bytes, digest_json
@@ -17,10 +18,13 @@ from pipeline.evidence_source import EvidenceSource, StoredEvidence
 from pipeline.records import RunReport, StageRecord, StageReference, VariantReport
 from pipeline.runner import unjudged
 from pipeline.selection import corrected
+from pipeline.sides import mixed_sides
 from pipeline.stages.evaluate import ANSWERS, parse_answers
 from pipeline.stages.judge import judged
 from pipeline.stages.questions import QUESTIONS
 from pipeline.store import Store
+from pipeline.trials import Trial, Trials, number_in, share_of
+from pipeline.tries import CANDIDATE, miscounts
 from recipes.policy import Policy
 
 # Sums of floating-point numbers may differ in the last digits on another machine.
@@ -73,15 +77,30 @@ def check_run(report: RunReport, store: Store) -> list[VariantCheck]:
             where=f"{store.root}/runs/{report.run}",
             cure="`prepare runs list` names the runs and their verdicts",
         )
-    return checks
+    return [
+        replace(check, differences=(*check.differences, *uncounted(claims, check.recipe, store)))
+        for check in checks
+    ]
+
+
+def uncounted(claims: Claims, recipe: str, store: Store) -> Iterator[str]:
+    """That the store does not count the trial that a verdict says it is, in words."""
+    key = claims.judges.get(recipe)
+    judge = store.find("judge", key) if key is not None else None
+    kept = judge.parameters.get("trial") if judge is not None else None
+    if kept is not None:
+        trial = Trial.model_validate(kept)
+        if Trials(store.root).find(trial.count, trial.number) != trial:
+            yield f"trial {trial.number} of its baseline is not the one that the store counts"
 
 
 def claims_of(report: RunReport) -> Claims:
     """What a run's record says."""
+    # A recheck counts all that were tried when the verdict was made, and measures one of them.
+    tried = report.command.get("tried") or report.command.get("recipes", [])
     return Claims(
         variants=tuple(report.variants),
-        # A recheck counts all that were tried when the verdict was made, and measures one of them.
-        tried=tuple(report.command.get("tried") or report.command.get("recipes", [])),
+        tried=tuple(dict.fromkeys([*tried, *(variant.recipe for variant in report.variants)])),
         judges={
             stage.variant: str(stage.key)
             for stage in report.stages
@@ -98,7 +117,10 @@ def check_claims(claims: Claims, source: EvidenceSource) -> list[VariantCheck]:
         for v in claims.variants
         if v.recipe in claims.judges or v.verdict in ("pass", "undecided")
     ]
-    evidence = {v.recipe: Evidence(source, claims.judges.get(v.recipe)) for v in variants}
+    evidence = {
+        v.recipe: Evidence(source, v.recipe, claims.judges.get(v.recipe), claims.tried)
+        for v in variants
+    }
     again = {recipe: each.judged_again() for recipe, each in evidence.items()}
     together = selected_again(claims, again, evidence)
     return [
@@ -131,7 +153,12 @@ def selected_again(
                 registry_version=variant.registry_version,
                 **found,
             )
-    reports = [computed.get(variant.recipe, variant) for variant in claims.variants]
+    # Nothing shows what one without evidence says of itself, so it counts as one that lost.
+    reports = [
+        computed.get(variant.recipe)
+        or variant.model_copy(update={"p_value": None, "verdict": "error"})
+        for variant in claims.variants
+    ]
     # Holm counts all that were tried: leaving one out of the record does not loosen it.
     known = {variant.recipe for variant in claims.variants}
     reports += [
@@ -149,10 +176,14 @@ class Evidence:
 
     Args:
         source: where it lies.
+        recipe: of the variant.
         key: of the judge stage; None where the record names none.
+        tried: recipes that the verdict is said to count.
     """
 
-    def __init__(self, source: EvidenceSource, key: str | None) -> None:
+    def __init__(
+        self, source: EvidenceSource, recipe: str, key: str | None, tried: Sequence[str]
+    ) -> None:
         self._source = source
         self._rests_checked: set[str] = set()
         self.problems: list[str] = []
@@ -168,6 +199,14 @@ class Evidence:
             self._check_record(self._judge)
             for role, reference in self._inputs.items():
                 self._check_input(role, reference, self._judge)
+            rounds = {
+                role: record
+                for role, reference in self._inputs.items()
+                if role.startswith(CANDIDATE) and reference.stage == "evaluate"
+                if (record := self._found(reference)) is not None
+            }
+            self.problems += miscounts(self._judge, recipe, tried, rounds)
+            self.problems += mixed_sides(self._judge, self._found_inputs())
 
     def judged_again(self) -> dict[str, Any] | None:
         """The verdict that follows from the evidence; None where it cannot be computed."""
@@ -175,7 +214,8 @@ class Evidence:
         if judge is None or any("is missing" in problem for problem in self.problems):
             return None
         try:
-            self.alpha = Policy.model_validate(judge.parameters["policy"]).alpha
+            alpha = Policy.model_validate(judge.parameters["policy"]).alpha
+            self.alpha = alpha * share_of(number_in(judge.parameters))
             return judged(judge.parameters, set(judge.inputs), self._answers, self._record)
         except (ValueError, KeyError, TypeError, OSError, PrepareError) as error:
             self.problems.append(f"the verdict cannot be computed: {error}")
@@ -204,6 +244,15 @@ class Evidence:
         if record is None:
             self.problems.append(f"{place} is missing")
         return record
+
+    def _found_inputs(self) -> dict[str, StageRecord]:
+        """What was judged, as far as it is there; what is not has been told."""
+        found = {}
+        for role, reference in self._inputs.items():
+            with suppress(PrepareError):
+                if record := self._source.find(reference.stage, reference.key):
+                    found[role] = record
+        return found
 
     def _place(self, reference: StageReference) -> str:
         return self._source.place(reference.stage, reference.key)
@@ -287,6 +336,9 @@ def differing(kept: VariantReport, computed: VariantReport | None) -> list[str]:
         return []
     ours = kept.model_dump(exclude=set(NOT_OF_THE_VERDICT))
     theirs = computed.model_dump(exclude=set(NOT_OF_THE_VERDICT))
+    for old, new in zip(ours["gates"], theirs["gates"], strict=False):
+        if old["form"] is None:  # a verdict of before it was kept
+            new["form"] = None
     # Which of the passing variants got the alias is added to the reason afterwards.
     if str(ours["reason"]).startswith(str(theirs["reason"])):
         ours["reason"] = theirs["reason"]

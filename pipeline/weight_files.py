@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-import json
+import os
 import re
 from collections.abc import Callable
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from pipeline.digest import digest_json
 from pipeline.errors import CheckpointError
+from pipeline.foreign_file import names_in
+from pipeline.foreign_json import read_json_file
 from pipeline.safetensors_header import SafetensorsHeader
 
 INDEX = "model.safetensors.index.json"
 # Mistral's repositories carry all weights a second time under this name, in their own format.
 IGNORED_WEIGHTS = "consolidated*.safetensors"
 
+MAX_SHARDS = 10_000
 _SHARD = re.compile(r".*-\d{5}-of-\d{5}\.safetensors")
 
 
@@ -27,14 +31,19 @@ def weight_files(folder: Path) -> list[Path]:
             missing, or shards lie there without an index.
     """
     index = folder / INDEX
-    found = sorted(set(folder.glob("*.safetensors")) - set(folder.glob(IGNORED_WEIGHTS)))
+    names = checkpoint_names(folder)
+    found = [
+        folder / name
+        for name in names
+        if fnmatchcase(name, "*.safetensors") and not fnmatchcase(name, IGNORED_WEIGHTS)
+    ]
     if index.exists():
         shards = sorted({folder / name for name in read_index(index).values()})
         _check_shards(shards, index)
         _check_one_set(folder / "model.safetensors", shards, index)
         return shards
     if not found:
-        raise _no_safetensors(folder)
+        raise _no_safetensors(folder, {Path(name).suffix for name in names})
     if any(_SHARD.fullmatch(file.name) for file in found):
         raise CheckpointError(
             "the weights are in several files, and the index that names them is missing",
@@ -74,10 +83,18 @@ def read_index(index: Path) -> dict[str, str]:
             where=f"{index}, key weight_map",
             cure="download it again",
         )
-    for name in set(weight_map.values()):
-        if Path(name).name != name or not name.isprintable() or Path(name).suffix != ".safetensors":
+    names = set(weight_map.values())
+    if len(names) > MAX_SHARDS:
+        raise CheckpointError(
+            f"the index names {len(names):,} files; more than {MAX_SHARDS:,} are not read",
+            where=f"{index}, key weight_map",
+            cure="save the checkpoint again in larger shards",
+        )
+    for name in names:
+        plain = Path(name).name == name and name.isprintable() and len(os.fsencode(name)) <= 255
+        if not plain or Path(name).suffix != ".safetensors":
             raise CheckpointError(
-                f"the index names {name!r}, which is not a .safetensors file beside it",
+                f"the index names {name[:80]!r}, which is not a .safetensors file beside it",
                 where=f"{index}, key weight_map",
                 cure="do not use this checkpoint unless you know who made it, and why like this",
             )
@@ -106,19 +123,39 @@ def check_index(folder: Path, headers: dict[str, SafetensorsHeader]) -> None:
             )
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file.
+def checkpoint_names(folder: Path) -> list[str]:
+    """Names of what lies in a checkpoint's folder, sorted.
+
+    Raises:
+        CheckpointError: it cannot be read, or no checkpoint has so many files.
+    """
+    try:
+        return names_in(folder)
+    except OSError as error:
+        raise CheckpointError(
+            f"the folder cannot be read: {error.strerror}",
+            where=str(folder),
+            cure="name the folder that holds the weights, and little else",
+        ) from error
+
+
+def read_json(path: Path, *, finite: bool = False) -> dict[str, Any]:
+    """The JSON object in a file of a checkpoint.
+
+    Args:
+        path: of the file.
+        finite: numbers that are infinite are errors; transformers writes them into config.json.
 
     Raises:
         CheckpointError: it cannot be read or holds something else.
     """
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = read_json_file(path, finite=finite)
     except OSError as error:
         raise CheckpointError(
             f"the file cannot be read: {error.strerror}", where=str(path)
         ) from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise CheckpointError(
             f"the file is not valid JSON: {error}", where=str(path), cure="download it again"
         ) from error
@@ -149,9 +186,8 @@ def _check_one_set(single: Path, shards: list[Path], index: Path) -> None:
         )
 
 
-def _no_safetensors(folder: Path) -> CheckpointError:
+def _no_safetensors(folder: Path, kinds: set[str]) -> CheckpointError:
     """The error for a folder without safetensors, with the cure for what it has instead."""
-    kinds = {path.suffix for path in folder.iterdir()}
     if kinds & {".bin", ".pt", ".pth"}:
         return CheckpointError(
             "the folder has pickled weights only, and those are not loaded: "

@@ -12,6 +12,7 @@ from pipeline.errors import ExitCode, PrepareError
 from pipeline.events import Progress
 from pipeline.executors.local import LocalExecutor
 from pipeline.kept_run import kept_to_the_end
+from pipeline.plan import trial_words
 from pipeline.preflight.before_run import (
     early_faults,
     late_faults,
@@ -36,6 +37,7 @@ from pipeline.selection import exit_code_of
 from pipeline.settings import Settings
 from pipeline.stage_runner import StageRunner
 from pipeline.store import Store
+from pipeline.suite_forms import form_notes
 
 
 def run_model(request: Request, settings: Settings, progress: Progress) -> RunReport:
@@ -68,7 +70,10 @@ def run_choices(
         check_early(preflight, choices, progress, registry_faults(choices, settings))
         checkpoint = locate(choices, settings, stages.output_of, digests, progress)
         log.checkpoint(reported(checkpoint), choices.name)
-        plan = make_plan(choices, checkpoint, settings, sources)
+        plan = make_plan(choices, checkpoint, settings, sources, log.run_id)
+        log.counted(plan.counted)
+        if words := trial_words(plan):
+            progress.note(words)
         if preflight is None and (preflight := preflight_of(choices, settings)):
             check_early(preflight, choices, progress)
         if preflight is not None:
@@ -103,7 +108,8 @@ def check_early(
     """
     faults = list(others)
     if preflight is not None:
-        for note in preflight.notes():
+        has_template = preflight.source.has_chat_template
+        for note in (*preflight.notes(), *form_notes(choices.policy, has_template=has_template)):
             progress.note(note)
         faults = early_faults(preflight, choices) + faults
     refuse(faults)

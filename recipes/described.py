@@ -4,15 +4,29 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+MAX_LETTERS = 4_000  # of any text; only the system prompts of chats come near
 
 # Names become parts of file names, roles and tags.
-Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]*$")]
+Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=100)]
+# Python, NumPy and torch take these.
+Seed = Annotated[int, Field(ge=0, lt=2**32)]
 
 
 class Described(BaseModel):
-    """Frozen, and strict about keys."""
+    """Frozen, and strict: no unknown keys, no texts or truths for numbers, no NaN or infinity.
+
+    Every number says its least and its largest value beside it.
+    """
 
     # Defaults too become what their field says: 10 of a float is 10.0, as it is when the data is
     # read back from a record, and keys are digests of the text.
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        validate_default=True,
+        strict=True,
+        allow_inf_nan=False,
+        str_max_length=MAX_LETTERS,
+    )

@@ -12,7 +12,9 @@ class Ladder(Described):
 
     name: Name
     summary: str = Field(description="one line for `prepare recipes list`")
-    rungs: list[str] = Field(min_length=2, description="recipe names or YAML files, in order")
+    rungs: list[str] = Field(
+        min_length=2, max_length=100, description="recipe names or YAML files, in order"
+    )
 
     @field_validator("rungs")
     @classmethod

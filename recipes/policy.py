@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -12,6 +13,13 @@ from recipes.schema import Family
 
 Source = Literal["eval-data", "hub", "packages", "carried"]
 Tier = Literal["critical", "supporting", "advisory"]
+Form = Annotated[
+    Literal["auto", "base", "chat"],
+    Field(
+        description="chat: with the chat template; base: text to go on from; auto: chat where the "
+        "tokenizer has a template, else base"
+    ),
+]
 
 
 class Margin(Described):
@@ -21,7 +29,7 @@ class Margin(Described):
         None, gt=0, lt=1, description="largest acceptable drop of the mean score; 0.01 is a point"
     )
     recovery: float | None = Field(
-        None, gt=0, lt=1, description="smallest acceptable share of the baseline's mean score"
+        None, ge=0.01, lt=1, description="smallest acceptable share of the baseline's mean score"
     )
 
     @model_validator(mode="before")
@@ -62,25 +70,42 @@ class Suite(Described):
     test: Literal["sequential", "fixed"] = Field(
         "sequential",
         description="sequential: stop as soon as it is decided, valid at any time (betting). "
-        "fixed: ask all, then one bound (Tango, BCa)",
+        "fixed: ask all, then one bound (Tango, Gaffke)",
     )
     about: Literal["population", "benchmark"] = Field(
         "population",
-        description="population: of all such questions. benchmark: of this finite list alone, "
-        "which is decided by its end",
+        description="population: of all such questions. benchmark: of this finite list and the "
+        "answers given to it alone: a count, decided by its end",
     )
-    questions: int | None = Field(None, ge=1, description="how many at most; all when absent")
-    batch: int = Field(64, ge=1, description="questions asked between two looks")
+    questions: int | None = Field(
+        None, ge=1, le=10_000_000, description="how many at most; all when absent"
+    )
+    batch: int = Field(64, ge=1, le=1_000_000, description="questions asked between two looks")
     minutes: float | None = Field(
-        None, gt=0, description="time budget of each round's answers; what is open then stays open"
+        None,
+        gt=0,
+        le=43_200,
+        description="time budget of each round's answers; what is open then stays open",
     )
     expected_flips: float = Field(
-        0.04, gt=0, le=1, description="share of answers expected to change; sizes the first round"
+        0.04,
+        ge=1e-6,
+        le=1,
+        description="share of answers expected to change; sizes the first round",
     )
     repeat: int = Field(
-        0, ge=0, description="questions the baseline is asked twice: the flips of serving alone"
+        0,
+        ge=0,
+        le=10_000_000,
+        description="questions the baseline is asked twice: the flips of serving alone",
     )
-    concurrency: int = Field(32, ge=1, description="requests in flight")
+    concurrency: int = Field(32, ge=1, le=10_000, description="requests in flight")
+    cluster: str | None = Field(
+        None,
+        min_length=1,
+        description="a field of the questions that says which belong together, such as the passage "
+        "that they are about: each such cluster is asked whole, and its mean is one value",
+    )
 
     @model_validator(mode="after")
     def _the_test_suits_the_claim(self) -> Suite:
@@ -108,26 +133,37 @@ class MmluSuite(Suite):
     sources: list[Source] = Field(default=["eval-data", "hub", "packages"])
 
 
-class HumanEvalSuite(Suite):
-    """Python functions from their docstrings, judged by running their tests in a sandbox."""
+class CodeSuite(Suite):
+    """Functions that a model writes, judged by running their tests in a sandbox."""
 
-    kind: Literal["humaneval"] = "humaneval"
-    form: Literal["base", "chat"] = "chat"
-    batch: int = Field(32, ge=1, description="problems asked between two looks")
-    max_tokens: int = Field(512, ge=16)
-    k: int = Field(1, ge=1, description="the metric is pass@k, by the unbiased estimator")
-    samples: int = Field(1, ge=1, description="answers drawn for each problem; greedy when 1")
-    temperature: float = Field(0.8, gt=0, description="of the samples, when there are several")
-    seconds_per_problem: float = Field(10, gt=0)
-    memory_mb_per_problem: int = Field(1024, ge=64)
+    kind: Literal["humaneval", "mbpp"]
+    form: Form = "auto"
+    batch: int = Field(32, ge=1, le=1_000_000, description="problems asked between two looks")
+    max_tokens: int = Field(512, ge=16, le=1_000_000)
+    k: int = Field(1, ge=1, le=1_000, description="the metric is pass@k, by the unbiased estimator")
+    samples: int = Field(
+        1, ge=1, le=1_000, description="answers drawn for each problem; greedy when 1"
+    )
+    temperature: float = Field(
+        0.8, ge=0.01, le=10, description="of the samples, when there are several"
+    )
+    seconds_per_problem: float = Field(10, ge=0.1, le=3_600)
+    memory_mb_per_problem: int = Field(1024, ge=64, le=1_048_576)
     sandbox: Literal["auto", "bubblewrap", "namespaces", "none"] = Field(
         "auto", description="how model-written code is kept in; none: limits alone, no isolation"
     )
-    problems: list[str] = Field(default=[], description="task ids; all 164 when empty")
-    sources: list[Source] = Field(default=["packages"])
+    problems: list[str] = Field(
+        default=[], max_length=10_000, description="task ids; all when empty"
+    )
+    sources: list[Source]
 
     @model_validator(mode="after")
-    def _samples_suffice(self) -> HumanEvalSuite:
+    def _samples_suffice(self) -> CodeSuite:
+        if self.samples > 1 and self.about == "benchmark":
+            raise ValueError(
+                "'samples' draws answers by chance, and 'about: benchmark' takes each for the only "
+                "one there could be: take 'about: population'"
+            )
         if self.k > self.samples:
             raise ValueError(f"pass@{self.k} needs at least {self.k} samples, not {self.samples}")
         return self
@@ -135,10 +171,33 @@ class HumanEvalSuite(Suite):
     @field_validator("problems")
     @classmethod
     def _problems_differ(cls, problems: list[str]) -> list[str]:
-        for name in problems:
-            if problems.count(name) > 1:
+        for name, times in Counter(problems).items():
+            if times > 1:
                 raise ValueError(f"'{name}' is there twice, and would count as two problems")
         return problems
+
+
+class HumanEvalSuite(CodeSuite):
+    """Python functions from their docstrings, judged by running their tests in a sandbox."""
+
+    kind: Literal["humaneval"] = "humaneval"
+    problems: list[str] = Field(
+        default=[], max_length=10_000, description="task ids; all 164 when empty"
+    )
+    sources: list[Source] = Field(default=["packages"])
+
+
+class MbppSuite(CodeSuite):
+    """MBPP+: Python functions from a sentence and an assert, judged as HumanEval's are."""
+
+    kind: Literal["mbpp"] = "mbpp"
+    humaneval: bool = Field(
+        False,
+        description="ask HumanEval's 164 problems in the same gate, which then has 542: enough for "
+        "3 points",
+    )
+    # Its tests are code that runs outside the sandbox: from the Hub only where a policy says so.
+    sources: list[Source] = Field(default=["eval-data"])
 
 
 class RougeSuite(Suite):
@@ -146,12 +205,12 @@ class RougeSuite(Suite):
 
     kind: Literal["rouge"] = "rouge"
     metric: Literal["rouge1", "rouge2", "rougeL", "rougeLsum", "bleu"] = "rougeL"
-    form: Literal["base", "chat"] = "chat"
-    batch: int = Field(32, ge=1, description="documents asked between two looks")
+    form: Form = "auto"
+    batch: int = Field(32, ge=1, le=1_000_000, description="documents asked between two looks")
     expected_flips: float = Field(
-        0.5, gt=0, le=1, description="share of scores expected to change; sizes the first round"
+        0.5, ge=1e-6, le=1, description="share of scores expected to change; sizes the first round"
     )
-    max_tokens: int = Field(96, ge=8)
+    max_tokens: int = Field(96, ge=8, le=1_000_000)
     sources: list[Source] = Field(default=["eval-data", "hub", "carried"])
 
 
@@ -161,14 +220,18 @@ class LmEvalSuite(Suite):
     kind: Literal["lm_eval"] = "lm_eval"
     task: str = Field(min_length=1, description="lm-eval's name of one task, or a task's YAML file")
     metric: str | None = Field(None, description="one of the task's own; its first when absent")
-    shots: int | None = Field(None, ge=0, description="few-shot examples; the task's own if absent")
-    form: Literal["base", "chat"] = Field("base", description="chat: with the chat template")
-    max_tokens: int = Field(256, ge=1, description="of a generated answer, unless the task says")
+    shots: int | None = Field(
+        None, ge=0, le=1_000, description="few-shot examples; the task's own if absent"
+    )
+    form: Form = "base"
+    max_tokens: int = Field(
+        256, ge=1, le=1_000_000, description="of a generated answer, unless the task says"
+    )
     sources: list[Source] = Field(default=["hub"])
 
 
 AnySuite = Annotated[
-    MmluSuite | HumanEvalSuite | RougeSuite | LmEvalSuite, Field(discriminator="kind")
+    MmluSuite | HumanEvalSuite | MbppSuite | RougeSuite | LmEvalSuite, Field(discriminator="kind")
 ]
 
 # What decides, not what is asked: a change here judges the same answers anew.
@@ -192,10 +255,10 @@ KEYS_OF_THE_TEST = frozenset(
 class ThroughputGate(Described):
     """Output tokens a second of the variant over the baseline's, on this machine."""
 
-    minimum_ratio: dict[Literal["cpu", "cuda"], float] = Field(
+    minimum_ratio: dict[Literal["cpu", "cuda"], Annotated[float, Field(gt=0, le=1_000)]] = Field(
         description="below this the gate fails; by accelerator, since FP8 is emulated on CPUs"
     )
-    maximum_failed_requests: int = Field(0, ge=0)
+    maximum_failed_requests: int = Field(0, ge=0, le=1_000_000)
     tier: Tier = "critical"
 
 
@@ -212,6 +275,15 @@ class Promotion(Described):
         if not can_be_alias(alias):
             raise ValueError(f"'{alias}' cannot be an alias: {RULE}")
         return alias
+
+    @model_validator(mode="after")
+    def _they_differ(self) -> Promotion:
+        if self.alias == self.previous_alias:
+            raise ValueError(
+                f"alias and previous_alias are both '{self.alias}': the champion before would be "
+                "the champion, and there would be no way back"
+            )
+        return self
 
 
 # What a variant's other stages and gates are called: plans and verdicts have both by name.
@@ -232,9 +304,9 @@ class Policy(Described):
     name: Name
     summary: str
     alpha: float = Field(
-        0.05, gt=0, lt=0.5, description="chance that a variant worse than allowed is promoted"
+        0.05, ge=1e-9, lt=0.5, description="chance that a variant worse than allowed is promoted"
     )
-    suites: dict[Name, AnySuite] = Field(min_length=1)
+    suites: dict[Name, AnySuite] = Field(min_length=1, max_length=100)
     throughput: ThroughputGate
     promotion: Promotion = Promotion()
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from recipes.described import Described
+from recipes.described import Described, Seed
 
 
 class Calibration(Described):
@@ -21,12 +22,17 @@ class Calibration(Described):
     fallback: Literal["carried"] | None = Field(
         None, description="what to use when the Hub cannot be reached; it is said aloud"
     )
-    samples: int = Field(256, ge=1, description="blocks of max_tokens tokens, cut from the texts")
-    max_tokens: int = Field(
-        512, ge=16, description="tokens of a block; texts are shuffled by seed and laid end to end"
+    samples: int = Field(
+        256, ge=1, le=1_000_000, description="blocks of max_tokens tokens, cut from the texts"
     )
-    batch_size: int = Field(1, ge=1, description="blocks a forward pass")
-    seed: int = Field(20240814, description="of the shuffle, and of torch while quantizing")
+    max_tokens: int = Field(
+        512,
+        ge=16,
+        le=1_000_000,
+        description="tokens of a block; texts are shuffled by seed and laid end to end",
+    )
+    batch_size: int = Field(1, ge=1, le=10_000, description="blocks a forward pass")
+    seed: Seed = Field(20240814, description="of the shuffle, and of torch while quantizing")
 
 
 class NoQuantization(Described):
@@ -42,8 +48,19 @@ class _LinearLayers(Described):
 
     ignore: list[str] = Field(
         default=["lm_head"],
+        max_length=2_000,
         description="modules kept in 16 bits: names, shell patterns, or 're:' expressions",
     )
+
+    @field_validator("ignore")
+    @classmethod
+    def _expressions_are_such(cls, ignore: list[str]) -> list[str]:
+        for word in ignore:
+            try:
+                re.compile(word.removeprefix("re:") if word.startswith("re:") else "")
+            except (re.error, RecursionError, OverflowError) as error:
+                raise ValueError(f"{word[:80]!r} is no regular expression: {error}") from error
+        return ignore
 
 
 class PresetQuantization(_LinearLayers):
@@ -75,9 +92,10 @@ class PresetQuantization(_LinearLayers):
 class _InGroups(_LinearLayers):
     """Columns of a weight that share a scale."""
 
-    group_size: int = Field(128, description="columns that share a scale", ge=1)
-    smaller_group_sizes: list[int] = Field(
+    group_size: int = Field(128, description="columns that share a scale", ge=1, le=65_536)
+    smaller_group_sizes: list[Annotated[int, Field(ge=1, le=65_536)]] = Field(
         default=[64, 32],
+        max_length=16,
         description="tried in this order when group_size does not divide; said aloud",
     )
     calibration: Calibration
@@ -92,7 +110,8 @@ class AwqQuantization(_InGroups):
     observer: Literal["minmax", "mse"] = Field(
         "minmax", description="how a group's range is found: its extremes, or the least error"
     )
-    grid_points: int = Field(20, ge=1, description="candidate scales tried per layer")
+    # llm-compressor 0.14 divides by this less two.
+    grid_points: int = Field(20, ge=3, le=1_000, description="candidate scales tried per layer")
 
 
 class GptqQuantization(_InGroups):
@@ -104,10 +123,10 @@ class GptqQuantization(_InGroups):
         "(no groups), 8-bit activations per token"
     )
     dampening: float = Field(
-        0.01, gt=0, lt=1, description="added to the Hessian's diagonal, as a share of its mean"
+        0.01, ge=1e-9, lt=1, description="added to the Hessian's diagonal, as a share of its mean"
     )
     smoothing_strength: float | None = Field(
-        None, gt=0, lt=1, description="of SmoothQuant; absent: not used"
+        None, ge=1e-6, lt=1, description="of SmoothQuant; absent: not used"
     )
 
 

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Collection, Mapping
 from fnmatch import fnmatchcase
-from typing import Literal, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import Field, field_validator
+from pydantic import (
+    Field,
+    PrivateAttr,
+    StringConstraints,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
-from recipes.described import Described, Name
+from recipes.described import Described, Name, Seed
+from recipes.engine_arguments import check_arguments, check_variables
 from recipes.quantization import Calibration, Quantization
 
 Family = Literal["fp8", "int8", "int4", "fp4"]
@@ -24,7 +32,10 @@ class Recipe(Described):
     family: Literal["baseline"] | Family = Field(description="which margins a policy applies")
     quantization: Quantization
     minimum_compute_capability: float | None = Field(
-        None, description="of an NVIDIA GPU that runs the kernels natively, such as 8.9 for FP8"
+        None,
+        ge=1,
+        le=100,
+        description="of an NVIDIA GPU that runs the kernels natively, such as 8.9 for FP8",
     )
     architectures: list[str] = Field(
         default=[],
@@ -61,19 +72,25 @@ class Recipe(Described):
 class Workload(Described):
     """The load of the throughput gate, as `vllm bench serve` understands it (random dataset)."""
 
-    input_tokens: int = Field(ge=1)
-    output_tokens: int = Field(ge=1)
-    requests: int = Field(ge=1)
-    concurrency: int = Field(ge=1)
-    warmup_requests: int = Field(2, ge=0)
-    seed: int = 0
+    input_tokens: int = Field(ge=1, le=10_000_000)
+    output_tokens: int = Field(ge=1, le=10_000_000)
+    requests: int = Field(ge=1, le=1_000_000)
+    concurrency: int = Field(ge=1, le=100_000)
+    warmup_requests: int = Field(2, ge=0, le=1_000_000)
+    seed: Seed = 0
 
 
 class CalibrationLimit(Described):
     """The most calibration that this machine is asked for; said aloud when it bites."""
 
-    samples: int = Field(ge=1)
-    max_tokens: int = Field(ge=16)
+    samples: int = Field(ge=1, le=1_000_000)
+    max_tokens: int = Field(ge=16, le=1_000_000)
+    batch_size: int | None = Field(
+        None,
+        ge=1,
+        le=1_000_000,
+        description="blocks that go through a layer at once, in the recipe's place",
+    )
 
     def applied_to(self, calibration: Calibration) -> Calibration:
         """The calibration that is done: no more samples and tokens than these."""
@@ -81,20 +98,42 @@ class CalibrationLimit(Described):
             update={
                 "samples": min(calibration.samples, self.samples),
                 "max_tokens": min(calibration.max_tokens, self.max_tokens),
+                "batch_size": self.batch_size or calibration.batch_size,
             }
         )
 
 
 EngineValue = bool | int | float | str
-# Set by the command itself, or by keys of their own.
-ENGINE_ARGUMENTS_OF_OURS = (
-    "model",
-    "served-model-name",
-    "host",
-    "port",
-    "kv-cache-dtype",
-    "trust-remote-code",
-)
+# The engine's own names, such as fp8_e4m3.
+Word = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_]{0,39}$")]
+CpuFeature = Literal["avx2", "avx512f", "avx512_bf16", "amx"]
+
+
+class Fallback(Described):
+    """What a profile changes on a CPU that lacks a feature; said aloud wherever it is in effect."""
+
+    without: CpuFeature = Field(description="it is for CPUs that lack this")
+    because: str = Field(description="why, in words; stands beside every verdict")
+    kv_cache_dtype: Word | None = Field(None, description="in the place of the profile's")
+    engine_arguments: dict[str, EngineValue] = Field(
+        default={}, description="over the profile's own"
+    )
+    environment: dict[str, str] = Field(default={}, description="over the profile's own")
+    quantize_in_float32: bool = Field(
+        False, description="compute in 32 bits while calibrating, too; weights are stored as ever"
+    )
+
+    @field_validator("engine_arguments")
+    @classmethod
+    def _the_engine_knows_them(cls, arguments: dict[str, EngineValue]) -> dict[str, EngineValue]:
+        check_arguments("cpu", arguments)
+        return arguments
+
+    @field_validator("environment")
+    @classmethod
+    def _variables_of_the_engine(cls, variables: dict[str, str]) -> dict[str, str]:
+        check_variables(variables)
+        return variables
 
 
 class ServingProfile(Described):
@@ -106,29 +145,77 @@ class ServingProfile(Described):
     gpu_name_contains: list[str] = Field(
         default=[], description="`--profile auto` takes the profile whose word is in the GPU's name"
     )
-    kv_cache_dtype: str = Field("fp8", description="of every variant")
-    baseline_kv_cache_dtype: str = Field("auto", description="of the baseline")
+    kv_cache_dtype: Word = Field("fp8", description="of every variant")
+    baseline_kv_cache_dtype: Word = Field("auto", description="of the baseline")
     engine_arguments: dict[str, EngineValue] = Field(
         default={}, description="vLLM's own, without dashes in front; true is a bare flag"
     )
     environment: dict[str, str] = Field(default={}, description="variables of the server process")
-    ready_timeout_seconds: float = Field(900, gt=0)
+    ready_timeout_seconds: float = Field(900, ge=1, le=86_400)
 
     calibration_limit: CalibrationLimit | None = None
     workload: Workload
     throughput_note: str | None = Field(
         None, description="said beside every throughput ratio measured with this profile"
     )
+    kv_cache_note: str | None = Field(
+        None, description="what the KV cache's type does to the variants; said in plan and verdict"
+    )
+
+    fallbacks: dict[Name, Fallback] = Field(
+        default={}, description="by name; of a CPU's profile only. None of them is ever silent"
+    )
+
+    @model_validator(mode="after")
+    def _fallbacks_are_a_cpus(self) -> Self:
+        if self.fallbacks and self.accelerator != "cpu":
+            raise ValueError("'fallbacks' are for a profile with accelerator: cpu")
+        return self
+
+    # Not a key: what is in effect follows from the machine.
+    _in_effect: dict[str, Fallback] = PrivateAttr(default_factory=dict)
+
+    @property
+    def in_effect(self) -> dict[str, Fallback]:
+        """The fallbacks that have changed this profile, by name."""
+        return dict(self._in_effect)
+
+    def fitted_to(self, features: Collection[str]) -> ServingProfile:
+        """The profile with what its fallbacks change on a CPU that has these features."""
+        lacking = {n: each for n, each in self.fallbacks.items() if each.without not in features}
+        return self.changed_by(lacking)
+
+    def changed_by(self, fallbacks: Mapping[str, Fallback]) -> ServingProfile:
+        """The profile with these in effect, whatever the machine."""
+        changes: dict[str, Any] = {
+            "engine_arguments": dict(self.engine_arguments),
+            "environment": dict(self.environment),
+        }
+        for each in fallbacks.values():
+            changes["engine_arguments"] |= each.engine_arguments
+            changes["environment"] |= each.environment
+            if each.kv_cache_dtype is not None:
+                changes["kv_cache_dtype"] = each.kv_cache_dtype
+        changed = self.model_copy(update=changes)
+        changed._in_effect = dict(fallbacks)
+        return changed
+
+    @property
+    def quantizes_in_float32(self) -> bool:
+        """Whether a fallback in effect says so."""
+        return any(each.quantize_in_float32 for each in self._in_effect.values())
 
     @field_validator("engine_arguments")
     @classmethod
-    def _arguments_are_the_profiles(
-        cls, arguments: dict[str, EngineValue]
+    def _the_engine_knows_them(
+        cls, arguments: dict[str, EngineValue], profile: ValidationInfo
     ) -> dict[str, EngineValue]:
-        for name in arguments:
-            if name in ENGINE_ARGUMENTS_OF_OURS or not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", name):
-                raise ValueError(
-                    f"'{name}' is not for a profile to set: names are vLLM's long options without "
-                    f"the dashes in front, and not {', '.join(ENGINE_ARGUMENTS_OF_OURS)}"
-                )
+        if accelerator := profile.data.get("accelerator"):  # itself wrong, and told, without it
+            check_arguments(accelerator, arguments)
         return arguments
+
+    @field_validator("environment")
+    @classmethod
+    def _variables_of_the_engine(cls, variables: dict[str, str]) -> dict[str, str]:
+        check_variables(variables)
+        return variables

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Literal
 
 from artifacts.ci.case import Case, cases_of_run, unusual
-from artifacts.ci.summary import clipped
+from pipeline.foreign_text import clipped, shown
 from pipeline.records import RunReport
 
 Level = Literal["error", "warning"]
@@ -59,7 +59,7 @@ def command(level: Level, title: str, message: str) -> str:
 
 def data(text: str) -> str:
     """Escaped as a command's message."""
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    return shown(text).replace("%", "%25").replace("\n", "%0A")
 
 
 def property_value(text: str) -> str:

@@ -19,10 +19,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from artifacts.manifest import plain_files
 from artifacts.registry.folder_access import check_folder, is_there
 from artifacts.registry.journaled import JournaledRegistry
 from artifacts.registry.registry import HistoryEntry, Version
+from pipeline.credentials import put_back
 from pipeline.errors import RegistryError
+from pipeline.foreign_file import open_regular
 
 HISTORY = ".history"
 HISTORY_OF_TAG = "prepare.history_of"
@@ -137,7 +140,8 @@ class MlflowRegistry(JournaledRegistry):
                 logging.getLogger(name).setLevel(logging.WARNING)
             from mlflow.tracking import MlflowClient
 
-            self._client = MlflowClient(tracking_uri=uri, registry_uri=uri)
+            address = put_back(uri)
+            self._client = MlflowClient(tracking_uri=address, registry_uri=address)
 
     def names(self) -> list[str]:
         """Names of all registered models."""
@@ -209,7 +213,7 @@ class MlflowRegistry(JournaledRegistry):
         source = Path(version.source)
         with self._explained():
             if source.is_absolute():
-                shutil.copytree(source, folder, dirs_exist_ok=True)
+                copy_checkpoint(source, folder)
                 return
             run = self._client.get_model_version(version.name, version.version).run_id
             if run is None:
@@ -374,8 +378,28 @@ def check_openable(file: Path) -> None:
         OSError, sqlite3.Error: the folder may not be written, or the file is no database.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
+    if file.exists():
+        open_regular(file, None).close()  # SQLite would wait for ever at a named pipe
     with closing(sqlite3.connect(file)) as database:
         database.execute("PRAGMA schema_version")
+
+
+def copy_checkpoint(source: Path, folder: Path) -> None:
+    """Copy a checkpoint's folder, whose place a registry names: nothing but plain files.
+
+    Raises:
+        RegistryError: it is no checkpoint's, so somebody may have meant another folder to be read.
+        EvidenceError: there is something in it that is neither a file nor a folder.
+    """
+    if not (source / "config.json").is_file() or not any(source.glob("*.safetensors")):
+        raise RegistryError(
+            "the version's source is no folder of a checkpoint",
+            where=str(source),
+            cure="it was not registered by prepare, or somebody changed its source",
+        )
+    for path, file in list(plain_files(source)):
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, folder / path)
 
 
 def _quoted(name: str) -> str:

@@ -19,6 +19,8 @@ from typing import Any
 
 from pipeline.digest import digest_bytes
 from pipeline.errors import RegistryError
+from pipeline.foreign_file import MEBIBYTE
+from pipeline.foreign_json import parse_json
 
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 ARTIFACT_TYPE = "application/vnd.cncf.model.manifest.v1+json"
@@ -34,6 +36,12 @@ FILEPATH = "org.cncf.model.filepath"
 TITLE = "org.opencontainers.image.title"
 # Annotations of other specifications; every other one is a tag of the version.
 RESERVED = ("org.opencontainers.", "org.cncf.")
+
+# What registries take (OCI distribution specification, "Pushing manifests"), and some 14,000 files.
+MANIFEST_BYTES = 4 * MEBIBYTE
+MANIFEST_VALUES = 200_000
+LARGEST_BLOB = 2**63 - 1
+LONGEST_PATH = 1_024  # characters; each part of it may have 255 bytes
 
 EVIDENCE_FOLDERS = ("prepare-evidence", ".eval_results")
 DOC_STEMS = ("readme", "license", "licence", "notice", "use_policy")
@@ -158,17 +166,18 @@ def read_pack(manifest: bytes, read_blob: Callable[[Blob], bytes]) -> ModelPack:
         RegistryError: it is no ModelPack of single files, or a path leads out of the folder.
     """
     try:
-        content = json.loads(manifest)
-        if content["artifactType"] != ARTIFACT_TYPE:
-            raise ValueError(f"its artifactType is {content['artifactType']}")
-        if not isinstance(content.get("annotations") or {}, dict):
-            raise ValueError("its annotations are no object")
+        content = read_manifest(manifest)
+        if content.get("artifactType") != ARTIFACT_TYPE:
+            raise ValueError(f"its artifactType is {ascii(content.get('artifactType'))[:80]}")
         files = tuple(_packed_file(layer) for layer in content["layers"])
         paths = [file.path for file in files]
         if len(set(paths)) != len(paths):
             raise ValueError("two layers are the same file")
-        config = Blob(str(content["config"]["digest"]), int(content["config"]["size"]))
-    except (KeyError, TypeError, ValueError) as error:
+        folders = {str(parent) for path in paths for parent in PurePosixPath(path).parents}
+        if both := sorted(folders & set(paths)):
+            raise ValueError(f"{both[0]!r} is a file and a folder")
+        config = _blob(content["config"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RegistryError(
             f"the manifest is none that prepare can unpack: {_words(error)}",
             where=Blob.of(manifest).digest,
@@ -178,9 +187,38 @@ def read_pack(manifest: bytes, read_blob: Callable[[Blob], bytes]) -> ModelPack:
     return ModelPack(manifest, read_blob(config), files)
 
 
-def tags_of(annotations: Mapping[str, Any]) -> dict[str, str]:
+def read_manifest(manifest: bytes) -> dict[str, Any]:
+    """The object that a manifest is, with annotations that are texts.
+
+    Raises:
+        ValueError: it is none, or larger than registries take.
+    """
+    if len(manifest) > MANIFEST_BYTES:
+        raise ValueError(f"it is larger than {MANIFEST_BYTES / MEBIBYTE:g} MiB")
+    content = parse_json(manifest, values=MANIFEST_VALUES)
+    if not isinstance(content, dict):
+        raise ValueError("it is no JSON object")
+    annotations_of(content)
+    return content
+
+
+def annotations_of(holder: Mapping[str, Any]) -> dict[str, str]:
+    """The annotations of a manifest, a layer or a line of an index; {} where it has none.
+
+    Raises:
+        ValueError: they are no object of texts.
+    """
+    found = holder.get("annotations")
+    if found is None:
+        return {}
+    if not isinstance(found, dict) or not all(isinstance(each, str) for each in found.values()):
+        raise ValueError("its annotations are no object of texts")
+    return dict(found)
+
+
+def tags_of(annotations: Mapping[str, str]) -> dict[str, str]:
     """The annotations that are a version's tags."""
-    return {k: str(v) for k, v in annotations.items() if not k.startswith(RESERVED)}
+    return {k: v for k, v in annotations.items() if not k.startswith(RESERVED)}
 
 
 def check_tags(tags: Mapping[str, str]) -> None:
@@ -230,21 +268,31 @@ def as_json(value: Any) -> bytes:
 
 def _packed_file(layer: Mapping[str, Any]) -> PackedFile:
     if layer["mediaType"] not in LAYER_TYPES:
-        raise ValueError(f"a layer of media type {layer['mediaType']}")
-    path = str(layer["annotations"][FILEPATH])
+        raise ValueError(f"a layer of media type {ascii(layer['mediaType'])[:80]}")
+    path = annotations_of(layer)[FILEPATH]
     pure = PurePosixPath(path)
     plain = pure.parts and not pure.is_absolute() and ".." not in pure.parts
-    if not plain or "\0" in path or str(pure) != path:
-        raise ValueError(f"{path!r} is no plain relative path")
-    check_digest(str(layer["digest"]))
-    return PackedFile(path, Blob(str(layer["digest"]), int(layer["size"])))
+    short = len(path) <= LONGEST_PATH and all(len(part.encode()) <= 255 for part in pure.parts)
+    if not plain or not path.isprintable() or str(pure) != path or not short:
+        raise ValueError(f"{ascii(path)[:80]} is no plain relative path")
+    return PackedFile(path, _blob(layer))
+
+
+def _blob(described: Mapping[str, Any]) -> Blob:
+    digest, size = described["digest"], described["size"]
+    if not isinstance(digest, str):
+        raise ValueError("a digest is no text")
+    check_digest(digest)
+    if type(size) is not int or not 0 <= size <= LARGEST_BLOB:
+        raise ValueError(f"{ascii(size)[:40]} is no size of a file")
+    return Blob(digest, size)
 
 
 def check_digest(digest: str) -> None:
     """Raise ValueError where this is no sha256 digest as OCI writes them."""
     algorithm, _, encoded = digest.partition(":")
     if algorithm != "sha256" or len(encoded) != 64 or set(encoded) - set("0123456789abcdef"):
-        raise ValueError(f"{digest!r} is no sha256 digest")
+        raise ValueError(f"{ascii(digest)[:80]} is no sha256 digest")
 
 
 def _descriptor(name: str, tags: Mapping[str, str], config: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,11 +6,10 @@ version that has the same manifest.
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any
 
-from artifacts.registry.model_pack import Blob, tags_of
+from artifacts.registry.model_pack import Blob, annotations_of, read_manifest, tags_of
 from artifacts.registry.oci_layout import OciLayout
 from pipeline.errors import RegistryError
 
@@ -69,8 +68,17 @@ def version_tags(layout: OciLayout, descriptor: Descriptor) -> dict[str, str]:
     Raises:
         RegistryError: the manifest is missing or damaged.
     """
-    manifest = json.loads(layout.read_blob(blob_of(descriptor)))
-    return tags_of((manifest.get("annotations") or {}) | descriptor.get("annotations", {}))
+    blob = blob_of(descriptor)
+    try:
+        manifest = read_manifest(layout.read_blob(blob))
+        return tags_of(annotations_of(manifest) | annotations_of(descriptor))
+    except ValueError as error:
+        raise RegistryError(
+            f"the manifest of a version is damaged: {error}",
+            where=str(layout.blob_path(blob.digest)),
+            cure="somebody changed the layout: put back a copy of it, or register the version in "
+            "another registry",
+        ) from error
 
 
 def count_of(layout: OciLayout, annotation: str) -> int:
@@ -82,7 +90,7 @@ def count_of(layout: OciLayout, annotation: str) -> int:
     text = str(layout.read_index().get("annotations", {}).get(annotation, "0"))
     if not (text.isascii() and text.isdigit() and len(text) < 19):
         raise RegistryError(
-            f"the annotation {annotation} of the index is no number: {text!r}",
+            f"the annotation {annotation} of the index is no number: {ascii(text)[:80]}",
             where=str(layout.folder),
             cure="somebody changed it; set it to the largest number that the history, or the "
             "versions, have",

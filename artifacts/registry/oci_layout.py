@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import json
 import os
 import shutil
 import tempfile
@@ -18,13 +17,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from artifacts.registry.model_pack import Blob, as_json, check_digest
+from artifacts.registry.model_pack import MANIFEST_BYTES, Blob, as_json, check_digest
 from pipeline.digest import BLOCK_BYTES, digest_file
 from pipeline.errors import RegistryError
 from pipeline.folder_flush import flush_folder
+from pipeline.foreign_file import MEBIBYTE, open_regular, read_regular
+from pipeline.foreign_json import read_json_file
 
 LAYOUT_FILE = "oci-layout"
 INDEX_FILE = "index.json"
+INDEX_BYTES = 32 * MEBIBYTE
 INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
 # ioctl of linux/fs.h: the file becomes a copy of another one that shares its blocks.
 FICLONE = 0x40049409
@@ -60,7 +62,7 @@ class OciLayout:
         """
         file = self.folder / INDEX_FILE
         try:
-            index: dict[str, Any] = json.loads(file.read_bytes())
+            index: dict[str, Any] = read_json_file(file, limit=INDEX_BYTES)
         except FileNotFoundError:
             return {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": []}
         except ValueError as error:
@@ -106,7 +108,7 @@ class OciLayout:
         """
         path = self.blob_path(blob.digest)
         try:
-            content = path.read_bytes()
+            content = read_regular(path, MANIFEST_BYTES)
         except FileNotFoundError as error:
             raise _damaged_blob(path, "is missing") from error
         if Blob.of(content).digest != blob.digest:
@@ -191,9 +193,9 @@ class OciLayout:
 
 
 def copy_and_hash(source: Path, destination: Path) -> Blob:
-    """Copy a file's content, read once; returns its digest and size."""
+    """Copy a regular file's content, read once; returns its digest and size."""
     sha256, size = hashlib.sha256(), 0
-    with source.open("rb", buffering=0) as reader, destination.open("wb", buffering=0) as writer:
+    with open_regular(source, None) as reader, destination.open("wb", buffering=0) as writer:
         view = memoryview(bytearray(BLOCK_BYTES))
         while count := reader.readinto(view):
             sha256.update(view[:count])

@@ -42,9 +42,12 @@ from artifacts.registry.oci_index import (
 from artifacts.registry.oci_layout import OciLayout
 from artifacts.registry.registry import HistoryEntry, Version
 from pipeline.errors import RegistryError
+from pipeline.foreign_file import MEBIBYTE, read_regular
+from pipeline.foreign_text import clipped
 
 SCHEME = "oci://"
 HISTORY_FILE = "prepare-history.jsonl"
+HISTORY_BYTES = 64 * MEBIBYTE  # some 100,000 moves
 LOCK_FILE = ".moves.lock"
 
 
@@ -184,16 +187,24 @@ class OciRegistry(JournaledRegistry):
         file = self._layout(name).folder / HISTORY_FILE
         with self._explained():
             try:
-                lines = file.read_text(encoding="utf-8").splitlines()
+                lines = read_regular(file, HISTORY_BYTES).splitlines()
             except FileNotFoundError:
                 return []
+            index = self._layout(name).read_index()
+            # A number is given once, and kept where its version was deleted.
+            newest = max([count_of(self._layout(name), LAST_VERSION), *by_version(index)])
         entries = []
         for place, line in enumerate(lines, start=1):
             try:
-                entries.append(HistoryEntry.model_validate_json(line))
+                entry = HistoryEntry.model_validate_json(line)
+                for version in (v for v in entry.changes.values() if v is not None):
+                    if not 0 < number_of(version) <= newest:
+                        raise ValueError(f"there never was a version {ascii(version)[:40]}")
+                entries.append(entry)
             except ValueError as error:
+                why = clipped(str(error), 500)
                 raise RegistryError(
-                    f"line {place} of the history of '{name}' is damaged: {error}",
+                    f"line {place} of the history of '{name}' is damaged: {why}",
                     where=str(file),
                     cure="somebody changed it; delete that line to leave the entry out",
                 ) from error

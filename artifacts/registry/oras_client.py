@@ -6,6 +6,7 @@ Imported only where something is sent or fetched: `oras` is an extra (`pip insta
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
@@ -15,10 +16,20 @@ from oras.auth import BasicAuth
 from oras.container import Container
 from oras.provider import Registry
 from requests.adapters import HTTPAdapter
+from urllib3.exceptions import HTTPError
 from urllib3.util.retry import Retry
 
-# A registry hashes a blob once more before it answers that it has it.
+from pipeline.foreign_json import parse_json
+from pipeline.foreign_text import clipped
+
+# To connect, and between two bytes of an answer: a registry hashes a blob that it was sent once
+# more before it answers that it has it; what is only asked for comes at once.
 TIMEOUT_SECONDS = (20, 600)
+ASKED_SECONDS = (10, 15)
+ASKED = ("GET", "HEAD")
+# Of an answer that is no blob: manifests, tokens, errors.
+ANSWER_BYTES = 4 * 1024 * 1024
+ANSWER_SECONDS = 15.0
 RETRIES = 3
 CHALLENGE = "WWW-Authenticate"
 
@@ -92,6 +103,7 @@ def mount_adapter(session: requests.Session) -> None:
         total=RETRIES,
         backoff_factor=1,
         status_forcelist=(429, 502, 503, 504),
+        read=0,
         allowed_methods=None,
         raise_on_status=False,
     )
@@ -100,17 +112,50 @@ def mount_adapter(session: requests.Session) -> None:
 
 
 class _PatientAdapter(HTTPAdapter):
-    """Requests with a time limit, which `requests` itself does not have."""
+    """Requests with limits of time and size, which `requests` itself does not have."""
 
-    def send(self, request: Any, *arguments: Any, **options: Any) -> requests.Response:
-        options["timeout"] = options.get("timeout") or TIMEOUT_SECONDS
-        return super().send(request, *arguments, **options)
+    def send(
+        self, request: Any, stream: bool = False, *arguments: Any, **options: Any
+    ) -> requests.Response:
+        """Send it; an answer that is not streamed is read here, as far as the limits go.
+
+        Raises:
+            requests.RequestException: no answer, or one that is too long or too slow.
+        """
+        usual = ASKED_SECONDS if request.method in ASKED else TIMEOUT_SECONDS
+        options["timeout"] = options.get("timeout") or usual
+        request.headers["Accept-Encoding"] = "identity"
+        response = super().send(request, True, *arguments, **options)
+        if not stream or not response.ok:
+            # Where `requests` keeps what it has read; it reads no more then.
+            response._content = _answer(response)
+            response._content_consumed = True
+        return response
+
+
+def _answer(response: requests.Response) -> bytes:
+    """The body of an answer that is no blob."""
+    parts, left = [], ANSWER_BYTES
+    ends = time.monotonic() + ANSWER_SECONDS
+    try:
+        while part := response.raw.read1(64 * 1024, decode_content=False):
+            parts.append(part)
+            left -= len(part)
+            if left < 0:
+                raise requests.RequestException("its answer is longer than a manifest may be")
+            if time.monotonic() > ends:
+                raise requests.Timeout("its answer does not come to an end")
+    except (HTTPError, OSError) as error:
+        raise requests.ConnectionError(f"its answer broke off: {error}") from error
+    finally:
+        response.close()
+    return b"".join(parts)
 
 
 def _complaints(response: requests.Response) -> list[str]:
     """What the registry says is wrong, as OCI's distribution specification writes it."""
     try:
-        errors = response.json()["errors"]
-        return [str(error["message"]) for error in errors]
+        errors = parse_json(response.content, values=1000)["errors"]
+        return [clipped(str(error["message"]), 300) for error in errors[:5]]
     except (ValueError, KeyError, TypeError):
         return [f"{response.status_code} {response.reason}"]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from eval_gates.records import Record
 
@@ -91,7 +91,7 @@ class HistoryEntry(Record):
     """One move of an alias; what the entries say together is what the aliases must be."""
 
     schema_version: int = 1
-    number: int = Field(0, description="place in the history; given by the registry")
+    number: int = Field(0, ge=0, description="place in the history; given by the registry")
     id: str = Field(description="of the attempt, so that who made it knows it again")
     after: int = Field(
         description="number of the last entry that held when this was made; one that comes second "
@@ -108,6 +108,12 @@ class HistoryEntry(Record):
     run: str = Field(description="id of the run that the evidence is of; may be empty")
     verdict: str = Field(description="of the gates: pass, fail or undecided; may be empty")
     reason: str
+
+    @model_validator(mode="after")
+    def _says_one_thing(self) -> HistoryEntry:
+        if self.alias in self.changes and self.changes[self.alias] != self.version:
+            raise ValueError("it says of its alias that it points to two versions")
+        return self
 
 
 class Registry(Protocol):

@@ -7,7 +7,6 @@ of ours: those stand in a registry that has a history, and a tag here is a copy.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,7 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from artifacts.registry.model_pack import MANIFEST_TYPE, Blob, ModelPack, read_pack, tags_of
+from artifacts.registry.model_pack import (
+    MANIFEST_TYPE,
+    Blob,
+    ModelPack,
+    annotations_of,
+    read_manifest,
+    read_pack,
+    tags_of,
+)
 from artifacts.registry.registry import Version
 from pipeline.errors import RegistryError, UsageError
 from pipeline.events import Progress, Silent
@@ -130,13 +137,12 @@ class RemoteRepository:
             RegistryError: there is no such manifest, or it is no ModelPack.
         """
         manifest = self._manifest()
-        content = json.loads(manifest)
         return Version(
             name=self.repository,
             version=str(self._container.digest or self._container.tag),
             aliases=(),
             source=f"{SCHEME}{self.repository}@{Blob.of(manifest).digest}",
-            tags=tags_of(content.get("annotations") or {}),
+            tags=tags_of(annotations_of(read_manifest(manifest))),
         )
 
     def fetch(self, version: Version, folder: Path) -> None:
@@ -228,6 +234,8 @@ class RemoteRepository:
             destination.open("wb") as file,
         ):
             self._check(client, response.ok)
+            if response.headers.get("Content-Encoding", "identity") != "identity":
+                raise self._refused(client, "it packs a file that was not to be packed")
             for block in response.iter_content(BLOCK_BYTES):
                 left -= len(block)
                 if left < 0:  # more than the manifest says: no reason to fill the disk

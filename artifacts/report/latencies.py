@@ -87,7 +87,16 @@ def _load(record: StageRecord) -> str:
     workload = record.parameters.get("workload") or {}
     size = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in workload.items())
     failed = record.result.get("failed_requests", 0)
-    return f"{size}; {failed} requests failed"
+    return f"{size}; {failed} requests failed{burst(workload)}"
+
+
+def burst(workload: dict[str, Any]) -> str:
+    """How many requests begin together: a share of the TTFTs that no steady load has."""
+    together, requests = workload.get("concurrency", 0), workload.get("requests", 0)
+    if not together or not requests:
+        return ""
+    share = min(together / requests, 1)
+    return f"; {share:.0%} of the requests begin together, at the start, and wait for each other"
 
 
 def _figure(

@@ -47,6 +47,7 @@ def run_page(evidence: RunEvidence) -> str:
         report=evidence.report,
         outcome=word,
         sentence=ending.headline(evidence.report),
+        serving=ending.serving_lines(evidence.report.command),
         variants=score_table.variant_parts(evidence),
         examples=changed_answers.changed_answers(evidence),
         command=command_line(evidence.report.command),

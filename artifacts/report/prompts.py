@@ -27,7 +27,8 @@ def prompt_of(suite: AnySuite, question: Row | None) -> str | None:
             config = mmlu.task_config(suite.form)
             return shortened(_rendered(config["description"] + config["doc_to_text"], question))
         if suite.kind == "rouge":
-            return shortened(_rendered(rouge.PROMPTS[suite.form], question))
+            form: rouge.Form = "base" if suite.form == "base" else "chat"
+            return shortened(_rendered(rouge.PROMPTS[form], question))
         return shortened(str(question["request"]))
     except (KeyError, UndefinedError):  # the row has no such field
         return None

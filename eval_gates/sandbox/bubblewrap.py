@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from eval_gates.sandbox.namespaces import HOST_NAME, NOBODY, TEMPORARY_BYTES
+from eval_gates.sandbox.namespaces import DEVICES, HOST_NAME, NOBODY, TEMPORARY_BYTES
 
 _OWN_CODE = "/sandbox"
 # Imported by name in there, from where bubblewrap shows our source.
@@ -57,10 +57,12 @@ def command(
         line += ["--symlink", says, stands]
     for folder in view["masks"]:
         line += ["--tmpfs", folder, "--remount-ro", folder]
+    line += ["--perms", "0755", "--dir", "/dev"]
     line += ["--perms", "0755", "--dir", _OWN_CODE]
     line += ["--perms", "0755", "--dir", f"{_OWN_CODE}/eval_gates"]
     line += ["--ro-bind", f"{own_code}/eval_gates/sandbox", f"{_OWN_CODE}/eval_gates/sandbox"]
-    line += ["--dev", "/dev", "--remount-ro", "/dev"]
+    for device in DEVICES:
+        line += ["--dev-bind", f"/dev/{device}", f"/dev/{device}"]
     line += ["--proc", "/proc"] if proc else []
     line += ["--perms", "1777", "--size", str(TEMPORARY_BYTES), "--tmpfs", "/tmp"]  # noqa: S108
     line += ["--remount-ro", "/", "--chdir", "/tmp"]  # noqa: S108

@@ -18,10 +18,12 @@ from eval_gates.sandbox.messages import (
     read_message,
     write_message,
 )
-from eval_gates.sandbox.values import ValuesError, decode, encode
+from eval_gates.sandbox.values import decode, encode
 
 _SECONDS_TO_END = 5.0
 _PATIENCE = 0.05
+# By these Python ends loops and generators, quietly; the others that do are no Exception.
+_ENDS = frozenset({"StopIteration", "StopAsyncIteration", "GeneratorExit"})
 
 
 class BrokenSandboxError(Exception):
@@ -61,32 +63,56 @@ class Candidate:
         _launch(settings, own_code, theirs)
         for end in theirs:
             os.close(end)
-        self._begin({**settings["orders"], "become": _users(settings)})
+        sandboxed = settings["kind"] != "none"
+        self._begin({**settings["orders"], "become": _users(settings), "filter": sandboxed})
 
     def load(self, solution: str, entry_point: str) -> None:
-        """Run the solution's code; raises what it raised."""
-        self._ask({"solution": solution, "entry_point": entry_point})
+        """Run the solution's code.
+
+        Raises:
+            LostSolutionError: it raised something, or did not get to its end.
+        """
+        reply = self._ask({"solution": solution, "entry_point": entry_point})
+        if "raised" in reply:
+            error = self._rebuilt(reply["raised"])
+            self._lose(self.trace or repr(error))
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Call the function in the sandbox; returns a copy of its answer, or raises as it did.
 
+        Whatever else goes wrong here is the end of the solution, and of nothing that a test could
+        take for an exception of its function.
+
         Raises:
             LostSolutionError: there is no answer.
         """
-        reply = self._ask(
-            {
+        try:
+            call = {
                 "arguments": [encode(item) for item in arguments],
                 "named": {name: encode(item) for name, item in named.items()},
             }
-        )
-        try:
-            return decode(reply["value"])
-        except (KeyError, ValuesError, RecursionError) as error:
-            self._lose(f"the answer is malformed: {error}")
+            reply = self._ask(call)
+            error = self._rebuilt(reply["raised"]) if "raised" in reply else None
+            value = decode(reply["value"]) if error is None else None
+        except LostSolutionError:
+            raise
+        except MemoryError:
+            self.out_of_memory = True
+            self._lose("the answer takes too much memory")
+        except BaseException as error:
+            self._lose(f"the answer is malformed: {type(error).__name__}: {error}")
+        if error is not None:
+            raise error
+        return value
 
     def raised(self, error: BaseException) -> bool:
         """Whether `error` came from the solution and not from the tests themselves."""
         return any(error is one for one in self._raised)
+
+    @property
+    def faultless(self) -> bool:
+        """Whether every call was answered with a value."""
+        return not self._raised and not self.lost
 
     def end(self) -> None:
         """End every process of the sandbox and wait until they are gone."""
@@ -122,10 +148,7 @@ class Candidate:
             write_message(self._requests, request)
         except OSError:
             self._hear_ending()
-        reply = self._receive()
-        if "raised" in reply:
-            raise self._rebuilt(reply["raised"])
-        return reply
+        return self._receive()
 
     def _receive(self) -> dict[str, Any]:
         """Wait for an answer, or for the solver's end if that comes first."""
@@ -154,23 +177,28 @@ class Candidate:
             notice = read_message(self._notices)
             self.status = int(notice["status"])
             self.out_of_memory = bool(notice["memory"])
-        except (EOFError, MessageError):  # the keeper was killed, which only `none` lets happen
+        except (EOFError, MessageError, KeyError):  # the keeper was killed, or it failed
             self.status = -signal.SIGKILL
         self._lose("the solution's process has ended")
 
     def _lose(self, why: str) -> NoReturn:
-        self.lost = why
+        self.lost = why or "no reason given"
         raise LostSolutionError(why)
 
     def _rebuilt(self, raised: Any) -> BaseException:
-        """The solution's exception as the nearest built-in class."""
-        try:
-            kinds, text, trace = raised["kinds"], str(raised["text"]), str(raised["trace"])
-            known = [getattr(builtins, str(kind), None) for kind in kinds]
-        except (KeyError, TypeError):
-            self._lose("the answer is malformed")
-        self.trace = trace
-        self.out_of_memory = MemoryError in known
+        """The solution's exception as the nearest built-in class.
+
+        Raises:
+            LostSolutionError: it is one by which Python itself ends a loop, a generator or a
+                program, which a test would not see as an error.
+        """
+        kinds, text, self.trace = raised["kinds"], str(raised["text"]), str(raised["trace"])
+        known = [getattr(builtins, kind, None) for kind in kinds]
+        if MemoryError in known:
+            self.out_of_memory = True
+            self._lose("the memory limit was reached")
+        if Exception not in known or not _ENDS.isdisjoint(kinds):
+            self._lose(self.trace)
         error = _built(known, text)
         self._raised.append(error)
         return error

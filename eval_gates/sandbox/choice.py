@@ -7,9 +7,10 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Literal
 
@@ -33,10 +34,16 @@ def writable(path):
     except OSError:
         return False
 
+def networks():
+    try:
+        return sorted(name for _, name in socket.if_nameindex())
+    except PermissionError:  # there are no sockets to be had
+        return []
+
 def look(outside):
     return {
         "user": os.getuid(),
-        "network": sorted(name for _, name in socket.if_nameindex()),
+        "network": networks(),
         "writable": [path for path in ("/x", "/usr/x", "/dev/x", "/etc/x") if writable(path)],
         "tmp": writable("/tmp/x"),
         "outside": os.path.exists(outside),
@@ -71,15 +78,27 @@ def forked(most):
     return most
 """
 
+_SHARE = """
+import os
+
+def refused():
+    try:
+        os.memfd_create("x")
+    except PermissionError:
+        return True
+"""
+
 _COUNTED = f"assert forked({4 * PROCESSES}) < {PROCESSES}"
 
 
-def choose_isolation(wanted: Wanted) -> Isolation:
+def choose_isolation(wanted: Wanted, hidden: Iterable[Path] = ()) -> Isolation:
     """The isolation to use, seen to work: a program ran in it and found nothing of the outside.
 
     Args:
         wanted: `auto` takes bubblewrap where it works, else namespaces, else refuses; a name takes
             that one or refuses. `none` (no sandbox) is taken only if asked for.
+        hidden: folders that its programs must not see into, beside the user's home, the working
+            folder and the environment, wherever those lie.
 
     Raises:
         SandboxError: what was wanted does not work here; says why and what to do.
@@ -91,14 +110,15 @@ def choose_isolation(wanted: Wanted) -> Isolation:
         if wanted in ("auto", kind):
             found = _probe_all(kind, reasons)
             if found is not None:
-                return replace(found, passed_over=tuple(reasons))
+                folders = tuple(str(folder) for folder in hidden)
+                return replace(found, hidden=folders, passed_over=tuple(reasons))
     raise SandboxError(
         f"there is no sandbox for model-written code on this machine: {'; '.join(reasons)}",
         where=f"isolation wanted: {wanted}",
         cure="install bubblewrap (package bubblewrap), or let this user make user namespaces "
         "(sysctl user.max_user_namespaces, kernel.unprivileged_userns_clone=1, "
         "kernel.apparmor_restrict_unprivileged_userns=0), or, where the machine itself is a "
-        "throw-away, set suites.humaneval.sandbox: none in the policy",
+        "throw-away, set the suite's 'sandbox: none' in the policy",
     )
 
 
@@ -144,13 +164,14 @@ def _version(program: str) -> tuple[int, ...]:
 
 
 def _probe(variant: Isolation) -> Isolation:
-    """The variant, with `processes_limited` as seen; raises SandboxError if it does not hold."""
+    """The variant, with what was seen of its limits; raises SandboxError if it does not hold."""
     with NamedTemporaryFile(prefix="prepare-outside-") as outside:
         look = _run(Program(_LOOK, "look", _SEEN.format(outside=outside.name)), variant)
     if not look.passed:
         raise SandboxError(f"the sandbox does not hold: {look.detail}", where=variant.kind)
     counted = _run(Program(_FORK, "forked", _COUNTED), variant)
-    return replace(variant, processes_limited=counted.passed)
+    filtered = _run(Program(_SHARE, "refused", "assert refused()"), variant)
+    return replace(variant, processes_limited=counted.passed, calls_filtered=filtered.passed)
 
 
 def _run(program: Program, variant: Isolation) -> Execution:

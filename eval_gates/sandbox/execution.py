@@ -17,8 +17,9 @@ from typing import IO, Any, Literal, NamedTuple
 
 from eval_gates.sandbox.fork_server import ForkServer
 from eval_gates.sandbox.isolation import Isolation, SandboxError
+from eval_gates.sandbox.judge import MOST_WAITING
 from eval_gates.sandbox.messages import read_message, write_message
-from eval_gates.sandbox.view import PACKAGES_FOLDER, packages, view
+from eval_gates.sandbox.view import PACKAGES_FOLDER, interpreter, packages, view
 from pipeline.events import Progress, Silent
 
 Outcome = Literal["passed", "failed", "timeout", "memory", "crashed"]
@@ -62,8 +63,9 @@ def run_program(
 
     Args:
         program: the solution and its tests.
-        seconds: wall-clock limit from when the sandbox stands; also of each process's processor
-            time, rounded up.
+        seconds: limit of wall clock from when the sandbox stands, less what the program had to
+            wait for a processor (up to :data:`.judge.MOST_WAITING` times the limit in all); also
+            of each process's processor time, rounded up.
         memory_bytes: limit of each process's address space, and of what they hold together; the
             interpreter itself needs about 30 MB.
         isolation: from :func:`eval_gates.sandbox.choice.choose_isolation`.
@@ -72,7 +74,7 @@ def run_program(
         SandboxError: nothing is known of the program: the sandbox could not be made, or the tests
             themselves are broken.
     """
-    with ForkServer(view().interpreter) as server:
+    with ForkServer(str(interpreter())) as server:
         return _Runner(server, seconds, memory_bytes, isolation).run(program)
 
 
@@ -104,7 +106,7 @@ def run_many(
     """
     progress = progress or Silent()
     with (
-        ForkServer(view().interpreter) as server,
+        ForkServer(str(interpreter())) as server,
         ThreadPoolExecutor(workers or len(os.sched_getaffinity(0))) as pool,
     ):
         runner = _Runner(server, seconds, memory_bytes, isolation)
@@ -146,19 +148,19 @@ class _Runner:
         with (
             _folders(self._isolation) as (work, packages_folder),
             TemporaryFile() as task,
-            TemporaryFile() as errors,
+            _opened_twice() as (errors, said_errors),
         ):
             write_message(task.fileno(), self._settings(work, packages_folder))
             write_message(task.fileno(), program._asdict())
             task.seek(0)
             report = self._judged(task, errors)
-            said = _tail(errors)
+            said = _tail(said_errors)
         if "broken" in report:
-            raise _broken(_with(said, report["broken"]), self._isolation)
+            raise _broken(_with(said, _text(report["broken"])), self._isolation)
         if "outcome" not in report:  # begun, and ended without a word
             outcome = "timeout" if time.monotonic() - started > self._seconds else "crashed"
             report = {"outcome": outcome, "detail": "its answers took too much to be judged"}
-        detail = _with(said, report["detail"])[-_DETAIL_CHARACTERS:]
+        detail = _with(said, _text(report["detail"]))[-_DETAIL_CHARACTERS:]
         return Execution(report["outcome"] == "passed", report["outcome"], detail)
 
     def _settings(self, work: str, packages_folder: str) -> dict[str, Any]:
@@ -171,7 +173,7 @@ class _Runner:
         }
         return {
             **asdict(self._isolation),
-            "view": view().as_dict(),
+            "view": view(self._isolation.hidden).as_dict(),
             "packages": sorted({str(package.parent) for package in packages()}),
             "wall_seconds": self._seconds,
             "orders": orders,
@@ -188,24 +190,29 @@ class _Runner:
             finally:
                 os.close(writer)
             report: dict[str, Any] = {"broken": "the judge ended without a word"}
-            deadline = time.monotonic() + _LAUNCH_SECONDS + self._seconds + _GRACE_SECONDS
+            most = _LAUNCH_SECONDS + MOST_WAITING * self._seconds + _GRACE_SECONDS
+            deadline = time.monotonic() + most
             while "outcome" not in report:
-                self._wait(reader, deadline)
+                if not self._heard(reader, deadline):
+                    if "begun" in report:  # its own limits will end it
+                        return report
+                    raise _broken("the judge does not answer", self._isolation)
                 try:
                     report = read_message(reader)
                 except EOFError:
                     break
         return report
 
-    def _wait(self, reader: int, deadline: float) -> None:
-        """Wait until there is something to read."""
+    def _heard(self, reader: int, deadline: float) -> bool:
+        """Wait until there is something to read, or for too long."""
         end = select.poll()
         end.register(reader, select.POLLIN)
         while not end.poll(_LOOK_SECONDS * 1000):
             if self._stopped.is_set():
                 raise _StoppedError
             if time.monotonic() > deadline:
-                raise _broken("the judge does not answer", self._isolation)
+                return False
+        return True
 
 
 @contextmanager
@@ -223,10 +230,17 @@ def _folders(isolation: Isolation) -> Iterator[tuple[str, str]]:
         yield str(work), str(shown)
 
 
+@contextmanager
+def _opened_twice() -> Iterator[tuple[IO[bytes], IO[bytes]]]:
+    """A file to hand on for writing, and for us to read: flags that are set on one hold for it."""
+    with TemporaryFile() as ours, Path(f"/proc/self/fd/{ours.fileno()}").open("ab") as theirs:
+        yield theirs, ours
+
+
 def _broken(why: str, isolation: Isolation) -> SandboxError:
     return SandboxError(
         f"model-written code could not be run: {why or 'no reason given'}",
-        where=f"isolation {isolation.kind}, {view().interpreter}",
+        where=f"isolation {isolation.kind}, {interpreter()}",
         cure="raise the suite's seconds or memory per problem if they are low, free memory on this "
         "machine, or see which isolation works here: prepare env doctor",
     )
@@ -234,6 +248,11 @@ def _broken(why: str, isolation: Isolation) -> SandboxError:
 
 def _with(said: str, what: str) -> str:
     return "\n".join(part for part in (said, what.strip()) if part)
+
+
+def _text(said: str) -> str:
+    """What the program said, without the halves of characters that no file takes."""
+    return said.encode(errors="replace").decode()
 
 
 def _tail(errors: IO[bytes]) -> str:

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, NoReturn
 
+from eval_gates.sandbox import kernel
 from eval_gates.sandbox.judge import judge
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ def serve(descriptor: int) -> NoReturn:
     me, own_code = os.getpid(), sys.path.pop(0)
     orders = socket.socket(fileno=descriptor)
     orders.set_inheritable(False)
+    kernel.leave_session_keyring()
     while True:
         message, received, _, _ = socket.recv_fds(orders, 16, _DESCRIPTORS)
         if not message:

@@ -36,6 +36,8 @@ class Isolation:
         user_namespace: whether bubblewrap makes a user namespace; root can do without.
         nested_forbidden: whether bubblewrap can forbid namespaces within the sandbox.
         processes_limited: whether the kernel was seen to hold the limit on processes.
+        calls_filtered: whether system calls were seen to be refused as :mod:`.calls` says.
+        hidden: folders that its programs see empty, where they would see them at all.
         passed_over: why ways that come before this one were not taken, or "not asked for".
     """
 
@@ -45,6 +47,8 @@ class Isolation:
     user_namespace: bool = True
     nested_forbidden: bool = False
     processes_limited: bool = False
+    calls_filtered: bool = False
+    hidden: tuple[str, ...] = ()
     passed_over: tuple[str, ...] = ()
 
     def __str__(self) -> str:
@@ -55,6 +59,7 @@ class Isolation:
         else:
             words += [] if self.proc else ["without /proc"]
             words += [] if self.processes_limited else ["without a limit on processes"]
+            words += [] if self.calls_filtered else ["without a filter of system calls"]
         reasons = f"; passed over: {'; '.join(self.passed_over)}" if self.passed_over else ""
         return " ".join(words) + reasons
 

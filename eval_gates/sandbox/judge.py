@@ -11,6 +11,7 @@ import os
 import resource
 import signal
 import sys
+import time
 from collections.abc import Callable
 from types import FrameType
 from typing import Any, NoReturn
@@ -18,11 +19,14 @@ from typing import Any, NoReturn
 from eval_gates.sandbox import kernel
 from eval_gates.sandbox.candidate import BrokenSandboxError, Candidate
 from eval_gates.sandbox.messages import read_message, write_message
+from eval_gates.sandbox.processor_time import processor_time
 
 _OWN_MEMORY = 256 * 2**20
 _SECONDS_TO_LAUNCH = 30.0
 _SPARE_SECONDS = 1
 _TESTS = "<test>"
+MOST_WAITING = 8  # times its limit, of wall clock in all
+_SHORTEST_LOOK = 0.05
 
 
 def judge(task: int, errors: int, report: int, *, parent: int, own_code: str) -> NoReturn:
@@ -66,12 +70,14 @@ class _Judgement:
         self._candidate = candidate
         self._report = report
         self._seconds: float = settings["wall_seconds"]
+        self._started = time.monotonic()
         self._packages: list[str] = settings["packages"]
         self._limit(settings["orders"])
 
     def run(self) -> NoReturn:
         """Load the solution, run the tests, report."""
         task = read_message(0)
+        self._started = time.monotonic()
         _alarm(self._seconds, self._out_of_time)
         try:
             self._candidate.load(task["solution"], task["entry_point"])
@@ -105,12 +111,24 @@ class _Judgement:
             amount = amount if hard == resource.RLIM_INFINITY else min(amount, hard)
             resource.setrlimit(kind, (amount, hard))
 
-    def _out_of_time(self) -> NoReturn:
-        self._finish("timeout", f"still running after {self._seconds:g} s")
+    def _out_of_time(self) -> None:
+        """The time is up, but for what the solution had to wait for a processor that others had."""
+        passed = time.monotonic() - self._started
+        try:
+            processor = processor_time()
+        except BaseException:  # in the midst of a test, which might take it for the solution's
+            self._finish("timeout", f"still running after {passed:.3g} s")
+        left = self._seconds - passed + processor.waited
+        starved = (left > 0 or processor.runnable) and processor.used < self._seconds
+        if starved and passed < MOST_WAITING * self._seconds:
+            _alarm(max(left, _SHORTEST_LOOK * self._seconds), self._out_of_time)
+        else:
+            self._finish("timeout", f"still running after {passed:.3g} s")
 
     def _finish_with(self, error: BaseException | None) -> NoReturn:
         candidate = self._candidate
-        if isinstance(error, NameError) and not candidate.raised(error):
+        # After a failed call, a name may be missing for want of its answer.
+        if isinstance(error, NameError) and candidate.faultless:
             self._broken(f"the problem's test uses a name that nobody defines: {error}")
         if candidate.out_of_memory or isinstance(error, MemoryError):
             self._finish("memory", "the memory limit was reached")

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 _LOOK_MILLISECONDS = 50
+_MOST_FILES = 1_024  # empty ones take memory, too, and no limit on bytes counts it
 
 
 def keep(requests: int, answers: int, lifeline: int, notices: int) -> NoReturn:
@@ -32,10 +33,14 @@ def keep(requests: int, answers: int, lifeline: int, notices: int) -> NoReturn:
             gives it, decoded), or ``{"broken": str}`` at any time.
     """
     try:
+        _be_deaf()
         _only(requests, answers, lifeline, notices)
         orders = read_message(requests)
         alone = os.getpid() == 1
+        _own_session()
         kernel.shed_privileges(orders["become"])
+        if orders["filter"]:
+            kernel.filter_calls()
         _forget_standard_streams()
         if not alone:
             os.chdir(orders["folder"])
@@ -44,6 +49,8 @@ def keep(requests: int, answers: int, lifeline: int, notices: int) -> NoReturn:
         if child == 0:
             _only(requests, answers)
             os.setpgid(0, 0)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
             solver.serve(requests, answers, orders)
         _own_group(child)
         os.close(requests)
@@ -55,6 +62,16 @@ def keep(requests: int, answers: int, lifeline: int, notices: int) -> NoReturn:
     except BaseException as error:
         tell_broken(notices, error)
     os._exit(0)
+
+
+def _be_deaf() -> None:
+    """Drop what Python, or the judge that we were, listens to.
+
+    Those inside could signal pid 1 by it; all else the kernel keeps from them.
+    """
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    for number in (signal.SIGINT, signal.SIGALRM):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def tell_broken(notices: int, error: BaseException) -> None:
@@ -94,7 +111,7 @@ def _watch(child: int, lifeline: int, memory_bytes: int | None) -> dict[str, Any
         ended = _reap(child)
         if ended is not None:
             return {"status": ended, "memory": False}
-        if memory_bytes is not None and _memory_of_all() > memory_bytes:
+        if memory_bytes is not None and (_memory_of_all() > memory_bytes or _files() > _MOST_FILES):
             return {"status": -signal.SIGKILL, "memory": True}
 
 
@@ -122,9 +139,15 @@ def _memory_of_all() -> int:
         try:
             with open(f"/proc/{name}/statm") as sizes:  # noqa: PTH123
                 total += int(sizes.read().split()[1]) * page
-        except (FileNotFoundError, ProcessLookupError):  # it has ended
+        except (OSError, IndexError):  # it has ended
             continue
     return total
+
+
+def _files() -> int:
+    """Files and folders in the sandbox's own folder, which is a file system in memory."""
+    told = os.statvfs(".")
+    return told.f_files - told.f_ffree
 
 
 def _processes() -> list[str]:
@@ -135,11 +158,19 @@ def _processes() -> list[str]:
     return [name for name in names if name.isdigit()]
 
 
+def _own_session() -> None:
+    """The kernel shares processors out by session, then within it: many share with their own."""
+    try:
+        os.setsid()
+    except PermissionError:  # bubblewrap has made one
+        return
+
+
 def _own_group(child: int) -> None:
     """Give the child a group of its own now; it does the same, whoever comes first."""
     try:
         os.setpgid(child, child)
-    except ProcessLookupError:  # it has ended
+    except (ProcessLookupError, PermissionError):  # it has ended, or is another program by now
         return
 
 

@@ -7,6 +7,8 @@ import os
 import signal
 from contextlib import suppress
 
+from eval_gates.sandbox import calls
+
 CLONE_NEWNS = 0x0002_0000
 CLONE_NEWCGROUP = 0x0200_0000
 CLONE_NEWUTS = 0x0400_0000
@@ -24,11 +26,22 @@ _AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
 _ATTR_RDONLY, _ATTR_NOSUID = 1, 2
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP = 1, 4, 24
+_PR_GET_SECCOMP, _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 21, 22, 2
 _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 36, 38
 _CAPABILITY_VERSION_3 = 0x2008_0522
 _CAPABILITIES = 64
 
+_KEYCTL = {"x86_64": 250, "aarch64": 219}
+_JOIN_SESSION_KEYRING = 1
+
 _libc = ctypes.CDLL(None, use_errno=True)
+_STEP_BYTES = 8
+
+
+class _Filter(ctypes.Structure):
+    """`struct sock_fprog`."""
+
+    _fields_ = [("length", ctypes.c_ushort), ("steps", ctypes.c_void_p)]
 
 
 def unshare(flags: int) -> None:
@@ -105,6 +118,31 @@ def shed_privileges(users: list[int]) -> None:
     _check(_libc.capset(ctypes.byref(header), ctypes.byref(none)), "capset")
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
     keep_others_out()
+
+
+def filter_calls() -> None:
+    """Refuse the system calls of :mod:`.calls` to this process and its children, for good.
+
+    Does nothing where the list is not for this machine, or the kernel was built without filters.
+    Needs :func:`shed_privileges` before.
+
+    Raises:
+        OSError: there are filters, and this one cannot be had.
+    """
+    if os.uname().machine != calls.MACHINE or _libc.prctl(_PR_GET_SECCOMP, 0, 0, 0, 0) < 0:
+        return
+    steps = ctypes.create_string_buffer(calls.program())
+    length = (len(steps) - 1) // _STEP_BYTES
+    header = _Filter(length, ctypes.addressof(steps))
+    result = _libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(header), 0, 0)
+    _check(result, "the filter of system calls")
+
+
+def leave_session_keyring() -> None:
+    """Take an empty session keyring, where this process may have a keyring at all."""
+    number = _KEYCTL.get(os.uname().machine)
+    if number is not None:
+        _libc.syscall(number, _JOIN_SESSION_KEYRING, None, 0, 0, 0)
 
 
 def _become(users: list[int]) -> None:

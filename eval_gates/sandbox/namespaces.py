@@ -19,7 +19,8 @@ NOBODY = 65_534
 HOST_NAME = "sandbox"
 TEMPORARY_BYTES = 16 * 2**20
 _TEMPORARY_FILES = 1_024
-_DEVICES = ("null", "zero", "full", "random", "urandom")
+# Not zero: a shared map of it is memory that stays when no process maps its pages.
+DEVICES = ("null", "full", "random", "urandom")
 
 _ALL = (
     kernel.CLONE_NEWUSER
@@ -138,7 +139,7 @@ def build_root(view: dict[str, Any], *, proc: bool) -> None:
         _bind(source, target)
     for says, stands in view["links"]:
         Path(stands).symlink_to(says)
-    for device in _DEVICES:
+    for device in DEVICES:
         _bind(f"/dev/{device}", f"/dev/{device}")
     for folder in view["masks"]:
         kernel.mount("tmpfs", folder, "tmpfs", data="size=0,nr_inodes=1,mode=555")

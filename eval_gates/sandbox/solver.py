@@ -5,6 +5,7 @@ All that happens here is the model's to decide: what leaves is data, to be judge
 
 from __future__ import annotations
 
+import builtins
 import resource
 import sys
 from os import _exit
@@ -18,7 +19,13 @@ if TYPE_CHECKING:
 
 LARGEST_FILE_BYTES = 4 * 2**20  # also bounds what is kept of standard error
 _OPEN_FILES = 64
+_WAITING_SIGNALS = 128
 _LONGEST_TRACE = 2_000
+_BUILTIN = {
+    kind: name
+    for name, kind in vars(builtins).items()
+    if isinstance(kind, type) and issubclass(kind, BaseException)
+}
 
 
 def serve(requests: int, answers: int, orders: dict[str, Any]) -> NoReturn:
@@ -66,6 +73,7 @@ def limit_resources(orders: dict[str, Any]) -> None:
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_MEMLOCK, 0),
         (resource.RLIMIT_MSGQUEUE, 0),
+        (resource.RLIMIT_SIGPENDING, _WAITING_SIGNALS),
     ):
         ceiling = resource.getrlimit(kind)[1]
         if ceiling != resource.RLIM_INFINITY:
@@ -93,7 +101,8 @@ def _send(answers: int, answer: dict[str, Any]) -> None:
 
 
 def _described(error: BaseException) -> dict[str, Any]:
-    kinds = [kind.__name__ for kind in type(error).__mro__]
+    # By identity, and by what a class cannot say of itself: its own may have any name.
+    kinds = [_BUILTIN[kind] for kind in type.mro(type(error)) if kind in _BUILTIN]
     if isinstance(error, MemoryError):
         return {"kinds": kinds, "text": "", "trace": "MemoryError"}
     try:
@@ -101,5 +110,6 @@ def _described(error: BaseException) -> dict[str, Any]:
 
         text, trace = str(error), "".join(traceback.format_exception(error, limit=-8))
     except BaseException as second:  # a solution's own class, or no memory
-        text = trace = f"{kinds[0]} (and {type(second).__name__} on describing it)"
+        name = type.__dict__["__name__"].__get__(type(error))
+        text = trace = f"{name} (and {type(second).__name__} on describing it)"
     return {"kinds": kinds, "text": text[:_LONGEST_TRACE], "trace": trace[-_LONGEST_TRACE:]}

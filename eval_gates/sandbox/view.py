@@ -1,24 +1,30 @@
 """Which files a sandboxed program sees: the system's, the interpreter's, and named packages.
 
-Nothing else is there: no home, no store, no working folder, no other installed package. An
-environment's package folder is left out on purpose, for it may hold the benchmark with its
-solutions.
+Nothing else is there: no home, no store, no working folder, no other installed package; also where
+they lie within the system's folders. An environment's package folder is left out on purpose, for it
+may hold the benchmark with its solutions.
 """
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Any
 
 PACKAGES_FOLDER = "/packages"
 PACKAGES = ("numpy", "numpy.libs")
 
 _SYSTEM = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
+_OF_USR = (*_SYSTEM, "libexec", "share/zoneinfo")
+_OF_PREFIX = ("bin", "lib", "lib64")
+_LIBRARY = Path(os.__file__).resolve().parent
 _SETTINGS = ("/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime")
 
 
@@ -44,21 +50,57 @@ class View:
 
 
 @cache
-def view() -> View:
-    """What the running interpreter's programs need to see, and no more."""
+def view(hidden: tuple[str, ...] = ()) -> View:
+    """What the running interpreter's programs need to see, and no more.
+
+    Args:
+        hidden: folders that appear empty where they would be seen.
+    """
     roots = [Path("/", name) for name in _SYSTEM]
-    shown = [Path("/usr"), *(root for root in roots if root.is_dir() and not root.is_symlink())]
+    shown = [Path("/usr", name) for name in _OF_USR] + roots
+    shown = [path for path in shown if path.is_dir() and not path.is_symlink()]
     prefixes = {Path(p).resolve() for p in (sys.base_prefix, sys.base_exec_prefix)}
-    shown += [p for p in sorted(prefixes) if not any(p.is_relative_to(root) for root in shown)]
+    needed = [prefix / name for prefix in sorted(prefixes) for name in _OF_PREFIX]
+    needed.append(interpreter().parent)
+    for path in needed:
+        if path.is_dir() and not _within(path, shown):
+            shown.append(path)
+    links = [*roots, *(Path("/usr", name) for name in _OF_USR)]
     binds = [(str(path), str(path)) for path in shown]
     binds += [(str(Path(p).resolve()), p) for p in _SETTINGS if Path(p).exists()]
     binds += [(str(path), f"{PACKAGES_FOLDER}/{path.name}") for path in packages()]
     return View(
         interpreter=str(interpreter()),
         binds=tuple(binds),
-        links=tuple((str(r.readlink()), str(r)) for r in roots if r.is_symlink()),
-        masks=tuple(_other_packages(prefixes)),
+        links=tuple((str(r.readlink()), str(r)) for r in links if r.is_symlink()),
+        masks=tuple(_masks([*_other_packages(prefixes), *_private(hidden)], shown)),
     )
+
+
+def _within(path: Path, folders: Iterable[Path]) -> bool:
+    return any(path.is_relative_to(folder) for folder in folders)
+
+
+def _private(hidden: Iterable[str]) -> Iterator[Path]:
+    """What is the user's, or ours, wherever it lies."""
+    yield from (Path(folder).resolve() for folder in (*hidden, gettempdir()))
+    with suppress(RuntimeError):  # a user without a home
+        yield Path.home().resolve()
+    with suppress(FileNotFoundError):  # it has been removed
+        yield Path.cwd()
+    if sys.prefix != sys.base_prefix:  # an environment of its own
+        yield Path(sys.prefix).resolve()
+
+
+def _masks(folders: Iterable[Path], shown: list[Path]) -> list[str]:
+    """Those of `folders` that would be seen, unless without them no interpreter would start."""
+    kept: list[Path] = []
+    for folder in sorted(folders):
+        hides_too_much = _within(_LIBRARY, [folder]) or _within(interpreter(), [folder])
+        seen = _within(folder, shown) and not _within(folder, kept)
+        if seen and folder not in shown and not hides_too_much and folder.is_dir():
+            kept.append(folder)
+    return [str(folder) for folder in kept]
 
 
 def interpreter() -> Path:
@@ -76,12 +118,11 @@ def packages() -> tuple[Path, ...]:
     return tuple(beside / name for name in PACKAGES if (beside / name).is_dir())
 
 
-def _other_packages(prefixes: Iterable[Path]) -> list[str]:
+def _other_packages(prefixes: Iterable[Path]) -> set[Path]:
     places = [*prefixes, Path("/usr"), Path("/usr/local")]
-    folders = {
+    return {
         folder.resolve()
         for place in places
         for pattern in ("lib*/python3*/site-packages", "lib*/python3*/dist-packages")
         for folder in place.glob(pattern)
     }
-    return [str(folder) for folder in sorted(folders) if folder.is_dir()]

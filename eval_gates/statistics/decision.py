@@ -1,9 +1,9 @@
 """From a test's finding to a gate's verdict with its reason in words.
 
 The null hypothesis of every gate is 'the candidate is worse than the baseline by the margin or
-more'. A test that rejects it passes the gate, unless passing would say nothing: a baseline that
-knows nothing has nothing to lose. Nothing is rounded before it is compared; rounding is for the
-words only.
+more'. A test that rejects it passes the gate, unless passing would say nothing: where the margin
+reaches down to what a model scores that knows nothing, losing everything would pass too. Nothing is
+rounded before it is compared; rounding is for the words only.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from eval_gates.rounds import expected_questions
 from eval_gates.statistics.finding import SEQUENTIAL, Finding
 from eval_gates.statistics.paired import IDENTICAL, TANGO, normal_quantile
 from eval_gates.statistics.power import least_questions
+from eval_gates.statistics.sight import Ignorance, Sight
 
 Verdict = Literal["pass", "fail", "undecided"]
 
@@ -32,20 +33,19 @@ class Scores:
         candidate: mean, in [0, 1].
         flips: share of questions whose score changed.
         flip_size: by how much, on average; 0 where none did.
-        guessing: the score of a model that knows nothing: 0.25 with four choices, 0 for a sum of
-            solved problems or ROUGE.
-        above_guessing_p: p-value of 'the baseline is no better than guessing', from all of its
-            answers, also to questions that the candidate was not asked.
+        sights: whether the margin ends above each kind of ignorance, by all of the baseline's
+            answers, also those to questions that the candidate was not asked.
         baseline_of_all: mean of those; None where they are the same.
+        of_other_questions: what the candidate's answers score as answers to other questions.
     """
 
     baseline: float
     candidate: float
     flips: float
     flip_size: float
-    guessing: float = 0.0
-    above_guessing_p: float = 0.0
+    sights: tuple[Sight, ...] = ()
     baseline_of_all: float | None = None
+    of_other_questions: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,10 @@ def decide(finding: Finding, scores: Scores, population: int | None = None) -> D
 
     - `pass`: the candidate is shown to be better than the margin allows it to be worse;
     - `fail`: it is shown to be worse than that;
-    - `undecided`: neither; or the baseline is not shown to be better than guessing, so that a
-      drop could not be seen at all; or the candidate is no better, and only a wide margin lets
-      it pass.
+    - `undecided`: neither; or the gate is blind: the margin is not shown to end above what who
+      knows nothing scores; or the candidate's answers do for any question.
+
+    What is shown to be worse fails, in a blind gate too.
 
     A candidate better than the baseline by more than the margin is flagged as suspicious: a
     quantized model does not learn, so such a gain more often means that something else differs.
@@ -84,14 +85,14 @@ def decide(finding: Finding, scores: Scores, population: int | None = None) -> D
     allowed = finding.comparison.allowed_drop(scores.baseline)
     suspicious = difference > allowed > 0
     blind = _blind_words(finding, scores)
-    if blind:
-        return Decision("undecided", blind, suspicious)
-    if finding.verdict == "pass" and scores.candidate <= scores.guessing:
-        return Decision("undecided", _floored_words(finding, scores))
-    if finding.verdict == "pass":
-        reason = _pass_words(finding, scores, allowed)
-    elif finding.verdict == "fail":
+    if finding.verdict == "fail":
         reason = _fail_words(finding)
+    elif blind:
+        reason = blind
+    elif finding.verdict == "pass" and _says_nothing(scores):
+        return Decision("undecided", _stock_words(finding, scores))
+    elif finding.verdict == "pass":
+        reason = _pass_words(finding)
     else:
         reason = _open_words(finding, scores, difference, allowed, population)
     if suspicious:
@@ -99,25 +100,16 @@ def decide(finding: Finding, scores: Scores, population: int | None = None) -> D
             f"; suspicious: {_points(difference)} better than the baseline, more than the margin:"
             " check that both were asked the same questions in the same way"
         )
-    return Decision(
-        "undecided" if finding.verdict == "open" else finding.verdict, reason, suspicious
-    )
+    if finding.verdict == "open" or (blind and finding.verdict == "pass"):
+        return Decision("undecided", reason, suspicious)
+    return Decision(finding.verdict, reason, suspicious)
 
 
-def _pass_words(finding: Finding, scores: Scores, allowed: float) -> str:
+def _pass_words(finding: Finding) -> str:
     if finding.comparison.kind == "recovery":
         kept = f"the candidate keeps more than {100 * finding.comparison.size:g} % of the baseline"
-        reason = f"{kept} ({_sureness(finding)})"
-    else:
-        reason = (
-            f"{_shown_words(finding)} ({_sureness(finding)}), inside {finding.comparison.words}"
-        )
-    if 0 < scores.guessing < scores.baseline <= scores.guessing + allowed:
-        reason += (
-            f"; but the baseline is only {_points(scores.baseline - scores.guessing)} above"
-            " guessing, so a model that guesses could be within this margin too"
-        )
-    return reason
+        return f"{kept} ({_sureness(finding)})"
+    return f"{_shown_words(finding)} ({_sureness(finding)}), inside {finding.comparison.words}"
 
 
 def _shown_words(finding: Finding) -> str:
@@ -204,33 +196,44 @@ def _least(finding: Finding, scores: Scores, population: int | None) -> int | No
     return None
 
 
+_UNINFORMED: dict[Ignorance, str] = {
+    "nothing": "who answers nothing scores",
+    "guessing": "guessing scores",
+    "empty": "empty answers score",
+    "unrelated": "its answers score on other questions",
+}
+
+
 def _blind_words(finding: Finding, scores: Scores) -> str:
-    """Why nothing could be seen with this baseline; empty where it could."""
-    if scores.guessing == 0:
-        if scores.baseline > 0:
-            return ""
+    """Why losing everything could pass too; empty where it could not."""
+    blind = [sight for sight in scores.sights if sight.p_blind > finding.alpha]
+    if not blind:
+        return ""
+    known = scores.baseline if scores.baseline_of_all is None else scores.baseline_of_all
+    if known == 0:
         return (
             f"the gate is blind: the baseline scores nothing on {_count(finding.n)}, so a drop"
             " could not be seen; use other questions or another suite"
         )
-    known = scores.baseline if scores.baseline_of_all is None else scores.baseline_of_all
-    if scores.above_guessing_p <= finding.alpha and known > scores.guessing:
-        return ""
+    worst = max(blind, key=lambda sight: sight.score)
     return (
-        f"the gate is blind: the baseline's {known:.1%} is not shown to be better than guessing"
-        f" ({scores.guessing:.1%}; p = {scores.above_guessing_p:.2g}), so a drop could not be seen;"
-        " use another form, more questions or another suite"
+        f"the gate is blind: {finding.comparison.words} is not shown to end above what"
+        f" {_UNINFORMED[worst.ignorance]} ({worst.score:.1%}), as the baseline scores {known:.1%}"
+        f" (p = {worst.p_blind:.2g}), so one that lost everything could pass; use a stricter"
+        " margin, more questions or another suite"
     )
 
 
-def _floored_words(finding: Finding, scores: Scores) -> str:
-    """A model that knows nothing would pass too, so passing would say nothing."""
-    is_no_better = f"is no better than guessing ({scores.guessing:.1%})"
+def _says_nothing(scores: Scores) -> bool:
+    """Whether the candidate scores nothing, or no more than its answers do on other questions."""
+    return scores.candidate <= scores.of_other_questions + _BOUND_TOLERANCE
+
+
+def _stock_words(finding: Finding, scores: Scores) -> str:
     return (
-        f"the candidate {'scores nothing' if scores.guessing == 0 else is_no_better} on"
-        f" {_count(finding.n)}, where the baseline scores {scores.baseline:.1%}; that"
-        f" {finding.comparison.words} allows this says nothing: needs a stricter one and more"
-        " questions"
+        f"the candidate scores {scores.candidate:.1%} on {_count(finding.n)}, and its answers score"
+        f" {scores.of_other_questions:.1%} on questions that they do not answer: they say nothing"
+        " of what they were asked, so that the margin allows this says nothing either"
     )
 
 

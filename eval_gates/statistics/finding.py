@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from eval_gates.statistics.comparison import Comparison
-from eval_gates.statistics.paired import Interval, bca_interval, tango_interval
+from eval_gates.statistics.paired import Interval, graded_interval, tango_interval
 from eval_gates.statistics.sequential import TrailPoint, sequential_test
 
 SEQUENTIAL = "betting, valid at any time"
-BOOTSTRAP_SEED = 20240814
+WEIGHTS_SEED = 20240814
 _SMALLEST_P, _LARGEST_P = 1e-6, 0.499
 # What the baseline's score may cost of a recovery's error rate; it is multiplied by 1 - share.
 _ALPHA_OF_LEVEL = 0.1
@@ -64,7 +64,7 @@ def sequential_finding(
 def fixed_finding(
     before: Sequence[float], after: Sequence[float], comparison: Comparison, alpha: float
 ) -> Finding:
-    """By one interval at a number of questions fixed beforehand: Tango's, or the bootstrap."""
+    """By one interval at a number of questions fixed beforehand: Tango's, or Gaffke's."""
     values = comparison.values(before, after)
 
     def at(level: float) -> Interval:
@@ -92,7 +92,7 @@ def fixed_finding(
 
 
 def paired_interval(before: Sequence[float], after: Sequence[float], alpha: float) -> Interval:
-    """Tango's score interval for right-or-wrong answers, the BCa bootstrap for other scores."""
+    """Tango's score interval for right-or-wrong answers, Gaffke's bound for other scores."""
     pairs = list(zip(before, after, strict=True))
     if all(score in (0.0, 1.0) for pair in pairs for score in pair):
         return tango_interval(
@@ -102,7 +102,7 @@ def paired_interval(before: Sequence[float], after: Sequence[float], alpha: floa
             neither=pairs.count((0.0, 0.0)),
             alpha=alpha,
         )
-    return bca_interval([b - a for a, b in pairs], alpha, BOOTSTRAP_SEED)
+    return graded_interval([b - a for a, b in pairs], alpha, WEIGHTS_SEED)
 
 
 def kept_interval(
@@ -110,7 +110,7 @@ def kept_interval(
 ) -> Interval:
     """Bounds of the mean of candidate - share * baseline, by two intervals that hold together.
 
-    The value is the change plus (1 - share) of the baseline's score. The bootstrap of their sum
+    The value is the change plus (1 - share) of the baseline's score. A bound of their sum
     would take scores of the baseline for evidence of what the candidate kept, and with few flips
     pass a candidate on the boundary far too often; the interval of the change alone does not.
     """
@@ -122,14 +122,6 @@ def kept_interval(
         change.upper + rest * level.upper,
         f"{change.method} of the change, and the baseline's",
     )
-
-
-def above_guessing_p(scores: Sequence[float], guessing: float) -> float:
-    """Exact one-sided p-value of 'no better than guessing', for right-or-wrong scores."""
-    from scipy.stats import binomtest
-
-    right = sum(score == 1.0 for score in scores)
-    return float(binomtest(right, len(scores), guessing, alternative="greater").pvalue)
 
 
 def _p_value(passes: Callable[[float], bool], alpha: float) -> float:

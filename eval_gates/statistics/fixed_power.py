@@ -2,7 +2,8 @@
 
 The companion of power.py, for the one bound of :func:`finding.fixed_finding`. With right-or-wrong
 answers and a margin in points, runs are drawn and bounded as the gate would. Elsewhere a bound
-costs a bootstrap: it is taken once, of a typical run, and runs are taken to lie normally around it.
+costs thousands of weightings: it is taken once, of a typical run, and runs are taken to lie
+normally around it.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from statistics import NormalDist
 from eval_gates.statistics.comparison import Comparison
 from eval_gates.statistics.finding import kept_interval, paired_interval
 from eval_gates.statistics.paired import normal_quantile, tango_interval
-from eval_gates.statistics.power import WANTED_CHANCE, PowerPlan
+from eval_gates.statistics.power import WANTED_CHANCE, PowerPlan, pass_words
 from eval_gates.statistics.replays import outcomes
 
 _RUNS, _SEED, _STEPS = 300, 0, 9
-_TYPICAL = 400  # questions of a typical run at most; the bootstrap of more would take a second
+_TYPICAL = 400  # questions of a typical run at most; that of more would take a second
 _TIE = 1e-9
 _MOST = 1 << 20  # questions; what no such number shows is taken for not to be shown
 
@@ -56,13 +57,14 @@ def fixed_power_plan(
     passed, failed = gate.chances(0.0)
     least = least_fixed_questions(comparison, alpha, graded=flip_size < 1, baseline=base)
     most = flip_size if comparison.kind == "points" else min(flip_size, base)
+    at_half, _ = gate.chances(min(comparison.allowed_drop(base) / 2, most))
     visible = _smallest(
         lambda drop: gate.chances(drop)[1] >= WANTED_CHANCE, comparison.allowed_drop(base), most
     )
     start = (
         f"{comparison.words} ({100 * (1 - alpha):g} % confidence): all of {questions} questions,"
-        f" then one bound; if {100 * flips:g} % of the answers flip and nothing is lost, a pass in"
-        f" {100 * passed:.0f} % of runs"
+        f" then one bound; if {100 * flips:g} % of the answers flip and nothing is lost,"
+        f" {pass_words(passed, at_half)}"
     )
     seen = (
         "no true drop is likely to be seen"
@@ -80,6 +82,7 @@ def fixed_power_plan(
         expected_questions=float(questions),
         chance_of_decision=passed + failed,
         chance_of_pass=passed,
+        chance_of_pass_at_half=at_half,
         smallest_visible_drop=visible,
         least_questions=least,
         decidable=least is not None and least <= questions,

@@ -42,6 +42,8 @@ class PowerPlan:
     """That the verdict falls by the cap, if the candidate is no worse."""
     chance_of_pass: float
     """That the gate passes by the cap, if the candidate is no worse."""
+    chance_of_pass_at_half: float
+    """Likewise, if the candidate truly lost half of what the margin allows."""
     smallest_visible_drop: float | None
     """The smallest true drop that fails with a chance of 80 % by the cap; None if none does."""
     least_questions: int | None
@@ -109,6 +111,8 @@ def power_plan(
     decidable = least is not None and least <= questions
     chance_of_pass = float(same.passed.mean())
     most = flip_size if comparison.kind == "points" else min(flip_size, base)
+    half = min(comparison.allowed_drop(base) / 2, most)
+    at_half = float(run(half, _BLOCKS).passed.mean())
     visible = _smallest_visible_drop(
         lambda drop: float(run(drop, _SEARCH_BLOCKS).failed.mean()),
         comparison.allowed_drop(base),
@@ -116,7 +120,9 @@ def power_plan(
     )
     expected = _mean_asked(same, questions, batch)
     if decidable:
-        words = _plan_words(comparison, alpha, questions, flips, expected, chance_of_pass, visible)
+        words = _plan_words(
+            comparison, alpha, questions, flips, expected, (chance_of_pass, at_half), visible
+        )
     else:
         words = _hopeless_words(comparison, alpha, questions, population, base, least)
     return PowerPlan(
@@ -129,6 +135,7 @@ def power_plan(
         expected_questions=expected,
         chance_of_decision=float(decided.mean()),
         chance_of_pass=chance_of_pass,
+        chance_of_pass_at_half=at_half,
         smallest_visible_drop=visible,
         least_questions=least,
         decidable=decidable,
@@ -240,21 +247,29 @@ def _plan_words(
     questions: int,
     flips: float,
     expected: float,
-    chance_of_pass: float,
+    chances: tuple[float, float],
     visible: float | None,
 ) -> str:
     start = (
         f"{comparison.words} ({100 * (1 - alpha):g} % confidence): if {100 * flips:g} % of the"
         f" answers flip and nothing is lost, about {expected:.0f} of at most {questions} questions,"
-        f" and a pass in {100 * chance_of_pass:.0f} % of runs"
+        f" and {pass_words(*chances)}"
     )
     seen = (
         "no true drop is likely to be seen"
         if visible is None
         else f"a true drop of {100 * visible:.1f} points is seen in {100 * WANTED_CHANCE:.0f} %"
     )
-    cure = "" if chance_of_pass >= WANTED_CHANCE else "; needs more questions or a wider margin"
+    cure = "" if chances[0] >= WANTED_CHANCE else "; needs more questions or a wider margin"
     return f"{start}; {seen}{cure}"
+
+
+def pass_words(nothing_lost: float, half_lost: float) -> str:
+    """Two chances to pass, in words."""
+    return (
+        f"a pass in {100 * nothing_lost:.0f} % of runs ({100 * half_lost:.0f} % if half the margin"
+        " is lost)"
+    )
 
 
 def _hopeless_words(

@@ -96,8 +96,9 @@ def replay(
 ) -> Replays:
     """Run the gate `runs` times on drawn questions, looking after each of about `blocks` blocks.
 
-    With `population` the questions are drawn without replacement from one benchmark of that size
-    that has each value as often as its chance says, rounded.
+    With `population` each run first draws a benchmark of that size, question by question, then its
+    order. A benchmark that had each value just as often as its chance says would flatter the gate:
+    which answers change is as much a matter of chance there as anywhere.
     """
     import numpy as np
 
@@ -173,11 +174,7 @@ def _drawn_without_replacement(
     """How often each value comes in each block: shape [runs, blocks, values]."""
     import numpy as np
 
-    shares = np.cumsum(outcome.chances)
-    shares[-1] = 1.0
-    # The sums are rounded, not each share, so that all of them make up the population.
-    whole = np.diff(np.rint(shares * population).astype(np.int64), prepend=0)
-    left = np.tile(whole, (runs, 1))
+    left = generator.multinomial(population, outcome.chances, size=runs)
     drawn = np.empty((runs, sizes.size, left.shape[1]), dtype=np.int64)
     for block, size in enumerate(sizes):
         wanted = np.full(runs, size)

@@ -19,7 +19,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-FIRST_SEED = 1234  # lm-eval's own, of worked examples and of samples
+FIRST_SEED = 1234  # lm-eval's own, of worked examples
+SEEDS = 1 << 31
 Document = dict[str, Any]
 
 
@@ -56,7 +57,7 @@ def fixed_task(
         splits: by name; each a dataset of the `datasets` library, or :class:`Documents`.
         order: which documents of the evaluated split, in the order of their new numbers; all in
             their own order when absent.
-        samples: answers drawn for each document.
+        samples: answers drawn for each document; with several each document has an `id`.
     """
     from lm_eval.api.task import ConfigurableTask
 
@@ -98,7 +99,7 @@ def fixed_task(
             return [
                 replace(
                     request,
-                    arguments=(prompt, {**settings, "seed": FIRST_SEED + number}),
+                    arguments=(prompt, {**settings, "seed": sample_seed(doc["id"], number)}),
                     idx=number,
                     resps=[],  # or all would share one list
                     filtered_resps={},
@@ -116,6 +117,16 @@ def fixed_task(
     found = task.eval_docs
     task.documents = Documents(found if order is None else [found[number] for number in order])
     return task
+
+
+def sample_seed(question: str, number: int) -> int:
+    """The seed by which a question's answer of that number is drawn.
+
+    Each question has seeds of its own: with the same ones everywhere, one lucky stream of random
+    numbers would favour one side in all of them, and the questions would not be independent.
+    """
+    content = hashlib.sha256(f"{number}/{question}".encode()).hexdigest()
+    return int(content[:12], 16) % SEEDS
 
 
 def digest_of(document: Document) -> str:

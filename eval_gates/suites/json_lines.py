@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from pipeline.errors import EvaluationDataError
+from pipeline.foreign_file import names_in
+from pipeline.foreign_json import parse_json
+from pipeline.foreign_lines import ForeignLinesError, read_lines
 
 
 def find_files(folder: Path, stem: str, *, but_not: str | None = None) -> list[Path]:
@@ -28,13 +30,21 @@ def find_files(folder: Path, stem: str, *, but_not: str | None = None) -> list[P
             where=str(folder),
             cure="give a folder that exists to --eval-data",
         )
-    files = sorted(
-        path
-        for path in folder.iterdir()
-        if path.name.startswith(stem)
-        and path.name.endswith((".jsonl", ".jsonl.gz"))
-        and not (but_not and path.name.startswith(but_not))
-    )
+    try:
+        there = names_in(folder)
+    except OSError as error:
+        raise EvaluationDataError(
+            f"the folder of evaluation data cannot be read: {error.strerror}",
+            where=str(folder),
+            cure="give a folder with little else in it to --eval-data",
+        ) from error
+    files = [
+        folder / name
+        for name in there
+        if name.startswith(stem)
+        and name.endswith((".jsonl", ".jsonl.gz"))
+        and not (but_not and name.startswith(but_not))
+    ]
     names = {path.name for path in files}
     for name in sorted(names):
         if f"{name}.gz" in names:
@@ -52,16 +62,23 @@ def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     Raises:
         EvaluationDataError: the file cannot be read, or a line is not a JSON object.
     """
-    opened = gzip.open if path.name.endswith(".gz") else open
+    for number, line in enumerate(data_lines(path), start=1):
+        if line.strip():
+            place = f"{path}, line {number}"
+            yield place, _object(line, place)
+
+
+def data_lines(path: Path) -> Iterator[str]:
+    """The lines of a file of evaluation data, empty ones too.
+
+    Raises:
+        EvaluationDataError: the file cannot be read, or is beyond a limit.
+    """
     try:
-        with opened(path, "rt", encoding="utf-8") as lines:
-            for number, line in enumerate(lines, start=1):
-                if line.strip():
-                    place = f"{path}, line {number}"
-                    yield place, _object(line, place)
-    except (OSError, EOFError, UnicodeDecodeError) as error:  # a damaged gzip is an OSError or EOF
+        yield from read_lines(path)
+    except (OSError, ForeignLinesError) as error:
         raise EvaluationDataError(
-            f"cannot read the evaluation data: {error}",
+            f"cannot read the evaluation data: {getattr(error, 'strerror', None) or error}",
             where=str(path),
             cure="check that the file is whole, readable, and UTF-8 text (gzipped if it ends .gz)",
         ) from error
@@ -90,7 +107,7 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
 
 def _object(line: str, place: str) -> dict[str, Any]:
     try:
-        row = json.loads(line)
+        row = parse_json(line, whole_text=False)
     except ValueError as error:
         raise EvaluationDataError(
             f"this line is not JSON: {error}", where=place, cure="mend or remove the line"

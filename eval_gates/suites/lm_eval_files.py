@@ -12,9 +12,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pipeline.errors import EvaluationDataError
+from pipeline.foreign_file import read_regular
+from pipeline.user_path import user_path
 
 # The `datasets` library's names of formats; such a dataset is files, not a place on the Hub.
 LOCAL_FORMATS = frozenset({"json", "csv", "text", "parquet", "arrow", "pandas", "xml"})
+MAX_FILES = 50  # YAML files and modules of one task
 _ENDINGS = (".yaml", ".yml")
 
 
@@ -47,7 +50,7 @@ def read_task_file(path: Path) -> TaskFile:
     Raises:
         EvaluationDataError: a file is missing or is no task.
     """
-    path = path.expanduser().resolve()
+    path = user_path(path, "key task").resolve()
     code: list[Path] = []
     config = _read_yaml(path, code)
     if "group" in config or not isinstance(config.get("task"), str):
@@ -56,8 +59,15 @@ def read_task_file(path: Path) -> TaskFile:
             where=str(path),
             cure="name a YAML file with 'task: <name>', not a group's",
         )
-    settings = localized(config, path.parent)
-    data = _data_files(settings)
+    try:
+        settings = localized(config, path.parent)
+        data = _data_files(settings)
+    except (OSError, ValueError, TypeError, AttributeError, NotImplementedError) as error:
+        raise EvaluationDataError(
+            f"the task's data files cannot be looked up: {str(error)[:200]}",
+            where=f"{path}, keys dataset_path and dataset_kwargs",
+            cure="see lm-eval's task guide",
+        ) from error
     hub = None if data or callable(config.get("custom_dataset")) else settings.get("dataset_path")
     return TaskFile(path, config, code, data, hub)
 
@@ -134,26 +144,21 @@ def _flat(files: Any) -> list[str]:
 
 def _read_yaml(path: Path, code: list[Path]) -> dict[str, Any]:
     """A YAML file merged with what it includes, as lm-eval merges; adds the files to `code`."""
-    import yaml
+    from pipeline.foreign_yaml import MAX_BYTES, parse_yaml
 
     modules: list[Path] = []
 
-    class Loader(yaml.SafeLoader):
-        """Takes a function's name instead of the function."""
-
-    def function_name(loader: yaml.SafeLoader, node: Any) -> str:
-        name = str(loader.construct_scalar(node))
+    def function_name(name: str) -> str:
         module = path.parent / f"{name.rpartition('.')[0].replace('.', '/')}.py"
         if module.is_file():
             modules.append(module)
         return name
 
-    Loader.add_constructor("!function", function_name)
     try:
-        config = yaml.load(path.read_text(encoding="utf-8"), Loader=Loader)  # noqa: S506 - safe
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        config = parse_yaml(read_regular(path, MAX_BYTES), function=function_name)
+    except (OSError, ValueError) as error:
         raise EvaluationDataError(
-            f"the task's file cannot be read: {error}",
+            f"the task's file cannot be read: {getattr(error, 'strerror', None) or error}",
             where=str(path),
             cure="give the path of a YAML file that lm-eval can read",
         ) from error
@@ -165,7 +170,13 @@ def _read_yaml(path: Path, code: list[Path]) -> dict[str, Any]:
     included = config.pop("include", [])
     merged: dict[str, Any] = {}
     for name in included if isinstance(included, list) else [included]:
-        file = (path.parent / name).resolve()
+        file = user_path(path.parent / str(name), f"{path}, key include").resolve()
+        if len(code) > MAX_FILES:
+            raise EvaluationDataError(
+                f"the task is made of more than {MAX_FILES} files",
+                where=str(path),
+                cure="write the task in fewer files",
+            )
         if file in code:
             raise EvaluationDataError(
                 "files include each other", where=f"{path} and {file}", cure="remove one include"

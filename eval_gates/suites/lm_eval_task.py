@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -24,7 +25,10 @@ from eval_gates.suites.lm_eval_metrics import Metric, choose_metric
 from pipeline.errors import EvaluationDataError
 
 DATASET, CODE, PLACE = "dataset", "task", "task.json"
+ASKED, FIELDS = "asked_sha256", "fields"  # keys of a row; the latter only where clusters are wanted
 _LENGTH_KEYS = ("max_gen_toks", "max_tokens")
+_PASSAGE = 80  # characters of a text that is no mere word or name
+_FEW = 0.05  # of the documents; copies are counted by the same share
 _SHOWN = 8  # names of a group's members in an error
 
 
@@ -73,7 +77,13 @@ def lay_out(
     found_revision = save_dataset(local, revision, folder / DATASET)
     task, metric, _ = open_task(suite, None, folder)
     rows = [
-        {"id": f"{config['task']}/{n}", "doc_index": n, "doc_sha256": digest_of(document)}
+        {
+            "id": f"{config['task']}/{n}",
+            "doc_index": n,
+            "doc_sha256": digest_of(document),
+            ASKED: asked_digest(task, document),
+            **({FIELDS: dict(document)} if suite.get("cluster") else {}),
+        }
         for n, document in enumerate(task.eval_docs)
     ]
     facts = {
@@ -81,16 +91,56 @@ def lay_out(
         "metric": metric.label,
         "revision": found_revision,
         "guessing": guessing(task, config, metric),
+        "shared_text": shared_text(task.eval_docs),
     }
     return LaidOut(rows, facts)
 
 
+def asked_digest(task: Any, document: dict[str, Any]) -> str:
+    """Of what a document asks and how it is scored: the same for copies, whatever their numbers."""
+    choices = task.OUTPUT_TYPE == "multiple_choice"
+    return digest_of(
+        {
+            "text": task.doc_to_text(document),
+            "choices": task.doc_to_choice(document) if choices else None,
+            "target": task.doc_to_target(document),
+        }
+    )
+
+
 def guessing(task: Any, config: dict[str, Any], metric: Metric) -> float:
-    """The score of a model that knows nothing: one in so many choices; 0 without choices."""
+    """The score of a model that knows nothing; 0 without choices.
+
+    One in so many choices; where all documents have the same choices, such as yes and no, that of
+    always giving the commonest answer, if it is more.
+    """
     if config["output_type"] != "multiple_choice" or metric.name not in ACCURACIES:
         return 0.0
-    shares = [1 / len(task.doc_to_choice(document)) for document in task.eval_docs]
-    return sum(shares) / len(shares)
+    choices = [task.doc_to_choice(document) for document in task.eval_docs]
+    by_chance = sum(1 / len(each) for each in choices) / len(choices)
+    if any(each != choices[0] for each in choices):
+        return by_chance
+    targets = Counter(str(task.doc_to_target(document)) for document in task.eval_docs)
+    return max(by_chance, targets.most_common(1)[0][1] / len(choices))
+
+
+def shared_text(documents: Sequence[dict[str, Any]]) -> str | None:
+    """The field with a long text, such as a passage, that several documents have in common.
+
+    Where more than a few do, their answers rise and fall together. None if there is no such field;
+    a text that most documents have, such as an instruction, does not count.
+    """
+    for field in documents[0]:
+        texts = Counter(
+            text
+            for document in documents
+            if isinstance(text := document.get(field), str) and len(text) >= _PASSAGE
+        )
+        shared = sum(count for count in texts.values() if count > 1)
+        commonest = max(texts.values(), default=0)
+        if shared > _FEW * len(documents) and commonest <= len(documents) / 2:
+            return str(field)
+    return None
 
 
 def open_task(
@@ -214,7 +264,7 @@ def _no_bytecode() -> Iterator[None]:
 
 def _refuse(config: dict[str, Any]) -> None:
     reasons = {
-        "it runs code that a model wrote; the suite 'humaneval' does so in a sandbox": config.get(
+        "it runs code that a model wrote; 'humaneval' and 'mbpp' do so in a sandbox": config.get(
             "unsafe_code"
         ),
         "it is written as a Python class, whose documents cannot be fixed": "class" in config,

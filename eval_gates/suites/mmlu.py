@@ -1,8 +1,9 @@
 """MMLU (Hendrycks et al. 2021): 57 subjects, four choices a question, through lm-eval.
 
-Where the questions come from (a folder, or the development questions that lm-eval carries), and
-the lm-eval task that asks them: in the letter form, with the very prompt of lm-eval's own `mmlu`
-tasks, or in the cloze form of its `mmlu_continuation`, in which small models are above chance.
+Where the questions come from (a folder, the development questions that lm-eval carries, or the
+project's own easy ones, which are not MMLU's), and the lm-eval task that asks them: in the letter
+form, with the very prompt of lm-eval's own `mmlu` tasks, or in the cloze form of its
+`mmlu_continuation`, in which small models are above chance.
 
 lm-eval makes one task a subject; ours is one task for all. So what differs by subject travels
 with the question: the description is a template, and the worked examples are a field of the row.
@@ -24,6 +25,7 @@ Question = dict[str, Any]
 
 GUESSING = 0.25  # the score of a model that knows nothing
 LETTERS = "ABCD"
+QUIZ_FILE = Path(__file__).parents[1] / "data" / "quiz.jsonl"
 
 _FIELDS = (
     "each line needs subject, question, choices (four texts), answer (0 to 3, or a letter A to D)"
@@ -73,6 +75,15 @@ def read_examples(folder: Path) -> list[Question]:
     """
     files = find_files(folder, "mmlu_dev")
     return [_question(row, place) for path in files for place, row in read_rows(path)]
+
+
+def read_quiz() -> list[Question]:
+    """The easy questions of general knowledge that were written for this project.
+
+    Raises:
+        EvaluationDataError: the installation lacks the file, or a line is malformed.
+    """
+    return [_question(row, place) for place, row in read_rows(QUIZ_FILE)]
 
 
 def read_carried() -> CarriedQuestions:

@@ -159,6 +159,7 @@ class Site:
             element_bytes=self.limits.element_bytes(is_baseline=candidate.is_baseline),
             tensor_parallel=tensor_parallel,
             in_flight=self.limits.step_tokens,
+            batches=self.limits.batches,
         )
 
     def longest_context(self, candidate: Candidate, fit: Fit) -> int:

@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.errors import UsageError
-from pipeline.inspection.kv_cache import GIB, element_bytes
+from pipeline.inspection.kv_cache import BATCHES_IN_FLIGHT, GIB, element_bytes
 from pipeline.inspection.model_shape import ModelShape
 from recipes.gpu import Gpu
 from recipes.schema import ServingProfile
 
-UTILIZATION = 0.9
+UTILIZATION = 0.92
 BLOCK_SIZE = 16
 NATIVE_FP8 = 8.9
-# vLLM 0.32's defaults for its OpenAI server: from this much memory on, so many tokens a step and
+# vLLM 0.33's defaults for its OpenAI server: from this much memory on, so many tokens a step and
 # so many sequences.
 DEFAULTS = ((160 * GIB, 16384, 1024), (70 * GIB, 8192, 1024), (0, 2048, 256))
 SMALLER_STEPS = "A100"  # which it gives the last line's, whatever its memory
@@ -38,6 +38,7 @@ class ServingLimits:
         utilization: share of the GPU's memory that the engine may use.
         block_size: tokens of a KV block.
         step_tokens: max-num-batched-tokens.
+        batches: of so many tokens that may be under way at once.
         sequences: max-num-seqs.
         context_limit: max-model-len, where it is set.
         kv_dtype: of variants.
@@ -49,6 +50,7 @@ class ServingLimits:
     utilization: float
     block_size: int
     step_tokens: int
+    batches: int
     sequences: int
     context_limit: int | None
     kv_dtype: str
@@ -75,6 +77,7 @@ class ServingLimits:
             utilization=float(_number(arguments, "gpu-memory-utilization", UTILIZATION)),
             block_size=int(_number(arguments, "block-size", BLOCK_SIZE)),
             step_tokens=int(_number(arguments, "max-num-batched-tokens", step_tokens)),
+            batches=1 if arguments.get("no-async-scheduling") is True else BATCHES_IN_FLIGHT,
             sequences=int(_number(arguments, "max-num-seqs", sequences)),
             context_limit=int(_number(arguments, "max-model-len", 0)) or None,
             kv_dtype=profile.kv_cache_dtype if profile else _default_kv_dtype(gpu),

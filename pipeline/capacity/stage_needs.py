@@ -14,7 +14,13 @@ from pipeline.inspection.inspection import Inspection
 from pipeline.inspection.kv_cache import GIB
 from pipeline.quantizers import is_streamed
 from pipeline.variant_size import VariantWeights
-from recipes.quantization import Calibration, NoQuantization, PresetQuantization, Quantization
+from recipes.quantization import (
+    Calibration,
+    GptqQuantization,
+    NoQuantization,
+    PresetQuantization,
+    Quantization,
+)
 from recipes.schema import Recipe, ServingProfile
 
 LIBRARIES_BYTES = GIB  # Python with torch and a quantizer: 0.6 to 0.8 GiB beside the demo's weights
@@ -24,6 +30,7 @@ ELEMENT_BYTES = 2  # of the type that models are loaded in
 CACHED_COPIES = 2  # the inputs of a layer, and its outputs, of all samples
 LAYER_COPIES = 4  # of one batch inside a layer, in 32 bits: input, gate, up and their product
 FP8_BYTES_ON_CPU = 4  # the serving plugin widens FP8 weights to 32 bits
+FOUR_BITS_IN_FLOAT32 = 8  # it does so with 4-bit weights where the profile serves in float32
 SMALL_FILES_BYTES = 50_000_000  # tokenizer, config, record and logs of a variant
 
 
@@ -81,10 +88,12 @@ def quantize_need(
         shard = inspection.source.largest_file_bytes or inspection.source.weights_bytes
         host = STREAMED_SHARDS * shard + LIBRARIES_BYTES
         return StageNeed("quantize", recipe.name, host, disk, "two weight files and the libraries")
-    loaded = sixteen_bit_bytes(inspection)
+    wide = profile is not None and profile.quantizes_in_float32
+    loaded = sixteen_bit_bytes(inspection) * (2 if wide else 1)
     calibration = limited(quantization.calibration, profile)
     activations = activation_bytes(inspection, calibration) if calibration else 0
-    words = "weights in 16 bits, activations of all samples" if calibration else "weights"
+    bits = "32" if wide else "16"
+    words = f"weights in {bits} bits, activations of all samples" if calibration else "weights"
     return StageNeed(
         "quantize",
         recipe.name,
@@ -100,12 +109,13 @@ def serve_need(
     """Memory of a variant's server; on a GPU the weights are in the GPU's, so not known here."""
     if profile is None or profile.accelerator != "cpu":
         return StageNeed("serve", recipe.name, None, 0, "weights and cache are on the GPU")
+    wide = profile.engine_arguments.get("dtype") in ("float32", "float")
     served = sum(
-        _served_on_cpu(each.bytes, each.quantized, recipe.quantization, each.tensor.dtype)
+        _quantized_on_cpu(each.bytes, recipe.quantization, wide=wide)
+        if each.quantized
+        else _plain_on_cpu(each.bytes, each.tensor.dtype, wide=wide)
         for each in weights.tensors
     )
-    if profile.engine_arguments.get("dtype") in ("float32", "float"):
-        served *= 2
     space = profile.environment.get("VLLM_CPU_KVCACHE_SPACE", "")
     cache = int(space) * GIB if space.isdigit() else 0
     words = "weights, KV cache and the server" if cache else "weights and the server, no KV cache"
@@ -132,8 +142,13 @@ def limited(calibration: Calibration | None, profile: ServingProfile | None) -> 
     return limit.applied_to(calibration) if calibration and limit else calibration
 
 
-def _served_on_cpu(size: int, quantized: bool, quantization: Quantization, dtype: str) -> int:
-    if not quantized:
-        return size // 2 if dtype in WIDE_TYPES else size
-    fp8 = isinstance(quantization, PresetQuantization) and quantization.scheme.startswith("FP8")
-    return FP8_BYTES_ON_CPU * size if fp8 else size
+def _plain_on_cpu(size: int, dtype: str, *, wide: bool) -> int:
+    sixteen = size // 2 if dtype in WIDE_TYPES else size
+    return 2 * sixteen if wide else sixteen
+
+
+def _quantized_on_cpu(size: int, quantization: Quantization, *, wide: bool) -> int:
+    if isinstance(quantization, PresetQuantization) and quantization.scheme.startswith("FP8"):
+        return FP8_BYTES_ON_CPU * size
+    eight_bits = isinstance(quantization, GptqQuantization) and quantization.scheme == "W8A8"
+    return FOUR_BITS_IN_FLOAT32 * size if wide and not eight_bits else size

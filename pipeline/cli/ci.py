@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from pipeline.cli.terminal import print_command
 
 if TYPE_CHECKING:
     from pipeline.events import Progress
@@ -105,7 +106,7 @@ class CiReporting:
 
         # Outside of a CI job, only what was asked for by name is written.
         environ = os.environ if self.ci else {}
-        annotate = None if self.as_json else print_annotation
+        annotate = None if self.as_json else print_command
         publish(report, Places.of(environ, junit, self.outputs, annotate), progress.note)
 
 
@@ -146,8 +147,3 @@ def report_of(error: BaseException, command: dict[str, Any]) -> RunReport:
         notes=[],
         error=told,
     )
-
-
-def print_annotation(line: str) -> None:
-    """On standard error: standard output is for results."""
-    print(line, file=sys.stderr, flush=True)

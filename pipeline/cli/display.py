@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from pipeline.cli.terminal import open_console
 from pipeline.events import Progress
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ def open_display(*, as_json: bool = False, plain: bool = False) -> Iterator[Prog
     if as_json:
         yield JsonLines()
     elif sys.stderr.isatty() and not plain:
-        from rich.console import Console
         from rich.progress import (
             BarColumn,
             MofNCompleteColumn,
@@ -43,14 +43,14 @@ def open_display(*, as_json: bool = False, plain: bool = False) -> Iterator[Prog
 
         with Bars(
             SpinnerColumn(),
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[unit]}"),
+            TextColumn("{task.fields[unit]}", markup=False),
             TimeElapsedColumn(),
             TextColumn("eta"),
             TimeRemainingColumn(),
-            console=Console(stderr=True),
+            console=open_console(stderr=True),
             transient=True,
         ) as bars:
             yield TerminalBars(bars)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pipeline.cli.terminal import open_console
 from pipeline.environments.definition import OF_EVERY_RUN, Accelerator, EnvironmentName
 from pipeline.errors import ExitCode
 
@@ -71,6 +72,11 @@ def build(names: Names = None, accelerator: ForAccelerator = None, as_json: AsJs
     settings = load_settings()
     chosen = accelerator or detect_accelerator()
     with open_display(as_json=as_json) as progress:
+        if accelerator is None and chosen is Accelerator.CPU:
+            progress.note(
+                "building for the CPU: no NVIDIA GPU is seen here; "
+                "for GPUs: prepare env build --accelerator cuda"
+            )
         built = [ensure(name, chosen, settings, progress) for name in names or list(OF_EVERY_RUN)]
     if as_json:
         _print_json(map(dataclasses.asdict, built))
@@ -81,13 +87,28 @@ def build(names: Names = None, accelerator: ForAccelerator = None, as_json: AsJs
     )
 
 
-@app.command(epilog="Example: prepare env doctor  exits with 1 when it finds a problem.")
-def doctor(as_json: AsJson = False) -> None:
-    """Look for what would keep environments from being built or used, and say how to mend it."""
-    from pipeline.environments.doctor import Severity, diagnose
+@app.command(
+    epilog="Examples: prepare env doctor  exits with 1 when it finds a problem;  "
+    "prepare env doctor --profile h100  says whether that can be served here."
+)
+def doctor(
+    profile: Annotated[
+        str,
+        typer.Option(help="Serving profile, by name or path, that is to be served here."),
+    ] = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Look for what would keep environments from being built or used, and say how to mend it.
+
+    Tells too what this machine cannot serve as the profile says, or serves in another way.
+    """
+    from pipeline.environments.doctor import diagnose
+    from pipeline.environments.finding import Severity
+    from pipeline.preparation import named_profile
     from pipeline.settings import load_settings
 
-    findings = diagnose(load_settings())
+    chosen = None if profile == "auto" else named_profile(profile)
+    findings = diagnose(load_settings(), chosen)
     if as_json:
         _print_json(map(dataclasses.asdict, findings))
     else:
@@ -150,7 +171,6 @@ def _print_json(items: Iterable[dict[str, Any]]) -> None:
 
 def _print_table(columns: Iterable[str], rows: Iterable[tuple[str, ...]]) -> None:
     from rich import box
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -159,7 +179,7 @@ def _print_table(columns: Iterable[str], rows: Iterable[tuple[str, ...]]) -> Non
         # Text, so that brackets in a path are not taken for markup; folded, so that it stays whole.
         table.add_row(*(Text(cell, overflow="fold") for cell in row))
     # Into a pipe no line is broken for a terminal's sake.
-    Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH).print(table)
+    open_console(width=None if sys.stdout.isatty() else _PIPE_WIDTH).print(table)
 
 
 def _size(size_bytes: int) -> str:

@@ -10,6 +10,7 @@ import typer
 
 from pipeline.cli.ci import CiOption, CiReporting, JunitOption, OutputsOption, in_ci
 from pipeline.cli.options import EvalDataOption, JsonOption, StoreOption
+from pipeline.credentials import take_out
 
 if TYPE_CHECKING:
     from pipeline.records import RunReport
@@ -20,13 +21,21 @@ def gate(
     baseline: Annotated[
         str,
         typer.Option(
-            envvar="PREPARE_BASELINE", help="URL of the unquantized model.", show_default=False
+            envvar="PREPARE_BASELINE",
+            parser=take_out,
+            metavar="URL",
+            help="URL of the unquantized model.",
+            show_default=False,
         ),
     ],
     candidate: Annotated[
         str,
         typer.Option(
-            envvar="PREPARE_CANDIDATE", help="URL of the model to judge.", show_default=False
+            envvar="PREPARE_CANDIDATE",
+            parser=take_out,
+            metavar="URL",
+            help="URL of the model to judge.",
+            show_default=False,
         ),
     ],
     tokenizer: Annotated[

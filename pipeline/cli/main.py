@@ -30,6 +30,8 @@ from pipeline.cli import (
     stage,
     verify,
 )
+from pipeline.cli.terminal import shown_streams
+from pipeline.credentials import hide
 from pipeline.errors import ExitCode, PrepareError
 
 app = typer.Typer(
@@ -81,6 +83,12 @@ def root(
 
 def main() -> NoReturn:
     """Run the command line; every way out has its exit code (see pipeline.errors)."""
+    with shown_streams():
+        run()
+
+
+def run() -> NoReturn:
+    """Run the command, tell how it ended, and exit."""
     # A terminated run ends like an interrupted one: servers are stopped, the record is closed.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -94,6 +102,9 @@ def main() -> NoReturn:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
+        # One that came inside of an exec(), as when a dataclass is made, leaves a mark by which
+        # CPython ends the process with SIGINT whatever is done about it; the next exec clears it.
+        exec("")  # noqa: S102
         print("interrupted; the same command continues where this one stopped", file=sys.stderr)
         sys.exit(ExitCode.INTERRUPTED)
     except Exception as error:
@@ -111,9 +122,9 @@ def unexpected(error: Exception) -> int:
     with tempfile.NamedTemporaryFile(
         "w", prefix="prepare-crash-", suffix=".log", delete=False
     ) as log:
-        traceback.print_exc(file=log)
+        log.write(hide(traceback.format_exc()))
     print(
-        f"error: unexpected {type(error).__name__}: {error}\n"
+        f"error: unexpected {type(error).__name__}: {hide(str(error))}\n"
         f"  where: {log.name} has the traceback\n"
         "  cure:  this is a defect of prepare; please report it with that file",
         file=sys.stderr,

@@ -7,10 +7,13 @@ from typing import Annotated
 
 import typer
 
+from pipeline.credentials import take_out
+
 CheckpointArgument = Annotated[
     str,
     typer.Argument(
         metavar="CHECKPOINT",
+        parser=take_out,
         help="A folder, a Hub id (org/name, optionally @revision), or demo:smollm2-135m.",
         show_default=False,
     ),
@@ -54,6 +57,8 @@ RegistryOption = Annotated[
     typer.Option(
         "--registry",
         envvar="PREPARE_REGISTRY",
+        parser=take_out,
+        metavar="URI",
         help="MLflow tracking URI, hf://NAMESPACE or oci:///FOLDER. Default: a SQLite registry in "
         "the store.",
         show_default=False,
@@ -64,7 +69,7 @@ EvalDataOption = Annotated[
     typer.Option(
         "--eval-data",
         envvar="PREPARE_EVAL_DATA",
-        help="Folder with evaluation data of your own (mmlu*.jsonl, summarization*.jsonl).",
+        help="Folder of your own questions (mmlu*.jsonl, mbpp*.jsonl, summarization*.jsonl).",
         show_default=False,
     ),
 ]
@@ -111,7 +116,10 @@ ContextOption = Annotated[
 ReferenceArgument = Annotated[
     str,
     typer.Argument(
-        metavar="NAME@ALIAS", help="Registered name, '@', alias or version.", show_default=False
+        metavar="NAME@ALIAS",
+        parser=take_out,
+        help="Registered name, '@', alias or version.",
+        show_default=False,
     ),
 ]
 JsonOption = Annotated[

@@ -55,6 +55,7 @@ def plan(
 
       prepare plan org/name --gpu h100 --gpus 8 --context 32768
     """
+    from artifacts.ending import serving_lines
     from pipeline.cli.display import open_display
     from pipeline.cli.policy import print_power
     from pipeline.cli.tables import print_json, print_table
@@ -92,7 +93,11 @@ def plan(
     print_table(["stage", "variant", "state", "expected"], found.stage_rows())
     if rows := found.size_rows():
         print_table(["variant", "weights, estimated", ""], rows)
+    for line in serving_lines(found.choices.to_dict()):
+        print(line)
     print_power(found.power)
+    if found.trial:
+        print(found.trial)
     print_table(["environment", "state", "size"], found.environment_rows())
     for refusal in found.refusals():
         print(refusal)

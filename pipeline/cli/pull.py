@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from pipeline.cli.options import JsonOption, RegistryOption, StoreOption
+from pipeline.credentials import take_out
 
 InsecureOption = Annotated[
     bool, typer.Option("--insecure", help="The OCI registry speaks HTTP, not HTTPS.")
@@ -19,6 +20,7 @@ def pull(
         str,
         typer.Argument(
             metavar="NAME@ALIAS",
+            parser=take_out,
             help="Registered name, '@', alias or version; or oci://HOST/REPOSITORY:TAG.",
             show_default=False,
         ),

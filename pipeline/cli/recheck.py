@@ -14,6 +14,7 @@ from pipeline.cli.options import (
     ReferenceArgument,
     RegistryOption,
     StoreOption,
+    TrustOption,
 )
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ def recheck(
             show_default=False,
         ),
     ] = None,
+    yes_trust_remote_code: TrustOption = False,
     eval_data: EvalDataOption = None,
     registry: RegistryOption = None,
     store: StoreOption = None,
@@ -93,6 +95,7 @@ def recheck(
         profile=profile,
         eval_data=eval_data,
         force=force,
+        trust_remote_code=yes_trust_remote_code,
     )
     with open_display(as_json=as_json) as progress:
         outcome = run_recheck(request, load_settings(store), progress)

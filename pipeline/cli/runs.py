@@ -76,3 +76,36 @@ def show(
         return
     print_run(report)
     print_stages(report, found)
+
+
+@app.command("trials")
+def list_trials(store: StoreOption = None, as_json: JsonOption = False) -> None:
+    """List how much was tried so far, by baseline and policy.
+
+    Each run that tries something new is a trial, and has a share of the policy's error
+    rate: the later, the less. Another baseline, or a policy under another name, begins a
+    count of its own.
+
+    Example
+
+      prepare runs trials
+    """
+    from pipeline.cli.tables import print_json, print_table
+    from pipeline.settings import load_settings
+    from pipeline.trials import Trials, share_of
+
+    found = list(Trials(load_settings(store).store).latest())
+    if as_json:
+        print_json([trial.model_dump(mode="json") for trial in found])
+        return
+    rows = [
+        [
+            ", ".join(f"{name} {value[:32]}" for name, value in trial.count.baseline.items()),
+            trial.count.policy,
+            str(trial.number),
+            f"{100 * share_of(trial.number + 1):.2g} %",
+            trial.run,
+        ]
+        for trial in found
+    ]
+    print_table(["baseline", "policy", "trials", "share of the next", "last run"], rows)

@@ -8,7 +8,13 @@ from typing import Annotated
 
 import typer
 
-from pipeline.cli.options import JsonOption, ReferenceArgument, RegistryOption, StoreOption
+from pipeline.cli.options import (
+    JsonOption,
+    ReferenceArgument,
+    RegistryOption,
+    StoreOption,
+    TrustOption,
+)
 
 
 def serve(
@@ -26,6 +32,7 @@ def serve(
     anyway: Annotated[
         bool, typer.Option("--anyway", help="Serve though this machine is not the one judged on.")
     ] = False,
+    yes_trust_remote_code: TrustOption = False,
     check: Annotated[
         bool, typer.Option("--check", help="Only say whether it would be the tuple judged.")
     ] = False,
@@ -38,8 +45,10 @@ def serve(
 ) -> None:
     """Serve a registered version with the very engine and arguments it was judged with.
 
-    Its files' digests are checked. Where engine, environment or hardware are not
-    those of the verdict, it refuses and names what differs. Ctrl-C ends it.
+    Its files' digests are checked, and how it is served is taken from the
+    evidence beside its weights; tags that say otherwise are refused. Where
+    engine, environment or hardware are not those of the verdict, it refuses and
+    names what differs. Ctrl-C ends it.
 
     Examples
 
@@ -61,7 +70,9 @@ def serve(
     found = open_registry(registry_uri(registry, settings))
     version = find_version(found, reference)
     with open_display(as_json=as_json) as progress:
-        deployment = Deployment(version, weights, settings, progress)
+        deployment = Deployment(
+            version, weights, settings, progress, trust_remote_code=yes_trust_remote_code
+        )
         differences = deployment.differences()
         if differences and not anyway:
             deployment.refuse(differences)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import traceback
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -31,8 +32,10 @@ def run(
 
       prepare stage run STORE/runs/RUN/stages/baseline.coherence.KEY.json
     """
+    from pipeline.credentials import hide
     from pipeline.errors import PrepareError, UnexpectedStageError, UsageError
     from pipeline.events import EventWriter
+    from pipeline.private_files import for_us_alone
     from pipeline.records import StageSpec
     from pipeline.stages.context import execute
 
@@ -46,7 +49,9 @@ def run(
                 where=str(spec),
                 cure="give a file that `prepare model` wrote into its run's stages folder",
             ) from error
-        execute(described, events)
+        # A registry may be a folder that others read.
+        with nullcontext() if described.stage == "promote" else for_us_alone():
+            execute(described, events)
     except PrepareError as error:
         events.write({"event": "error", **error.to_dict()})
         raise typer.Exit(error.exit_code) from error
@@ -57,5 +62,5 @@ def run(
             cure="this is a defect of prepare; please report it with that file",
         )
         events.write({"event": "error", **unexpected.to_dict()})
-        traceback.print_exc()  # standard error is the log
+        print(hide(traceback.format_exc()), file=sys.stderr)  # which is the log
         raise typer.Exit(unexpected.exit_code) from error

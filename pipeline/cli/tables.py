@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from artifacts.written_numbers import in_points, megabytes, per_cent
+from pipeline.cli.terminal import open_console
+from pipeline.foreign_text import LONGEST_NAME, LONGEST_REASON, clipped
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -17,16 +20,14 @@ if TYPE_CHECKING:
 
 COLOURS = {"pass": "green", "fail": "red", "undecided": "yellow", "error": "red", "skipped": "dim"}
 WIDTH_WITHOUT_TERMINAL = 132
+NAMED = ("checkpoint", "policy", "profile")
+"""What of a run's command its table is headed with."""
 
 
 def console() -> Console:
     """Standard output; wide enough for our tables when it is not a terminal."""
-    import sys
-
-    from rich.console import Console
-
     width = None if sys.stdout.isatty() else WIDTH_WITHOUT_TERMINAL
-    return Console(width=width, highlight=False)
+    return open_console(width=width)
 
 
 def print_json(value: Any) -> None:
@@ -44,24 +45,24 @@ def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     for heading in headings:
         table.add_column(heading, overflow="fold")
     for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
+        table.add_row(*(Text(clipped(cell, LONGEST_REASON)) for cell in row))
     console().print(table)
 
 
 def print_run(report: RunReport) -> None:
     """The verdict table of a run, why each variant got it, and what to look at next."""
     from rich import box
-    from rich.markup import escape
     from rich.table import Table
+    from rich.text import Text
 
-    from artifacts.ending import verdict_word
+    from artifacts.ending import serving_lines, verdict_word
 
     out = console()
     digest = f" ({report.checkpoint.digest[:12]})" if report.checkpoint else ""
+    named = {key: clipped(str(report.command[key]), LONGEST_NAME) for key in NAMED}
     table = Table(
-        title=escape(
-            f"{report.command['checkpoint']}{digest}, policy {report.command['policy']}, "
-            f"profile {report.command['profile']}"
+        title=Text(
+            f"{named['checkpoint']}{digest}, policy {named['policy']}, profile {named['profile']}"
         ),
         title_justify="left",
         box=box.SIMPLE_HEAD,
@@ -75,18 +76,17 @@ def print_run(report: RunReport) -> None:
         add_variant(table, variant)
     out.print(table)
     for variant in report.variants:
-        colour = COLOURS[variant.verdict]
         word = verdict_word(variant)
-        out.print(f"[{colour}]{variant.recipe}: {word}[/{colour}]: {escape(variant.reason)}")
+        begun = Text(f"{variant.recipe}: {word}", style=COLOURS[variant.verdict])
+        out.print(begun.append(f": {variant.reason}", style="default"))
         for gate in variant.gates:
             if gate.verdict != "pass" or gate.suspicious:
-                out.print(f"  {gate.suite}: {escape(gate.reason)}")
-    for line in floor_lines(report):
-        out.print(line)
+                out.print(Text(f"  {gate.suite}: {gate.reason}"))
     notes = {v.throughput.note for v in report.variants if v.throughput and v.throughput.note}
-    for note in sorted(notes):
-        out.print(f"throughput: {escape(note)}")
-    out.print(escape(last_line(report)))
+    last = [*floor_lines(report), *(f"throughput: {note}" for note in sorted(notes))]
+    last += serving_lines(report.command)
+    for line in [*last, last_line(report)]:
+        out.print(Text(line))
 
 
 def floor_lines(report: RunReport) -> list[str]:
@@ -100,14 +100,18 @@ def floor_lines(report: RunReport) -> list[str]:
 
 def add_variant(table: Any, variant: VariantReport) -> None:
     """One row a gate; variant and size stand in the first."""
+    from rich.text import Text
+
     size = megabytes(variant.weights_bytes, nothing="-" if variant.gates else "not made")
     rows = [gate_row(gate) for gate in variant.gates]
     if variant.throughput:
         rows.append(throughput_row(variant.throughput))
     if not rows:
-        rows = [["-", "", "", "", coloured(variant.verdict)]]
+        rows = [["-", "", "", "", variant.verdict]]
     for number, row in enumerate(rows):
-        table.add_row(*((variant.recipe, size) if number == 0 else ("", "")), *row)
+        cells = [*((variant.recipe, size) if number == 0 else ("", "")), *row[:-1]]
+        verdict = Text(row[-1], style=COLOURS[row[-1]])
+        table.add_row(*(Text(clipped(cell, LONGEST_NAME)) for cell in cells), verdict)
     table.add_section()
 
 
@@ -118,7 +122,7 @@ def gate_row(gate: GateReport) -> list[str]:
         per_cent(gate.baseline, 1),
         per_cent(gate.candidate, 1),
         difference_words(gate),
-        coloured(gate.verdict),
+        gate.verdict,
     ]
 
 
@@ -150,13 +154,8 @@ def throughput_row(throughput: ThroughputReport) -> list[str]:
         f"{throughput.baseline_output_tokens_per_s:,.0f}",
         f"{throughput.output_tokens_per_s:,.0f}",
         f"x {throughput.ratio:.2f} (at least {throughput.minimum_ratio})",
-        coloured(throughput.verdict),
+        throughput.verdict,
     ]
-
-
-def coloured(verdict: str) -> str:
-    """The verdict in its colour, as rich markup."""
-    return f"[{COLOURS[verdict]}]{verdict}[/{COLOURS[verdict]}]"
 
 
 def last_line(report: RunReport) -> str:

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from pipeline.environments.definition import Definition
+from pipeline.environments.health import torch_fault
 from pipeline.environments.installer import installer_variables, run_uv
 from pipeline.environments.interpreter import describe, import_modules
 from pipeline.environments.package_sources import has_cpu_torch
@@ -84,11 +85,18 @@ def _install(definition: Definition, folder: Path, progress: Progress) -> None:
         folder=base,
         variables=variables,
     )
+    constraints = folder / "constraints.txt"
+    constraints.write_text("".join(f"{line}\n" for line in _constraints(definition)))
     into = ["pip", "install", "--python", str(python_of(folder))]
     overrides = ["--overrides", str(definition.overrides)] if definition.overrides else []
     watcher = InstallWatcher(definition, folder, progress)
     run_uv(
-        [*into, "-r", str(definition.lock), *overrides, *_torch_options(definition, variables)],
+        [
+            *into,
+            *("-r", str(definition.lock), "--constraint", str(constraints)),
+            *overrides,
+            *_torch_options(definition, variables),
+        ],
         folder=base,
         variables=variables,
         watch=watcher.hear,
@@ -101,6 +109,15 @@ def _install(definition: Definition, folder: Path, progress: Progress) -> None:
             copy = Path(scratch) / plugin.name
             shutil.copytree(plugin, copy, ignore=shutil.ignore_patterns("__pycache__"))
             run_uv([*into, "--no-deps", str(copy)], folder=base, variables=variables)
+
+
+def _constraints(definition: Definition) -> list[str]:
+    """What the lock leaves open and may not be: the CPU build of a CUDA environment's torch.
+
+    Where find-links has it, for the CPU environments, it is the higher version of the two.
+    """
+    torch = definition.pins.get("torch")
+    return [f"torch!={torch}+cpu"] if torch and definition.needs_cuda_torch else []
 
 
 def _torch_options(definition: Definition, variables: dict[str, str]) -> list[str]:
@@ -167,6 +184,8 @@ def _checked_versions(definition: Definition, folder: Path) -> dict[str, str]:
 def _check_imports(definition: Definition, folder: Path) -> None:
     try:
         import_modules(python_of(folder), definition.modules)
+        if fault := torch_fault(definition, python_of(folder)):
+            raise EnvironmentBuildError(fault, where=str(folder))
     except EnvironmentBuildError as error:
         raise EnvironmentBuildError(
             f"the {definition.key} environment was installed but does not work: {error.what}",

@@ -78,6 +78,11 @@ class Definition:
         return parse_lock(self.lock.read_text(encoding="utf-8"))
 
     @property
+    def needs_cuda_torch(self) -> bool:
+        """Whether its torch has to be a build for CUDA."""
+        return self.accelerator is Accelerator.CUDA and self.name is not EnvironmentName.EVALUATE
+
+    @property
     def identity(self) -> str:
         """sha256 of all that decides what gets installed, in hexadecimal."""
         overrides = self.overrides.read_text(encoding="utf-8") if self.overrides else ""
@@ -111,7 +116,7 @@ def define(name: str, accelerator: Accelerator) -> Definition:
         accelerator=accelerator,
         lock=LOCKS / f"{key}.txt",
         overrides=overrides if overrides.is_file() else None,
-        plugins=(PLUGINS / "vllm_cpu_fp8",) if key == "serve-cpu" else (),
+        plugins=(PLUGINS / "vllm_cpu_kernels",) if key == "serve-cpu" else (),
         modules=_MODULES[known],
         disk_bytes=_DISK_BYTES[key],
     )

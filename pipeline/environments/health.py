@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from pipeline.environments.definition import Definition
-from pipeline.environments.interpreter import missing_modules
+from pipeline.environments.interpreter import missing_modules, torch_cuda
 from pipeline.environments.record import EnvironmentRecord, installed_versions, python_of
 from pipeline.errors import EnvironmentBuildError
 
@@ -22,6 +22,19 @@ def find_fault(
         return f"its packages changed since it was built: {', '.join(changed[:5])}"
     try:
         missing = missing_modules(python_of(folder), definition.modules)
+        if fault := torch_fault(definition, python_of(folder)):
+            return fault
     except EnvironmentBuildError as error:
         return error.what
     return f"modules are missing: {', '.join(missing)}" if missing else None
+
+
+def torch_fault(definition: Definition, python: Path) -> str | None:
+    """That torch in a CUDA environment was not built for CUDA; it would work on the CPU, silently.
+
+    Raises:
+        EnvironmentBuildError: the interpreter does not start.
+    """
+    if not definition.needs_cuda_torch or torch_cuda(python) is not None:
+        return None
+    return "its torch is not built for CUDA (torch.version.cuda is None)"

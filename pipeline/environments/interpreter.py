@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 from collections.abc import Sequence
@@ -10,13 +9,23 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import EnvironmentBuildError
+from pipeline.foreign_json import parse_json
+from pipeline.process_environment import server_environment
 
-_SECONDS_TO_ANSWER = 120
+_SECONDS_TO_ANSWER = 20
 _SECONDS_TO_IMPORT = 600
 
 _FIND_MODULES = """
 import importlib.util, json, sys
 print(json.dumps([name for name in sys.argv[1:] if importlib.util.find_spec(name) is None]))
+"""
+
+# Torch says so in a file of its own: importing it takes seconds.
+_TORCH_CUDA = """
+import importlib.util, json, pathlib, runpy
+torch = importlib.util.find_spec("torch")
+text = torch and pathlib.Path(torch.origin).with_name("version.py")
+print(json.dumps(runpy.run_path(str(text)).get("cuda") if text and text.is_file() else None))
 """
 
 _DESCRIBE = """
@@ -40,7 +49,17 @@ def missing_modules(python: Path, modules: Sequence[str]) -> list[str]:
     Raises:
         EnvironmentBuildError: the interpreter does not start.
     """
-    return [str(name) for name in json.loads(_run(python, _FIND_MODULES, modules))]
+    return [str(name) for name in _said(python, _FIND_MODULES, list, modules)]
+
+
+def torch_cuda(python: Path) -> str | None:
+    """The CUDA version that `python`'s torch was built for; None where it was for none.
+
+    Raises:
+        EnvironmentBuildError: the interpreter does not start.
+    """
+    version = _said(python, _TORCH_CUDA, (str, type(None)))
+    return None if version is None else str(version)
 
 
 def describe(python: Path) -> tuple[str, dict[str, str]]:
@@ -49,8 +68,8 @@ def describe(python: Path) -> tuple[str, dict[str, str]]:
     Raises:
         EnvironmentBuildError: the interpreter does not start.
     """
-    answer: dict[str, Any] = json.loads(_run(python, _DESCRIBE))
-    return str(answer["python"]), dict(answer["versions"])
+    answer = _said(python, _DESCRIBE, dict)
+    return str(answer.get("python")), dict(answer.get("versions") or {})
 
 
 def import_modules(python: Path, modules: Sequence[str]) -> None:
@@ -62,19 +81,34 @@ def import_modules(python: Path, modules: Sequence[str]) -> None:
     _run(python, _IMPORT, modules, seconds=_SECONDS_TO_IMPORT)
 
 
+def _said(
+    python: Path, code: str, kind: type | tuple[type, ...], arguments: Sequence[str] = ()
+) -> Any:
+    """What `code` printed as JSON, of that kind; a program that is no Python may print anything."""
+    try:
+        said = parse_json(_run(python, code, arguments))
+        if not isinstance(said, kind):
+            raise ValueError("it is of another kind")
+        return said
+    except ValueError as error:
+        raise EnvironmentBuildError(
+            "the interpreter does not answer as Python does",
+            where=str(python),
+            cure="correct its path in the settings file, key environments",
+        ) from error
+
+
 def _run(
     python: Path, code: str, arguments: Sequence[str] = (), seconds: int = _SECONDS_TO_ANSWER
 ) -> str:
     """Standard output of `code`, run isolated from PYTHONPATH and from the current folder."""
-    # vLLM and others draw banners and phone home unless told not to.
-    quiet = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"}
     try:
         answer = subprocess.run(
             [str(python), "-I", "-c", code, *arguments],
             capture_output=True,
             text=True,
             timeout=seconds,
-            env={**os.environ, **quiet},
+            env=server_environment(os.environ, {}),  # as it will be used
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -79,6 +79,7 @@ def parse_pip_settings(listing: str) -> dict[str, str]:
 def _ask_pip(interpreter: str) -> str | None:
     """What ``pip config list`` prints; None where that interpreter has no working pip."""
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    environment["PYTHONSAFEPATH"] = "1"  # a pip.py in the working directory is not pip
     try:
         answer = subprocess.run(
             [interpreter, "-m", "pip", "config", "list"],

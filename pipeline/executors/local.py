@@ -9,7 +9,10 @@ import sys
 from pathlib import Path
 
 from pipeline import errors
+from pipeline.credentials import handed_on
 from pipeline.events import Progress
+from pipeline.private_files import open_log
+from pipeline.process_environment import stage_environment
 from pipeline.processes import GuardedProcess
 
 
@@ -18,11 +21,11 @@ class LocalExecutor:
 
     def submit(self, spec: Path, log: Path) -> LocalJob:
         """Start `prepare stage run SPEC` as a guarded child."""
-        with log.open("ab") as log_file:
+        with open_log(log) as log_file:
             process = GuardedProcess(
                 # -P: a folder called 'pipeline' in the working directory must not shadow ours.
                 [sys.executable, "-P", "-m", "pipeline.cli.main", "stage", "run", str(spec)],
-                environment=os.environ,
+                environment=stage_environment({**os.environ, **handed_on()}, stage_in(spec)),
                 output=subprocess.PIPE,
                 errors=log_file,
             )
@@ -71,3 +74,11 @@ class LocalJob:
     def cancel(self) -> None:
         """End the stage's whole process group."""
         self._process.stop()
+
+
+def stage_in(spec: Path) -> str:
+    """Which stage the file asks for; "" where it cannot be read, which the stage itself tells."""
+    try:
+        return str(json.loads(spec.read_bytes())["stage"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return ""

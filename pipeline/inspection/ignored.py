@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping
-from fnmatch import translate
 from typing import Any
 
-from pipeline.ignored_modules import is_ignored
+from pipeline.ignored_modules import expression_of, is_ignored
 from pipeline.inspection.linear_layers import is_quantizable, is_tied
 from pipeline.inspection.model_shape import LAYERS, text_level
 from pipeline.inspection.module_kind import (
@@ -19,6 +18,7 @@ from pipeline.inspection.module_kind import (
     is_expert_stack,
     module_kind,
 )
+from pipeline.inspection.slow_expressions import check_expressions
 from pipeline.safetensors_header import Tensor
 
 # Routers decide by small differences; vision towers, projectors and the heads for multi-token
@@ -42,7 +42,11 @@ def ignore_list(
         names and `re:` expressions, the two forms that llm-compressor, vLLM and
         :func:`pipeline.ignored_modules.is_ignored` read alike: first the recipe's, its shell
         patterns rewritten, then one expression for each kind of module that has to stay.
+
+    Raises:
+        UsageError: the recipe's expressions take too long on these names.
     """
+    check_expressions(recipe_ignore, (_module(name) for name in tensors))
     found = list(dict.fromkeys(_spelt_out(word) for word in recipe_ignore))
     layers = decoder_layers(config)
     matrices = {n: t for n, t in tensors.items() if is_quantizable(n, t, [])}
@@ -100,9 +104,8 @@ def _module(tensor: str) -> str:
 
 def _spelt_out(word: str) -> str:
     """A shell pattern as an expression: it is no word to llm-compressor and vLLM."""
-    if word.startswith("re:") or not any(letter in word for letter in "*?["):
-        return word
-    return f"re:{translate(word)}"
+    expression = expression_of(word)
+    return word if expression is None else f"re:{expression}"
 
 
 def decoder_layers(config: Mapping[str, Any]) -> int:

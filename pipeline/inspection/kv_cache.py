@@ -25,6 +25,9 @@ ELEMENT_BYTES = {
 }
 # Latent projections that the engine expands to whole heads before it caches them.
 EXPANDED_LATENT = ("minicpm3",)
+# vLLM prepares a batch while the one before is computed, and frees what slid out of a window only
+# when a batch is done.
+BATCHES_IN_FLIGHT = 2
 # Two kinds of layers whose numbers are this near share blocks of the larger number.
 NEARLY_EQUAL = 1.5
 
@@ -101,6 +104,7 @@ class KvCache:
         element_bytes: int,
         tensor_parallel: int = 1,
         in_flight: int = 2048,
+        batches: int = BATCHES_IN_FLIGHT,
     ) -> KvCapacity:
         """What that much memory on each GPU holds.
 
@@ -111,13 +115,16 @@ class KvCache:
             element_bytes: see :func:`element_bytes`.
             tensor_parallel: GPUs that the heads are spread over.
             in_flight: tokens that one step may compute (max-num-batched-tokens); a sliding
-                window's layers keep those as well.
+                window's layers keep those as well, of every batch that is under way.
+            batches: under way at once: two with vLLM's async scheduling, one without.
         """
         layers, windows = self.groups()
         block = layers * block_size * self.layer_bytes(element_bytes, tensor_parallel)
         if not block:
             return KvCapacity(blocks=0, tokens=0, sequences=0.0)
-        needed = sum(_blocks(window, context, block_size, in_flight) for window in windows)
+        needed = sum(
+            _blocks(window, context, block_size, batches * in_flight) for window in windows
+        )
         blocks = max(0, memory) // block
         # vLLM's own rounding: from a float to whole tokens.
         sequences = blocks / needed
@@ -125,7 +132,13 @@ class KvCache:
 
 
 def cpu_cache_tokens(
-    cache: KvCache, space_gib: int, *, context: int, block_size: int = 128, dtype: str = "auto"
+    cache: KvCache,
+    space_gib: int,
+    *,
+    context: int,
+    block_size: int = 128,
+    dtype: str = "auto",
+    model_bytes: int = 2,
 ) -> int:
     """The tokens that vLLM on a CPU logs as "CPU KV cache size".
 
@@ -135,9 +148,13 @@ def cpu_cache_tokens(
         context: max-model-len.
         block_size: tokens of a block; 128 is vLLM's default there.
         dtype: kv-cache-dtype.
+        model_bytes: bytes of a number of the type that the model runs in.
     """
     return cache.capacity(
-        space_gib * GIB, context=context, block_size=block_size, element_bytes=element_bytes(dtype)
+        space_gib * GIB,
+        context=context,
+        block_size=block_size,
+        element_bytes=element_bytes(dtype, model_bytes),
     ).tokens
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.checkpoint import CONTEXT_KEYS
+from pipeline.checkpoint import CONTEXT_KEYS, MAX_NAME_LETTERS
 from pipeline.errors import CheckpointError
 from pipeline.inspection.linear_layers import is_tied
 from pipeline.inspection.module_kind import EXPERT_COUNTS
@@ -18,6 +18,10 @@ KEY_VALUE_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
 INNER = ("intermediate_size", "ffn_hidden_size", "n_inner", "ffn_dim")
 EXPERT_INNER = ("moe_intermediate_size", "expert_ffn_hidden_size")
 EXPERTS_A_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k_experts")
+
+# Lists are made with an entry a layer, and memory is counted from all the others.
+MOST_LAYERS = 10_000
+MOST = 10**12
 
 
 @dataclass(frozen=True)
@@ -78,8 +82,8 @@ def model_shape(config: dict[str, Any], where: str) -> ModelShape:
     architectures = config.get("architectures")
     first = architectures[0] if isinstance(architectures, list) and architectures else "unknown"
     return ModelShape(
-        architecture=str(first),
-        model_type=str(level.get("model_type", config.get("model_type", "unknown"))),
+        architecture=str(first)[:MAX_NAME_LETTERS],
+        model_type=str(level.get("model_type", "unknown"))[:MAX_NAME_LETTERS],
         layers=_required(level, LAYERS, where),
         hidden=hidden,
         heads=heads,
@@ -98,7 +102,7 @@ def whole_number(level: dict[str, Any], keys: tuple[str, ...], where: str) -> in
     """The first of the keys that is there; None where none is, or it is null.
 
     Raises:
-        CheckpointError: it is no positive whole number.
+        CheckpointError: it is no whole number from 1 to what any model has.
     """
     for key in keys:
         value = level.get(key)
@@ -107,9 +111,11 @@ def whole_number(level: dict[str, Any], keys: tuple[str, ...], where: str) -> in
         # A number per layer (OpenELM) is counted as its largest: memory is not to be understated.
         if isinstance(value, list) and value and all(type(item) is int for item in value):
             value = max(value)
-        if type(value) is not int or value < 1:
+        most = MOST_LAYERS if key in LAYERS else MOST
+        if type(value) is not int or not 1 <= value <= most:
             raise CheckpointError(
-                f"config.json says {key}: {value!r}, which is not a positive whole number",
+                f"config.json says {key}: {str(value)[:40]!r}, which is not a whole number from 1 "
+                f"to {most:,}",
                 where=f"{where}, key {key}",
                 cure="download config.json again",
             )

@@ -11,11 +11,13 @@ from typing import Any
 from pipeline.checkpoint import says_quantized
 from pipeline.errors import CheckpointError
 from pipeline.hub import ask_hub, check_has_safetensors, explained, file_sizes
+from pipeline.inspection.chat_template import folder_has_chat_template, has_chat_template
 from pipeline.safetensors_header import Tensor, checked_tensor, read_header
 from pipeline.weight_files import (
     IGNORED_WEIGHTS,
     INDEX,
     check_index,
+    checkpoint_names,
     read_index,
     read_json,
     weight_files,
@@ -36,6 +38,7 @@ class Source:
         weights_bytes: of all weight files.
         largest_file_bytes: of the largest of them.
         names: of all files beside config.json.
+        has_chat_template: of its tokenizer.
     """
 
     name: str
@@ -45,6 +48,7 @@ class Source:
     weights_bytes: int
     largest_file_bytes: int = 0
     names: frozenset[str] = frozenset()
+    has_chat_template: bool = False
 
     @property
     def quantized(self) -> bool:
@@ -73,7 +77,8 @@ def read_folder(folder: Path, name: str | None = None) -> Source:
         tensors={k: t for header in headers.values() for k, t in header.tensors.items()},
         weights_bytes=sum(file.stat().st_size for file in files),
         largest_file_bytes=max(file.stat().st_size for file in files),
-        names=frozenset(file.name for file in folder.iterdir()),
+        names=frozenset(checkpoint_names(folder)),
+        has_chat_template=folder_has_chat_template(folder),
     )
 
 
@@ -102,7 +107,11 @@ def read_hub(repo_id: str, revision: str | None) -> Source:
             tensors = _headers(repo_id, files, info.sha)
             where = f"{name}/config.json"
             total, largest = sum(sizes[file] for file in files), max(sizes[file] for file in files)
-            return Source(name, where, config, tensors, total, largest, frozenset(sizes))
+            template = has_chat_template(
+                sizes, lambda file: read_json(_small_file(repo_id, file, info.sha))
+            )
+            names = frozenset(sizes)
+            return Source(name, where, config, tensors, total, largest, names, template)
         folder = _cached(repo_id, revision)
     return read_folder(folder, name)
 

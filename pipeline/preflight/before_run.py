@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from artifacts.registry.registry import check_registry
 from pipeline.capacity.capacity_request import read_source
+from pipeline.environments.definition import EnvironmentName
 from pipeline.errors import CheckpointError, PrepareError, RegistryError
 from pipeline.hub import bytes_to_download
 from pipeline.plan import Find, Plan
-from pipeline.preflight.machine import existing_folder, this_machine
+from pipeline.preflight.machine import Machine, existing_folder, this_machine
 from pipeline.preflight.preflight import Preflight
 from pipeline.preparation import Choices, registry_uri
 from pipeline.settings import Settings
+from pipeline.suite_forms import form_faults
 
 
 def preflight_of(choices: Choices, settings: Settings) -> Preflight | None:
@@ -32,7 +35,7 @@ def preflight_of(choices: Choices, settings: Settings) -> Preflight | None:
         recipes=choices.recipes,
         baseline=choices.baseline,
         profile=choices.profile,
-        machine=this_machine(settings.store, with_gpu=choices.profile.accelerator == "cuda"),
+        machine=_machine(choices, settings),
         store=settings.store.resolve(),
         trust_remote_code=choices.trust_remote_code,
     )
@@ -45,6 +48,8 @@ def early_faults(preflight: Preflight, choices: Choices) -> list[PrepareError]:
     be made may be in the store already: of any other, what is there is known from the plan.
     """
     faults = preflight.faults()
+    source = preflight.source
+    faults += form_faults(choices.policy, source.where, has_template=source.has_chat_template)
     reference = choices.reference
     if reference.kind == "hub" and not _may_have_variants(preflight):
         missing = bytes_to_download(reference.name, reference.revision)
@@ -74,6 +79,13 @@ def late_faults(preflight: Preflight, plan: Plan, find: Find) -> list[PrepareErr
 def stored_variants(plan: Plan, find: Find) -> set[str]:
     """Recipes whose weights are made already."""
     return {v.recipe.name for v in plan.variants if find(v.stages["quantize"]) is not None}
+
+
+def _machine(choices: Choices, settings: Settings) -> Machine:
+    """This machine; with interpreters of the site's own, the driver is the site's business."""
+    found = this_machine(settings.store, with_gpu=choices.profile.accelerator == "cuda")
+    of_the_site = {EnvironmentName.QUANTIZE, EnvironmentName.SERVE} <= settings.environments.keys()
+    return replace(found, driver="") if of_the_site else found
 
 
 def _may_have_variants(preflight: Preflight) -> bool:

@@ -13,6 +13,7 @@ from pipeline.capacity.fit import Site
 from pipeline.capacity.stage_needs import SMALL_FILES_BYTES, stage_needs
 from pipeline.checkpoint import CODE_KEY, QUANTIZER_FILE
 from pipeline.errors import CheckpointError, PreflightError, PrepareError, UsageError
+from pipeline.gpus import LEAST_DRIVER, too_old
 from pipeline.inspection.inspection import Inspection
 from pipeline.inspection.source import Source
 from pipeline.preflight.machine import Machine
@@ -90,6 +91,19 @@ def missing_gpus(profile: ServingProfile, machine: Machine) -> PrepareError | No
     )
 
 
+def too_old_driver(profile: ServingProfile, machine: Machine) -> PrepareError | None:
+    """A driver that cannot run the CUDA of the locked environments: work would be on the CPU."""
+    if profile.accelerator != "cuda" or not too_old(machine.driver):
+        return None
+    return PreflightError(
+        f"the NVIDIA driver is {machine.driver}, and the CUDA 13 of the environments needs "
+        f"{LEAST_DRIVER} or newer",
+        where=f"--profile {profile.name}",
+        cure=f"install a driver from {LEAST_DRIVER} on; or name interpreters of your own for "
+        "quantize and serve in the settings file, built for an older CUDA",
+    )
+
+
 def too_old_gpu(recipe: Recipe, profile: ServingProfile, machine: Machine) -> PrepareError | None:
     """A GPU without the recipe's number format: FP8 below compute capability 8.9."""
     needed = recipe.minimum_compute_capability
@@ -109,7 +123,7 @@ def unsuitable(
     weights: VariantWeights,
     architecture: str,
     profile: ServingProfile,
-    flags: frozenset[str],
+    features: Collection[str],
     *,
     made: bool = False,
 ) -> Iterable[PrepareError]:
@@ -121,11 +135,11 @@ def unsuitable(
         weights: what the recipe makes of it.
         architecture: first of config.json's architectures.
         profile: says what it is served on.
-        flags: of the CPU.
+        features: of the CPU.
         made: its weights are there already, so that only serving them is still to come.
     """
     serving: tuple[Callable[[], None], ...] = (
-        lambda: check_servable(recipe, profile.accelerator, flags),
+        lambda: check_servable(recipe, profile.accelerator, features),
     )
     making: tuple[Callable[[], None], ...] = (
         lambda: check_architecture(recipe, architecture),

@@ -7,7 +7,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.hardware import compute_capability, gpu_count, gpu_name
+from pipeline.gpus import visible_gpus
 
 CGROUP_LIMITS = (
     Path("/sys/fs/cgroup/memory.max"),  # version 2: a container sees its own here
@@ -22,9 +22,10 @@ class Machine:
     Attributes:
         memory_bytes: of the machine, or what its container may use.
         free_disk_bytes: where the store is.
-        gpu: name of the first NVIDIA GPU as the driver gives it; None without one.
-        gpus: how many there are.
+        gpu: name of the first NVIDIA GPU that CUDA shows us; None without one.
+        gpus: how many it shows.
         compute_capability: of the first.
+        driver: version of the GPUs' driver; empty where it is not known, or does not matter.
     """
 
     memory_bytes: int
@@ -32,6 +33,7 @@ class Machine:
     gpu: str | None = None
     gpus: int = 0
     compute_capability: float | None = None
+    driver: str = ""
 
 
 def this_machine(store: Path, *, with_gpu: bool) -> Machine:
@@ -41,13 +43,15 @@ def this_machine(store: Path, *, with_gpu: bool) -> Machine:
         store: folder of the store; it need not be there yet.
         with_gpu: ask the driver.
     """
-    gpu = gpu_name() if with_gpu else None
+    gpus = visible_gpus() if with_gpu else []
+    first = gpus[0] if gpus else None
     return Machine(
         memory_bytes=memory_bytes(),
         free_disk_bytes=shutil.disk_usage(existing_folder(store)).free,
-        gpu=gpu,
-        gpus=gpu_count() if gpu else 0,
-        compute_capability=compute_capability() if gpu else None,
+        gpu=first.name if first else None,
+        gpus=len(gpus),
+        compute_capability=first.compute_capability if first else None,
+        driver=first.driver if first else "",
     )
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from pipeline import catalog
 from pipeline.checkpoint import CODE_KEY
+from pipeline.cpu_features import cpu_features
 from pipeline.errors import CheckpointError, PreflightError, PrepareError
 from pipeline.inspection.inspection import Inspection, inspect
 from pipeline.inspection.source import Source
 from pipeline.preflight import checks
 from pipeline.preflight.machine import Machine
-from pipeline.suitability import cpu_flags
 from pipeline.variant_size import variant_weights
 from recipes.schema import Recipe, ServingProfile
 
@@ -97,9 +97,10 @@ class Preflight:
         )
 
     def _of_recipes(self) -> list[PrepareError]:
-        flags = cpu_flags()
+        features = cpu_features()
         return [
             *present(checks.missing_gpus(self.profile, self.machine)),
+            *present(checks.too_old_driver(self.profile, self.machine)),
             *present(*(checks.too_old_gpu(r, self.profile, self.machine) for r in self.recipes)),
             *(
                 fault
@@ -110,7 +111,7 @@ class Preflight:
                     self.weights[recipe.name],
                     self.architecture,
                     self.profile,
-                    flags,
+                    features,
                     made=recipe.name in self.made,
                 )
             ),

@@ -8,7 +8,7 @@ from pipeline.errors import ServingError
 from pipeline.serving_names import SERVED_NAME
 from pipeline.stages.context import StageContext
 
-REVISION = 1
+REVISION = 2
 
 
 def run(context: StageContext) -> dict[str, Any]:
@@ -23,6 +23,7 @@ def run(context: StageContext) -> dict[str, Any]:
         {
             "workload": context.parameters["workload"],
             "url": context.runtime["url"],
+            "socket": context.runtime.get("socket"),
             "model": SERVED_NAME,
             "tokenizer": context.runtime["tokenizer"],
             "trust_remote_code": context.parameters["trust_remote_code"],

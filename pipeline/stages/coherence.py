@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import ServingError
 from pipeline.openai_endpoint import authorization
 from pipeline.stages.context import StageContext
+
+if TYPE_CHECKING:
+    pass
 
 REVISION = 2
 
@@ -24,6 +28,7 @@ PASSAGE = (
 )
 PROMPT = "The capital of France is"
 MAXIMUM_PERPLEXITY_RATIO = 2.0
+TIMEOUT_SECONDS = 300
 REFUSALS = (400, 404, 405, 422, 501)
 
 
@@ -38,7 +43,7 @@ def run(context: StageContext) -> dict[str, Any]:
     Raises:
         ServingError: the server does not answer.
     """
-    ask = Asking(context.runtime["url"], context.runtime["model"])
+    ask = Asking(context.runtime["url"], context.runtime["model"], context.runtime.get("socket"))
     text = ask.complete()
     scored = True
     try:
@@ -95,6 +100,7 @@ class Asking:
 
     url: str
     model: str
+    socket: str | None = None
 
     def passage_perplexity(self) -> float | None:
         """Perplexity of the passage's tokens after the first, by the server's own scoring."""
@@ -106,7 +112,8 @@ class Asking:
             raise UnsupportedRequestError(
                 "it echoes no log-probabilities", where=self.url
             ) from error
-        if not values or any(value is None or not math.isfinite(value) for value in values):
+        numbers = all(isinstance(value, (int, float)) for value in values)
+        if not values or not numbers or not all(math.isfinite(value) for value in values):
             return None
         try:
             return math.exp(-sum(values) / len(values))
@@ -116,28 +123,46 @@ class Asking:
     def complete(self) -> str:
         """A short greedy answer."""
         answer = self._post({"prompt": PROMPT, "max_tokens": 16})
-        return str(answer["choices"][0]["text"])
+        try:
+            return str(answer["choices"][0]["text"])
+        except (LookupError, TypeError) as error:
+            raise ServingError("the model server's answer has no text", where=self.url) from error
 
     def _post(self, request: dict[str, Any]) -> dict[str, Any]:
-        """The answer to one completion request; raises ServingError when there is none."""
+        """The answer to one completion request; raises ServingError when there is none.
+
+        Of our own server through its socket, of somebody's endpoint with the key for it.
+        """
         import httpx
 
-        body = {"model": self.model, "temperature": 0, **request}
-        place = f"{self.url}/v1/completions"
+        from pipeline.foreign_http import ask
+
         local = self.url.startswith(("http://127.0.0.1", "http://localhost"))
+        ours = self.socket is not None
         try:
-            answer = httpx.post(
-                place, json=body, timeout=300, trust_env=not local, headers=authorization()
+            answer = ask(
+                "POST",
+                f"{self.url}/v1/completions",
+                json={"model": self.model, "temperature": 0, **request},
+                headers={} if ours else authorization(),
+                socket=Path(self.socket) if self.socket is not None else None,
+                trust_env=not (ours or local),
+                seconds=TIMEOUT_SECONDS,
             )
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise ServingError(
                 f"the model server did not answer: {error}", where=self.url
             ) from error
-        if answer.status_code != 200:
-            kind = UnsupportedRequestError if answer.status_code in REFUSALS else ServingError
+        if answer.status != 200:
+            kind = UnsupportedRequestError if answer.status in REFUSALS else ServingError
             raise kind(
-                f"the model server answered {answer.status_code}: {answer.text[:500]}",
+                f"the model server answered {answer.status}: {answer.text[:500]}",
                 where=self.url,
             )
-        data: dict[str, Any] = answer.json()
+        try:
+            data: dict[str, Any] = answer.json()
+        except ValueError as error:
+            raise ServingError(
+                f"the model server's answer is no JSON: {error}", where=self.url
+            ) from error
         return data

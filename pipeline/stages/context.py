@@ -6,6 +6,7 @@ import json
 import os
 import threading
 import time
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,12 +15,15 @@ from typing import Any
 from pipeline import errors
 from pipeline.digest import digest_json
 from pipeline.events import EVENTS_FD_VARIABLE, Progress
+from pipeline.process_environment import Need, server_environment
 from pipeline.processes import GuardedProcess
 from pipeline.records import StageRecord, StageSpec
-from pipeline.serving import server_environment
 from pipeline.stages import stage_module
 from pipeline.store import RECORD, Store, write_atomically
 
+# A thread that waits sleeps rather than spins: where another process wants the core, spinning
+# threads take it from the one that they wait for.
+WORKER_VARIABLES = {"OMP_WAIT_POLICY": "PASSIVE"}
 BOOTSTRAP = Path(__file__).parents[1] / "workers" / "bootstrap.py"
 
 
@@ -84,7 +88,13 @@ class StageContext:
         return folder
 
     def run_worker(
-        self, worker: str, worker_spec: dict[str, Any], *, output: Path | None = None
+        self,
+        worker: str,
+        worker_spec: dict[str, Any],
+        *,
+        output: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+        needs: Collection[Need] = (),
     ) -> dict[str, Any]:
         """Run `pipeline.workers.<worker>` in the stage's environment and return its result.
 
@@ -92,6 +102,8 @@ class StageContext:
             worker: module name.
             worker_spec: what the worker is told.
             output: existing folder that it writes into; the stage's own when None.
+            environment: variables of its process, beside those that every worker has.
+            needs: what it has to reach; it is given the credentials for that, and no others.
 
         Raises:
             PrepareError: what the worker raised, or WorkerError when it died; its log is named.
@@ -102,9 +114,12 @@ class StageContext:
         spec_file.write_text(json.dumps(worker_spec))
         events_read, events_write = os.pipe()
         forwarder = threading.Thread(target=self._forward, args=(events_read,), daemon=True)
-        environment = server_environment(os.environ, {EVENTS_FD_VARIABLE: str(events_write)})
-        if worker_spec.get("needs_hub"):
-            environment.pop("HF_HUB_OFFLINE", None)
+        variables = server_environment(
+            os.environ,
+            {**WORKER_VARIABLES, **(environment or {}), EVENTS_FD_VARIABLE: str(events_write)},
+            python=Path(self.runtime["python"]),
+            needs=needs,
+        )
         try:
             with log.open("ab") as log_file:
                 process = GuardedProcess(
@@ -114,7 +129,7 @@ class StageContext:
                         f"pipeline.workers.{worker}",
                         *(str(path) for path in (spec_file, result_file, output or self.folder)),
                     ],
-                    environment=environment,
+                    environment=variables,
                     output=log_file,
                     pass_descriptors=[events_write],
                 )

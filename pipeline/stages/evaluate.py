@@ -4,6 +4,9 @@ A round asks up to a number of questions, and stops earlier where the policy's r
 gate against the baseline's answers. Answers go into the store's answer book of this served model
 and suite as they come in, whatever the rule: another margin, or a higher cap, begins with them.
 
+A gate that passes is decided only where it also sees (eval_gates/ignorance.py): else the baseline
+is asked more, until the margin is shown to end above what who knows nothing scores, or not to.
+
 `answers.jsonl` has, per question and in the order of asking: id, prompt_sha256, answer, score
 (0 to 1) and whatever the suite adds.
 """
@@ -20,16 +23,19 @@ from typing import Any
 from filelock import FileLock
 
 from eval_gates.answers import AnswerBook
-from eval_gates.stopping import Stopping, rule_of
+from eval_gates.clusters import labels_of
+from eval_gates.ignorance import State, sights_of, state_of
+from eval_gates.stopping import Stopping, comparison_of, rule_of
 from eval_gates.suites.json_lines import read_rows, write_rows
 from pipeline.digest import digest_bytes, digest_json
 from pipeline.errors import StageError, StoreError
+from pipeline.process_environment import Need
 from pipeline.records import StageRecord, StageSpec
 from pipeline.stages.context import StageContext
 from pipeline.stages.questions import QUESTIONS
 from pipeline.store import Store
 
-REVISION = 2
+REVISION = 4
 ANSWERS = "answers.jsonl"
 # What only says how far to go, and against whom; not what a question's answer depends on.
 NOT_OF_THE_ANSWER = ("upto", "batch", "rule")
@@ -45,6 +51,7 @@ class Round:
     available: int
     book_file: Path
     stopping: Stopping
+    sight: State = "open"
 
     @property
     def book(self) -> AnswerBook:
@@ -54,7 +61,12 @@ class Round:
     def is_over(self) -> bool:
         """Whether the answers that are kept suffice, so that no model need be served."""
         scores = [float(row["score"]) for row in self.book.rows()]
-        return not self.stopping.next_batch(scores[: self.stopping.upto])
+        return not self.stopping.next_batch(scores[: self.stopping.end])
+
+    def state(self, scores: list[float]) -> str:
+        """pass, fail, blind or open: nothing passes where the gate is not shown to see."""
+        state = self.stopping.state(scores)
+        return state if state == "fail" or self.sight == "clear" else self.sight
 
 
 def is_answered(spec: StageSpec, store: Store) -> bool:
@@ -66,8 +78,8 @@ def run(context: StageContext) -> dict[str, Any]:
     """Ask until the round is over.
 
     Returns:
-        n, score (mean), state (pass, fail or open), `more` (open, and another round could ask
-        more), ended_by (decided, asked, time), and the answers' digest.
+        n, score (mean), state (pass, fail, blind or open), `more` (open, and another round could
+        ask more), ended_by (decided, asked, time), and the answers' digest.
 
     Raises:
         StageError: an answer is missing.
@@ -76,13 +88,18 @@ def run(context: StageContext) -> dict[str, Any]:
     facts: dict[str, Any] = {"ended_by": "asked", "metric": metric_of(context)}
     with locked(todo.book_file):
         if not todo.is_over():
-            facts |= context.run_worker("evaluate", worker_spec(context, todo))
-        rows = todo.book.rows()[: todo.stopping.upto]
+            is_ours = "socket" in context.runtime
+            facts |= context.run_worker(
+                "evaluate",
+                worker_spec(context, todo),
+                needs=[] if is_ours else [Need.ENDPOINT],
+            )
+        rows = todo.book.rows()[: todo.stopping.end]
     if not rows:
         raise StageError("no question was answered", where=str(todo.book_file))
     write_rows(context.folder / ANSWERS, rows)
     scores = [float(row["score"]) for row in rows]
-    state = todo.stopping.state(scores)
+    state = todo.state(scores)
     if state != "open":
         facts["ended_by"] = "decided"
         context.note(f"{context.runtime['suite']}: decided after {len(rows)} questions ({state})")
@@ -102,7 +119,7 @@ def metric_of(context: StageContext) -> str:
     suite = context.parameters["suite"]
     if suite["kind"] == "mmlu":
         return "acc" if suite["form"] == "letter" else "acc_norm"
-    if suite["kind"] == "humaneval":
+    if suite["kind"] in ("humaneval", "mbpp"):
         return f"pass@{suite['k']}"
     if suite["kind"] == "lm_eval":  # its own, known since its documents were laid out
         return str(context.input_record("questions").result["metric"])
@@ -113,22 +130,32 @@ def round_of(spec: StageSpec, store: Store) -> Round:
     """What the stage has to do; raises StoreError where an input is not in the store."""
     parameters = spec.parameters
     questions_file = folder_of(spec, store, "questions") / QUESTIONS
-    ids = [row["id"] for _, row in read_rows(questions_file)]
+    questions = [row for _, row in read_rows(questions_file)]
+    ids = [row["id"] for row in questions]
+    clusters = labels_of(questions) if parameters["suite"].get("cluster") else None
     upto = min(parameters["upto"] or len(ids), len(ids))
-    baseline: list[float] = []
-    rule = None
+    baseline: list[dict[str, Any]] = []
+    rule: dict[str, Any] | None = None
+    sight: State = "open"
     if "baseline" in spec.inputs:
-        baseline = [row["score"] for row in read_answers(folder_of(spec, store, "baseline"))]
+        baseline = read_answers(folder_of(spec, store, "baseline"))
         upto = min(upto, len(baseline))
     if wanted := parameters["rule"]:
-        population = len(ids) if wanted["about"] == "benchmark" else None
+        units = len(set(clusters)) if clusters else len(ids)
+        population = units if wanted["about"] == "benchmark" else None
         rule = rule_of(wanted["margin"], wanted["alpha"], population)
+        guessing = record_of(spec, store, "questions").result["guessing"]
+        sights = sights_of(baseline, guessing, comparison_of(wanted["margin"]), population)
+        sight = state_of(sights, wanted["alpha"])
     return Round(
         questions_file=questions_file,
         ids=ids,
         available=len(ids),
         book_file=store.root / "answers" / f"{book_key(spec, store)}.jsonl",
-        stopping=Stopping(upto, parameters["batch"], rule, baseline),
+        stopping=Stopping(
+            upto, parameters["batch"], rule, [row["score"] for row in baseline], clusters
+        ),
+        sight=sight,
     )
 
 
@@ -147,6 +174,7 @@ def worker_spec(context: StageContext, todo: Round) -> dict[str, Any]:
     """What the worker is told."""
     parameters, stopping = context.parameters, todo.stopping
     return {
+        "name": context.runtime["suite"],
         "suite": parameters["suite"],
         "questions": str(todo.questions_file),
         "book": str(todo.book_file),
@@ -155,10 +183,12 @@ def worker_spec(context: StageContext, todo: Round) -> dict[str, Any]:
             "batch": stopping.batch,
             "rule": stopping.rule,
             "baseline": list(stopping.baseline),
+            "clusters": stopping.clusters,
         },
         "minutes": (parameters["rule"] or {}).get("minutes"),
         "concurrency": context.runtime["concurrency"],
         "url": context.runtime["url"],
+        "socket": context.runtime.get("socket"),
         "model": context.runtime["model"],
         "tokenizer": context.runtime["tokenizer"],
         "max_length": parameters["max_length"],
@@ -170,7 +200,7 @@ def worker_spec(context: StageContext, todo: Round) -> dict[str, Any]:
 def locked(book_file: Path) -> Iterator[None]:
     """Hold the book, so that two runs do not both append to it."""
     book_file.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{book_file}.lock"):
+    with FileLock(f"{book_file}.lock", mode=0o600):
         yield
 
 

@@ -34,6 +34,7 @@ from pipeline.selection import corrected
 from pipeline.stages import stage_module
 from pipeline.stages.context import StageContext
 from pipeline.store import Store
+from pipeline.trials import number_in, share_of
 from pipeline.weight_files import weights_digest
 from recipes.policy import Policy
 
@@ -93,6 +94,7 @@ def verdict_of(context: StageContext, records: tuple[StageRecord, ...]) -> Bundl
     reports = [report_of(context, recipe, judges) for recipe in parameters["tried"]]
     judge = context.input_record(JUDGE + parameters["recipe"])
     alpha = Policy.model_validate(judge.parameters["policy"]).alpha
+    alpha *= share_of(number_in(judge.parameters))
     changed = {report.recipe: report for report in corrected(reports, alpha)}
     return BundleVerdict(
         run=context.runtime["run"],

@@ -12,9 +12,10 @@ from pipeline.errors import EvaluationDataError
 from pipeline.records import StageRecord
 from pipeline.stages.context import StageContext
 from pipeline.stages.evaluate import read_answers
+from pipeline.trials import number_in
 from recipes.policy import Policy
 
-REVISION = 3
+REVISION = 6
 
 Answers = Callable[[str], list[dict[str, Any]]]
 Record = Callable[[str], StageRecord]
@@ -47,7 +48,7 @@ def judged(
     """The verdict from kept evidence; nothing else is read, so anyone can compute it again.
 
     Args:
-        parameters: of the judge stage: policy, family, accelerator, throughput_note.
+        parameters: of the judge stage: policy, family, accelerator, throughput_note, trial.
         roles: of the stages that are there.
         answers: of a stage, in the order of asking, by role.
         record: of a stage, by role.
@@ -61,7 +62,7 @@ def judged(
             baseline=answers(f"baseline.{name}"),
             candidate=answers(f"candidate.{name}"),
             again=answers(f"again.{name}") if f"again.{name}" in roles else [],
-            available=record(f"questions.{name}").result["questions"],
+            available=units_of(record(f"questions.{name}").result),
             guessing=record(f"questions.{name}").result["guessing"],
             family=parameters["family"],
             alpha=policy.alpha,
@@ -70,13 +71,20 @@ def judged(
     ]
     throughput = throughput_of(policy, parameters, record) if measured(roles) else None
     verdict, reason, p_value = overall(gates, throughput)
+    number = number_in(parameters)
     return {
         "verdict": verdict,
-        "reason": reason,
+        "reason": reason if number in (None, 1) else f"{reason}; trial {number} of this baseline",
         "p_value": p_value,
+        "trial": number,
         "gates": [gate.model_dump() for gate in gates],
         "throughput": throughput.model_dump() if throughput else None,
     }
+
+
+def units_of(questions: dict[str, Any]) -> int:
+    """How many questions there are; where they belong together, how many clusters."""
+    return int(questions.get("clusters") or questions["questions"])
 
 
 def measured(roles: set[str]) -> bool:

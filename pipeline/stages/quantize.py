@@ -12,6 +12,7 @@ from pydantic import TypeAdapter
 from pipeline.checkpoint import CARRIED_OVER, Checkpoint, matches
 from pipeline.digest import digest_file
 from pipeline.errors import StoreError
+from pipeline.process_environment import Need
 from pipeline.quantizers import is_streamed, quantizer_of
 from pipeline.stages.context import StageContext
 from pipeline.variant_size import estimated_bytes
@@ -38,16 +39,19 @@ def run(context: StageContext) -> dict[str, Any]:
     keep_recipe(context)
     if left_alone := context.runtime.get("left_alone"):
         context.note(f"left in 16 bits besides the recipe's own list: {left_alone}")
+    compute = context.parameters.get("compute", {})
     facts = context.run_worker(
         quantizer_of(context.parameters["quantization"]["kind"]).worker,
         {
             "checkpoint": str(source.path),
             "quantization": context.parameters["quantization"],
             "calibration_file": context.runtime.get("calibration_file"),
-            "needs_hub": context.runtime.get("needs_hub", False),
             "trust_remote_code": context.parameters["trust_remote_code"],
+            "compute_dtype": compute.get("dtype"),
         },
         output=output,
+        environment=compute.get("environment", {}),
+        needs=[Need.HUB] if context.runtime.get("needs_hub") else [],
     )
     copy_carried_over(source, output)
     weights = weight_files(output)

@@ -8,9 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 from pipeline.digest import digest_bytes
+from pipeline.process_environment import Need
 from pipeline.stages.context import StageContext
 
-REVISION = 3
+REVISION = 4
 QUESTIONS = "questions.jsonl"
 
 
@@ -24,8 +25,8 @@ def run(context: StageContext) -> dict[str, Any]:
             "source": source,
             "seed": context.parameters["seed"],
             "folder": context.runtime.get("folder"),
-            "needs_hub": source["kind"] == "hub" or bool(source.get("dataset")),
         },
+        needs=[Need.HUB] if source["kind"] == "hub" or source.get("dataset") else [],
     )
     if facts["dropped"]:
         context.note(f"{facts['dropped']} {facts['dropped_why']}")

@@ -8,22 +8,25 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.events import Progress
+from pipeline.workers.unix_socket import connect_through
 
 # What `vllm bench serve` names the lists that it keeps of single requests.
-PER_REQUEST = ("ttfts", "itls", "input_lens", "output_lens", "errors")
+PER_REQUEST = ("start_times", "ttfts", "itls", "input_lens", "output_lens", "errors")
 
 
 def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any]:
     """Measure the endpoint under the workload.
 
     Args:
-        spec: workload (as in a profile), url, model (served name), tokenizer (folder).
+        spec: workload (as in a profile), url, model (served name), tokenizer (folder), socket (of
+            a server that has one).
         progress: hears of requests done.
-        output: receives requests.json, with timings of every request in seconds.
+        output: receives requests.json, with start and timings of every request in seconds.
 
     Returns:
         output tokens/s, request counts, and percentiles of TTFT, TPOT and ITL in milliseconds.
     """
+    connect_through(spec.get("socket"))  # before the load generator is imported
     import vllm
     from vllm.benchmarks.serve import add_cli_args, main
 

@@ -26,8 +26,10 @@ def register_packages(root: Path) -> None:
 
 
 if __name__ == "__main__":
-    # The script's own folder is first on the path and would shadow modules by its files' names.
-    sys.path.pop(0)
+    # The script's own folder would shadow modules by its files' names. It is first on the path, or
+    # not there at all (PYTHONSAFEPATH, from Python 3.11 on).
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path.pop(0)
     register_packages(Path(__file__).resolve().parents[2])
     worker = sys.argv[1]
     sys.argv = [worker, *sys.argv[2:]]

@@ -10,6 +10,8 @@ from typing import Any
 
 from pipeline.errors import StageError
 from pipeline.events import Progress
+from pipeline.foreign_json import parse_json
+from pipeline.foreign_lines import ForeignLinesError, read_lines
 
 
 def calibration_blocks(
@@ -61,8 +63,14 @@ def read_texts(calibration: dict[str, Any], file: str | None, tokenizer: Any) ->
         shuffled = rows.shuffle(seed=calibration["seed"])
         rows = shuffled.select(range(min(len(rows), 4 * calibration["samples"])))
         return [as_text(row[column], tokenizer) for row in rows]
-    # Not splitlines: a text may hold Unicode's own line separators.
-    lines = Path(file).read_text(encoding="utf-8").split("\n")
+    try:
+        lines = list(read_lines(Path(file)))
+    except (OSError, ForeignLinesError) as error:
+        raise StageError(
+            f"the calibration file cannot be read: {getattr(error, 'strerror', None) or error}",
+            where=file,
+            cure="give a JSONL or text file in UTF-8",
+        ) from error
     if not file.endswith(".jsonl"):
         return [line for line in lines if line.strip()]
     texts = []
@@ -70,7 +78,7 @@ def read_texts(calibration: dict[str, Any], file: str | None, tokenizer: Any) ->
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
+            row = parse_json(line, whole_text=False)
             texts.append(as_text(row[column] if column in row else row["text"], tokenizer))
         except (ValueError, KeyError, TypeError) as error:
             raise StageError(

@@ -14,6 +14,7 @@ from pipeline.events import Progress
 from pipeline.ignored_modules import is_ignored
 from pipeline.inspection.divisibility import dividing_group_size
 from pipeline.workers.calibration_blocks import block_facts, calibration_blocks
+from pipeline.workers.compute_type import ComputeType
 from pipeline.workers.experts import ExpertTokens, check_experts, load_with_separate_experts
 
 # How a group's range is found. Both look at the weights alone, afresh every time.
@@ -43,6 +44,8 @@ def quantize_whole_model(spec: dict[str, Any], progress: Progress, output: Path)
     set_seed(calibration["seed"])
     progress.note("loading the checkpoint")
     model = load_model(spec["checkpoint"], trust)
+    compute = ComputeType(spec.get("compute_dtype"))
+    compute.widen(model)
     tokenizer = AutoTokenizer.from_pretrained(spec["checkpoint"], trust_remote_code=trust)
     group_size = dividing_group_size(quantization, linear_columns(model, quantization["ignore"]))
     wanted = quantization.get("group_size")
@@ -59,6 +62,7 @@ def quantize_whole_model(spec: dict[str, Any], progress: Progress, output: Path)
     tokens = ExpertTokens(model)
     calibrate(model, modifiers, blocks, calibration["batch_size"])
     facts |= {**block_facts(blocks), **tokens.checked()}
+    compute.narrow(model)
     progress.note("saving the quantized checkpoint")
     model.save_pretrained(output, save_compressed=True)
     tokenizer.save_pretrained(output)

@@ -14,9 +14,11 @@ from typing import Any
 from eval_gates.answers import AnswerBook
 from eval_gates.stopping import Stopping
 from eval_gates.suites.json_lines import read_rows
+from pipeline.credentials import put_back
 from pipeline.errors import StageError
 from pipeline.events import Progress
 from pipeline.workers.suites import SuiteTask, suite_task
+from pipeline.workers.unix_socket import connect_through
 
 Rows = list[dict[str, Any]]
 TASK = "suite"  # lm-eval wants a name for it
@@ -27,14 +29,16 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
     """Ask until the gate is decided, the round is over or its time is.
 
     Args:
-        spec: suite, questions (file), book (file), stopping, minutes, concurrency, url, model,
-            tokenizer (folder), max_length (tokens), trust_remote_code.
+        spec: name and suite, questions (file), book (file), stopping, minutes, concurrency, url,
+            model, tokenizer (folder), max_length (tokens), trust_remote_code, socket (of a server
+            that has one).
         progress: hears of questions answered.
         output: not used; the answers go into the book.
 
     Raises:
         StageError: the server did not answer a question, or a prompt does not fit.
     """
+    connect_through(spec.get("socket"))  # before lm-eval is imported
     questions = [row for _, row in read_rows(Path(spec["questions"]))]
     book = AnswerBook(Path(spec["book"]), [row["id"] for row in questions])
     stopping = Stopping(**spec["stopping"])
@@ -108,7 +112,7 @@ class Asker:
             raise StageError(f"{len(ordered)} answers to {len(batch)} questions")
         questions = [self._questions[number] for number in batch]
         rows: Rows = self._suite.rows_of(questions, ordered, self._progress)
-        self._progress.advance(self._kind, batch.stop, self._upto, "questions")
+        self._progress.advance(self._task, batch.stop, self._upto, "questions")
         return rows
 
     def facts(self) -> dict[str, Any]:
@@ -116,14 +120,15 @@ class Asker:
         return {"requests": self._model.statistics()}
 
     @property
-    def _kind(self) -> str:
-        return str(self._spec["suite"]["kind"])
+    def _task(self) -> str:
+        """What progress is shown under: the policy's name of the suite."""
+        return str(self._spec.get("name", self._spec["suite"]["kind"]))
 
     def _answered(self, requests: int) -> None:
         self._requests += requests
         questions = self._requests // self._suite.requests_per_question
         self._progress.advance(
-            self._kind, min(self._before + questions, self._upto), self._upto, "questions"
+            self._task, min(self._before + questions, self._upto), self._upto, "questions"
         )
 
 
@@ -132,7 +137,7 @@ def client(spec: dict[str, Any], answered: Callable[[int], None], progress: Prog
     from eval_gates.suites.completions_model import completions_model
 
     return completions_model(
-        url=spec["url"],
+        url=put_back(spec["url"]),
         model=spec["model"],
         tokenizer=spec["tokenizer"],
         trust_remote_code=spec["trust_remote_code"],

@@ -18,6 +18,7 @@ from typing import Any
 
 from pipeline.errors import PrepareError, StoreError, WorkerError
 from pipeline.events import Progress, worker_progress
+from pipeline.hiding_stream import hide_in_streams
 
 Run = Callable[[dict[str, Any], Progress, Path], dict[str, Any]]
 
@@ -51,6 +52,7 @@ def main(run: Run) -> None:
 
     The command line is ``SPEC.json RESULT.json OUTPUT_FOLDER``.
     """
+    hide_in_streams()
     spec_path, result_path, output = (Path(argument) for argument in sys.argv[1:4])
     answer: dict[str, Any]
     try:

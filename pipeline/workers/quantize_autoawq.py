@@ -14,6 +14,7 @@ from pipeline.ignored_modules import is_ignored
 from pipeline.inspection.divisibility import dividing_group_size
 from pipeline.inspection.module_kind import ROUTERS
 from pipeline.workers.calibration_blocks import block_facts, calibration_blocks
+from pipeline.workers.compute_type import ComputeType
 from pipeline.workers.guarded_autoawq import CURE, Findings, guarded_quantizer
 from pipeline.workers.transformers4_form import transformers4_view
 
@@ -72,6 +73,8 @@ def quantize(
     model = AutoAWQForCausalLM.from_pretrained(
         str(readable), torch_dtype="auto", trust_remote_code=trust, safetensors=True
     )
+    compute = ComputeType(spec.get("compute_dtype"))
+    compute.widen(model.model)
     leave_out_routers(model, quantization["ignore"])
     linears = linear_layers(model)
     check_rows(linears.values())
@@ -103,6 +106,7 @@ def quantize(
         progress=progress,
         findings=findings,
     )
+    compute.narrow(model.model)
     progress.note("saving the quantized checkpoint")
     model.save_quantized(str(output))
     keep_sources_config(Path(spec["checkpoint"]), output)

@@ -12,9 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from eval_gates.suites import humaneval, mmlu, rouge
+from eval_gates.suites import humaneval, mbpp, mmlu, rouge
+from eval_gates.suites.fixed_task import digest_of
+from eval_gates.suites.humaneval import Problem
 from eval_gates.suites.json_lines import write_rows
-from eval_gates.suites.lm_eval_task import lay_out
+from eval_gates.suites.lm_eval_task import ASKED, FIELDS, lay_out
 from pipeline.errors import EvaluationDataError
 from pipeline.events import Progress
 
@@ -37,6 +39,9 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
     """
     rows, facts = READERS[spec["suite"]["kind"]](spec, progress, output)
     check_not_repeated(rows, progress)
+    if cluster := spec["suite"].get("cluster"):
+        rows = with_clusters(rows, cluster)
+        facts["clusters"] = len({row["cluster"] for row in rows})
     write_rows(output / "questions.jsonl", shuffled(rows, spec["seed"]))
     return {
         "questions": len(rows),
@@ -63,7 +68,7 @@ def check_not_repeated(rows: Rows, progress: Progress) -> None:
             where=f"question {name}",
             cure="give each question an id of its own, or leave the ids out",
         )
-    contents = Counter(json.dumps({**row, "id": ""}, sort_keys=True) for row in rows)
+    contents = Counter(content_of(row) for row in rows)
     copies = len(rows) - len(contents)
     if copies > LARGEST_SHARE_OF_COPIES * len(rows):
         raise EvaluationDataError(
@@ -76,11 +81,53 @@ def check_not_repeated(rows: Rows, progress: Progress) -> None:
         progress.note(f"{copies} of {len(rows)} questions are copies of others")
 
 
+def content_of(row: dict[str, Any]) -> str:
+    """What a question asks: a document of an lm-eval task by its digest, whatever its place."""
+    if ASKED in row:
+        return str(row[ASKED])
+    return json.dumps({**row, "id": "", "task_id": "", "title": ""}, sort_keys=True)
+
+
+def with_clusters(rows: Rows, field: str) -> Rows:
+    """The rows with a key `cluster`, equal where they have the same in that field.
+
+    Raises:
+        EvaluationDataError: a question has no such field, or all of them are one cluster.
+    """
+    missing = next((row for row in rows if field not in row.get(FIELDS, row)), None)
+    if missing is not None:
+        raise EvaluationDataError(
+            f"the questions have no field '{field}' that would say which belong together",
+            where=f"policy key 'cluster', question {missing['id']}",
+            cure=f"fields are: {', '.join(sorted(missing.get(FIELDS, missing)))}",
+        )
+    found = [
+        {
+            **{key: value for key, value in row.items() if key != FIELDS},
+            "cluster": digest_of({"cluster": row.get(FIELDS, row)[field]})[:16],
+        }
+        for row in rows
+    ]
+    if len({row["cluster"] for row in found}) < 2:
+        raise EvaluationDataError(
+            f"all questions have the same '{field}', so they are one value and show nothing",
+            where="policy key 'cluster'",
+            cure="choose another field, or more questions",
+        )
+    return found
+
+
 def shuffled(rows: Rows, seed: int) -> Rows:
-    """All rows in an order that the seed alone decides; how many are asked is decided later."""
-    order = list(rows)
+    """All rows in an order that the seed alone decides; how many are asked is decided later.
+
+    Questions of one cluster stay together; the clusters are shuffled, large and small alike.
+    """
+    together: dict[str, Rows] = {}
+    for row in rows:
+        together.setdefault(str(row.get("cluster", row["id"])), []).append(row)
+    order = list(together.values())
     random.Random(seed).shuffle(order)  # noqa: S311 - an order, not a secret
-    return order
+    return [row for cluster in order for row in cluster]
 
 
 def mmlu_rows(spec: dict[str, Any], progress: Progress, output: Path) -> Read:
@@ -92,6 +139,8 @@ def mmlu_rows(spec: dict[str, Any], progress: Progress, output: Path) -> Read:
     elif source["kind"] == "hub":
         questions = hub_rows(source, source["split"])
         pool = hub_rows(source, source["shots_split"])
+    elif source["kind"] == "carried":
+        questions = pool = mmlu.read_quiz()
     else:
         carried = mmlu.read_carried()
         questions, dropped = carried.questions, len(carried.skipped)
@@ -110,26 +159,46 @@ def mmlu_rows(spec: dict[str, Any], progress: Progress, output: Path) -> Read:
 
 
 def humaneval_rows(spec: dict[str, Any], progress: Progress, output: Path) -> Read:
-    """HumanEval's problems, all or those that the policy names."""
-    problems = {problem.task_id: problem for problem in humaneval.read_problems()}
-    wanted = spec["suite"]["problems"] or list(problems)
-    unknown = [name for name in wanted if name not in problems]
+    """HumanEval's problems."""
+    return code_rows(spec, humaneval.read_problems(), "HumanEval"), {}
+
+
+def mbpp_rows(spec: dict[str, Any], progress: Progress, output: Path) -> Read:
+    """MBPP+'s problems, and HumanEval's if wanted; of the Hub's, those that can be judged."""
+    source, left_out = spec["source"], list[str]()
+    if source["kind"] == "folder":
+        problems = mbpp.read_folder(Path(spec["folder"]))
+    else:
+        problems, left_out = mbpp.of_dataset(hub_rows(source, source["split"]), source["id"])
+    if spec["suite"]["humaneval"]:
+        problems += [mbpp.from_humaneval(problem) for problem in humaneval.read_problems()]
+    facts = {
+        "dropped": len(left_out),
+        "dropped_why": f"problems were left out: {'; '.join(left_out)}",
+    }
+    return code_rows(spec, problems, "MBPP"), facts
+
+
+def code_rows(spec: dict[str, Any], problems: list[Problem], benchmark: str) -> Rows:
+    """The problems, all or those that the policy names, each with what the model is sent."""
+    named = {problem.task_id: problem for problem in problems}
+    wanted = spec["suite"]["problems"]
+    unknown = [name for name in wanted if name not in named]
     if unknown:
         raise EvaluationDataError(
-            f"HumanEval has no problem '{unknown[0]}'",
-            where="policy key suites.humaneval.problems",
-            cure="ids are HumanEval/0 to HumanEval/163",
+            f"{benchmark} has no problem '{unknown[0]}'",
+            where=f"policy key suites.{spec['suite']['kind']}.problems",
+            cure=f"ids are {problems[0].task_id} to {problems[-1].task_id}",
         )
     form = spec["suite"]["form"]
-    rows = [
+    return [
         {
-            "id": name,
-            **problems[name]._asdict(),
-            "request": humaneval.prompt_of(problems[name], form),
+            "id": problem.task_id,
+            **problem._asdict(),
+            "request": humaneval.prompt_of(problem, form),
         }
-        for name in wanted
+        for problem in ([named[name] for name in wanted] or problems)
     ]
-    return rows, {}
 
 
 def rouge_rows(spec: dict[str, Any], progress: Progress, output: Path) -> Read:
@@ -159,6 +228,7 @@ def lm_eval_rows(spec: dict[str, Any], progress: Progress, output: Path) -> Read
 READERS: dict[str, Callable[[dict[str, Any], Progress, Path], Read]] = {
     "mmlu": mmlu_rows,
     "humaneval": humaneval_rows,
+    "mbpp": mbpp_rows,
     "rouge": rouge_rows,
     "lm_eval": lm_eval_rows,
 }

@@ -1,7 +1,8 @@
 """From a suite's questions to an lm-eval task, and from lm-eval's samples to rows of answers.
 
 Runs in the `evaluate` environment. Every row has `id`, `prompt_sha256`, `answer`, `score` (0 to 1)
-and what else the suite knows.
+and what else the suite knows: of a generated text `unrelated`, its score as the answer to another
+question, and `cluster` where the policy puts questions together.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from eval_gates.sandbox import Isolation, choose_isolation, run_many
-from eval_gates.suites import humaneval, mmlu, rouge
+from eval_gates.clusters import labels_of, partners
+from eval_gates.ignorance import EMPTY, UNRELATED
+from eval_gates.sandbox import Isolation, Program, choose_isolation, run_many
+from eval_gates.suites import humaneval, mbpp, mmlu, rouge
 from eval_gates.suites.code_extraction import extract_code
 from eval_gates.suites.fixed_task import task_of
 from eval_gates.suites.json_lines import read_rows
@@ -25,7 +28,10 @@ from pipeline.events import Progress
 
 Rows = list[dict[str, Any]]
 Suite = dict[str, Any]  # its keys in the policy
+ProgramOf = Callable[[humaneval.Problem, str], Program]  # of a problem and an answer's code
 RowsOf = Callable[[Rows, Rows, Progress], Rows]
+# (text, id of the question that it answered) to its score as the answer to another question
+ScoreElsewhere = Callable[[str, str], float]
 # lm-eval puts this text where a server gave no answer, and would score it like any other.
 NO_ANSWER = "LMEVAL_MODEL_NONE_ANSWER_PLACEHOLDER"
 
@@ -83,37 +89,61 @@ def mmlu_rows(metric: str, questions: Rows, samples: Rows, progress: Progress) -
 
 def rouge_task(suite: Suite, questions: Rows, folder: Path) -> SuiteTask:
     """Summaries, scored by the policy's metric."""
+    metric, others = suite["metric"], partners_of(questions)
+
+    def elsewhere(text: str, question: str) -> float:
+        return rouge.score(text, list(questions[others[question]]["references"]))[metric]
+
     task = task_of(rouge.task_config(suite["form"], suite["max_tokens"]), questions)
-    return SuiteTask(task, suite["metric"], partial(rouge_rows, suite["metric"]), 1)
+    return SuiteTask(task, metric, partial(rouge_rows, metric, elsewhere), 1)
 
 
-def rouge_rows(metric: str, questions: Rows, samples: Rows, progress: Progress) -> Rows:
+def rouge_rows(
+    metric: str,
+    elsewhere: ScoreElsewhere,
+    questions: Rows,
+    samples: Rows,
+    progress: Progress,
+) -> Rows:
     """All metrics are in the row; one of them is its score."""
     return [
         {
             **common(question, sample),
             "answer": texts_of(sample)[0],
             "score": float(sample[metric]),
+            UNRELATED: elsewhere(texts_of(sample)[0], question["id"]),
             **{name: float(sample[name]) for name in rouge.METRICS},
         }
         for question, sample in zip(questions, samples, strict=True)
     ]
 
 
-def humaneval_task(suite: Suite, questions: Rows, folder: Path) -> SuiteTask:
-    """HumanEval, scored by running the programs, isolated as the policy wants."""
-    isolation = choose_isolation(suite["sandbox"])
+def partners_of(questions: Rows) -> dict[str, int]:
+    """By a question's id, the place of another one, to which its answer says nothing."""
+    ids = [question["id"] for question in questions]
+    return dict(zip(ids, partners(labels_of(questions)), strict=True))
+
+
+def code_task(program_of: ProgramOf, suite: Suite, questions: Rows, folder: Path) -> SuiteTask:
+    """HumanEval or MBPP, scored by running the programs, isolated as the policy wants."""
+    # The questions lie in a stage's folder of the store, so with them goes the store.
+    isolation = choose_isolation(suite["sandbox"], hidden=[folder, *folder.parents[:3]])
     samples = suite["samples"]
     config = humaneval.task_config(
         suite["form"], suite["max_tokens"], samples, suite["temperature"]
     )
-    task = task_of(config, questions, samples)
-    rows_of = partial(humaneval_rows, suite, isolation)
+    task = task_of({**config, "task": suite["kind"]}, questions, samples)
+    rows_of = partial(code_rows, program_of, suite, isolation)
     return SuiteTask(task, f"pass@{suite['k']}", rows_of, samples)
 
 
-def humaneval_rows(
-    suite: Suite, isolation: Isolation, questions: Rows, samples: Rows, progress: Progress
+def code_rows(
+    program_of: ProgramOf,
+    suite: Suite,
+    isolation: Isolation,
+    questions: Rows,
+    samples: Rows,
+    progress: Progress,
 ) -> Rows:
     """Run every answer against its problem's tests; a problem's score is its pass@k.
 
@@ -129,7 +159,7 @@ def humaneval_rows(
     executions = iter(
         run_many(
             [
-                humaneval.program(problem, code)
+                program_of(problem, code)
                 for problem, drawn in zip(problems, codes, strict=True)
                 for code in drawn
             ],
@@ -162,20 +192,49 @@ def lm_eval_task(suite: Suite, questions: Rows, folder: Path) -> SuiteTask:
     from eval_gates.suites.lm_eval_task import open_task
 
     opened = open_task(suite, questions, folder)
-    rows_of = partial(lm_eval_rows, opened.metric, opened.task.OUTPUT_TYPE)
+    others = partners_of(questions)
+    places = {question["id"]: place for place, question in enumerate(questions)}
+
+    def score_at(place: int, answer: Any, question: str) -> float:
+        found = opened.task.process_results(opened.task.eval_docs[place], [answer])
+        return score_of(found.get(opened.metric.name), opened.metric, question)
+
+    def uninformed(answer: Any, question: str) -> dict[str, float]:
+        return {
+            EMPTY: score_at(places[question], "", question),
+            UNRELATED: score_at(others[question], answer, question),
+        }
+
+    rows_of = partial(lm_eval_rows, opened.metric, opened.task.OUTPUT_TYPE, uninformed)
     return SuiteTask(opened.task, opened.metric.label, rows_of, opened.requests_per_question)
 
 
 def lm_eval_rows(
-    metric: Metric, output_type: str, questions: Rows, samples: Rows, progress: Progress
+    metric: Metric,
+    output_type: str,
+    uninformed: Callable[[Any, str], dict[str, float]],
+    questions: Rows,
+    samples: Rows,
+    progress: Progress,
 ) -> Rows:
-    """`answer` is likelihoods, or the text as it came; then `filtered` is what the filter left."""
+    """`answer` is likelihoods, or the text as it came; then `filtered` is what the filter left.
+
+    Args:
+        metric: of the task.
+        output_type: lm-eval's.
+        uninformed: of an answer that was generated, and its question's id, what an empty one
+            scores there, and what this one does on another question.
+        questions: that were asked.
+        samples: lm-eval's of them, in the same order.
+        progress: not used.
+    """
     rows = []
     for question, sample in zip(questions, samples, strict=True):
         row = common(question, sample)
         if output_type == "generate_until":
             row["answer"] = checked_text(sample["resps"][0][0], sample)
             row["filtered"] = str(sample["filtered_resps"][0])
+            row |= uninformed(sample["filtered_resps"][0], question["id"])
         else:
             row["answer"] = likelihoods(sample)
         row["score"] = score_of(sample.get(metric.name), metric, question["id"])
@@ -185,16 +244,18 @@ def lm_eval_rows(
 
 SUITES: dict[str, Callable[[Suite, Rows, Path], SuiteTask]] = {
     "mmlu": mmlu_task,
-    "humaneval": humaneval_task,
+    "humaneval": partial(code_task, humaneval.program),
+    "mbpp": partial(code_task, mbpp.program),
     "rouge": rouge_task,
     "lm_eval": lm_eval_task,
 }
 
 
 def common(question: dict[str, Any], sample: dict[str, Any]) -> dict[str, Any]:
-    """What every row has: the question's id, and the digest of all that was sent for it."""
+    """What every row has: the question's id and cluster, and the digest of what was sent for it."""
     sent = json.dumps(sample["arguments"], sort_keys=True, default=str)
-    return {"id": question["id"], "prompt_sha256": hashlib.sha256(sent.encode()).hexdigest()}
+    row = {"id": question["id"], "prompt_sha256": hashlib.sha256(sent.encode()).hexdigest()}
+    return {**row, "cluster": question["cluster"]} if "cluster" in question else row
 
 
 def likelihoods(sample: dict[str, Any]) -> list[float]:

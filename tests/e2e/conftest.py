@@ -9,13 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.catalog import load_profile
 from pipeline.demo_model import fetch_demo_package
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.events import Silent
+from pipeline.preparation import choose_profile
+from pipeline.server_address import free_port
 from pipeline.serving import Server, ServingArguments
 from pipeline.settings import load_settings
 from pipeline.stages.context import BOOTSTRAP
+from recipes.schema import ServingProfile
 
 
 @pytest.fixture(scope="session")
@@ -33,21 +35,27 @@ def demo_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def cpu_profile() -> ServingProfile:
+    """The profile `cpu` as this machine's CPU can be served, which is what a run takes."""
+    return choose_profile("cpu")
+
+
+@pytest.fixture(scope="session")
 def server_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the shared server says."""
     return tmp_path_factory.mktemp("server") / "server.log"
 
 
 @pytest.fixture(scope="session")
-def server(demo_model: Path, server_log: Path) -> Iterator[Server]:
+def server(demo_model: Path, server_log: Path, cpu_profile: ServingProfile) -> Iterator[Server]:
     """The demo model, served; prompts may have 4,096 tokens."""
-    profile = load_profile("cpu")
+    profile = cpu_profile
     arguments = ServingArguments.of(profile, is_baseline=True)
     # In bf16 a prompt's neighbours in a batch would turn near-ties.
     exact = {"max-model-len": 4096, "block-size": 32, "dtype": "float32"}
     arguments.engine_arguments.update(exact)
     python = ensure("serve", Accelerator.CPU, load_settings(), Silent()).python
-    server = Server(python, demo_model, arguments, server_log)
+    server = Server(python, demo_model, arguments, server_log, port=free_port())
     try:
         server.start(profile.ready_timeout_seconds, Silent())
         yield server

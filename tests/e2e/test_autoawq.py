@@ -15,19 +15,21 @@ from pydantic import TypeAdapter
 
 import pipeline
 import recipes
-from pipeline.catalog import load_profile, load_recipe
+from pipeline.catalog import load_recipe
 from pipeline.checkpoint import inspect_folder
 from pipeline.digest import FileDigests
 from pipeline.environments.environment import Accelerator, Environment, ensure
 from pipeline.errors import PrepareError
 from pipeline.events import Silent
 from pipeline.plan import stage_spec
+from pipeline.server_address import free_port
 from pipeline.serving import Server, ServingArguments
 from pipeline.settings import load_settings
 from pipeline.stages.context import execute
 from pipeline.stages.quantize import copy_carried_over
 from pipeline.verification.verification import verify_variant
 from recipes.quantization import Quantization
+from recipes.schema import ServingProfile
 
 ROOT = Path(pipeline.__file__).parents[1]
 TEXTS = Path(recipes.__file__).parent / "calibration" / "general.jsonl"
@@ -322,7 +324,10 @@ def test_configurations_come_back_from_version_5(environment: Environment, tmp_p
 
 @pytest.fixture(scope="module")
 def variant(
-    environment: Environment, demo_model: Path, tmp_path_factory: pytest.TempPathFactory
+    environment: Environment,
+    demo_model: Path,
+    cpu_profile: ServingProfile,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Path:
     """The demo model, quantized by the stage itself with 512 calibration tokens."""
     folder = tmp_path_factory.mktemp("autoawq")
@@ -340,7 +345,11 @@ def variant(
     spec = stage_spec(
         "quantize",
         "autoawq-w4a16",
-        {"quantization": quantization, "trust_remote_code": False},
+        {
+            "quantization": quantization,
+            "trust_remote_code": False,
+            "compute": {"dtype": "float32"} if cpu_profile.quantizes_in_float32 else {},
+        },
         {},
         {
             "checkpoint": checkpoint.model_dump(mode="json"),
@@ -358,13 +367,15 @@ def variant(
 
 
 @pytest.fixture(scope="module")
-def served(variant: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The variant, served with an FP8 KV cache."""
-    profile = load_profile("cpu")
+def served(
+    variant: Path, cpu_profile: ServingProfile, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    """The variant, served as a run would serve it here."""
+    profile = cpu_profile
     python = ensure("serve", Accelerator.CPU, load_settings(), Silent()).python
     arguments = ServingArguments.of(profile, is_baseline=False)
-    assert arguments.engine_arguments["kv-cache-dtype"] == "fp8"
-    server = Server(python, variant, arguments, tmp_path_factory.mktemp("served") / "server.log")
+    log = tmp_path_factory.mktemp("served") / "server.log"
+    server = Server(python, variant, arguments, log, port=free_port())
     try:
         server.start(profile.ready_timeout_seconds, Silent())
         yield server

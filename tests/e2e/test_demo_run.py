@@ -22,18 +22,19 @@ import httpx
 import pytest
 
 from artifacts.registry.mlflow_registry import MlflowRegistry
-from pipeline.catalog import load_profile
+from pipeline.cpu_features import cpu_features
 from pipeline.deployment import find_version
 from pipeline.inspection.inspection import inspect
 from pipeline.inspection.kv_cache import cpu_cache_tokens
 from pipeline.inspection.source import read_folder
 from pipeline.recheck_record import rechecks_of
-from pipeline.serving import free_port
+from pipeline.server_address import free_port
+from recipes.schema import ServingProfile
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(3000)]
 
 PREPARE = [sys.executable, "-P", "-m", "pipeline.cli.main"]
-SUITES = {"mmlu", "humaneval", "rouge"}
+SUITES = {"quiz", "humaneval", "rouge"}
 RECIPES = {"fp8-dynamic", "awq-w4a16"}
 MODEL = ["model", "demo:smollm2-135m", "--profile", "cpu", "--json"]
 KINDS_OF_PROCESS = ("VLLM::Worker", "guard.py", "bootstrap.py")
@@ -103,8 +104,9 @@ def stop_when(
 def processes_of(store: Path) -> list[str]:
     """Command lines of live processes that belong to the run.
 
-    They are known by the environment that they inherited; vLLM's inner processes overwrite
-    theirs with a title, and are known by that.
+    They are known by the environment that they inherited, or, where they are given the variables
+    of a list, by the store's path on their command line; vLLM's inner processes overwrite both with
+    a title, and are known by that.
     """
     marker = f"PREPARE_STORE={store}".encode()
     found = []
@@ -116,7 +118,8 @@ def processes_of(store: Path) -> list[str]:
             inherited = (entry / "environ").read_bytes().split(b"\0")
         except OSError:
             continue  # it ended while we looked, or is another user's
-        if marker in inherited or command.startswith(b"VLLM::"):
+        ours = marker in inherited or str(store).encode() in command
+        if ours or command.startswith(b"VLLM::"):
             found.append(f"{entry.name} {command.replace(bytes(1), b' ').decode()}")
     return found
 
@@ -141,7 +144,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
     stop_when(store, lambda task, done: task == "start the server" and done >= 10, signal.SIGKILL)
     left["serving"] = left_after(store)
     _, evaluating = stop_when(
-        store, lambda task, done: task == "baseline: mmlu" and done >= 20, signal.SIGKILL
+        store, lambda task, done: task == "baseline: quiz" and done >= 20, signal.SIGKILL
     )
     left["evaluation"] = left_after(store)
     interrupted, _ = stop_when(
@@ -172,7 +175,7 @@ def test_finished_stages_were_not_repeated(demo: Demo) -> None:
     status = {(s["name"], s["variant"]): s["status"] for s in demo.report["stages"]}
     assert status["quantize", "fp8-dynamic"] == "reused"
     assert status["quantize", "awq-w4a16"] == "reused"
-    assert status["evaluate mmlu", "baseline"] == "reused"
+    assert status["evaluate quiz", "baseline"] == "reused"
     assert status["evaluate rouge", "baseline"] == "ran"
 
 
@@ -182,11 +185,12 @@ def test_both_variants_are_judged_on_every_suite_and_throughput(demo: Demo) -> N
     for variant in variants.values():
         assert {gate["suite"] for gate in variant["gates"]} == SUITES
         for gate in variant["gates"]:
-            assert gate["bound"] <= gate["difference"] <= gate["upper_bound"]
+            # Once all of a benchmark is asked the three are one number, in three ways of adding.
+            assert gate["bound"] - 1e-12 <= gate["difference"] <= gate["upper_bound"] + 1e-12
             assert gate["baseline"] > 0
             assert 0 <= gate["p_value"] <= 1
-            # SmolLM2-135M is not shown to do better at MMLU than guessing, and that is said.
-            assert gate["suite"] == "mmlu" or "blind" not in gate["reason"]
+            assert gate["verdict"] != "undecided", gate["reason"]
+            assert all(each["p_value"] <= 0.025 for each in gate["uninformed"])
         assert variant["throughput"]["ratio"] > 0
         assert variant["throughput"]["failed_requests"] == 0
         assert "not a GPU's" in variant["throughput"]["note"]
@@ -198,7 +202,7 @@ def test_a_sequential_gate_stops_when_it_knows(demo: Demo) -> None:
         gate
         for variant in demo.report["variants"]
         for gate in variant["gates"]
-        if (variant["recipe"], gate["suite"]) == ("fp8-dynamic", "mmlu")
+        if (variant["recipe"], gate["suite"]) == ("fp8-dynamic", "quiz")
     ]
     assert gate["test"] == "sequential"
     assert gate["decided_at"] is not None, gate["reason"]
@@ -207,10 +211,7 @@ def test_a_sequential_gate_stops_when_it_knows(demo: Demo) -> None:
     # The baseline is asked some questions twice: what serving alone changes.
     assert gate["floor"]["n"] > 0
     assert {group["group"] for group in gate["groups"] if not group["is_subject"]} <= {
-        "STEM",
-        "humanities",
-        "social sciences",
-        "other",
+        "not in MMLU",
     }
 
 
@@ -240,16 +241,29 @@ def test_every_verdict_follows_from_the_kept_answers(demo: Demo) -> None:
     assert {variant["recipe"] for variant in checked["variants"]} == RECIPES
 
 
-def test_one_variant_holds_the_alias(demo: Demo) -> None:
+def test_one_variant_holds_the_alias(demo: Demo, cpu_profile: ServingProfile) -> None:
     promoted = [v for v in demo.report["variants"] if v["promoted"]]
     assert len(promoted) == 1
     versions = json.loads(demo.prepare("registry", "list", "--json").stdout)
     (champion,) = [v for v in versions if "champion" in v["aliases"]]
     assert champion["version"] == promoted[0]["registry_version"]
     assert champion["tags"]["prepare.recipe"] == promoted[0]["recipe"]
-    assert '"kv-cache-dtype": "fp8"' in champion["tags"]["prepare.serving"]
+    serving = json.loads(champion["tags"]["prepare.serving"])["engine_arguments"]
+    assert serving["kv-cache-dtype"] == cpu_profile.kv_cache_dtype
+    assert serving["dtype"] == cpu_profile.engine_arguments["dtype"]
+    features = json.loads(champion["tags"]["prepare.hardware"])["cpu_features"]
+    assert features == list(cpu_features())
     weights = Path(champion["source"])
     assert sum(f.stat().st_size for f in weights.glob("*.safetensors")) < 270e6
+
+
+def test_every_request_of_the_load_test_is_kept_with_its_start(demo: Demo) -> None:
+    found = list((demo.store / "stages" / "benchmark").glob("*/requests.json"))
+    assert found
+    for file in found:
+        requests = json.loads(file.read_text())
+        assert len(requests["start_times"]) == len(requests["ttfts"]) > 0
+        assert all(start > 0 for start in requests["start_times"])
 
 
 def test_every_answer_is_kept_with_its_prompt(demo: Demo) -> None:
@@ -265,7 +279,14 @@ def test_every_answer_is_kept_with_its_prompt(demo: Demo) -> None:
                 assert row["answer"] is not None
 
 
-def test_the_fp8_variant_was_served_with_fp8_kv_cache(demo: Demo) -> None:
+def test_variants_were_served_with_the_kv_cache_that_this_cpu_has(
+    demo: Demo, cpu_profile: ServingProfile
+) -> None:
+    """FP8, or what the profile falls back to; and that is said."""
+    avx512 = "avx512f" in cpu_features()
+    assert ("kv-cache-not-fp8" in demo.report["command"]["fallbacks"]) is not avx512
+    dtype = "fp8" if avx512 else "auto"
+    times = (4 if "float32" in cpu_profile.in_effect else 2) if avx512 else 1
     facts = {}
     for stage in demo.report["stages"]:
         if stage["name"] == "coherence":
@@ -273,20 +294,20 @@ def test_the_fp8_variant_was_served_with_fp8_kv_cache(demo: Demo) -> None:
             facts[stage["variant"]] = json.loads(record.read_text())["result"]
     for recipe in RECIPES:
         command = facts[recipe]["server"]["command"]
-        assert command[command.index("--kv-cache-dtype") + 1] == "fp8"
+        assert command[command.index("--kv-cache-dtype") + 1] == dtype
         # An FP8 cache holds twice the tokens of a bf16 cache of the same size.
         tokens = int(facts[recipe]["server"]["kv_cache_tokens"])
         assert tokens == pytest.approx(
-            2 * int(facts["baseline"]["server"]["kv_cache_tokens"]), rel=0.05
+            times * int(facts["baseline"]["server"]["kv_cache_tokens"]), rel=0.05
         )
         assert facts[recipe]["perplexity_ratio"] < 2
 
 
-def test_the_plan_knows_the_engines_kv_cache(demo: Demo) -> None:
-    """Tokens that the engine logged, in bf16 and FP8, against those of `prepare plan`."""
+def test_the_plan_knows_the_engines_kv_cache(demo: Demo, cpu_profile: ServingProfile) -> None:
+    """Tokens that the engine logged, in its own type and FP8, against those of `prepare plan`."""
     (made,) = (demo.store / "stages" / "demo_checkpoint").glob("*/output")
     cache = inspect(read_folder(made)).cache
-    profile = load_profile("cpu")
+    profile = cpu_profile
     seen = set()
     for stage in demo.report["stages"]:
         if stage["name"] == "coherence":
@@ -300,10 +321,11 @@ def test_the_plan_knows_the_engines_kv_cache(demo: Demo) -> None:
                 context=int(profile.engine_arguments["max-model-len"]),
                 block_size=int(profile.engine_arguments["block-size"]),
                 dtype=dtype,
+                model_bytes=4 if "float32" in profile.in_effect else 2,
             )
             assert planned == pytest.approx(int(server["kv_cache_tokens"]), rel=0.02)
             seen.add((stage["variant"], dtype))
-    assert seen == {("baseline", "auto"), *((recipe, "fp8") for recipe in RECIPES)}
+    assert seen == {("baseline", "auto"), *((recipe, profile.kv_cache_dtype) for recipe in RECIPES)}
 
 
 def test_the_report_is_kept(demo: Demo) -> None:
@@ -340,7 +362,12 @@ def test_a_changed_recipe_runs_only_its_own_branch(demo: Demo, tmp_path: Path) -
         "--json",
     )
     stages = json.loads(planned.stdout)["stages"]
-    assert {s["variant"] for s in stages if not s["cached"]} == {"own"}
+    # The other is tried once more, so it has a smaller share of the error rate: judged anew.
+    anew = [s["name"] for s in stages if not s["cached"] and s["variant"] != "own"]
+    assert {name.partition(" ")[0] for name in anew} <= {
+        "evaluate",
+        "judge",
+    }
     assert {s["name"] for s in stages if s["variant"] == "own" and s["cached"]} == set()
 
 

@@ -23,7 +23,11 @@ summary: the same model on both sides
 suites: {suites}
 throughput: {{minimum_ratio: {{cpu: 0.5}}}}
 """
-SUMMARIES = "{rouge: {kind: rouge, margins: {fp8: 0.3}, batch: 8, max_tokens: 24, repeat: 8}}"
+# A wider margin than this would end below what a summary of another document scores.
+SUMMARIES = (
+    "{rouge: {kind: rouge, about: benchmark, margins: {fp8: 0.08}, batch: 8, max_tokens: 64, "
+    "repeat: 8}}"
+)
 # SmolLM2-135M is at chance in the letter form.
 LETTERS = "{mmlu: {kind: mmlu, form: letter, shots: 0, margins: {fp8: 0.3}, questions: 48}}"
 
@@ -63,7 +67,7 @@ def test_a_model_is_not_inferior_to_itself(
     (variant,) = report["variants"]
     (found,) = variant["gates"]
     assert (variant["verdict"], found["verdict"], found["test"]) == ("pass", "pass", "sequential")
-    assert found["decided_at"] <= found["n"] < found["available"]
+    assert found["decided_at"] <= found["n"] <= found["available"]
     assert found["floor"]["n"] == 8
     assert found["baseline"] > 0.05
     assert variant["throughput"] is None
@@ -79,6 +83,15 @@ def test_a_model_is_not_inferior_to_itself(
     tampered = prepare(store, "verify", "--json")
     assert tampered.returncode == 1
     assert "not those that were given" in tampered.stdout
+
+
+def test_a_margin_that_reaches_below_any_summary_decides_nothing(
+    server: Server, demo_model: Path, tmp_path: Path
+) -> None:
+    wide = SUMMARIES.replace("0.08", "0.3").replace("max_tokens: 64", "max_tokens: 24")
+    code, report = gate(server, demo_model, tmp_path / "store", wide)
+    assert code == 5, report
+    assert "blind" in report["variants"][0]["gates"][0]["reason"]
 
 
 def test_a_baseline_that_guesses_decides_nothing(

@@ -42,7 +42,7 @@ from pipeline.cli.main import app
 from pipeline.deployment import digest_of_other_files
 from pipeline.digest import digest_file
 from pipeline.errors import RegistryError
-from pipeline.serving import free_port
+from pipeline.server_address import free_port
 from pipeline.weight_files import weights_digest
 
 PROGRAM = shutil.which("docker-registry")

@@ -103,7 +103,7 @@ class Workshop:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.python = ensure("quantize", Accelerator.CPU, load_settings(), Silent()).python
-        self.made: dict[tuple[str, str], Variant] = {}
+        self.made: dict[tuple[str, str, str | None], Variant] = {}
         self.script("make", str(folder), str(CARRIED_CALIBRATION))
 
     def script(self, *words: str) -> str:
@@ -112,13 +112,13 @@ class Workshop:
         done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
         return done.stdout
 
-    def variant(self, model: str, name: str) -> Variant:
+    def variant(self, model: str, name: str, compute: str | None = None) -> Variant:
         """The variant, made when it is first asked for."""
-        if (model, name) not in self.made:
-            self.made[model, name] = self.quantize(model, name)
-        return self.made[model, name]
+        if (model, name, compute) not in self.made:
+            self.made[model, name, compute] = self.quantize(model, name, compute)
+        return self.made[model, name, compute]
 
-    def quantize(self, model: str, name: str) -> Variant:
+    def quantize(self, model: str, name: str, compute: str | None = None) -> Variant:
         recipe = load_recipe(name)
         digests = FileDigests(self.folder / "digests.json")
         source = inspect_folder(
@@ -138,6 +138,7 @@ class Workshop:
                 "checkpoint": source.digest,
                 "quantization": recipe.quantization.model_copy(update=changes).model_dump(),
                 "trust_remote_code": False,
+                **({"compute": {"dtype": compute}} if compute else {}),
             },
             {},
             {
@@ -218,6 +219,32 @@ def test_every_variant_computes_what_its_source_does(workshop: Workshop) -> None
     found = json.loads(workshop.script("compare", str(workshop.folder / "llama"), *made))
     for folder, name in made.items():
         assert 0 < found[folder] < DIFFERENCE[load_recipe(name).family], name
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        *(("llama", n) for n in ("awq-w4a16", "awq-w4a16-sym", "gptq-w4a16", "int8-w8a8")),
+        *(("gemma2", "awq-w4a16"), ("llama", "fp8-static"), ("qwen3_moe", "awq-w4a16")),
+    ],
+)
+def test_computed_in_32_bits_and_stored_as_ever(workshop: Workshop, model: str, name: str) -> None:
+    """As on a CPU without bf16: the same tensors of the same types, that mean the same."""
+    wide, usual = workshop.variant(model, name, "float32"), workshop.variant(model, name)
+    types = [
+        {tensor: (its.dtype, its.shape) for tensor, its in variant.tensors.items()}
+        for variant in (wide, usual)
+    ]
+    assert types[0] == types[1]
+    assert wide.config == usual.config
+    saved = [read_json(variant.output / "config.json") for variant in (wide, usual)]
+    assert saved[0] == saved[1]
+    assert verified_layers(wide) == verified_layers(usual) > 0
+    if model == "qwen3_moe":
+        return  # transformers does not find the experts of a compressed checkpoint
+    output = str(wide.output)
+    found = json.loads(workshop.script("compare", str(workshop.folder / model), output))
+    assert 0 < found[output] < DIFFERENCE[load_recipe(name).family]
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,9 @@ class JudgedRun:
         broken: recipes that got no verdict.
         engine: identity of the serving environment.
         evaluate: identity of the evaluating environment.
+        engine_version: as the engine tells it.
+        serving: of baseline and variants.
+        trust_remote_code: whether they were served with code of the checkpoint's own.
         hardware: that it was judged on.
     """
 
@@ -75,6 +78,9 @@ class JudgedRun:
     broken: tuple[str, ...] = ()
     engine: str = "1" * 64
     evaluate: str = "2" * 64
+    engine_version: str = "0.33.0"
+    serving: dict[str, Any] = field(default_factory=lambda: SERVING)
+    trust_remote_code: bool = False
     hardware: dict[str, Any] = field(default_factory=lambda: dict(HARDWARE))
 
     def __post_init__(self) -> None:
@@ -143,7 +149,7 @@ class JudgedRun:
             command={
                 **COMMAND,
                 "checkpoint": str(source),
-                "recipes": [*self.lost, *self.broken],
+                "recipes": self.tried,
                 "asked": {"recipes": ["awq-ladder"]},
             },
             checkpoint=CheckpointReport(
@@ -201,10 +207,10 @@ class JudgedRun:
     ) -> dict[str, StageSpec]:
         served = {
             "checkpoint": self.checkpoint.digest,
-            "serving": SERVING,
+            "serving": self.serving,
             "engine": self.engine,
             "hardware": self.hardware,
-            "trust_remote_code": False,
+            "trust_remote_code": self.trust_remote_code,
         }
         coherence = self._put(
             "coherence", name, {**served, "of": name}, weights, {"perplexity": 1.0}
@@ -227,6 +233,7 @@ class JudgedRun:
                 "of": name,
                 "suite": {"kind": "humaneval", "form": "chat"},
                 "environment": self.evaluate,
+                "rule": None if name == "baseline" else self._rule(),
             },
             {
                 **after,
@@ -257,11 +264,21 @@ class JudgedRun:
                 "itl_ms_p50": 1.0,
                 "requests": 8,
                 "failed_requests": 0,
-                "engine_version": "0.33.0",
+                "engine_version": self.engine_version,
             },
             {"requests.json": b'{"ttfts": [0.1]}'},
         )
         return {"code": evaluate, "benchmark": benchmark}
+
+    @property
+    def tried(self) -> list[str]:
+        """The recipes that the verdicts count."""
+        return [*self.lost, *self.broken]
+
+    def _rule(self) -> dict[str, Any]:
+        """What ends the asking, as the planner writes it."""
+        margin = policy().suites["code"].margins["fp8"].model_dump()
+        return {"margin": margin, "alpha": 0.05 / len(self.tried), "about": "population"}
 
     def _judge(
         self, recipe: str, baseline: dict[str, StageSpec], side: dict[str, StageSpec]
@@ -271,6 +288,8 @@ class JudgedRun:
             recipe,
             {
                 "policy": policy().model_dump(),
+                "recipe": recipe,
+                "tried": sorted(self.tried),
                 "family": "fp8",
                 "accelerator": "cpu",
                 "throughput_note": "measured on a CPU",

@@ -39,6 +39,7 @@ def answers(scores: Sequence[Any]) -> Rows:
             "answer": [-1.0, -2.5, -0.25, -4.0],
             "score": score,
             "subject": SUBJECTS[n % 4],
+            "unrelated": 0.0,
         }
         for n, score in enumerate(scores)
     ]

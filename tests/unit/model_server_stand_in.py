@@ -9,7 +9,7 @@ asked for. How it behaves is said by variables of its environment, as a profile 
     STAND_IN=silent        runs on and never opens the port
     STAND_IN=refuses       opens the port, is healthy, answers every completion with 500
     STAND_IN=another       answers as another model, as a stranger on our port would
-    STAND_IN=port-taken    the first time says that the port is in use and ends; then answers
+    STAND_IN=slow          opens the port after a second, and ends with 1 where it is taken
 
 It always has a child of its own, as vLLM has its engine's process. GET /facts tells what it was
 started with; POST /die ends it with exit code 9.
@@ -21,6 +21,7 @@ import argparse
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -61,10 +62,26 @@ class Handler(BaseHTTPRequestHandler):
             os._exit(9)
         if os.environ.get("STAND_IN") == "refuses":
             self.answer(500, {"error": "EngineCore is dead"})
+        elif (key := os.environ.get("VLLM_API_KEY")) and (
+            self.headers.get("Authorization") != f"Bearer {key}"
+        ):
+            self.answer(401, {"error": "Unauthorized"})
         elif asked["model"] != self.options.served_model_name:
             self.answer(404, {"error": f"The model `{asked['model']}` does not exist."})
+        elif asked.get("stream"):
+            self.stream(asked["max_tokens"])
         else:
             self.answer(200, {"choices": [{"text": " world"}]})
+
+    def stream(self, tokens: int) -> None:
+        """One event a token, as a load generator asks for."""
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.end_headers()
+        for _ in range(tokens):
+            self.wfile.write(b'data: {"choices": [{"text": " world"}]}\n\n')
+        usage = json.dumps({"choices": [], "usage": {"completion_tokens": tokens}})
+        self.wfile.write(f"data: {usage}\n\ndata: [DONE]\n\n".encode())
 
     def answer(self, status: int, body: dict[str, Any]) -> None:
         content = json.dumps(body).encode()
@@ -77,13 +94,28 @@ class Handler(BaseHTTPRequestHandler):
         print(f'INFO:     127.0.0.1 - "{format % arguments}"', flush=True)
 
 
+class SocketServer(ThreadingHTTPServer):
+    """An HTTP server on a Unix socket."""
+
+    address_family = socket.AF_UNIX
+
+    def server_bind(self) -> None:
+        self.socket.bind(self.server_address)
+        self.server_name, self.server_port = "localhost", 0
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        connection, _ = self.socket.accept()
+        return connection, ("unix", 0)
+
+
 def parse(arguments: list[str]) -> argparse.Namespace:
     """The command line of vLLM's server as the pipeline writes it; other options are let pass."""
     parser = argparse.ArgumentParser(prog="api_server.py")
     parser.add_argument("-m", dest="module", required=True)
     for name in ("model", "served-model-name", "host"):
         parser.add_argument(f"--{name}", required=True)
-    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--uds")
     return parser.parse_known_args(arguments)[0]
 
 
@@ -99,12 +131,8 @@ def main() -> None:
     if behaviour == "silent":
         print("(APIServer pid=1) INFO 11-21 09:51:43 [model.py:733] still loading", flush=True)
         time.sleep(60)
-    if behaviour == "port-taken":
-        mark = Path(os.environ["STAND_IN_MARK"])
-        if not mark.exists():
-            mark.touch()
-            print("(APIServer pid=1) OSError: [Errno 98] Address already in use", flush=True)
-            sys.exit(1)
+    if behaviour == "slow":
+        time.sleep(1)
     Handler.options = options
     Handler.facts = {
         "arguments": sys.argv[1:],
@@ -112,7 +140,10 @@ def main() -> None:
         "processes": [os.getpid(), child.pid],
     }
     print("INFO:     Application startup complete.", flush=True)
-    ThreadingHTTPServer((options.host, options.port), Handler).serve_forever()
+    if options.uds:
+        SocketServer(options.uds, Handler).serve_forever()
+    else:
+        ThreadingHTTPServer((options.host, options.port), Handler).serve_forever()
 
 
 if __name__ == "__main__":

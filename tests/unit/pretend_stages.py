@@ -58,6 +58,8 @@ class PretendModels:
     # --- as endpoints ---------------------------------------------------------------------------
 
     open_now: str | None = None
+    looks: int = 0
+    dies_at_look: int | None = None
 
     def opened(self, variant: VariantPlan) -> dict[str, Any]:
         """Bring the variant's pretended server up."""
@@ -71,7 +73,10 @@ class PretendModels:
         return {"url": "http://127.0.0.1:1", "model": "model", "server": {"ready_seconds": 1.0}}
 
     def check_alive(self) -> None:
-        """It is."""
+        """It is, unless the test says that it died after so many looks."""
+        self.looks += 1
+        if self.dies_at_look == self.looks:
+            raise ServingError("the model server ended with exit code 9")
 
     def exclusively(self) -> PretendModels:
         """Only one server is up at a time; see `opened`."""
@@ -126,7 +131,7 @@ class PretendContext(StageContext):
     models: PretendModels
 
     def run_worker(
-        self, worker: str, worker_spec: dict[str, Any], *, output: Path | None = None
+        self, worker: str, worker_spec: dict[str, Any], *, output: Path | None = None, **_: Any
     ) -> dict[str, Any]:
         """Ask as the real worker does, without lm-eval."""
         assert worker == "evaluate"
@@ -207,7 +212,7 @@ def result_of(context: PretendContext, models: PretendModels) -> dict[str, Any]:
             "itl_ms_p50": 1.0,
             "requests": 8,
             "failed_requests": 0,
-            "engine_version": "0",
+            "engine_version": "0.33.0",
         },
     }[stage]
 

@@ -14,9 +14,9 @@ from typing import Any
 
 from finished_stage import put_record, stage_record
 from sample_reports import COMMAND, DIGEST, run_report, stage_report, variant_report
+from three_suites import three_suites
 
 from eval_gates.suites.json_lines import write_rows
-from pipeline.catalog import load_policy
 from pipeline.digest import digest_bytes
 from pipeline.records import RunReport, StageRecord, StageReference, StageReport
 from pipeline.run_log import RUN_RECORD
@@ -228,7 +228,7 @@ def answers(texts: Texts, suite: str, lost: float) -> Rows:
             row |= {"answer": f"{texts.answer} {score}", "outcome": "passed" if score else "failed"}
         else:
             score = 0.3 - 0.1 * loses
-            row |= {"answer": f"{texts.answer} {score}", "rougeL": score}
+            row |= {"answer": f"{texts.answer} {score}", "rougeL": score, "unrelated": 0.05}
         rows.append(row | {"score": score})
     return rows
 
@@ -273,7 +273,7 @@ def put_verdict(
         **{f"candidate.{suite}": reference for suite, reference in candidate.items()},
     }
     parameters = {
-        "policy": load_policy("demo").model_dump(),
+        "policy": three_suites().model_dump(),
         "family": family,
         "accelerator": "cpu",
         "throughput_note": None,

@@ -120,7 +120,9 @@ def test_every_policy_says_how_fast_on_every_profiles_machine(profile: str) -> N
         ("NVIDIA H200", "h200"),
         ("NVIDIA H100 80GB HBM3", "h100"),
         ("NVIDIA H100 NVL", "h100"),
-        ("NVIDIA A100-SXM4-80GB", None),
+        ("NVIDIA A100-SXM4-80GB", "a100"),
+        ("NVIDIA H20", "h20"),
+        ("NVIDIA GH200 480GB", None),
         ("Tesla T4", None),
         ("", None),
     ],
@@ -200,6 +202,7 @@ RECIPE_FAULTS = [
     ("quantization.group_size", "many"),
     ("quantization.bits", 3),
     ("quantization.grid_points", 0),
+    ("quantization.grid_points", 2),
     ("quantization.smaller_group_sizes", [64, "half"]),
     ("quantization.calibration.samples", -1),
     ("family", "int3"),
@@ -320,8 +323,11 @@ def test_an_unknown_family_names_the_known_ones(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        ("mmlu-pro", "the kind 'mmlu-pro' is not known: 'mmlu', 'humaneval', 'rouge', 'lm_eval'"),
-        (None, "'mmlu', 'humaneval', 'rouge', 'lm_eval'"),
+        (
+            "mmlu-pro",
+            "the kind 'mmlu-pro' is not known: 'mmlu', 'humaneval', 'mbpp', 'rouge', 'lm_eval'",
+        ),
+        (None, "'mmlu', 'humaneval', 'mbpp', 'rouge', 'lm_eval'"),
     ],
 )
 def test_an_unknown_kind_of_suite(tmp_path: Path, kind: str | None, words: str) -> None:

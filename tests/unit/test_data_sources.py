@@ -17,7 +17,7 @@ from small_checkpoint import write_files
 
 from pipeline.data_sources import (
     CARRIED_CALIBRATION,
-    CARRIED_SUMMARIES,
+    CARRIED_QUESTIONS,
     SourceResolver,
 )
 from pipeline.digest import FileDigests, digest_bytes
@@ -27,6 +27,7 @@ from recipes.policy import (
     HumanEvalSuite,
     LmEvalSuite,
     Margin,
+    MbppSuite,
     MmluSuite,
     Policy,
     RougeSuite,
@@ -153,7 +154,7 @@ class TestSuite:
         resolving = Resolving(tmp_path, data)
         suite = RougeSuite(margins=MARGINS, sources=["eval-data", "carried"])
         found = resolving.resolver.suite("summaries", suite)
-        digest = digest_bytes(CARRIED_SUMMARIES.read_bytes())
+        digest = digest_bytes(CARRIED_QUESTIONS["rouge"].read_bytes())
         assert (found.identity, found.folder) == ({"kind": "carried", "digest": digest}, None)
         words = f"summaries: {data} has no summarization*.jsonl[.gz] for it; looking elsewhere"
         assert resolving.notes == [words]
@@ -167,11 +168,19 @@ class TestSuite:
         found = resolving.resolver.suite("humaneval", HumanEvalSuite(margins=MARGINS))
         assert found.identity == PACKAGES
 
+    def test_humanevals_problems_beside_a_folders(self, tmp_path: Path) -> None:
+        folder = write_files(tmp_path / "data", {"mbpp.jsonl": b"{}"})
+
+        def found(**changes: Any) -> dict[str, Any]:
+            suite = MbppSuite(margins=MARGINS, **changes)
+            return Resolving(tmp_path, folder).resolver.suite("code", suite).identity
+
+        assert found(humaneval=True) == {**found(), "humaneval": PACKAGES["environment"]}
+
     @pytest.mark.parametrize(
         "suite",
         [
             MmluSuite(margins=MARGINS, sources=["eval-data"]),
-            MmluSuite(margins=MARGINS, sources=["carried"]),
             MmluSuite(margins=MARGINS, sources=[]),
             HumanEvalSuite(margins=MARGINS, sources=["eval-data", "carried"]),
             RougeSuite(margins=MARGINS, sources=["packages"]),
@@ -183,6 +192,11 @@ class TestSuite:
         assert "'mine'" in caught.value.what
         assert caught.value.where == f"policy key suites.mine.sources: {', '.join(suite.sources)}"
         assert "--eval-data" in caught.value.cure
+
+    def test_the_carried_quiz(self, resolving: Resolving) -> None:
+        found = resolving.resolver.suite("quiz", MmluSuite(margins=MARGINS, sources=["carried"]))
+        digest = digest_bytes(CARRIED_QUESTIONS["mmlu"].read_bytes())
+        assert (found.identity, found.questions) == ({"kind": "carried", "digest": digest}, 120)
 
     def test_examples_alone_are_no_questions(self, tmp_path: Path) -> None:
         folder = write_files(tmp_path / "data", {"mmlu_dev.jsonl": b"{}"})
@@ -227,6 +241,9 @@ class TestHowMany:
             (MmluSuite(margins=MARGINS, sources=["packages"]), {}, 280),
             (HumanEvalSuite(margins=MARGINS), {}, 164),
             (HumanEvalSuite(margins=MARGINS, problems=["HumanEval/1", "HumanEval/2"]), {}, 2),
+            (MbppSuite(margins=MARGINS), {"mbpp.jsonl": LINES, "mmlu_test.jsonl": b"{}"}, 3),
+            (MbppSuite(margins=MARGINS, humaneval=True), {"mbpp.jsonl": LINES}, 167),
+            (MbppSuite(margins=MARGINS, problems=["Mbpp/2"]), {"mbpp.jsonl": LINES}, 1),
             (RougeSuite(margins=MARGINS, sources=["carried"]), {}, 32),
             (LmEvalSuite(margins=MARGINS, task="arc_easy"), {}, None),
         ],
@@ -246,8 +263,8 @@ class TestHowMany:
         ("name", "content"),
         [
             ("mmlu_test.jsonl.gz", b"not gzip"),
-            ("mmlu_test.jsonl.gz", gzip.compress(LINES)[:-9]),
-            ("mmlu_test.jsonl.gz", gzip.compress(LINES)[:12] + b"\xff" * 20),
+            ("mmlu_test.jsonl.gz", gzip.compress(LINES, mtime=0)[:-9]),
+            ("mmlu_test.jsonl.gz", gzip.compress(LINES, mtime=0)[:12] + b"\xff" * 20),
             ("mmlu_test.jsonl", b"\xff\xfe"),
         ],
     )

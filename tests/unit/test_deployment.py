@@ -13,7 +13,6 @@ from artifacts.registry.mlflow_registry import MlflowRegistry
 from artifacts.registry.registry import FILES_TAG, TUPLE_TAG, WEIGHTS_TAG, Cause, Move, Version
 from pipeline.cli.main import app
 from pipeline.deployment import (
-    JudgedTuple,
     check_files,
     digest_of_other_files,
     find_version,
@@ -26,7 +25,7 @@ from pipeline.hardware import hardware
 from pipeline.settings import load_settings
 from pipeline.weight_files import weights_digest
 
-SERVING = {"engine_arguments": {"kv-cache-dtype": "fp8"}, "environment": {"A": "1"}}
+SERVING = {"engine_arguments": {"kv-cache-dtype": "fp8"}, "environment": {"OMP_A": "1"}}
 
 
 @pytest.fixture
@@ -61,13 +60,35 @@ class TestCheckFiles:
     def test_as_registered(self, folder: Path) -> None:
         assert check_files(version(folder), folder) == 3
 
-    def test_what_others_put_there_later(self, folder: Path) -> None:
-        """A signature by `prepare sign`, and what `git` and `hf download` leave."""
+    def test_a_signature_that_came_later(self, folder: Path, tmp_path: Path) -> None:
+        """`prepare sign` puts it there; in what a registry hands out it has no place."""
         registered = version(folder)
         (folder / "model.sig").write_text("{}")
-        (folder / ".cache" / "huggingface").mkdir(parents=True)
-        (folder / ".cache" / "huggingface" / "x.metadata").write_text("x")
+        (folder / ".gitattributes").write_text("*.safetensors filter=lfs\n")
         check_files(registered, folder)
+        with pytest.raises(RegistryError, match="other files"):
+            check_files(registered, folder, added=())
+
+    @pytest.mark.parametrize(
+        "path",
+        [
+            ".git/hooks/x",
+            ".github/workflows/x.yml",
+            ".cache/huggingface/x",
+            ".gitignore",
+            # Neither a signature nor git's file, nor weights that the engine loads.
+            ".gitattributes/x",
+            "model.sig/x.py",
+            "consolidated.safetensors",
+            "sub/x.safetensors",
+        ],
+    )
+    def test_what_no_digest_covers(self, folder: Path, path: str) -> None:
+        registered = version(folder)
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text("x")
+        with pytest.raises(RegistryError, match="other files"):
+            check_files(registered, folder)
 
     @pytest.mark.parametrize(
         ("file", "words"),
@@ -90,45 +111,17 @@ class TestCheckFiles:
         with pytest.raises(RegistryError, match="the other files"):
             check_files(registered, folder)
 
+    @pytest.mark.parametrize("tag", [WEIGHTS_TAG, FILES_TAG])
+    def test_a_digest_that_is_gone_switches_nothing_off(self, folder: Path, tag: str) -> None:
+        kept = {name: value for name, value in tags(folder).items() if name != tag}
+        with pytest.raises(RegistryError, match="has no digest to check its files by") as caught:
+            check_files(Version("model", "1", (), str(folder), kept), folder)
+        assert tag in caught.value.where
+
     def test_a_version_of_somebody_else(self, folder: Path) -> None:
         foreign = Version("model", "1", (), str(folder), {})
         with pytest.raises(RegistryError, match="has no digest to check its files by"):
             check_files(foreign, folder)
-
-
-class TestJudgedTuple:
-    def differences(self, folder: Path, **changes: str) -> list[str]:
-        here = identity("serve", Accelerator.CPU, load_settings())
-        return JudgedTuple.of(version(folder, **changes)).differences(here)
-
-    def test_this_machine(self, folder: Path) -> None:
-        judged = JudgedTuple.of(version(folder))
-        assert judged.arguments.to_dict() == SERVING
-        assert self.differences(folder) == []
-
-    def test_every_member_that_differs_is_named(self, folder: Path) -> None:
-        other = {"accelerator": "cpu", "cpu": "another", "cores": 64}
-        changes = {
-            "prepare.environment.serve": "another",
-            "prepare.hardware": json.dumps(other),
-        }
-        found = self.differences(folder, **changes)
-        assert [line.partition(":")[0] for line in found] == [
-            "environment 'serve'",
-            "hardware, cores",
-            "hardware, cpu",
-        ]
-        assert "judged 64, here " in found[1]
-
-    def test_a_gpu_that_is_not_here(self, folder: Path) -> None:
-        gpu = json.dumps({"accelerator": "cuda", "gpu": "NVIDIA H1000"})
-        (line,) = self.differences(folder, **{"prepare.hardware": gpu})
-        assert line.startswith("hardware, gpu: judged NVIDIA H1000, here ")
-
-    @pytest.mark.parametrize("tag", ["prepare.serving", "prepare.hardware"])
-    def test_tags_that_tell_nothing(self, folder: Path, tag: str) -> None:
-        with pytest.raises(RegistryError, match="does not tell how it was judged"):
-            JudgedTuple.of(version(folder, **{tag: "{"}))
 
 
 @pytest.fixture
@@ -177,20 +170,6 @@ def test_the_commands(
     pulled = told("pull", "model@champion", str(tmp_path / "copy"))
     assert (pulled["version"], pulled["files"]) == ("1", 3)
     assert Path(pulled["folder"]) == tmp_path / "copy"
-
-
-def test_serving_is_refused_where_the_machine_differs(
-    registry: MlflowRegistry, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    other = {"accelerator": "cpu", "cpu": "another", "cores": 64}
-    changes = {"prepare.hardware": json.dumps(other), "prepare.environment.serve": "another"}
-    registry.register("model", folder, tags(folder, **changes))  # the newer verdict's tags
-    arguments = ["serve", "model@champion", "--registry", registry.uri]
-    with pytest.raises(RegistryError, match=r"environment 'serve': .*hardware, cores: judged 64"):
-        CliRunner().invoke(app, arguments, catch_exceptions=False)
-    result = CliRunner().invoke(app, [*arguments, "--check", "--anyway"], catch_exceptions=False)
-    assert result.exit_code == 0
-    assert "hardware, cores: judged 64, here " in result.stdout
 
 
 def test_serving_weights_that_are_elsewhere(registry: MlflowRegistry, folder: Path) -> None:

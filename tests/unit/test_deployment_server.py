@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import shutil
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,17 +10,21 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from judged_run import JudgedRun
 from listener import Listener
+from registered_version import registered
 
-from artifacts.registry.registry import FILES_TAG, TUPLE_TAG, WEIGHTS_TAG, Version
-from pipeline import deployment, deployment_server
+from artifacts.bundle import BUNDLE
+from artifacts.registry.registry import FILES_TAG, Version
+from pipeline import deployment_server, judged_tuple
 from pipeline.deployment import digest_of_other_files
 from pipeline.deployment_server import Deployment
-from pipeline.digest import digest_file
+from pipeline.errors import CheckpointError, EvidenceError, RegistryError
+from pipeline.judged_tuple import JudgedTuple
+from pipeline.recheck_proof import proven_tuple
 from pipeline.recheck_record import RecheckRecord
 from pipeline.serving import ServingArguments
 from pipeline.settings import Settings
-from pipeline.weight_files import weights_digest
 
 ENGINES = {"cpu": "0.32.0+cpu", "cuda": "0.32.0"}
 HARDWARE = {
@@ -33,14 +37,32 @@ def members(accelerator: str) -> dict[str, Any]:
     return {
         "engine_version": ENGINES[accelerator],
         "environment.serve": f"serve-{accelerator}",
-        "serving": {"engine_arguments": {"seed": accelerator}, "environment": {}},
+        "serving": {
+            "engine_arguments": {"seed": accelerator, "kv-cache-dtype": "fp8"},
+            "environment": {},
+        },
         "hardware": HARDWARE[accelerator],
     }
 
 
-def version(folder: Path, judged: str, rechecked: str) -> Version:
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, JudgedRun]:
+    """By accelerator, a run that was judged there."""
+    found = {}
+    for accelerator in ENGINES:
+        of = members(accelerator)
+        found[accelerator] = JudgedRun(
+            tmp_path_factory.mktemp(accelerator) / "store",
+            engine=of["environment.serve"],
+            engine_version=of["engine_version"],
+            serving=of["serving"],
+            hardware=of["hardware"],
+        )
+    return found
+
+
+def version(runs: dict[str, JudgedRun], judged: str, rechecked: str) -> Version:
     """Judged on one kind of machine, and found to stand on the other."""
-    first = members(judged)
     record = RecheckRecord(
         when="2026-01-01T00:00:00+00:00",
         who="ann",
@@ -52,17 +74,12 @@ def version(folder: Path, judged: str, rechecked: str) -> Version:
         stands=True,
         reason="",
     )
-    tags = {
-        TUPLE_TAG: "1" * 64,
-        WEIGHTS_TAG: weights_digest(folder, digest_file),
-        FILES_TAG: digest_of_other_files(folder),
-        "prepare.engine_version": first["engine_version"],
-        "prepare.environment.serve": first["environment.serve"],
-        "prepare.serving": json.dumps(first["serving"]),
-        "prepare.hardware": json.dumps(first["hardware"]),
-        **record.tags(),
-    }
-    return Version("model", "1", ("champion",), str(folder), tags)
+    return registered(runs[judged], **record.tags())
+
+
+def taken_at_its_word(record: RecheckRecord, *_: Any) -> JudgedTuple:
+    """In the place of looking for the recheck's evidence, which test_recheck.py does."""
+    return JudgedTuple.of_members(record.members, "tag", trust_remote_code=False)
 
 
 @dataclass
@@ -70,12 +87,12 @@ class Place:
     """A machine that versions are to be served on, whose environments only count.
 
     Args:
-        folder: of a version's files.
+        runs: that judged, by accelerator.
         settings: name a home and a store.
         engines: version of the engine in each environment, by accelerator.
     """
 
-    folder: Path
+    runs: dict[str, JudgedRun]
     settings: Settings
     engines: dict[str, str] = field(default_factory=lambda: dict(ENGINES))
     hardware: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -98,18 +115,15 @@ class Place:
         return self.engines[environment.accelerator]
 
     def deployment(self, judged: str, rechecked: str) -> Deployment:
-        return Deployment(version(self.folder, judged, rechecked), None, self.settings, Listener())
+        return Deployment(version(self.runs, judged, rechecked), None, self.settings, Listener())
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
-    folder = tmp_path / "weights"
-    folder.mkdir()
-    (folder / "model.safetensors").write_bytes(b"weights")
-    (folder / "config.json").write_text("{}")
-    found = Place(folder, Settings(home=tmp_path / "home", store=tmp_path / "store"))
-    monkeypatch.setattr(deployment, "hardware", lambda accelerator: found.hardware[accelerator])
+def place(runs: dict[str, JudgedRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    found = Place(runs, Settings(home=tmp_path / "home", store=tmp_path / "store"))
+    monkeypatch.setattr(judged_tuple, "hardware", lambda accelerator: found.hardware[accelerator])
     monkeypatch.setattr(deployment_server, "identity", lambda name, kind, _: f"{name}-{kind}")
+    monkeypatch.setattr(deployment_server, "proven_tuple", taken_at_its_word)
     monkeypatch.setattr(deployment_server, "ensure", found.ensure)
     monkeypatch.setattr(deployment_server, "engine_version_of", found.engine_version_of)
     return found
@@ -198,5 +212,50 @@ def test_what_is_served_is_of_the_tuple_found(
     with found.serving(8000, 1.0):
         ((python, arguments),) = started
     assert python == Path(f"serve-{here}")
-    assert arguments.engine_arguments == {"seed": here}
+    assert arguments.engine_arguments == {"seed": here, "kv-cache-dtype": "fp8"}
     assert place.built == {here: 1}
+
+
+class TestWhatIsTrusted:
+    """A registry's writer may set any tag; nothing of that is served."""
+
+    def deployment(self, place: Place, run: JudgedRun, **options: Any) -> Deployment:
+        place.has(gpu=False, cpu="a processor")
+        changes = options.pop("changes", {})
+        return Deployment(registered(run, **changes), None, place.settings, Listener(), **options)
+
+    def test_a_tag_that_somebody_set(self, place: Place) -> None:
+        with pytest.raises(RegistryError, match=r"prepare\.serving says"):
+            self.deployment(place, place.runs["cpu"], changes={"prepare.serving": "{}"})
+        assert place.built == {}
+
+    def test_a_recheck_that_this_store_does_not_know(
+        self, place: Place, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(deployment_server, "proven_tuple", proven_tuple)
+        place.has(gpu=False, cpu="a processor")
+        found = place.deployment("cuda", "cpu")
+        assert found.differences() == [
+            "hardware, gpu: judged NVIDIA H100 80GB HBM3, here not found"
+        ]
+
+    def test_code_that_comes_with_it(self, place: Place, tmp_path: Path) -> None:
+        run = JudgedRun(
+            tmp_path / "own" / "store",
+            lost={"fp8-dynamic": 0},
+            engine="serve-cpu",
+            hardware=HARDWARE["cpu"],
+            trust_remote_code=True,
+        )
+        with pytest.raises(CheckpointError, match="Python code"):
+            self.deployment(place, run)
+        assert self.deployment(place, run, trust_remote_code=True).judged.trust_remote_code
+
+    def test_files_without_evidence(self, place: Place, tmp_path: Path) -> None:
+        whole = registered(place.runs["cpu"])
+        copy = Path(shutil.copytree(whole.source, tmp_path / "copy"))
+        shutil.rmtree(copy / BUNDLE)
+        tags = {FILES_TAG: digest_of_other_files(copy)}
+        bare = registered(place.runs["cpu"], **tags)
+        with pytest.raises(EvidenceError, match="has no evidence"):
+            Deployment(bare, copy, place.settings, Listener())

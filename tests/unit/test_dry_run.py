@@ -125,7 +125,7 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> StandIns:
     found = StandIns()
 
     def run_worker(
-        self: StageContext, worker: str, worker_spec: dict[str, Any], *, output: Path
+        self: StageContext, worker: str, worker_spec: dict[str, Any], *, output: Path, **_: Any
     ) -> dict[str, Any]:
         return found.run_worker(self, worker, worker_spec, output)
 

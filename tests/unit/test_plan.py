@@ -12,8 +12,10 @@ import pytest
 from listener import Listener
 from quantized_checkpoint import inspected, source_files
 from small_checkpoint import write_files
+from three_suites import three_suites
 
-from pipeline.catalog import load_policy, load_profile, load_recipe
+from pipeline import planner
+from pipeline.catalog import load_profile, load_recipe
 from pipeline.checkpoint import Checkpoint
 from pipeline.data_sources import SourceResolver
 from pipeline.digest import FileDigests
@@ -56,7 +58,7 @@ class Wanted:
 
     def plan(self) -> Plan:
         digests = FileDigests(self.calibration.parent / "digests.json")
-        planner = Planner(
+        planning = Planner(
             checkpoint=self.checkpoint,
             profile=self.profile,
             policy=self.policy,
@@ -71,7 +73,7 @@ class Wanted:
             trust_remote_code=self.trust,
             dry_run=self.dry_run,
         )
-        return planner.plan()
+        return planning.plan()
 
     def recipe(self, name: str) -> Recipe:
         recipe = load_recipe(name)
@@ -117,7 +119,7 @@ def nothing_found(spec: StageSpec) -> None:
 
 def policy() -> Policy:
     """Three suites; MMLU's first questions are asked of the baseline twice."""
-    demo = load_policy("demo")
+    demo = three_suites()
     counts: dict[str, Any] = {"test": "sequential", "batch": 8, "questions": 128, "repeat": 0}
     suites = {name: suite.model_copy(update=counts) for name, suite in demo.suites.items()}
     suites["mmlu"] = suites["mmlu"].model_copy(update={"repeat": 4})
@@ -361,6 +363,35 @@ class TestMachine:
         """Coherence of a variant is relative to the baseline's, so all that is served follows."""
         other = with_profile(wanted, baseline_kv_cache_dtype="fp8")
         assert changed(wanted, other) == ALL_SERVED | JUDGES
+
+    def test_a_cpus_fallbacks(self, wanted: Wanted) -> None:
+        """What is calibrated, served and judged is another; what only streams is the same."""
+        other = replace(wanted, profile=wanted.profile.fitted_to(("avx2",)))
+        calibrated = of((AWQ,), MADE)
+        assert changed(wanted, other) == ALL_SERVED | JUDGES | calibrated
+        awq = next(v for v in other.plan().variants if v.recipe.name == AWQ)
+        assert awq.stages["quantize"].parameters["compute"] == {"dtype": "float32"}
+        assert awq.arguments is not None
+        assert awq.arguments.engine_arguments["kv-cache-dtype"] == "auto"
+        assert awq.arguments.engine_arguments["dtype"] == "float32"
+        judge = other.plan().judge_stage(awq, {})
+        assert set(judge.parameters["fallbacks"]) == {"float32", "kv-cache-not-fp8"}
+
+    def test_a_cpu_that_lacks_nothing_has_no_fallback(self, wanted: Wanted) -> None:
+        fitted = wanted.profile.fitted_to(("avx2", "avx512f", "avx512_bf16"))
+        assert changed(wanted, replace(wanted, profile=fitted)) == set()
+        judge = wanted.plan().judge_stage(wanted.plan().variants[0], {})
+        assert "fallbacks" not in judge.parameters
+
+    def test_features_to_do_with_are_in_every_key(
+        self, wanted: Wanted, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        before = wanted.plan()
+        limits = {"ATEN_CPU_CAPABILITY": "avx2"}
+        monkeypatch.setattr(planner, "limiting_variables", lambda: limits)
+        awq = next(v for v in wanted.plan().variants if v.recipe.name == AWQ)
+        assert awq.stages["quantize"].parameters["compute"] == {"environment": limits}
+        assert awq.stages["quantize"].key != before.variants[1].stages["quantize"].key
 
     def test_hardware(self, wanted: Wanted) -> None:
         other = replace(wanted, hardware={"accelerator": "cpu", "cores": 64})

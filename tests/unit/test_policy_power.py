@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import subprocess
 import sys
@@ -14,12 +15,13 @@ from listener import Listener
 from pipeline import catalog
 from pipeline.errors import UsageError
 from pipeline.evaluation_plan import TYPICAL_CHANGE
-from pipeline.policy_power import GatePower, check_decidable, policy_power
+from pipeline.policy_power import GatePower, check_decidable, joint_power, policy_power
+from pipeline.tries import level_of
 from recipes.policy import Policy
 from recipes.schema import Recipe
 
-FULL = {"mmlu": 14_042, "humaneval": 164, "rouge": 11_490, "bleu": 11_490}
-CARRIED = {"mmlu": 280, "humaneval": 16, "rouge": 32}
+FULL = {"mmlu": 14_042, "humaneval": 164, "humaneval_greedy": 164, "rouge": 11_490, "bleu": 11_490}
+CARRIED = {"quiz": 120, "humaneval": 16, "rouge": 32}
 BOTH = [catalog.load_recipe("fp8-dynamic"), catalog.load_recipe("awq-w4a16")]
 FP8 = BOTH[:1]
 
@@ -27,7 +29,7 @@ FP8 = BOTH[:1]
 def policy(kind: str = "mmlu", **changes: Any) -> Policy:
     """One suite, called 'mine', beside one that any number of questions decides."""
     suite = {"kind": kind, "margins": {"fp8": 0.01, "int4": 0.02}, **changes}
-    easy = {"kind": "mmlu", "margins": {"fp8": 0.9, "int4": 0.9}}
+    easy = {"kind": "mmlu", "margins": {"fp8": 0.7, "int4": 0.7}}
     return Policy.model_validate(
         {
             "name": "p",
@@ -96,6 +98,13 @@ class TestRefusal:
                 assert allowed(policy(kind, test=test), least) == []
                 refused(policy(kind, test=test), least - 1)
 
+    def test_mbpps_and_humanevals_tasks_together_show_three_points(self) -> None:
+        sampled = {"samples": 16, "temperature": 0.2, "test": "fixed", "expected_flips": 0.55}
+        wanted = policy("mbpp", margins={"fp8": 0.03}, humaneval=True, **sampled)
+        passes = [power(wanted, questions).chance_of_pass for questions in (164, 378, 542)]
+        assert passes == sorted(passes, key=lambda chance: chance or 0.0)
+        assert (passes[0] or 0.0) < 0.8 < 0.95 < (passes[1] or 0.0) < 0.99 < (passes[2] or 0.0)
+
     def test_the_cap_counts_not_the_source_alone(self) -> None:
         error = refused(policy(questions=100), 14_042)
         assert "ask more than 100 questions (suites.mine.questions)" in error.cure
@@ -116,8 +125,25 @@ class TestRefusal:
         assert allowed(policy("lm_eval", task="arc_easy"), None) == []
         refused(policy("lm_eval", task="arc_easy", questions=20), None)
 
+    @pytest.mark.parametrize("margin", [0.75, 0.9, {"recovery": 0.25}, {"recovery": 0.1}])
+    def test_a_margin_that_reaches_down_to_guessing_is_blind(self, margin: Any) -> None:
+        error = refused(policy(margins={"fp8": margin, "int4": 0.1}), 14_042)
+        assert "is blind at its margin" in error.what
+        assert error.where == "policy key suites.mine.margins.fp8"
+
+    def test_so_is_one_that_no_baseline_could_show_to_end_above_it(self) -> None:
+        """With 70 points the baseline must be above 95 %, which takes 120 right answers."""
+        few = refused(policy(margins={"fp8": 0.7, "int4": 0.7}), 60)
+        assert "more than 95 %, which 60 questions cannot show" in few.what
+        assert allowed(policy(margins={"fp8": 0.7, "int4": 0.7}), 200) == []
+
+    def test_what_the_baseline_must_score_is_told(self) -> None:
+        assert "shown to score more than 30 %" in power(policy(margins={"fp8": 0.05}), 2000).words
+        words = power(policy("rouge", margins={"fp8": 0.05}, expected_flips=1.0), 2000).words
+        assert "by that margin, more than its summaries of other documents" in words
+
     def test_each_variant_has_its_familys_margin(self) -> None:
-        one = policy(margins={"fp8": 0.9, "int4": 0.001})
+        one = policy(margins={"fp8": 0.7, "int4": 0.001})
         assert allowed(one, 164) == []
         assert refused(one, 164, BOTH).where.endswith("margins.int4")
 
@@ -154,14 +180,14 @@ class TestPower:
             *(("mine", "fp8"), ("mine", "int4")),
             *(("easy", "fp8"), ("easy", "int4")),
         ]
-        assert {gate.alpha for gate in found} == {0.025}
+        assert {gate.alpha for gate in found} == {level_of(0.05, 2, 1)}
         json.dumps([gate.to_dict() for gate in found])
 
     def test_two_recipes_of_a_family_are_one_row_at_half_the_alpha(self) -> None:
         twin = FP8[0].model_copy(update={"name": "twin"})
         found = policy_power(policy(), [*FP8, twin], {"mine": 2000, "easy": 100})
         assert [gate.family for gate in found] == ["fp8", "fp8"]
-        assert {gate.alpha for gate in found} == {0.025}
+        assert {gate.alpha for gate in found} == {level_of(0.05, 2, 1)}
 
     def test_figures_of_the_literature(self) -> None:
         """14,042 questions, 1 point, alpha 5 %, 2 % flips: about 1,800 questions."""
@@ -199,14 +225,37 @@ class TestPower:
     def test_a_fixed_gate_asks_all(self) -> None:
         found = power(policy("rouge", test="fixed", expected_flips=1.0), 1000)
         assert found.expected_questions == 1000
-        # sd 0.1, so z * 0.1 / sqrt(1000) = 0.5 points: one point is twice that
-        assert found.chance_of_pass == pytest.approx(0.935, abs=0.01)
+        # sd 0.1, so z * 0.1 / sqrt(1000) = 0.5 points, and 0.2 for losses that 1,000 did not show
+        assert found.chance_of_pass == pytest.approx(0.77, abs=0.02)
         assert TYPICAL_CHANGE == 0.1
 
     def test_a_recovery_says_which_baseline_it_takes(self) -> None:
         found = power(policy(margins={"fp8": {"recovery": 0.9}}), 2000)
         assert found.margin == "90 % recovery"
         assert "taking a baseline of 50 %" in found.words
+
+
+class TestBesideNothingLost:
+    def test_half_of_the_margin_is_harder(self) -> None:
+        found = power(policy(margins={"fp8": 0.02}), 3000)
+        assert found.chance_of_pass is not None
+        assert found.chance_of_pass_at_half is not None
+        assert found.chance_of_pass_at_half < found.chance_of_pass - 0.05
+        assert "if half the margin is lost" in found.words
+
+    def test_all_critical_suites_must_pass_at_once(self) -> None:
+        one = policy(margins={"fp8": 0.02, "int4": 0.04})
+        gates = policy_power(one, BOTH, {"mine": 3000, "easy": 100})
+        fp8, int4 = joint_power(gates)
+        assert (fp8.family, int4.family) == ("fp8", "int4")
+        halves = [g.chance_of_pass_at_half for g in gates if g.family == "fp8"]
+        assert None not in halves
+        assert fp8.chance_of_pass_at_half == pytest.approx(math.prod(h or 0 for h in halves))
+        assert fp8.to_dict().keys() == {"family", "chance_of_pass", "chance_of_pass_at_half"}
+
+    def test_of_a_number_that_is_not_known_nothing_is_said(self) -> None:
+        (found,) = joint_power(policy_power(policy(), FP8, {"mine": None, "easy": 100}))
+        assert (found.chance_of_pass, found.chance_of_pass_at_half) == (None, None)
 
 
 class TestCarriedPolicies:
@@ -229,6 +278,6 @@ class TestCarriedPolicies:
         ]
 
     def test_the_strict_one_refuses_carried_questions(self) -> None:
-        counts = {"mmlu": 280, "humaneval": 164, "rouge": 32, "bleu": 32}
+        counts = {"mmlu": 280, "humaneval": 164, "rouge": 32, "bleu": 32, "humaneval_greedy": 164}
         with pytest.raises(UsageError, match="cannot decide"):
             check_decidable(catalog.load_policy("strict"), BOTH, counts, Listener())

@@ -16,6 +16,7 @@ from listener import Listener
 from quantized_checkpoint import quantization_config, source_files
 from small_checkpoint import write_files
 
+from pipeline.catalog import load_profile
 from pipeline.checkpoint import Checkpoint
 from pipeline.digest import FileDigests
 from pipeline.errors import CheckpointError, UsageError
@@ -39,7 +40,8 @@ def install_driver(programs: Path, gpu: str, capability: str) -> None:
     program.write_text(
         "#!/bin/sh\n"
         'case "$1" in\n'
-        f'--query-gpu=name) echo "{gpu}"; echo "{gpu}";;\n'
+        f'-L) echo "GPU 0: {gpu} (UUID: GPU-1)"; echo "GPU 1: {gpu} (UUID: GPU-2)";;\n'
+        f'--query-gpu=name,*) echo "{gpu}, 580.9, 1 MiB"; echo "{gpu}, 580.9, 1 MiB";;\n'
         f'--query-gpu=compute_cap) echo "{capability}"; echo "{capability}";;\n'
         "*) exit 2;;\n"
         "esac\n"
@@ -81,6 +83,8 @@ class TestDefaults:
             "recipes": ["fp8-dynamic", "awq-w4a16"],
             "ladder": [],
             "profile": "cpu",
+            "fallbacks": {n: each.because for n, each in choices.profile.in_effect.items()},
+            "kv_cache_note": None,
             "policy": "default",
             "asked": {
                 "recipes": ["fp8-dynamic", "awq-w4a16"],
@@ -116,6 +120,8 @@ class TestDefaults:
             "recipes": ["fp8-dynamic"],
             "ladder": [],
             "profile": "h200",
+            "fallbacks": {},
+            "kv_cache_note": load_profile("h200").kv_cache_note,
             "policy": "default",
             "asked": {"recipes": ["fp8-dynamic"], "profile": "h200", "policy": "default"},
             "name": "mine",
@@ -166,7 +172,14 @@ class TestProfile:
         assert choose(request_for(), settings).profile.name == "cpu"
 
     @pytest.mark.parametrize(
-        ("gpu", "profile"), [("NVIDIA H100 80GB HBM3", "h100"), ("NVIDIA H200", "h200")]
+        ("gpu", "profile"),
+        [
+            ("NVIDIA H100 80GB HBM3", "h100"),
+            ("NVIDIA H100 NVL", "h100"),
+            ("NVIDIA H200", "h200"),
+            ("NVIDIA H20", "h20"),
+            ("NVIDIA L40S", "l40s"),
+        ],
     )
     def test_auto_by_the_gpus_name(
         self, settings: Settings, programs: Path, gpu: str, profile: str
@@ -178,7 +191,7 @@ class TestProfile:
         install_driver(programs, "NVIDIA T4", "7.5")
         error = refused(request_for(), settings)
         assert "'NVIDIA T4'" in error.what
-        assert "cpu, h100, h200" in error.cure
+        assert "a100, cpu, h100, h100-kv16, h20, h200, l40s" in error.cure
 
     def test_a_driver_that_fails_is_no_gpu(self, settings: Settings, programs: Path) -> None:
         (programs / "nvidia-smi").write_text("#!/bin/sh\necho no devices; exit 9\n")

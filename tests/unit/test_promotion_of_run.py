@@ -146,7 +146,7 @@ class TestPromoteRun:
         result = mixed.promote()
         assert (result["champion"], result["alias"], result["replaced"]) == (TWO, "champion", None)
         (version,) = mixed.registry().versions("model")
-        assert version.tags["prepare.engine_version"] == "0"
+        assert version.tags["prepare.engine_version"] == "0.33.0"
         assert version.tags["prepare.environment.serve"] == "digest of serve"
         assert version.tags["prepare.environment.quantize"] == "digest of quantize"
         assert version.tags["prepare.environment.evaluate"] == "e"

@@ -24,7 +24,8 @@ from artifacts.registry.registry import FILES_TAG
 from pipeline import recheck, recheck_run, runner
 from pipeline.catalog import RECIPES, load_profile
 from pipeline.cli.main import app
-from pipeline.deployment import accepted_tuples, digest_of_other_files, find_version
+from pipeline.deployment import digest_of_other_files, find_version
+from pipeline.deployment_server import accepted_tuples
 from pipeline.digest import digest_json
 from pipeline.environments import environment
 from pipeline.environments.environment import Accelerator, identity
@@ -43,6 +44,7 @@ from pipeline.preparation import Choices
 from pipeline.promotion_of_run import promote_run
 from pipeline.promotion_stage import Order
 from pipeline.recheck import Outcome, RecheckRequest, run_recheck, stands
+from pipeline.recheck_evidence import read_past
 from pipeline.recheck_record import RECHECK_TAG, rechecks_of
 from pipeline.records import RunReport
 from pipeline.run_log import find_run
@@ -90,6 +92,12 @@ class Site:
         """Another one than the run's: of another machine."""
         return Store(self.root / "here")
 
+    def accepted(self, store: Store | None = None) -> list[str]:
+        """The serving environments that the verdict holds for."""
+        version = find_version(self.registry, "tiny@champion")
+        past = read_past(version, Path(version.source))
+        return [each.environment for each in accepted_tuples(version, past, store or self.store)]
+
     def recheck(self, reference: str = "tiny@champion", **options: Any) -> Outcome:
         request = RecheckRequest(reference, registry=self.registry.uri, **options)
         return run_recheck(request, load_settings(self.store.root), self.said)
@@ -129,6 +137,11 @@ def site(
             module, "ensure", lambda *_: SimpleNamespace(identity=found.serve, python=Path("p"))
         )
     monkeypatch.setattr(recheck, "engine_version_of", lambda _: found.engine)
+    monkeypatch.setattr(
+        recheck_run,
+        "identity",
+        lambda name, *known: found.serve if name == "serve" else identity(name, *known),
+    )
     monkeypatch.setattr(
         recheck_run, "LocalExecutor", lambda: PretendExecutor(found.store, found.models)
     )
@@ -206,7 +219,7 @@ class TestSomethingChanged:
         benchmark = site.store.find("benchmark", now.inputs["candidate.benchmark"].key)
         assert benchmark is not None
         assert benchmark.parameters["serving"] == outcome.past.judged.serving
-        assert benchmark.parameters["engine"] == identity("serve", Accelerator.CPU, load_settings())
+        assert benchmark.parameters["engine"] == site.serve
         # Both load tests are of this recheck: one of the baseline's that is kept is not taken.
         (adopt,) = [s.key for s in _report(outcome).stages if s.name == "adopt"]
         for side in ("baseline", "candidate"):
@@ -333,17 +346,28 @@ class TestWhatIsKept:
         assert (kept.verdict, kept.stands) == ("pass", True)
 
     def test_serving_accepts_what_a_recheck_passed(self, site: Site) -> None:
-        version = find_version(site.registry, "tiny@champion")
-        assert [each.environment for each in accepted_tuples(version)] == ["1" * 64]
+        assert site.accepted() == ["1" * 64]
         site.serve = "3" * 64
         site.recheck()
-        version = find_version(site.registry, "tiny@champion")
-        assert [each.environment for each in accepted_tuples(version)] == ["1" * 64, "3" * 64]
+        assert site.accepted() == ["1" * 64, "3" * 64]
+
+    def test_a_recheck_without_its_evidence_is_not_taken_at_its_word(self, site: Site) -> None:
+        site.serve = "3" * 64
+        site.recheck()
+        assert site.accepted(Store(site.root / "elsewhere")) == ["1" * 64]
+        # Nor one whose record was changed after it was made.
+        (kept,) = rechecks_of(find_version(site.registry, "tiny@champion"))
+        other = kept.model_copy(update={"tuple_digest": "4" * 64})
+        site.registry.set_tags("tiny", "1", {f"{RECHECK_TAG}.{'3' * 12}": other.model_dump_json()})
+        assert site.accepted() == ["1" * 64, "3" * 64]
+        name = f"{RECHECK_TAG}.{kept.tuple_digest[:12]}"
+        site.registry.set_tags("tiny", "1", {name: other.model_dump_json()})
+        assert site.accepted() == ["1" * 64]
 
     def test_a_forced_one_that_fails_takes_the_judged_tuple_away(self, site: Site) -> None:
         site.models.score = broken_now
         assert site.recheck(force=True).exit_code == ExitCode.GATES_FAILED
-        assert accepted_tuples(find_version(site.registry, "tiny@champion")) == []
+        assert site.accepted() == []
         outcome = site.recheck()
         assert (outcome.report, outcome.stands) == (None, False)
         assert outcome.exit_code == ExitCode.GATES_FAILED
@@ -407,6 +431,17 @@ class TestErrors:
         self.refused(
             site, RegistryError, "the weights are not those that were judged", weights=copy
         )
+
+    def test_code_that_comes_with_it_and_that_nobody_here_agreed_to(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("PREPARE_HOME", str(tmp_path / "home"))
+        run = JudgedRun(tmp_path / "store", lost={RECIPE: 0}, trust_remote_code=True)
+        uri = f"sqlite:///{tmp_path / 'registry.db'}"
+        promote_run(run.report, run.store, Order(uri, variant=RECIPE), Listener())
+        request = RecheckRequest("tiny@champion", registry=uri)
+        with pytest.raises(CheckpointError, match="Python code"):
+            run_recheck(request, load_settings(tmp_path / "here"), Listener())
 
     def test_weights_that_are_elsewhere(self, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
         version = find_version(site.registry, "tiny@champion")

@@ -14,7 +14,7 @@ from listener import Listener
 from pretend_stages import PretendContext, PretendExecutor, PretendModels, Score, edit
 
 from pipeline.data_sources import SuiteSource
-from pipeline.errors import PrepareError, UsageError
+from pipeline.errors import PrepareError, ServingError, UsageError
 from pipeline.evaluation_plan import EvaluationPlanner, Served
 from pipeline.plan import Plan, VariantPlan, stage_spec
 from pipeline.records import RunReport, VariantReport
@@ -178,6 +178,13 @@ class TestRounds:
         assert gate.decided_at <= gate.n < gate.available == 400
         assert gate.n - gate.decided_at < 16  # one batch
         assert bench.models.served == ["baseline", ONE]
+
+    def test_that_the_server_lives_is_looked_at_after_every_stage(self, bench: Bench) -> None:
+        """What answers in a dead server's place would else be believed."""
+        bench.models.dies_at_look = 2
+        with pytest.raises(ServingError):
+            bench.run()
+        assert bench.models.looks == 2
 
     def test_an_open_gate_gets_further_rounds(self, bench: Bench) -> None:
         bench.models.score = flipping(3)

@@ -186,11 +186,11 @@ def test_each_fault_in_words(tmp_path: Path, header: Any, data: bytes, words: st
     assert caught.value.cure
 
 
-@pytest.mark.parametrize("length", [100_000_001, 2**64 - 1])
+@pytest.mark.parametrize("length", [40_000_001, 2**64 - 1])
 def test_header_too_long(tmp_path: Path, length: int) -> None:
     path = tmp_path / "m.safetensors"
     path.write_bytes(struct.pack("<Q", length) + b"{}")
-    with pytest.raises(CheckpointError, match="more than 100000000 are not allowed"):
+    with pytest.raises(CheckpointError, match="more than 40000000 are not allowed"):
         read_header(path)
 
 

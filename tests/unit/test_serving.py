@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 
 import pytest
@@ -14,10 +13,7 @@ from pipeline.serving import (
     ServingArguments,
     cure_for,
     engine_facts,
-    free_port,
-    port_is_free,
     reason_in_log,
-    server_environment,
 )
 
 # --- arguments and environment ------------------------------------------------------------------
@@ -49,7 +45,7 @@ def test_zero_and_one_are_values_and_no_flags() -> None:
     assert arguments.command_line() == ["--seed", "0", "--tensor-parallel-size", "1"]
 
 
-@pytest.mark.parametrize("name", ["cpu", "h100", "h200"])
+@pytest.mark.parametrize("name", ["cpu", "h100", "h20", "h200", "l40s"])
 def test_only_variants_get_the_fp8_kv_cache(name: str) -> None:
     profile = load_profile(name)
     baseline = ServingArguments.of(profile, is_baseline=True)
@@ -67,35 +63,6 @@ def test_only_variants_get_the_fp8_kv_cache(name: str) -> None:
         "engine_arguments": variant.engine_arguments,
         "environment": profile.environment,
     }
-
-
-def test_the_servers_environment() -> None:
-    base = {
-        "PATH": "/bin",
-        "PYTHONPATH": "/ours",
-        "PYTHONHASHSEED": "0",
-        "VLLM_USE_V1": "0",
-        "HF_HUB_OFFLINE": "0",
-        "NO_PROXY": "intranet",
-    }
-    assert server_environment(base, {"VLLM_CPU_KVCACHE_SPACE": "1"}) == {
-        "PATH": "/bin",
-        "NO_PROXY": "intranet,127.0.0.1,localhost",
-        "no_proxy": "127.0.0.1,localhost",
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-        "DO_NOT_TRACK": "1",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-    }
-    assert server_environment(base, {"HF_HUB_OFFLINE": "0"})["HF_HUB_OFFLINE"] == "0"
-
-
-def test_a_free_port_can_be_opened() -> None:
-    port = free_port()
-    assert port_is_free(port)
-    with socket.create_server(("127.0.0.1", port)):
-        assert not port_is_free(port)
-        assert free_port() != port
 
 
 # --- what the log says --------------------------------------------------------------------------
@@ -191,6 +158,22 @@ LOGS = [
         "See stack trace (above) for the root cause.",
         "read the log",
     ),
+    # What a CPU or the engine's build for it lacks.
+    (
+        f"{ENGINE}NotImplementedError: FP8 KV cache on CPU requires x86 with AVX-512 or AMX.\n",
+        "NotImplementedError: FP8 KV cache on CPU requires x86 with AVX-512 or AMX.",
+        "kv_cache_dtype: auto",
+    ),
+    (
+        f"{ENGINE}AttributeError: '_OpNamespace' '_C' object has no attribute 'cpu_gemm_wna16'\n",
+        "AttributeError: '_OpNamespace' '_C' object has no attribute 'cpu_gemm_wna16'",
+        "lacks that kernel",
+    ),
+    (
+        f"{ENGINE}ValueError: Failed to find a kernel that can implement the WNA16 linear layer.\n",
+        "ValueError: Failed to find a kernel that can implement the WNA16 linear layer.",
+        "no kernel for such weights",
+    ),
     (GOOD_START + "Killed\n", "Killed", "read the log"),
     ("", "", "read the log"),
 ]
@@ -232,4 +215,25 @@ def test_facts_of_a_good_start(tmp_path: Path) -> None:
     assert engine_facts(log) == {
         "kv_cache_tokens": "93184",
         "linear_kernel": "CPUWNA16LinearKernel",
+    }
+
+
+def test_kernels_that_the_cuda_build_tells(tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    log.write_text(
+        "INFO [compressed_tensors_wNa16.py:153] Using MacheteLinearKernel for "
+        "CompressedTensorsWNA16\n"
+        "INFO [cuda.py:509] Using FLASH_ATTN attention backend out of potential backends: "
+        "['FLASH_ATTN', 'TRITON_ATTN'].\n"
+        "INFO [__init__.py:1303] Using CutlassNvFp4LinearKernel for NVFP4 GEMM\n"
+        "INFO [int_wna16.py:287] Using 'MARLIN' WNA16 MoE backend.\n"
+        "INFO [oracle.py:880] Using MoEPrepareAndFinalizeNoEP\n"
+        "INFO [__init__.py:779] Selected CutlassFp8BlockScaledMMKernel for "
+        "CompressedTensorsW8A8Fp8\n"
+    )
+    assert engine_facts(log) == {
+        "linear_kernel": "MacheteLinearKernel, CutlassNvFp4LinearKernel, "
+        "CutlassFp8BlockScaledMMKernel",
+        "moe_kernel": "MARLIN",
+        "attention": "FLASH_ATTN",
     }

@@ -5,19 +5,27 @@ The server is a stand-in, but a real process with a real port and a child of its
 
 from __future__ import annotations
 
+import json
+import stat
 import sys
+import threading
 import time
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import httpx
 import pytest
 from model_server_stand_in import stand_in_python
 
-from pipeline.errors import ServingError
+from pipeline.deployment import engine_version_of
+from pipeline.environments.environment import Environment
+from pipeline.errors import RegistryError, ServingError
 from pipeline.events import Silent
-from pipeline.serving import Server, ServingArguments, port_is_free
+from pipeline.server_address import free_port
+from pipeline.serving import Server, ServingArguments
 
 NO_CACHE = "ValueError: No available memory for the cache blocks."
 LAST_WORDS = f"""\
@@ -42,7 +50,9 @@ class Heard(Silent):
 def server(tmp_path: Path) -> Callable[..., Server]:
     """Makes a server of the stand-in; the variables say how it behaves."""
 
-    def make(trust_remote_code: bool = False, **environment: str) -> Server:
+    def make(
+        trust_remote_code: bool = False, port: int | None = None, **environment: str
+    ) -> Server:
         (tmp_path / "weights").mkdir()
         return Server(
             stand_in_python(tmp_path),
@@ -50,14 +60,16 @@ def server(tmp_path: Path) -> Callable[..., Server]:
             ServingArguments({"max-num-seqs": 8, "enforce-eager": True}, environment),
             tmp_path / "server.baseline.log",
             trust_remote_code=trust_remote_code,
+            port=port,
         )
 
     return make
 
 
 def facts(server: Server) -> dict[str, Any]:
-    answer: dict[str, Any] = httpx.get(f"{server.url}/facts", trust_env=False).json()
-    return answer
+    with server.address.client(timeout_seconds=10) as client:
+        answer: dict[str, Any] = client.get("/facts").json()
+        return answer
 
 
 def is_running(pid: int) -> bool:
@@ -96,15 +108,16 @@ def test_ready_answers_and_nothing_left(
     assert heard.events[-1] == ("start the server", 1, 1)
     served.check_alive()
     told = facts(served)
-    port = served.url.rpartition(":")[2]
+    socket = served.address.socket
+    assert socket is not None
+    assert stat.S_IMODE(socket.parent.stat().st_mode) == 0o700
     assert served.command == [str(tmp_path / "python"), *told["arguments"]]
     assert told["arguments"] == [
-        *("-m", "vllm.entrypoints.openai.api_server"),
+        *("-m", "vllm.entrypoints.launchers.api_server.entry"),
         *("--model", str(tmp_path / "weights")),
         *("--served-model-name", "model"),
         *("--config-format", "hf", "--load-format", "safetensors"),
-        *("--host", "127.0.0.1"),
-        *("--port", port),
+        *("--host", "127.0.0.1", "--uds", str(socket)),
         *("--max-num-seqs", "8"),
         "--enforce-eager",
     ]
@@ -114,7 +127,7 @@ def test_ready_answers_and_nothing_left(
     assert all(is_running(pid) for pid in told["processes"])
     served.stop()
     assert not any(is_running(pid) for pid in told["processes"])
-    assert port_is_free(int(port))
+    assert not socket.parent.exists()
     served.stop()  # a second time is no error
     assert "startup complete" in (tmp_path / "server.baseline.log").read_text()
 
@@ -170,20 +183,108 @@ def test_healthy_but_refusing_to_answer_is_a_failure(server: Callable[..., Serve
     assert "EngineCore is dead" in error.what
 
 
-def test_a_stranger_on_the_port_is_not_taken_for_ours(server: Callable[..., Server]) -> None:
+def test_one_that_serves_another_model_is_not_ready(server: Callable[..., Server]) -> None:
     assert "not ready" in failure(server(STAND_IN="another"), timeout_seconds=1).what
 
 
-def test_a_port_that_was_taken_meanwhile_is_tried_again(
+def test_a_stranger_who_takes_the_port_first_is_not_taken_for_ours(
     server: Callable[..., Server], tmp_path: Path
 ) -> None:
-    served = server(STAND_IN="port-taken", STAND_IN_MARK=str(tmp_path / "mark"))
+    """It answers as ours would; nothing is asked of it, not even with ours still starting."""
+    asked: list[str] = []
+    port = free_port()
+    stranger = Stranger(port, str(tmp_path / "weights"), asked)
+    with stranger:
+        served = server(STAND_IN="slow", port=port)
+        error = failure(served)
+        served.stop()
+    assert "ended with exit code 1" in error.what
+    assert "already in use" in error.what
+    assert asked == []
+
+
+def test_a_stranger_who_comes_later_is_noticed(
+    server: Callable[..., Server], tmp_path: Path
+) -> None:
+    """The socket that listens is looked at, not what it answers."""
+    port = free_port()
+    served = server(port=port)
     served.start(30, Silent())
     served.check_alive()
+    ours = served._process
+    assert ours is not None
+    with pytest.raises(httpx.HTTPError):
+        httpx.post(f"{served.url}/die", trust_env=False)
+    ours.wait()
+    with Stranger(port, str(tmp_path / "weights"), []):
+        assert not served.address.is_of(ours.pid)
+        with pytest.raises(ServingError):
+            served.check_alive()
     served.stop()
-    first = (tmp_path / "server.baseline.port-taken-1.log").read_text()
-    assert "Address already in use" in first
-    assert "startup complete" in (tmp_path / "server.baseline.log").read_text()
+
+
+def test_a_served_port_asks_for_the_key_of_the_variable(
+    server: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", "sk-of-this-life")
+    served = server(port=free_port())
+    served.start(30, Silent())  # its own warm-up shows the key
+    assert "sk-of-this-life" not in " ".join(served.command)
+    question = {"model": "model", "prompt": "x"}
+    place = f"{served.url}/v1/completions"
+    assert httpx.post(place, json=question, trust_env=False).status_code == 401
+    served.stop()
+
+
+def test_code_in_the_folder_that_it_is_asked_in_does_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where somebody serves what they pulled from within its folder: `-m` imports from there."""
+    ran = tmp_path / "ran"
+    deployed = tmp_path / "deployed"
+    (deployed / "vllm").mkdir(parents=True)
+    (deployed / "vllm" / "__init__.py").write_text(f"open({str(ran)!r}, 'w')\n")
+    monkeypatch.chdir(deployed)
+    served = Server(
+        Path(sys.executable), deployed, ServingArguments({}, {}), tmp_path / "server.log"
+    )
+    failure(served)
+    with pytest.raises(RegistryError):
+        engine_version_of(cast(Environment, SimpleNamespace(python=Path(sys.executable))))
+    assert not ran.exists()
+
+
+def test_what_a_profile_calls_a_key_is_not_on_the_command_line(tmp_path: Path) -> None:
+    arguments = ServingArguments({"api-key": "sk-1", "hf-token": "hf_2", "seed": 1}, {})
+    assert arguments.command_line() == ["--seed", "1"]
+
+
+class Stranger:
+    """Another's server on a port, which answers whatever ours would."""
+
+    def __init__(self, port: int, model: str, asked: list[str]) -> None:
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                asked.append(self.path)
+                body = json.dumps({"data": [{"id": "model", "root": model}]}).encode()
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, format: str, *arguments: Any) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *raised: object) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
 
 
 def test_dying_later_is_noticed(server: Callable[..., Server]) -> None:
@@ -191,7 +292,7 @@ def test_dying_later_is_noticed(server: Callable[..., Server]) -> None:
     served.start(30, Silent())
     child = facts(served)["processes"][1]
     with pytest.raises(httpx.HTTPError):
-        httpx.post(f"{served.url}/die", trust_env=False)
+        served.address.client(timeout_seconds=10).post("/die")
     assert "ended with exit code 9" in death(served).what
     assert not is_running(child)
     served.stop()

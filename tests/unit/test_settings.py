@@ -159,7 +159,7 @@ def test_wrong_value_names_file_and_key(tmp_path: Path, text: str, key: str) -> 
 
 def test_not_yaml(tmp_path: Path) -> None:
     error = complaint(tmp_path, "home: [\n")
-    assert "not YAML" in error.what
+    assert "cannot be read" in error.what
     assert "line" in error.what
 
 

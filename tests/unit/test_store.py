@@ -336,3 +336,42 @@ class TestResumed:
     def test_other_stages_begin_anew(self, store: Store) -> None:
         self.killed_try(store)
         assert self.found(store, None) == set()
+
+
+def loose(folder: Path) -> list[Path]:
+    """What others have a right to, the folder among it."""
+    return [each for each in (folder, *folder.rglob("*")) if each.lstat().st_mode & 0o077]
+
+
+def test_a_store_is_its_owners_alone(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    (store.new_run_folder("r1") / "run.json").touch(mode=0o600)
+    with store.writing("quantize", "key") as folder:
+        assert folder is not None
+        write_atomically(folder / RECORD, "{}")
+    assert loose(store.root) == []
+    assert tmp_path.stat().st_mode & 0o077 == 0 or tmp_path not in loose(store.root)
+
+
+def test_a_store_that_others_could_read_is_closed_to_them(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    store.root.mkdir(mode=0o755)
+    store.root.chmod(0o755)
+    store.new_run_folder("r1")
+    assert loose(store.root) == []
+
+
+def test_another_users_open_store_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(tmp_path / "store")
+    store.root.mkdir()
+    store.root.chmod(0o755)
+
+    def denied(self: Path, mode: int) -> None:
+        raise PermissionError(1, "Operation not permitted", str(self))
+
+    monkeypatch.setattr(Path, "chmod", denied)
+    with pytest.raises(StoreError) as caught:
+        store.new_run_folder("r1")
+    assert "chmod go=" in caught.value.cure

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,19 +17,19 @@ from published_models import (
     source,
 )
 
-from pipeline.catalog import load_recipe, recipe_names
+from pipeline.catalog import load_profile, load_recipe, recipe_names
 from pipeline.errors import StageError, UsageError
 from pipeline.suitability import (
     check_architecture,
     check_experts,
     check_mtp,
+    check_processor,
     check_servable,
     check_shapes,
-    cpu_flags,
 )
 from recipes.schema import Recipe
 
-AMX = frozenset({"amx_tile"})
+AMX = frozenset({"avx2", "avx512f", "avx512_bf16", "amx"})
 DEMO: dict[str, Any] = LLAMA_3_8B | {
     "hidden_size": 576,
     "intermediate_size": 1536,
@@ -64,12 +63,26 @@ class TestServers:
         for name in ("fp8-dynamic", "awq-w4a16"):
             check_servable(load_recipe(name), "cpu", frozenset())
 
-    def test_flags(self, tmp_path: Path) -> None:
-        path = tmp_path / "cpuinfo"
-        path.write_text("processor : 0\nflags\t\t: fpu amx_tile\n\nprocessor : 1\nflags : fpu\n")
-        assert cpu_flags(path) == {"fpu", "amx_tile"}
-        path.write_text("processor : 0\nFeatures : asimd\n")
-        assert cpu_flags(path) == frozenset()
+    def test_a_cpu_without_avx2_serves_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("platform.machine", lambda: "x86_64")
+        with pytest.raises(UsageError, match="no AVX2"):
+            check_processor(load_profile("cpu").fitted_to(()), ())
+
+    def test_another_kind_of_cpu_is_not_refused_for_want_of_it(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("platform.machine", lambda: "aarch64")
+        check_processor(load_profile("cpu").fitted_to(()), ())
+
+    def test_the_cpu_profile_is_served_on_every_other(self) -> None:
+        for features in (("avx2",), ("avx2", "avx512f"), sorted(AMX)):
+            check_processor(load_profile("cpu").fitted_to(features), features)
+
+    def test_a_profile_without_a_fallback_for_its_cache(self) -> None:
+        profile = load_profile("cpu").model_copy(update={"fallbacks": {}})
+        with pytest.raises(UsageError) as caught:
+            check_processor(profile.fitted_to(("avx2",)), ("avx2",))
+        assert "kv_cache_dtype" in caught.value.where
 
 
 class TestArchitectures:

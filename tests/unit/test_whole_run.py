@@ -10,8 +10,10 @@ from listener import Listener
 from sample_reports import failed_variant_report, variant_report
 
 from pipeline import whole_run
+from pipeline.catalog import load_policy
 from pipeline.checkpoint import Checkpoint
 from pipeline.errors import ExitCode
+from pipeline.plan import Plan
 from pipeline.preparation import Request
 from pipeline.records import RunReport, VariantReport
 from pipeline.selection import exit_code_of
@@ -57,7 +59,9 @@ def run_to(
     object.__setattr__(checkpoint, "path", folder)
     monkeypatch.setattr(whole_run, "find_data", lambda *_: None)
     monkeypatch.setattr(whole_run, "locate", lambda *_: checkpoint)
-    monkeypatch.setattr(whole_run, "make_plan", lambda *_: None)
+    policy = load_policy("demo")
+    planned = Plan(policy=policy, shared={}, baseline=None, variants=(), tried=("fp8-dynamic",))  # type: ignore[arg-type]
+    monkeypatch.setattr(whole_run, "make_plan", lambda *_: planned)
     monkeypatch.setattr(whole_run, "Runner", Judged)
     request = Request(
         checkpoint="demo:smollm2-135m",

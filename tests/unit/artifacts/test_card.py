@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import warnings
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from judged_run import SERVING, JudgedRun
 from listener import Listener
 
 from artifacts.bundle_check import read_verdict
-from artifacts.card import RESULTS, card_text, cell, hub_entries, serve_command, write_card
+from artifacts.card import RESULTS, card_text, fenced, hub_entries, serve_command, write_card
 from artifacts.card_words import (
     calibration_words,
     engine_package,
@@ -95,6 +97,14 @@ class TestFrontMatter:
         assert f"[llama3.1]({link})" in card.text
 
 
+def test_a_command_stays_the_same_command_in_its_block() -> None:
+    words = ["prepare", "model", "./<script>alert(1)", "it's <b>"]
+    text = fenced(shlex.join(words))
+    assert not re.search(r"<\w", text)
+    assert shlex.split(text) == words
+    assert "\n" not in fenced("x\n```\n# owned")
+
+
 class TestBody:
     def test_deployment_has_the_judged_arguments(self, run: JudgedRun, text: str) -> None:
         judged = JudgedVariant.found(run.store.find, run.folder("judge", RECIPE).name)
@@ -116,6 +126,17 @@ class TestBody:
         other = judged.benchmark.model_copy(update={"parameters": parameters})
         command = serve_command(JudgedVariant(**{**vars(judged), "benchmark": other}))
         assert "vllm serve . " in command
+
+    def test_fallbacks_of_the_cpu_stand_beside_the_verdict(self, run: JudgedRun, text: str) -> None:
+        verdict = read_verdict(output(run) / "prepare-evidence")
+        judged = JudgedVariant.found(run.store.find, verdict.judges[RECIPE])
+        told = {"without": "avx512f", "because": "vLLM has no FP8 KV cache here"}
+        parameters = {**judged.judge.parameters, "fallbacks": {"kv-cache-not-fp8": told}}
+        other = judged.judge.model_copy(update={"parameters": parameters})
+        changed = JudgedVariant(**{**vars(judged), "judge": other})
+        row = "| Fallback `kv-cache-not-fp8` | vLLM has no FP8 KV cache here |"
+        assert row in card_text(verdict, changed, changed.evaluations(run.store.find))
+        assert "Fallback" not in text
 
     def test_evaluation(self, text: str) -> None:
         (row,) = [line for line in text.splitlines() if line.startswith("| code (pass@1")]
@@ -152,10 +173,7 @@ class TestBody:
         body = text.split("---\n", 2)[2].strip().splitlines()
         assert body[0].startswith("# ")
         assert body[2].startswith("> **Promoted in spite of its verdict.** The gates said **fail**")
-        assert "agreed # with &lt;b>everybody&lt;/b>" in body[3]
-
-    def test_a_cell_holds_one_line(self) -> None:
-        assert cell("a|b\nc") == "a\\|b c"
+        assert r"agreed \# with &lt;b\>everybody&lt;/b\>" in body[3]
 
 
 class TestHubResults:

@@ -88,7 +88,7 @@ def test_a_recheck() -> None:
         "asked": asked,
     }
     assert command_line(command) == (
-        "prepare recheck tiny@1 --profile h200 --source ./here --force"
+        "prepare recheck tiny@1 --profile h200 --source ./here --yes-trust-remote-code --force"
     )
 
 

@@ -9,7 +9,7 @@ import pytest
 from ci_reports import RUNS
 from sample_reports import COMMAND, run_report
 
-from artifacts.ci.summary import escaped, markdown_summary
+from artifacts.ci.summary import markdown_summary
 from artifacts.ending import (
     champion_of,
     headline,
@@ -23,6 +23,7 @@ from artifacts.report.page import run_page
 from artifacts.report.run_evidence import RunEvidence
 from pipeline.cli.tables import last_line
 from pipeline.errors import ExitCode
+from pipeline.foreign_text import markdown
 from pipeline.store import Store
 
 
@@ -94,7 +95,7 @@ def test_everyone_says_the_same(run: str, tmp_path: Path) -> None:
     report = RUNS[run]
     page = run_page(RunEvidence(report, Store(tmp_path)))
     assert f">{outcome(report)}</span> {headline(report)}</h1>" in " ".join(page.split())
-    assert escaped(headline(report)) in markdown_summary(report)
+    assert markdown(headline(report)) in markdown_summary(report)
     assert last_line(report).endswith(f"Next: {next_command(report)}")
     if verdict_of(report) != "undecided":
         assert f"`{next_command(report)}`" in " ".join(next_steps(report))

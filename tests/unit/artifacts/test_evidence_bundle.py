@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,28 +14,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from judged_run import RUN, JudgedRun
-from listener import Listener
 from pretend_stages import edit
+from spoilt_bundle import (
+    RECIPE,
+    change_packed,
+    found,
+    output,
+    rewrite_manifest,
+    stage_folder,
+    written,
+)
 
 from artifacts.bundle import BUNDLE, RESOLVED, VERDICT, at_pointer, packed
-from artifacts.bundle_check import BundleCheck, check_bundle
+from artifacts.bundle_check import check_bundle
 from artifacts.manifest import MANIFEST, ManifestFile, list_files
 from pipeline.digest import digest_file
 from pipeline.errors import EvidenceError, UsageError
-from pipeline.evidence import evidence_stage, write_evidence
-from pipeline.records import StageRecord
+from pipeline.evidence import evidence_stage
 from pipeline.store import RECORD
-
-RECIPE = "fp8-dynamic"
-
-
-def written(run: JudgedRun, recipe: str = RECIPE, **order: Any) -> StageRecord:
-    return write_evidence(run.report, recipe, run.store, Listener(), **order)
-
-
-def output(run: JudgedRun, recipe: str = RECIPE, **order: Any) -> Path:
-    record = written(run, recipe, **order)
-    return run.store.stage_folder("evidence", record.key) / "output"
 
 
 @pytest.fixture(scope="module")
@@ -52,38 +49,6 @@ def copy_to_spoil(run: JudgedRun, tmp_path_factory: pytest.TempPathFactory) -> P
 def deployed(run: JudgedRun, tmp_path: Path) -> Path:
     """A copy of the folder, which a test may spoil."""
     return Path(shutil.copytree(output(run), tmp_path / "deployed"))
-
-
-def found(check: BundleCheck) -> str:
-    """All that is wrong, as text."""
-    return "\n".join([*check.problems, *(d for each in check.variants for d in each.differences)])
-
-
-def stage_folder(deployed: Path, stage: str, variant: str = RECIPE) -> Path:
-    for file in sorted((deployed / BUNDLE / "stages" / stage).glob(f"*/{RECORD}")):
-        if json.loads(file.read_text())["variant"] == variant:
-            return file.parent
-    raise AssertionError(f"no {stage} of {variant}")
-
-
-def rewrite_manifest(deployed: Path) -> None:
-    """Make every digest right again, as who forges a bundle would."""
-
-    def listed(folder: Path, *leave_out: str) -> list[dict[str, Any]]:
-        return [each.model_dump() for each in list_files(folder, leave_out)]
-
-    def change(manifest: dict[str, Any]) -> None:
-        manifest["bundle"] = listed(deployed / BUNDLE, MANIFEST)
-        manifest["beside"] = listed(deployed, BUNDLE, "model.sig")
-
-    edit(deployed / BUNDLE / MANIFEST, change)
-
-
-def change_packed(file: Path, change: Callable[[bytes], bytes]) -> None:
-    before = gzip.decompress(file.read_bytes())
-    after = change(before)
-    assert after != before
-    file.write_bytes(packed(after))
 
 
 class TestContents:
@@ -328,16 +293,38 @@ class TestFiles:
         (deployed / "README.md").write_text("better than ever")
         assert "README.md: the file was changed" in found(check_bundle(deployed))
 
-    def test_what_git_and_the_hub_keep_is_no_addition(self, deployed: Path) -> None:
-        for name in (".gitattributes", ".git/config", ".cache/huggingface/x"):
-            (deployed / name).parent.mkdir(parents=True, exist_ok=True)
-            (deployed / name).write_text("x")
+    @pytest.mark.parametrize("name", [".git/hooks/x", ".github/x", ".cache/huggingface/x"])
+    def test_what_git_and_the_hub_keep_is_not_covered(self, deployed: Path, name: str) -> None:
+        (deployed / name).parent.mkdir(parents=True, exist_ok=True)
+        (deployed / name).write_text("x")
+        assert f"{name}: the file was added" in found(check_bundle(deployed))
+
+    def test_what_the_hub_puts_into_every_repository(self, deployed: Path) -> None:
+        (deployed / ".gitattributes").write_text("x")
         assert check_bundle(deployed).is_sound
 
     def test_a_link_is_refused(self, deployed: Path, tmp_path: Path) -> None:
         config = deployed / "config.json"
         config.rename(tmp_path / "config.json")
         config.symlink_to(tmp_path / "config.json")
+        with pytest.raises(EvidenceError, match="neither a file nor a folder"):
+            check_bundle(deployed)
+
+    def test_evidence_that_is_a_link(self, deployed: Path, tmp_path: Path) -> None:
+        shutil.move(deployed / BUNDLE, tmp_path / "another")
+        (deployed / BUNDLE).symlink_to(tmp_path / "another")
+        with pytest.raises(EvidenceError, match="is a link"):
+            check_bundle(deployed)
+
+    @pytest.mark.parametrize("part", ["bundle", "beside"])
+    def test_a_path_that_is_listed_twice(self, deployed: Path, part: str) -> None:
+        edit(deployed / BUNDLE / MANIFEST, lambda listed: listed[part].append(listed[part][0]))
+        with pytest.raises(EvidenceError, match="listed twice"):
+            check_bundle(deployed)
+
+    def test_a_pipe_does_not_keep_it_waiting(self, deployed: Path) -> None:
+        (deployed / BUNDLE / VERDICT).unlink()
+        os.mkfifo(deployed / BUNDLE / VERDICT)
         with pytest.raises(EvidenceError, match="neither a file nor a folder"):
             check_bundle(deployed)
 

@@ -63,7 +63,7 @@ def llama_70b() -> Inspection:
 class TestMemory:
     def test_what_a_gpu_has_is_shared_out_whole(self, llama_8b: Inspection) -> None:
         plan = planned(llama_8b, "h100")
-        usable = int(79.10 * 2**30 * 0.9)
+        usable = int(79.10 * 2**30 * 0.92)
         for each in plan.fits:
             assert each.weights_bytes + each.reserve_bytes + each.cache_bytes == pytest.approx(
                 usable, abs=1
@@ -90,7 +90,7 @@ class TestMemory:
         assert fit(two, "baseline", 2).reserve_bytes < fit(two, "baseline", 1).reserve_bytes
 
     def test_sequences_stop_at_the_profiles_limit(self, llama_8b: Inspection) -> None:
-        plan = planned(llama_8b, "h200", context=128)
+        plan = planned(llama_8b, "h200", context=128, **{"max-num-seqs": 256})
         assert fit(plan, "fp8-dynamic").sequences == 256
         assert fit(plan, "fp8-dynamic").tokens > 256 * 128
 
@@ -125,6 +125,7 @@ class TestMemory:
     def test_a_token_reads_the_experts_it_is_sent_to(self) -> None:
         model = inspected(MIXTRAL_8X22B, mixtral(MIXTRAL_8X22B))
         plan = planned(model, "h200", 8)
+        assert any("reserve is too small" in note for note in plan.notes)
         # 39 billion active parameters, as published, less the embedding's 0.2.
         assert 8 * 4800e9 / fit(plan, "baseline", 8).tokens_per_s_at_most / 2 == pytest.approx(
             39e9, rel=0.01
@@ -163,7 +164,7 @@ class TestChoice:
         ("gpu", "sizes"),
         [
             ("h100", {"baseline": 4, "fp8-dynamic": 2, "awq-w4a16": 1}),
-            ("h200", {"baseline": 2, "fp8-dynamic": 1, "awq-w4a16": 1}),
+            ("h200", {"baseline": 2, "fp8-dynamic": 2, "awq-w4a16": 1}),
         ],
     )
     def test_a_70b(self, llama_70b: Inspection, gpu: str, sizes: dict[str, int]) -> None:
@@ -274,7 +275,7 @@ class TestNotes:
 class TestLimits:
     def test_every_gpu_has_limits(self) -> None:
         assert catalog.gpu_names()[0] == "t4"
-        assert len(catalog.gpu_names()) == 10
+        assert len(catalog.gpu_names()) == 15
         for name in catalog.gpu_names():
             gpu = catalog.load_gpu(name)
             limits = ServingLimits.of(gpu, catalog.profile_for_gpu(gpu.driver_name))

@@ -79,6 +79,25 @@ class TestNeeds:
         assert quantize.variant == FP8
         assert stage_needs(llama, recipes, weights, profile, {FP8}) == needs[1:]
 
+    def test_without_bf16_a_cpu_holds_all_in_32_bits(self, llama: Inspection) -> None:
+        recipes = [catalog.load_recipe(name) for name in ("baseline", FP8, AWQ, "int8-w8a8")]
+        weights = {recipe.name: llama.variant(recipe.quantization) for recipe in recipes}
+        profile = catalog.load_profile("cpu")
+        needs = stage_needs(llama, recipes, weights, profile.fitted_to(("avx2",)))
+        served = {n.variant: n.host_bytes for n in needs if n.stage == "serve"}
+        kept = 4 * (EMBEDDED + NORMS)
+        assert served["baseline"] == 4 * PARAMETERS + 3 * GIB
+        for name, times in ((FP8, 4), (AWQ, 8), ("int8-w8a8", 1)):
+            quantized = weights[name].bytes - 2 * (EMBEDDED + NORMS)
+            assert served[name] == times * quantized + kept + 3 * GIB
+        (awq,) = [n for n in needs if (n.stage, n.variant) == ("quantize", AWQ)]
+        (before,) = [
+            n
+            for n in stage_needs(llama, recipes, weights, profile)
+            if (n.stage, n.variant) == ("quantize", AWQ)
+        ]
+        assert awq.host_bytes == (before.host_bytes or 0) + 2 * PARAMETERS
+
     def test_a_gpus_server_is_not_known(self, llama: Inspection) -> None:
         assert stage(planned(llama), FP8, "serve")["host_bytes"] is None
 

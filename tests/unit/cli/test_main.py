@@ -77,6 +77,7 @@ COMMANDS = {
     "policy check",
     "runs list",
     "runs show",
+    "runs trials",
     "registry list",
     "registry show",
     "stage run",

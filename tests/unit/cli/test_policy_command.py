@@ -92,7 +92,16 @@ class TestCheck:
         said = prepare("check", mine(tmp_path), "--eval-data", data)
         for word in ("suite", "margin", "drop seen", "mmlu", "humaneval", "2 points", "3000"):
             assert word in said
-        assert said.count("int4") == 2
+        assert said.count("int4") == 3  # two suites, and both together
+        assert "all critical suites, int4: passed in" in said
+        assert "about: benchmark" not in said
+
+    def test_what_a_claim_about_the_benchmark_is_worth_is_said(
+        self, prepare: Callable[..., str], tmp_path: Path, data: str
+    ) -> None:
+        said = prepare("check", mine(tmp_path, about="benchmark"), "--eval-data", data)
+        assert "mmlu: is about this list of questions" in said
+        assert "truly loses the margin passes in about half of all runs" in said
 
     def test_as_json(self, prepare: Callable[..., str], tmp_path: Path, data: str) -> None:
         said = prepare(
@@ -104,7 +113,7 @@ class TestCheck:
             ("mmlu", "fp8"),
             ("humaneval", "fp8"),
         ]
-        assert found["gates"][0]["alpha"] == 0.05  # one variant
+        assert found["gates"][0]["alpha"] == pytest.approx(0.045)  # one variant, a first trial
         assert found["gates"][0]["questions"] == 3000
 
     def test_where_it_cannot_decide_it_says_so_and_is_refused(
@@ -154,6 +163,7 @@ def gate(**changes: Any) -> GatePower:
         "expected_questions": 1234.5,
         "chance_of_decision": 0.999,
         "chance_of_pass": 0.5,
+        "chance_of_pass_at_half": 0.25,
         "smallest_visible_drop": 0.0234,
         "decidable": True,
         "words": "words",
@@ -164,19 +174,23 @@ def gate(**changes: Any) -> GatePower:
 @pytest.mark.parametrize(
     ("found", "cells"),
     [
-        (gate(), ["2000", "about 1234", "> 99 %", "50 %", "2.3"]),
-        (gate(chance_of_decision=1.0), ["2000", "about 1234", "100 %", "50 %", "2.3"]),
-        (gate(smallest_visible_drop=None), ["2000", "about 1234", "> 99 %", "50 %", "none"]),
-        (gate(decidable=False), ["2000", "-", "cannot", "cannot", "2.3"]),
+        (gate(), ["2000", "about 1234", "> 99 %", "50 %", "25 %", "2.3"]),
+        (gate(chance_of_decision=1.0), ["2000", "about 1234", "100 %", "50 %", "25 %", "2.3"]),
+        (
+            gate(smallest_visible_drop=None),
+            ["2000", "about 1234", "> 99 %", "50 %", "25 %", "none"],
+        ),
+        (gate(decidable=False), ["2000", "-", "cannot", "cannot", "cannot", "2.3"]),
         (
             gate(
                 questions=None,
                 decidable=None,
                 chance_of_decision=None,
                 chance_of_pass=None,
+                chance_of_pass_at_half=None,
                 smallest_visible_drop=None,
             ),
-            ["not known yet", "about 1234", "-", "-", "-"],
+            ["not known yet", "about 1234", "-", "-", "-", "-"],
         ),
     ],
 )

@@ -99,6 +99,13 @@ def test_a_throughput_note_is_said_once(capsys: Capture) -> None:
     assert sum("x 0.00 (at least 1.0) fail" in line for line in lines) == 2
 
 
+def test_what_the_cpu_had_the_profile_change_is_said(capsys: Capture) -> None:
+    report = run_report()
+    fallbacks = {"kv-cache-not-fp8": "this CPU [lacks] it"}
+    report = report.model_copy(update={"command": {**report.command, "fallbacks": fallbacks}})
+    assert "fallback kv-cache-not-fp8: this CPU [lacks] it" in shown(capsys, report)
+
+
 def test_a_run_that_failed_before_it_had_variants(capsys: Capture) -> None:
     report = run_report(checkpoint=None, variants=[], stages=[], status="failed", exit_code=1)
     lines = shown(capsys, report)

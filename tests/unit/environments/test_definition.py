@@ -81,6 +81,15 @@ def test_every_exact_wish_is_locked_as_wished(source: Path) -> None:
             assert pins[normalize(name)] == version
 
 
+def test_the_compiler_fits_the_runtime_that_torch_brings() -> None:
+    pins = define("serve", Accelerator.CUDA).pins
+    runtime = pins["nvidia-cuda-runtime"].rpartition(".")[0]
+    for part in ("nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-nvvm", "nvidia-cuda-nvrtc"):
+        assert pins[part].rpartition(".")[0] == runtime
+    # One older than its modules' own package would overwrite them.
+    assert pins["cuda-python"] == pins["cuda-bindings"]
+
+
 def test_evaluation_is_the_same_for_every_accelerator() -> None:
     one, other = (define("evaluate", accelerator) for accelerator in Accelerator)
     assert one.key == other.key == "evaluate"
@@ -90,7 +99,7 @@ def test_evaluation_is_the_same_for_every_accelerator() -> None:
 def test_the_plugin_goes_into_the_cpu_serving_environment_alone() -> None:
     for name, accelerator in EVERY:
         definition = define(name, accelerator)
-        expected = (PLUGINS / "vllm_cpu_fp8",) if definition.key == "serve-cpu" else ()
+        expected = (PLUGINS / "vllm_cpu_kernels",) if definition.key == "serve-cpu" else ()
         assert definition.plugins == expected
 
 

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.environments import doctor
-from pipeline.environments.accelerator import ask_driver, detect_accelerator
+from pipeline.catalog import load_profile
+from pipeline.cpu_features import VARIABLE
+from pipeline.environments import doctor, gpu_host
+from pipeline.environments.accelerator import detect_accelerator
 from pipeline.environments.definition import Accelerator, define
 from pipeline.environments.doctor import Finding, Severity, diagnose, processor_finding
 from pipeline.environments.folders import environment_folder
@@ -76,18 +78,44 @@ def test_another_python_than_the_locks(settings: Settings, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(
-    ("facts", "severity", "message"),
+    ("features", "severity", "message"),
     [
-        ("processor\t: 0\nflags\t\t: fpu avx2 avx512f\n", Severity.OK, "AVX-512"),
-        ("processor\t: 0\nflags\t\t: fpu avx2 avx512\n", Severity.OK, "AVX2"),
-        ("processor\t: 0\nflags\t\t: fpu avx sse4_2\n", Severity.PROBLEM, "neither"),
-        ("", Severity.PROBLEM, "neither"),
+        (("avx2", "avx512f"), Severity.OK, "avx512f"),
+        (("avx2",), Severity.OK, "avx2"),
+        ((), Severity.PROBLEM, "AVX2"),
     ],
 )
-def test_processors(facts: str, severity: Severity, message: str) -> None:
-    found = processor_finding(facts)
+def test_processors(features: tuple[str, ...], severity: Severity, message: str) -> None:
+    found = processor_finding(features)
     assert found.severity is severity
     assert message in found.message
+
+
+class TestProfiles:
+    """What this machine cannot serve as a profile says, or serves in another way."""
+
+    def test_a_cpu_without_avx512(
+        self, settings: Settings, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv(VARIABLE, "avx2")
+        findings = diagnose(settings, load_profile("cpu"))
+        assert "float32" in about("profile cpu, float32", findings).message
+        assert "KV cache" in about("profile cpu, kv-cache-not-fp8", findings).message
+        assert about("profile cpu, recipe fp8-static", findings).severity is Severity.WARNING
+
+    def test_a_cpu_that_serves_nothing(
+        self, settings: Settings, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv(VARIABLE, "none")
+        assert about("profile", diagnose(settings)).severity is Severity.PROBLEM
+
+    def test_a_profile_for_gpus_without_one(
+        self, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("PATH", str(tmp_path))
+        found = about("profile h100", diagnose(settings, load_profile("h100")))
+        assert found.severity is Severity.PROBLEM
+        assert found.cure
 
 
 GPU = """case "$1" in
@@ -101,7 +129,6 @@ class TestDriver:
 
     def test_none(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("PATH", str(tmp_path))
-        assert ask_driver("-L") is None
         assert detect_accelerator() is Accelerator.CPU
 
     def test_works(
@@ -115,6 +142,36 @@ class TestDriver:
         # No compiler is on this test's path; Triton needs one on a GPU.
         assert about("C compiler", findings).severity is Severity.WARNING
         assert not [item for item in findings if item.subject == "processor"]
+
+    def test_too_old_a_driver_is_a_problem_by_number(
+        self, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        driver(tmp_path, GPU.replace("580.10", "535.183.06"), monkeypatch)
+        found = about("gpu", diagnose(settings))
+        assert found.severity is Severity.PROBLEM
+        assert "535.183.06" in found.message
+        assert "580" in found.cure
+
+    def test_hidden_gpus_are_told(
+        self, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        driver(tmp_path, GPU, monkeypatch)
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+        assert detect_accelerator() is Accelerator.CPU
+        assert "CUDA_VISIBLE_DEVICES" in about("gpu", diagnose(settings)).message
+
+    def test_what_compiles_while_serving(
+        self, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        driver(tmp_path, GPU, monkeypatch)
+        (tmp_path / "ninja").symlink_to("/bin/true")
+        monkeypatch.setattr(gpu_host, "PYTHON_HEADER", tmp_path / "Python.h")
+        findings = diagnose(settings)
+        assert about("Python.h", findings).severity is Severity.WARNING
+        assert about("ninja", findings).message == str(tmp_path / "ninja")
+        assert "not on PATH" in about("nvcc", findings).message
+        (tmp_path / "Python.h").touch()
+        assert about("Python.h", diagnose(settings)).severity is Severity.OK
 
     @pytest.mark.parametrize("script", ["echo 'No devices found'; exit 0", "exit 9"])
     def test_without_a_gpu(

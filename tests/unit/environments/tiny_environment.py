@@ -53,6 +53,21 @@ class Heard:
         self.notes.append(text)
 
 
+def write_torch(folder: Path, version: str, cuda: str | None) -> None:
+    """A wheel named torch that says what it was built for as the real one does."""
+    information = f"torch-{version}.dist-info"
+    members = {
+        "torch/__init__.py": "",
+        "torch/version.py": f"__version__ = {version!r}\ncuda = {cuda!r}\n",
+        f"{information}/METADATA": f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n",
+        f"{information}/WHEEL": WHEEL,
+    }
+    record = "".join(f"{member},,\n" for member in [*members, f"{information}/RECORD"])
+    with zipfile.ZipFile(folder / f"torch-{version}-py3-none-any.whl", "w") as archive:
+        for member, text in {**members, f"{information}/RECORD": record}.items():
+            archive.writestr(member, text)
+
+
 def make_tiny_source(folder: Path) -> TinySource:
     """Write the wheel, the lock and the plugin."""
     wheels = folder / "wheels"

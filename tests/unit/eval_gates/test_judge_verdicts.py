@@ -5,15 +5,27 @@ from __future__ import annotations
 import json
 import math
 import random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kept_answers import HUMANEVAL, MARGINS, MMLU, ROUGE, fixed, flipped, judged, recovery
+from kept_answers import (
+    HUMANEVAL,
+    MARGINS,
+    MMLU,
+    ROUGE,
+    answers,
+    fixed,
+    flipped,
+    judged,
+    judged_rows,
+    recovery,
+)
 
 from eval_gates.records import GateReport
 from eval_gates.statistics.finding import SEQUENTIAL
-from eval_gates.statistics.paired import BCA, IDENTICAL, TANGO, bca_interval, tango_interval
+from eval_gates.statistics.paired import GRADED, IDENTICAL, TANGO, graded_interval, tango_interval
 from eval_gates.stopping import Stopping, rule_of
 from recipes.policy import AnySuite, Margin, MmluSuite
 from recipes.schema import Family
@@ -82,8 +94,8 @@ class TestFixed:
         [
             ([1.0, 0.0, 1.0, 1.0], [1.0, 1.0, 1.0, 0.0], TANGO),
             ([1, 0, 1, 1], [1, 1, 1, 0], TANGO),
-            ([0.5, 0.25, 0.75, 1.0], [0.5, 0.5, 0.5, 1.0], BCA),
-            ([1.0, 0.0, 1.0], [1.0, 0.0, 0.5], BCA),
+            ([0.5, 0.25, 0.75, 1.0], [0.5, 0.5, 0.5, 1.0], GRADED),
+            ([1.0, 0.0, 1.0], [1.0, 0.0, 0.5], GRADED),
             ([0.5, 0.25], [0.5, 0.25], IDENTICAL),
         ],
     )
@@ -116,7 +128,7 @@ class TestFixed:
         changes = [a - b for a, b in zip(after, before, strict=True)]
 
         assert report.verdict == "pass"
-        assert report.bound == bca_interval(changes, 0.05, 20240814).lower
+        assert report.bound == graded_interval(changes, 0.05, 20240814).lower
         assert report.flips == sum(change != 0 for change in changes)
         assert report.gains == sum(change > 0 for change in changes)
 
@@ -134,26 +146,68 @@ class TestBlind:
         report = judged(*flipped(400, 0, 0, 108), suite, family="int4")
         assert report.baseline == 0.27
         assert report.verdict == "undecided"
-        assert "27.0% is not shown to be better than guessing (25.0%" in report.reason
+        assert "above what guessing scores (25.0%), as the baseline scores 27.0%" in report.reason
+        assert report.p_value > 0.05
+
+    @pytest.mark.parametrize("tier", ["critical", "supporting", "advisory"])
+    @pytest.mark.parametrize("suite", [MMLU, fixed(MMLU), recovery(MMLU)])
+    def test_a_margin_that_reaches_below_guessing(self, suite: AnySuite, tier: Any) -> None:
+        """The held-out run: 29.7 % less 15 points, or half of it, is what nobody knows."""
+        report = judged(
+            *flipped(1000, 0, 0, 330), suite.model_copy(update={"tier": tier}), family="int4"
+        )
+        assert report.baseline == 0.33
+        assert (report.verdict, report.tier) == ("undecided", tier)
+        assert "blind" in report.reason
 
     def test_the_same_answers_are_seen_where_there_are_no_choices(self) -> None:
-        assert judged(*flipped(400, 0, 0, 108), HUMANEVAL, family="int4").verdict == "pass"
+        assert judged(*flipped(400, 0, 0, 108), HUMANEVAL, family="fp8").verdict == "pass"
 
     def test_more_questions_open_its_eyes(self) -> None:
-        assert judged(*flipped(4000, 0, 0, 1080), MMLU, family="int4").verdict == "pass"
+        few, many = (judged(*flipped(n, 0, 0, n * 36 // 100), MMLU) for n in (300, 3000))
+        assert ("blind" in few.reason, few.verdict) == (True, "undecided")
+        assert many.verdict == "pass"
 
     def test_the_cloze_form_has_four_choices_too(self) -> None:
         cloze = MmluSuite(margins=MARGINS, form="cloze")
         assert "blind" in judged(*flipped(400, 0, 0, 108), cloze).reason
 
-    @pytest.mark.parametrize("suite", [MMLU, fixed(MMLU)])
-    def test_a_candidate_that_guesses_does_not_pass(self, suite: AnySuite) -> None:
-        before, after = flipped(1000, 180, 10, 400)
-        report = judged(before, after, suite, family="int4")
-        assert report.candidate == 0.23
-        assert report.bound > report.threshold
-        assert report.verdict == "undecided"
-        assert "the candidate is no better than guessing" in report.reason
+    @pytest.mark.parametrize("suite", [ROUGE, fixed(ROUGE), recovery(ROUGE)])
+    @pytest.mark.parametrize("family", ["fp8", "int4"])
+    def test_empty_summaries_against_poor_ones(self, suite: AnySuite, family: Family) -> None:
+        """Baseline 10.5 %, which its summaries score on other documents too; variant 3.6 %."""
+        draw = random.Random(3)
+        before = answers([draw.uniform(0.0, 0.21) for _ in range(400)])
+        after = answers([0.0 if n % 3 else 0.11 for n in range(400)])
+        for row in before:
+            row["unrelated"] = draw.uniform(0.0, 0.2)
+        report = judged_rows(before, after, suite, family=family)
+        assert report.verdict in ("fail", "undecided")
+        assert report.uninformed[1].score == pytest.approx(0.1, abs=0.01)
+
+    @pytest.mark.parametrize("about", ["population", "benchmark"])
+    @pytest.mark.parametrize(
+        "margin",
+        [*(Margin(points=m) for m in (0.001, 0.01, 0.02, 0.05, 0.1, 0.12, 0.13, 0.2, 0.5, 0.99))]
+        + [Margin(recovery=r) for r in (0.01, 0.1, 0.5, 0.9, 0.99)],
+    )
+    def test_i_do_not_know_never_passes(self, margin: Margin, about: Any) -> None:
+        """One answer to every document, against a baseline that scores 13 %, whose floor is 11."""
+        draw = random.Random(5)
+        before, after = (answers([0.0] * 150) for _ in range(2))
+        for ours, theirs in zip(before, after, strict=True):
+            ours |= {"score": draw.uniform(0.03, 0.23), "unrelated": draw.uniform(0.03, 0.19)}
+            theirs |= {"score": draw.choice([0.0, 0.0, 0.03]), "unrelated": 0.01}
+        for test in ("sequential", "fixed"):
+            settings = {"margins": {"fp8": margin}, "about": about, "test": test}
+            report = judged_rows(before, after, ROUGE.model_copy(update=settings), available=150)
+            assert report.verdict in ("fail", "undecided"), report.reason
+
+    def test_summaries_that_were_not_scored_elsewhere_are_not_judged(self) -> None:
+        rows = answers([0.5] * 9)
+        del rows[4]["unrelated"]
+        with pytest.raises(ValueError, match="not scored against other documents"):
+            judged_rows(rows, answers([0.5] * 9), ROUGE)
 
     @pytest.mark.parametrize("suite", [HUMANEVAL, fixed(HUMANEVAL)])
     def test_too_good_is_suspicious(self, suite: AnySuite) -> None:
@@ -197,7 +251,7 @@ def test_laws(
         contradicted = "later answers" in report.reason
         assert report.upper_bound < report.threshold + 1e-6 or contradicted or is_recovery
     if report.verdict == "undecided" and report.decided_at is not None:
-        assert "blind" in report.reason or "says nothing" in report.reason
+        assert "blind" in report.reason or "say nothing" in report.reason
     assert report.flips >= report.gains >= 0
     assert report.reason
     assert judged(before, after, suite, family=family, alpha=alpha) == report

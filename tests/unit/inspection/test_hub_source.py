@@ -32,6 +32,7 @@ try:
         "bytes": found.weights_bytes,
         "where": found.where,
         "names": sorted(found.names),
+        "template": found.has_chat_template,
     }
 except PrepareError as error:
     answer = error.to_dict()
@@ -99,6 +100,18 @@ def test_the_headers_and_nothing_more(hub: HubStandIn, tmp_path: Path) -> None:
     assert {n: [t.dtype, list(t.shape)] for n, t in local.tensors.items()} == found["tensors"]
     assert local.weights_bytes == found["bytes"]
     assert sorted(local.names | {"consolidated.safetensors"}) == found["names"]
+    assert local.has_chat_template is found["template"] is True
+
+
+def test_a_chat_template_within_the_tokenizers_settings(hub: HubStandIn, tmp_path: Path) -> None:
+    hub.reset()
+    files = checkpoint_files()
+    del files["chat_template.jinja"]
+    hub.models["org/base"] = Repository(files)
+    assert read(hub, tmp_path, "org/base")["template"] is False
+    with_one = json.dumps({"chat_template": "{{ messages }}"}).encode()
+    hub.models["org/chat"] = Repository(files | {"tokenizer_config.json": with_one})
+    assert read(hub, tmp_path, "org/chat")["template"] is True
 
 
 def test_one_file_and_a_hub_that_is_down(hub: HubStandIn, tmp_path: Path) -> None:

@@ -13,11 +13,12 @@ from listener import Listener
 from published_models import LLAMA_3_8B, dense, source
 from small_checkpoint import safetensors, write_files
 
+from pipeline.digest import FileDigests
 from pipeline.errors import ExitCode, PrepareError
 from pipeline.forecast import forecast
 from pipeline.preflight.before_run import early_faults, preflight_of
 from pipeline.preflight.machine import Machine
-from pipeline.preparation import Request, choose
+from pipeline.preparation import Request, choose, find_data, locate, make_plan
 from pipeline.settings import Settings
 from pipeline.whole_run import run_model
 
@@ -138,6 +139,55 @@ def test_the_plan_tells_it_too(
         "StageError",
         "PreflightError",
     ]
+
+
+def test_a_policy_that_insists_on_chat_is_refused_before_anything_is_made(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine_of(monkeypatch)
+    policy = tmp_path / "chat.yaml"
+    policy.write_text(
+        "{name: chat, summary: s, throughput: {minimum_ratio: {cpu: 0.02}},"
+        " suites: {code: {kind: humaneval, form: chat, about: benchmark, margins: {fp8: 0.1}}}}"
+    )
+    asked = replace(
+        request(checkpoint(tmp_path / "model")), recipes=("fp8-dynamic",), policy=str(policy)
+    )
+    report = run_model(asked, settings, Listener())
+    assert report.exit_code == ExitCode.USAGE
+    assert report.error is not None
+    assert report.error["where"].startswith("policy key suites.code.form")
+    assert report.stages == []
+    (tmp_path / "model" / "chat_template.jinja").write_text("{{ messages }}")
+    assert forecast(asked, settings, Listener()).refusals() == []
+
+
+def test_the_form_that_was_taken_stands_in_the_stages(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine_of(monkeypatch)
+    asked = replace(request(checkpoint(tmp_path / "model")), recipes=("fp8-dynamic",))
+
+    def forms() -> set[tuple[str, str]]:
+        digests = FileDigests(settings.home / "digests.json")
+        choices = choose(asked, settings)
+        sources = find_data(choices, settings, digests, Listener())
+        found = locate(choices, settings, lambda _: tmp_path, digests, Listener())
+        stages = make_plan(choices, found, settings, sources).stages(lambda _: None)
+        suites = [
+            (spec.stage, suite)
+            for spec in stages
+            for suite in (
+                *([spec.parameters["suite"]] if "suite" in spec.parameters else []),
+                *spec.parameters.get("policy", {}).get("suites", {}).values(),
+            )
+        ]
+        return {(stage, suite["form"]) for stage, suite in suites if suite["kind"] != "mmlu"}
+
+    roles = ("questions", "evaluate", "judge")
+    assert forms() == {(role, "base") for role in roles}
+    (tmp_path / "model" / "chat_template.jinja").write_text("{{ messages }}")
+    assert forms() == {(role, "chat") for role in roles}
 
 
 def test_a_note_where_memory_cannot_be_checked(

@@ -31,13 +31,16 @@ def test_without_a_gpu(tmp_path: Path) -> None:
 def test_the_driver_is_asked_only_where_gpus_matter(tmp_path: Path, programs: Path) -> None:
     program = programs / "nvidia-smi"
     program.write_text(
-        '#!/bin/sh\ncase "$1" in\n--query-gpu=name) echo "NVIDIA L4"; echo "NVIDIA L4";;\n'
+        '#!/bin/sh\ncase "$1" in\n'
+        "-L) echo 'GPU 0: NVIDIA L4 (UUID: GPU-1)'; echo 'GPU 1: NVIDIA L4 (UUID: GPU-2)';;\n"
+        "--query-gpu=name,*) echo 'NVIDIA L4, 535.1, 23034 MiB';;\n"
         "--query-gpu=compute_cap) echo 8.9; echo 8.9;;\nesac\n"
     )
     program.chmod(0o755)
     assert this_machine(tmp_path, with_gpu=False).gpu is None
     found = this_machine(tmp_path, with_gpu=True)
     assert (found.gpu, found.gpus, found.compute_capability) == ("NVIDIA L4", 2, 8.9)
+    assert found.driver == "535.1"
 
 
 def test_a_containers_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

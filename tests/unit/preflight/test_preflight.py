@@ -196,6 +196,15 @@ class TestGpu:
         assert preflight(machine=old, profile="h100", recipes=(AWQ,)).faults() == []
         assert preflight(machine=old, profile="cpu").faults() == []
 
+    def test_a_driver_older_than_the_locks_cuda(self) -> None:
+        old = replace(H100, driver="535.183.06")
+        (fault,) = preflight(machine=old, profile="h100").faults()
+        assert isinstance(fault, PreflightError)
+        assert "535.183.06" in fault.what
+        assert "580" in fault.what
+        assert preflight(machine=replace(H100, driver="580.65"), profile="h100").faults() == []
+        assert preflight(machine=old, profile="cpu").faults() == []
+
     def test_none_at_all(self) -> None:
         words = told(preflight(profile="h100").faults())
         assert "serves on 1 NVIDIA GPU, and none is found here" in words
@@ -230,21 +239,24 @@ class TestGpu:
         assert preflight(LLAMA_3_70B, four, profile="h100", **spread).faults() == []
 
     def test_a_gpu_that_no_file_describes(self) -> None:
-        other = replace(H100, gpu="NVIDIA H100 PCIe")
+        other = replace(H100, gpu="NVIDIA H100 80GB HBM3 MIG 3g.40gb")
         found = preflight(LLAMA_3_70B, other, profile="h100")
         assert found.faults() == []
-        assert "no file in recipes/gpus describes NVIDIA H100 PCIe" in found.notes()[0]
+        assert (
+            "no file in recipes/gpus describes NVIDIA H100 80GB HBM3 MIG 3g.40gb"
+            in found.notes()[0]
+        )
 
 
 class TestMemory:
     def test_a_calibrated_recipe_loads_the_model(self) -> None:
         found = preflight(machine=replace(LARGE, memory_bytes=16 * 10**9), recipes=(AWQ,))
         words = told(found.faults())
-        assert "the stage 'quantize' of 'awq-w4a16' needs about 17." in words
+        assert "the stage 'quantize' of 'awq-w4a16' needs about 18." in words
         assert "this machine has 16.0 GB" in words
 
     def test_a_cpu_serves_from_it(self) -> None:
-        found = preflight(machine=replace(LARGE, memory_bytes=18 * 10**9), recipes=(AWQ,))
+        found = preflight(machine=replace(LARGE, memory_bytes=19 * 10**9), recipes=(AWQ,))
         words = told(found.faults())
         assert "the stage 'serve' of 'baseline'" in words
         assert "quantize" not in words

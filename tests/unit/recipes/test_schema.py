@@ -20,7 +20,7 @@ from recipes.quantization import (
     PresetQuantization,
     Quantization,
 )
-from recipes.schema import Recipe, ServingProfile, Workload
+from recipes.schema import Fallback, Recipe, ServingProfile, Workload
 
 CALIBRATION = {"dataset": "carried"}
 quantizations: TypeAdapter[Any] = TypeAdapter(Quantization)
@@ -114,14 +114,53 @@ def test_names_that_are_no_file_names_are_refused(name: str) -> None:
         Recipe(name=name, summary="s", family="baseline", quantization=NoQuantization())
 
 
-@pytest.mark.parametrize("name", [*schema.ENGINE_ARGUMENTS_OF_OURS, "--dtype", "a b", ""])
-def test_a_profile_does_not_set_what_is_ours(name: str) -> None:
-    workload = Workload(input_tokens=1, output_tokens=1, requests=1, concurrency=1)
-    with pytest.raises(ValidationError, match="not for a profile to set"):
-        ServingProfile(
-            name="p",
-            summary="s",
-            accelerator="cpu",
-            engine_arguments={name: 1},
-            workload=workload,
+class TestFallbacks:
+    """What a profile changes on a CPU that lacks a feature."""
+
+    def profile(self, **changes: Any) -> ServingProfile:
+        workload = Workload(input_tokens=1, output_tokens=1, requests=1, concurrency=1)
+        without_bf16 = Fallback(
+            without="avx512_bf16",
+            because="no bf16",
+            engine_arguments={"dtype": "float32"},
+            environment={"OMP_B": "2"},
         )
+        cache = Fallback(without="avx512f", because="no FP8 cache", kv_cache_dtype="auto")
+        keys: dict[str, Any] = {
+            "name": "p",
+            "summary": "s",
+            "accelerator": "cpu",
+            "engine_arguments": {"dtype": "bfloat16", "max-model-len": 9},
+            "environment": {"OMP_A": "1"},
+            "workload": workload,
+            "fallbacks": {"wide": without_bf16, "cache": cache},
+        }
+        return ServingProfile(**(keys | changes))
+
+    def test_nothing_changes_where_nothing_lacks(self) -> None:
+        profile = self.profile()
+        fitted = profile.fitted_to(("avx2", "avx512f", "avx512_bf16"))
+        assert fitted.in_effect == {}
+        assert fitted == profile
+
+    def test_each_changes_its_own(self) -> None:
+        fitted = self.profile().fitted_to(("avx2", "avx512f"))
+        assert list(fitted.in_effect) == ["wide"]
+        assert fitted.engine_arguments == {"dtype": "float32", "max-model-len": 9}
+        assert fitted.environment == {"OMP_A": "1", "OMP_B": "2"}
+        assert fitted.kv_cache_dtype == "fp8"
+        both = self.profile().fitted_to(("avx2",))
+        assert list(both.in_effect) == ["wide", "cache"]
+        assert both.kv_cache_dtype == "auto"
+        assert both.baseline_kv_cache_dtype == "auto"
+
+    def test_a_file_as_it_is_has_none_in_effect(self) -> None:
+        assert self.profile().in_effect == {}
+
+    def test_never_on_a_gpu(self) -> None:
+        with pytest.raises(ValidationError, match="fallbacks"):
+            self.profile(accelerator="cuda")
+
+    def test_a_fallback_does_not_set_what_is_ours(self) -> None:
+        with pytest.raises(ValidationError, match="not for a profile to set"):
+            Fallback(without="avx2", because="x", engine_arguments={"host": "0.0.0.0"})

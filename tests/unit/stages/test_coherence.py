@@ -15,7 +15,7 @@ from listener import Listener
 from pipeline.errors import ServingError
 from pipeline.plan import stage_spec
 from pipeline.records import StageRecord, StageReference
-from pipeline.serving import free_port
+from pipeline.server_address import free_port
 from pipeline.serving_names import SERVED_NAME
 from pipeline.stages.coherence import MAXIMUM_PERPLEXITY_RATIO, PASSAGE, incoherence
 from pipeline.stages.context import execute

@@ -113,6 +113,7 @@ class Promotion:
                 output = store.stage_folder(reference.stage, reference.key) / "output"
                 output.mkdir(exist_ok=True)
                 (output / "config.json").write_text("{}")
+                (output / "model.safetensors").write_bytes(b"")
         return execute(spec, Listener())
 
     def history(self) -> list[HistoryEntry]:

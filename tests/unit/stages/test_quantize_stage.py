@@ -90,7 +90,7 @@ class WatchedContext(StageContext):
     found: list[list[str]] = field(default_factory=list)
 
     def run_worker(
-        self, worker: str, worker_spec: dict[str, Any], *, output: Path | None = None
+        self, worker: str, worker_spec: dict[str, Any], *, output: Path | None = None, **_: Any
     ) -> dict[str, Any]:
         assert output is not None
         self.found.append(sorted(file.name for file in output.iterdir()))

@@ -37,6 +37,16 @@ def run(spec, progress, output):
         raise CheckpointError("it is broken", where="here", cure="mend it")
     if how == "unexpected":
         raise ValueError("x" * 5000)
+    if how == "connects":
+        import json, logging
+        address = "http://me:urlSECRET9999@host/v1"
+        os.environ["PREPARE_ADDRESSES"] = json.dumps({"http://***@host/v1": address})
+        os.environ["OPENAI_API_KEY"] = "sk-SECRET9999"
+        logging.basicConfig()
+        # As aiohttp's errors are, with the headers of the request; lm-eval logs them.
+        logging.error("'Authorization': 'Basic bWU6dXJsU0VDUkVUOTk5OQ==', 'Bearer sk-SECRET9999'")
+        print(address)
+        raise ValueError(address) from KeyError("urlSECRET9999")
     if how == "disk":
         with open("/dev/full", "w") as file:
             file.write("a" * 100_000)
@@ -121,6 +131,15 @@ class TestAnswer:
         assert answer["result"]["told"] == {"how": "result", "grüße": [1, None]}
         assert answer["result"]["arguments"][2] == str(worker.output)
         assert (worker.output / "made.txt").read_text() == "made"
+
+    def test_no_credential_is_in_its_log(self, worker: TinyWorker) -> None:
+        """The log lies in the store, and goes into the evidence."""
+        ended = worker.start(how="connects")
+        told = ended.stdout + ended.stderr + json.dumps(worker.answer())
+        assert "Authorization" in told
+        assert "Traceback" in told
+        assert "SECRET" not in told
+        assert "dXJsU0VDUkVUOTk5OQ" not in told
 
     def test_events_go_to_standard_error_without_a_descriptor(self, worker: TinyWorker) -> None:
         events = [json.loads(line) for line in worker.start(how="result").stderr.splitlines()]

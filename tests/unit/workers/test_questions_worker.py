@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -13,18 +14,20 @@ from hypothesis import strategies as st
 from listener import Listener
 
 from eval_gates.suites.rouge import read_carried
+from pipeline.data_sources import HUB_DATASETS
 from pipeline.errors import EvaluationDataError
-from pipeline.workers.questions import check_not_repeated, run, shuffled
-from recipes.policy import KEYS_OF_THE_TEST, HumanEvalSuite, MmluSuite, RougeSuite
+from pipeline.workers.questions import check_not_repeated, run, shuffled, with_clusters
+from recipes.policy import KEYS_OF_THE_TEST, HumanEvalSuite, MbppSuite, MmluSuite, RougeSuite
 
 MARGINS: dict[Any, Any] = {"fp8": 0.1, "int4": 0.2}
 FOLDER = {"kind": "folder", "digest": "d"}
+MBPP_PLUS = {"kind": "hub", **HUB_DATASETS["mbpp"], "revision": "r"}
 PACKAGES = {"kind": "packages", "environment": "e"}
 
 
 def lay_out(
     output: Path,
-    suite: MmluSuite | HumanEvalSuite | RougeSuite,
+    suite: MmluSuite | HumanEvalSuite | MbppSuite | RougeSuite,
     source: dict[str, Any],
     folder: Path | None = None,
     seed: int = 1,
@@ -213,6 +216,76 @@ class TestHumanEval:
         with pytest.raises(EvaluationDataError, match="no problem 'HumanEval/3'"):
             lay_out(tmp_path / "out", suite, PACKAGES)
 
+    def test_beside_mbpps(self, tmp_path: Path) -> None:
+        folder = tmp_path / "data"
+        folder.mkdir()
+        (folder / "mbpp.jsonl").write_text(json.dumps(mbpp_row(5)))
+        suite = MbppSuite(margins=MARGINS, humaneval=True)
+        facts, rows = lay_out(tmp_path / "out", suite, FOLDER, folder)
+        assert facts["questions"] == 4
+        tests = {row["id"]: row["test"] for row in rows}
+        assert tests.keys() == {"Mbpp/5", *(f"HumanEval/{n}" for n in range(3))}
+        assert "check(f1)" in tests["HumanEval/1"]
+
+
+def mbpp_row(number: int) -> dict[str, Any]:
+    return {
+        "task_id": number,
+        "prompt": f"Write a function that adds {number}.",
+        "code": f"def add(x):\n    return x + {number}\n",
+        "test_imports": [],
+        "test_list": [f"assert add(1) == {1 + number}"],
+        "test": f"for x in range(9):\n    assert add(x) == x + {number}\n",
+    }
+
+
+class TestMbpp:
+    @pytest.fixture
+    def folder(self, tmp_path: Path) -> Path:
+        folder = tmp_path / "data"
+        folder.mkdir()
+        rows = [json.dumps(mbpp_row(number)) for number in range(3)]
+        (folder / "mbpp_test.jsonl").write_text("\n".join(rows))
+        return folder
+
+    def test_a_folder(self, tmp_path: Path, folder: Path) -> None:
+        suite = MbppSuite(margins=MARGINS, form="base")
+        facts, rows = lay_out(tmp_path / "out", suite, FOLDER, folder)
+        assert (facts["questions"], facts["dropped"], facts["guessing"]) == (3, 0, 0.0)
+        assert {row["id"] for row in rows} == {"Mbpp/0", "Mbpp/1", "Mbpp/2"}
+        assert all(row["request"] == row["prompt"] for row in rows)
+        assert all(row["prompt"].startswith("def add(x):\n") for row in rows)
+
+    def test_those_that_the_policy_names(self, tmp_path: Path, folder: Path) -> None:
+        suite = MbppSuite(margins=MARGINS, problems=["Mbpp/1"])
+        _, rows = lay_out(tmp_path / "out", suite, FOLDER, folder)
+        assert [row["id"] for row in rows] == ["Mbpp/1"]
+        suite = MbppSuite(margins=MARGINS, problems=["Mbpp/3"])
+        with pytest.raises(EvaluationDataError, match="MBPP has no problem 'Mbpp/3'") as caught:
+            lay_out(tmp_path / "out", suite, FOLDER, folder)
+        assert caught.value.where == "policy key suites.mbpp.problems"
+
+    def test_a_problem_that_is_there_twice(self, tmp_path: Path, folder: Path) -> None:
+        (folder / "mbpp_copy.jsonl").write_text(json.dumps(mbpp_row(1)))
+        with pytest.raises(EvaluationDataError, match="2 questions have the id 'Mbpp/1'"):
+            lay_out(tmp_path / "out", MbppSuite(margins=MARGINS), FOLDER, folder)
+
+    def test_copies_with_numbers_of_their_own(self, tmp_path: Path, folder: Path) -> None:
+        copies = [json.dumps({**mbpp_row(n), "task_id": 100 + n}) for n in range(3)]
+        (folder / "mbpp_copy.jsonl").write_text("\n".join(copies))
+        with pytest.raises(EvaluationDataError, match="3 of 6 questions are copies"):
+            lay_out(tmp_path / "out", MbppSuite(margins=MARGINS), FOLDER, folder)
+
+    def test_what_the_hub_has_and_the_sandbox_cannot_judge(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        rows = [mbpp_row(number) for number in range(20)]
+        rows[7]["test"] = "assert add(Pair(1)) == 8"
+        monkeypatch.setattr("pipeline.workers.questions.hub_rows", lambda source, split: rows)
+        facts, asked = lay_out(tmp_path / "out", MbppSuite(margins=MARGINS), MBPP_PLUS)
+        assert (facts["questions"], facts["dropped"]) == (19, 1) == (len(asked), 1)
+        assert "evalplus/mbppplus, row 7: 'test' uses names" in facts["dropped_why"]
+
 
 class TestCopies:
     """A file and its old copy in one folder would count every question twice."""
@@ -237,3 +310,62 @@ class TestCopies:
         rows = [{"id": "a", "question": "1"}, {"id": "a", "question": "2"}]
         with pytest.raises(EvaluationDataError, match="2 questions have the id 'a'"):
             check_not_repeated(rows, Listener())
+
+
+class TestLmEvalDocuments:
+    """Rows as an lm-eval task lays them out; what they ask is there as a digest."""
+
+    def rows(self, *asked: str) -> list[dict[str, Any]]:
+        return [
+            {"id": f"t/{n}", "doc_index": n, "doc_sha256": f"d{n}", "asked_sha256": digest}
+            for n, digest in enumerate(asked)
+        ]
+
+    def test_copies_are_seen_whatever_their_numbers(self) -> None:
+        copied = [f"a{n % 50}" for n in range(100)]
+        with pytest.raises(EvaluationDataError, match="50 of 100 questions are copies"):
+            check_not_repeated(self.rows(*copied), Listener())
+
+    def test_few_are_said_aloud(self) -> None:
+        listener = Listener()
+        check_not_repeated(self.rows(*[f"a{n % 99}" for n in range(100)]), listener)
+        assert listener.notes == ["1 of 100 questions are copies of others"]
+
+    def test_a_title_makes_no_other_document(self) -> None:
+        rows = [
+            {"id": str(n), "title": f"no {n}", "document": f"d{n % 10}", "references": ["r"]}
+            for n in range(40)
+        ]
+        with pytest.raises(EvaluationDataError, match="30 of 40"):
+            check_not_repeated(rows, Listener())
+
+
+class TestClusters:
+    def test_they_stay_together_in_an_order_of_their_own(self) -> None:
+        rows = [{"id": str(n), "subject": f"s{n % 7}"} for n in range(70)]
+        order = shuffled(with_clusters(rows, "subject"), 3)
+        subjects = [row["subject"] for row in order]
+        changes = sum(a != b for a, b in itertools.pairwise(subjects))
+        assert changes == 6
+        assert list(dict.fromkeys(subjects)) != [f"s{n}" for n in range(7)]
+        assert sorted(row["id"] for row in order) == sorted(row["id"] for row in rows)
+
+    def test_the_fields_of_a_document_are_not_kept(self) -> None:
+        rows = [{"id": str(n), "fields": {"passage": f"p{n // 2}"}} for n in range(4)]
+        found = with_clusters(rows, "passage")
+        assert [row.keys() for row in found] == [{"id", "cluster"}] * 4
+        assert [row["cluster"] == found[0]["cluster"] for row in found] == [
+            True,
+            True,
+            False,
+            False,
+        ]
+
+    def test_a_field_that_is_not_there(self) -> None:
+        with pytest.raises(EvaluationDataError) as caught:
+            with_clusters([{"id": "1", "fields": {"story": "s", "answer": 1}}], "passage")
+        assert caught.value.cure == "fields are: answer, story"
+
+    def test_one_cluster_alone_shows_nothing(self) -> None:
+        with pytest.raises(EvaluationDataError, match="all questions have the same 'subject'"):
+            with_clusters([{"id": str(n), "subject": "a"} for n in range(9)], "subject")

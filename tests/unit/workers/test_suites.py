@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 from listener import Listener
 
 from eval_gates.sandbox import choose_isolation
+from eval_gates.suites import humaneval, mbpp
 from eval_gates.suites.lm_eval_metrics import Metric
 from pipeline.errors import EvaluationDataError, StageError
 from pipeline.workers.suites import (
     NO_ANSWER,
+    code_rows,
     common,
-    humaneval_rows,
     lm_eval_rows,
     mmlu_rows,
     rouge_rows,
@@ -129,6 +130,12 @@ class TestMmlu:
             mmlu_rows("acc", self.QUESTIONS, self.SAMPLES[:1], Listener())
 
 
+def elsewhere(text: str, question: str) -> float:
+    """A scorer of answers to other questions."""
+    assert (text, question) == ("A summary.", "mine") or text == "A."
+    return 0.1
+
+
 class TestRouge:
     SCORES: ClassVar[dict[str, Any]] = {
         "rouge1": 0.5,
@@ -141,16 +148,18 @@ class TestRouge:
     @pytest.mark.parametrize("metric", SCORES)
     def test_rows(self, metric: str) -> None:
         sample = generated("A summary.") | self.SCORES
-        (row,) = rouge_rows(metric, [{"id": "mine"}], [sample], Listener())
+        (row,) = rouge_rows(metric, elsewhere, [{"id": "mine"}], [sample], Listener())
         assert row["score"] == self.SCORES[metric]
         assert {name: row[name] for name in self.SCORES} == self.SCORES
         assert (row["id"], row["answer"]) == ("mine", "A summary.")
+        assert row["unrelated"] == 0.1
 
     def test_no_answer_is_not_scored_as_a_bad_one(self) -> None:
         samples = [generated("A."), generated(NO_ANSWER, number=1)]
         with pytest.raises(StageError, match="question 1"):
             rouge_rows(
                 "bleu",
+                elsewhere,
                 [{"id": "a"}, {"id": "b"}],
                 [sample | self.SCORES for sample in samples],
                 Listener(),
@@ -184,7 +193,9 @@ class TestHumanEval:
         texts = [self.answer(what) for what in ("2 * x", "x", "(")]
         samples = [generated(text, number=number) for number, text in enumerate(texts)]
         listener = Listener()
-        rows = humaneval_rows(self.SUITE, self.ISOLATION, [self.QUESTION] * 3, samples, listener)
+        rows = code_rows(
+            humaneval.program, self.SUITE, self.ISOLATION, [self.QUESTION] * 3, samples, listener
+        )
         assert [row["score"] for row in rows] == [1.0, 0.0, 0.0]
         assert [row["outcome"] for row in rows] == ["passed", "failed", "failed"]
         assert rows[1]["detail"]
@@ -201,8 +212,13 @@ class TestHumanEval:
             [self.answer("x")] * 4,
         ]
         samples = [generated(*drawn, number=number) for number, drawn in enumerate(texts)]
-        rows = humaneval_rows(
-            self.SUITE | {"k": k}, self.ISOLATION, [self.QUESTION] * 2, samples, Listener()
+        rows = code_rows(
+            humaneval.program,
+            self.SUITE | {"k": k},
+            self.ISOLATION,
+            [self.QUESTION] * 2,
+            samples,
+            Listener(),
         )
         assert [row["score"] for row in rows] == pytest.approx(scores)
         assert rows[0]["outcome"] == ["failed", "passed", "failed", "passed"]
@@ -213,36 +229,76 @@ class TestHumanEval:
     def test_no_answer_runs_nothing(self) -> None:
         listener = Listener()
         with pytest.raises(StageError, match="question 0"):
-            humaneval_rows(
-                self.SUITE, self.ISOLATION, [self.QUESTION], [generated(NO_ANSWER)], listener
+            code_rows(
+                humaneval.program,
+                self.SUITE,
+                self.ISOLATION,
+                [self.QUESTION],
+                [generated(NO_ANSWER)],
+                listener,
             )
         assert listener.events == []
+
+
+class TestMbpp:
+    QUESTION: ClassVar[dict[str, Any]] = {
+        **TestHumanEval.QUESTION,
+        "id": "Mbpp/0",
+        "test": "for x in range(9):\n    assert double(x) == 2 * x\n",
+    }
+
+    def test_a_test_that_calls_the_function_by_name(self) -> None:
+        """It defines no `check`, and HumanEval's program would call one."""
+        texts = [f"```\ndef double(x):\n    return {what}\n```" for what in ("x + x", "8", "x")]
+        rows = code_rows(
+            mbpp.program,
+            {**TestHumanEval.SUITE, "kind": "mbpp"},
+            TestHumanEval.ISOLATION,
+            [self.QUESTION] * 3,
+            [generated(text, number=number) for number, text in enumerate(texts)],
+            Listener(),
+        )
+        assert [row["outcome"] for row in rows] == ["passed", "failed", "failed"]
 
 
 class TestLmEval:
     ACC = Metric("acc", "mean", True)
     ERROR = Metric("error", "mean", False)
-    QUESTIONS: ClassVar[list[Any]] = [{"id": "task/7", "doc_index": 7}]
+    QUESTIONS: ClassVar[list[Any]] = [{"id": "task/7", "doc_index": 7, "cluster": "c"}]
+
+    @staticmethod
+    def guessed(answer: Any, question: str) -> dict[str, float]:
+        assert (answer, question) == ("4", "task/7")
+        return {"empty": 0.0, "unrelated": 0.25}
 
     def test_choices(self) -> None:
         samples = [chosen(0, acc=1, acc_norm=0)]
-        (row,) = lm_eval_rows(self.ACC, "multiple_choice", self.QUESTIONS, samples, Listener())
+        (row,) = lm_eval_rows(
+            self.ACC, "multiple_choice", self.guessed, self.QUESTIONS, samples, Listener()
+        )
         assert (row["id"], row["score"]) == ("task/7", 1.0)
         assert row["answer"] == [-2.5, -0.5, -3.0, -4.0]
 
     def test_text_before_and_after_its_filter(self) -> None:
         sample = generated("It is 4, I think.") | {"filtered_resps": ["4"], "error": 0.25}
-        (row,) = lm_eval_rows(self.ERROR, "generate_until", self.QUESTIONS, [sample], Listener())
+        (row,) = lm_eval_rows(
+            self.ERROR, "generate_until", self.guessed, self.QUESTIONS, [sample], Listener()
+        )
         assert (row["answer"], row["filtered"]) == ("It is 4, I think.", "4")
         assert row["score"] == 0.75
+        assert (row["empty"], row["unrelated"], row["cluster"]) == (0.0, 0.25, "c")
 
     def test_no_answer_is_refused_whatever_its_filter_made_of_it(self) -> None:
         sample = generated(NO_ANSWER) | {"filtered_resps": ["[invalid]"], "error": 1.0}
         with pytest.raises(StageError, match="no answer to question 0"):
-            lm_eval_rows(self.ERROR, "generate_until", self.QUESTIONS, [sample], Listener())
+            lm_eval_rows(
+                self.ERROR, "generate_until", self.guessed, self.QUESTIONS, [sample], Listener()
+            )
 
     @pytest.mark.parametrize("metrics", [{"acc": 37.5}, {"acc": (1, 0)}, {}])
     def test_a_metric_out_of_bounds_is_refused(self, metrics: dict[str, Any]) -> None:
         samples = [chosen(0, **metrics)]
         with pytest.raises(EvaluationDataError, match=r"'acc' is .* not a number from 0 to 1"):
-            lm_eval_rows(self.ACC, "multiple_choice", self.QUESTIONS, samples, Listener())
+            lm_eval_rows(
+                self.ACC, "multiple_choice", self.guessed, self.QUESTIONS, samples, Listener()
+            )

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from sample_reports import gate_report, run_report, variant_report
 
 from artifacts.ci.annotations import LONGEST_MESSAGE, annotation_lines, command
+from pipeline.foreign_text import shown
 
 
 def read(line: str) -> tuple[str, str, str]:
@@ -68,7 +69,7 @@ def test_more_than_github_shows_are_counted() -> None:
 
 @given(st.text(), st.text())
 def test_any_text_comes_back_on_one_line(title: str, message: str) -> None:
-    assert read(command("error", title, message)) == ("error", title, message)
+    assert read(command("error", title, message)) == ("error", shown(title), shown(message))
 
 
 def test_a_long_reason_is_cut() -> None:

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from sample_reports import failed_variant_report, gate_report, run_report, variant_report
 
-from artifacts.ci.summary import LARGEST_BYTES, clipped, escaped, markdown_summary, one_line
+from artifacts.ci.summary import LARGEST_BYTES, markdown_summary
+from pipeline.foreign_text import clipped, markdown, one_line
 
 
 def reader() -> MarkdownIt:
@@ -67,6 +68,13 @@ def test_variants_down_and_gates_across() -> None:
     assert skipped == ["awq-w4a16", "skipped", "not made", "-", "-", "-", "-"]
 
 
+def test_what_the_cpu_had_the_profile_change_is_said() -> None:
+    report = RUNS["fail"]
+    command = {**report.command, "fallbacks": {"float32": "this CPU has no native bf16"}}
+    lines = shown(markdown_summary(report.model_copy(update={"command": command}))).splitlines()
+    assert "Fallback float32: this CPU has no native bf16" in lines
+
+
 def test_a_promotion_names_its_version() -> None:
     table = rows(markdown_summary(RUNS["promoted"]))
     assert table[1][:2] == ["fp8-dynamic", "promoted, version 1"]
@@ -113,8 +121,8 @@ HOSTILE = "a|b <script>x</script> `c` *d* [e](http://f) &amp; \\ | $x$ #1\n\n# h
 @example("~~gone~~ __bold__ ![image](x)")
 def test_escaped_text_is_shown_as_it_is(text: str) -> None:
     expected = clipped(one_line(text), 200)
-    assert shown(f"- x {escaped(text)} x\n").split() == ["x", *expected.split(), "x"]
-    table = f"| a | b |\n| --- | --- |\n| {escaped(text)} x | y |\n"
+    assert shown(f"- x {markdown(text)} x\n").split() == ["x", *expected.split(), "x"]
+    table = f"| a | b |\n| --- | --- |\n| {markdown(text)} x | y |\n"
     assert rows(table)[1] == [f"{expected} x".strip(), "y"]
 
 

@@ -57,7 +57,7 @@ def variant(folder: Path, content: str) -> Path:
     (path / "model.safetensors").write_bytes(f"weights {content}".encode())
     (path / "config.json").write_text("{}")
     (path / "README.md").write_text(CARD)
-    (path / "prepare-evidence" / "manifest.json").write_text(content)
+    (path / "prepare-evidence" / "verdict.json").write_text(content)
     return path
 
 

@@ -16,7 +16,7 @@ import pytest
 from artifacts.registry.mlflow_registry import MlflowRegistry
 from artifacts.registry.registry import TUPLE_TAG, Cause, HistoryEntry, Move, Version, still_has
 from pipeline.errors import RegistryError
-from pipeline.serving import free_port
+from pipeline.server_address import free_port
 
 
 @pytest.fixture(scope="module")
@@ -375,10 +375,24 @@ class TestFetch:
     ) -> None:
         (folder / "deeper").mkdir(parents=True)
         (folder / "deeper" / "file").write_text("content")
+        (folder / "config.json").write_text("{}")
+        (folder / "model.safetensors").touch()
         register(registry, name, folder, "a")
         (tmp_path / "copy").mkdir()
         registry.fetch(registry.versions(name)[0], tmp_path / "copy")
         assert (tmp_path / "copy" / "deeper" / "file").read_text() == "content"
+
+    def test_a_source_that_is_no_checkpoint_is_not_copied(
+        self, registry: MlflowRegistry, name: str, folder: Path, tmp_path: Path
+    ) -> None:
+        """Who may write to the registry may name any folder of this machine."""
+        folder.mkdir(parents=True)
+        (folder / "secret").write_text("content")
+        register(registry, name, folder, "a")
+        (tmp_path / "copy").mkdir()
+        with pytest.raises(RegistryError, match="no folder of a checkpoint"):
+            registry.fetch(registry.versions(name)[0], tmp_path / "copy")
+        assert not list((tmp_path / "copy").iterdir())
 
     def test_the_folder_is_gone(
         self, registry: MlflowRegistry, name: str, folder: Path, tmp_path: Path

@@ -64,7 +64,7 @@ def test_nothing_is_kept(made: ReportedRun) -> None:
 
 def test_one_figure_a_sequential_suite(made: ReportedRun) -> None:
     figures = evidence_figures(RunEvidence(made.report, made.store), Names())
-    assert [figure.title.partition(":")[0] for figure in figures] == ["mmlu", "humaneval"]
+    assert [figure.title.partition(":")[0] for figure in figures] == ["mmlu", "humaneval", "rouge"]
     mmlu = figures[0]
     assert mmlu.layout["shapes"][0]["y0"] == pytest.approx(math.log10(20))
     assert {trace["name"] for trace in mmlu.data} == {

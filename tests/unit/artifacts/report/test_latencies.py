@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from reported_run import reported_run
 
 from artifacts.report.figure import Names
-from artifacts.report.latencies import latency_figures, timings_of
+from artifacts.report.latencies import burst, latency_figures, timings_of
 from artifacts.report.run_evidence import RunEvidence
 
 
@@ -39,6 +40,14 @@ def test_a_figure_a_metric(tmp_path: Path) -> None:
     assert figures[0].notes == (
         "baseline, fp8-dynamic, awq-w4a16: input tokens 128; 0 requests failed",
     )
+
+
+@pytest.mark.parametrize(
+    ("workload", "share"),
+    [({"requests": 256, "concurrency": 64}, "25%"), ({"requests": 4, "concurrency": 8}, "100%")],
+)
+def test_the_share_of_the_starting_burst_is_told(workload: dict[str, Any], share: str) -> None:
+    assert f"; {share} of the requests begin together" in burst(workload)
 
 
 def test_percentiles_of_the_record_where_requests_are_gone(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ class Hostile(NamedTuple):
     solution: str
     outcome: str
     sandboxed: bool = False
+    test: str = TEST
 
 
 WRONG = "def f(x): return 0\n"
@@ -66,6 +67,31 @@ for fd in (0, *range(3, 64)):
 done = bool(found)
 """
 
+# Tests that go on, or end early, where the solution raises one of Python's signs of an end.
+SWALLOWING = {
+    "maps": "assert all(y == 2 for y in map(f, [1, 1]))",
+    "has a default": "assert next(map(f, [1]), 2) == 2",
+    "takes turns until one ends": "assert list(iter(lambda: f(1), 2)) == []",
+    "closes a generator": ("def g():\n  try: yield\n  finally: f(1)\nx = g()\nnext(x)\nx.close()"),
+    "catches everything": "try: f(1)\nexcept BaseException: pass",
+}
+EXPECTS = "for _ in range(2):\n  try: f(1)\n  except {}: pass"
+ANY = EXPECTS.format("BaseException")
+
+
+def says(content: str) -> str:
+    """A solution that writes an answer of its own making, in its call."""
+    return (
+        "import json, os, time\n"
+        "def f(x):\n"
+        f"  body = json.dumps({content}).encode()\n"
+        "  for fd in range(3, 64):\n"
+        "    try: os.write(fd, len(body).to_bytes(8, 'big') + body)\n"
+        "    except OSError: pass\n"
+        "  time.sleep(600)\n"
+    )
+
+
 HOSTILE: dict[str, Hostile] = {
     "sleep": Hostile("import time\ntime.sleep(600)", "timeout"),
     "spin": Hostile("while True: pass", "timeout"),
@@ -114,6 +140,11 @@ HOSTILE: dict[str, Hostile] = {
     "many files": Hostile(
         tries("for n in range(40):\n  open(f'/tmp/{n}', 'wb').write(bytes(2**20))\ndone = True"),
         "failed",
+        sandboxed=True,
+    ),
+    "a million files": Hostile(
+        "for n in range(1_000_000): open(f'/tmp/{n}', 'w').close()\n" + WRONG,
+        "failed memory",
         sandboxed=True,
     ),
     "writing outside": Hostile(
@@ -245,4 +276,64 @@ HOSTILE: dict[str, Hostile] = {
         "failed",
         sandboxed=True,
     ),
+    **{
+        f"{name} where the test {way}": Hostile(
+            f"def f(x): raise {name}({text})", "failed", test=test
+        )
+        for name, text in {
+            "StopIteration": "",
+            "StopAsyncIteration": "",
+            "GeneratorExit": "",
+            "SystemExit": "0",
+            "KeyboardInterrupt": "",
+            "BaseException": "'x'",
+            "type('Mine', (StopIteration,), {})": "",
+            "type('Mine', (GeneratorExit, KeyError), {})": "",
+        }.items()
+        for way, test in SWALLOWING.items()
+    },
+    "no memory where the test expects it": Hostile(
+        "def f(x): return [0] * 2**40", "memory", test=SWALLOWING["catches everything"]
+    ),
+    "a class that calls itself KeyError": Hostile(
+        "class KeyError(Exception): pass\ndef f(x): raise KeyError(x)",
+        "failed",
+        test=EXPECTS.format("KeyError"),
+    ),
+    "an exception that cannot be described": Hostile(
+        "class Meta(type):\n  __mro__ = property(lambda cls: 1 / 0)\n"
+        "class E(Exception, metaclass=Meta): pass\ndef f(x): raise E",
+        "failed",
+        test=EXPECTS.format("KeyError"),
+    ),
+    **{
+        f"a keeper that gets signal {number}": Hostile(
+            f"import os, time\ndef f(x):\n  os.kill(os.getppid(), {number})\n  time.sleep(0.3)\n"
+            "  os._exit(0)",
+            "failed",
+            sandboxed=number != 2,
+            test=EXPECTS.format("KeyError"),
+        )
+        for number in (1, 2, 3, 10, 14, 15, 25, 34)
+    },
+    **{
+        f"an answer that is {name}": Hostile(says(content), "failed timeout", test=ANY)
+        for name, content in {
+            "no mapping": "[]",
+            "without a value": "{}",
+            "an exception without kinds": "{'raised': {}}",
+            "an exception of no list": "{'raised': {'kinds': 7, 'text': '', 'trace': ''}}",
+            "an exception whose name is a lone surrogate": (
+                "{'raised': {'kinds': ['\\ud800'], 'text': '', 'trace': ''}}"
+            ),
+            "an end without a reason": (
+                "{'raised': {'kinds': ['StopIteration'], 'text': '', 'trace': ''}}"
+            ),
+            "an unknown form": "{'value': {'nonsense': 1}}",
+            "unhashable": "{'value': {'set': [[1]]}}",
+            "a fraction of zero": "{'value': {'fraction': [1, 0]}}",
+            "a text that is no number": "{'value': {'int': 'x'}}",
+            "bytes that are none": "{'value': {'bytes': 'x'}}",
+        }.items()
+    },
 }

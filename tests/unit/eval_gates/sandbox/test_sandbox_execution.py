@@ -54,6 +54,11 @@ HONEST = {
     ),
     "recursion": ("def f(x): return x and 1 + f(x - 1)", "assert f(900) == 900"),
     "generators": ("def f(x): yield from range(x)", "assert tuple(f(3)) == (0, 1, 2)"),
+    "coroutines": (
+        "import asyncio\nasync def g(x):\n  await asyncio.sleep(0)\n  return x\n"
+        "def f(x): return asyncio.run(g(x))",
+        "assert f(1) == 1",
+    ),
     "state": ("seen = []\ndef f(x): seen.append(x); return len(seen)", "f(1)\nassert f(1) == 2"),
     "output": ("print('hello')\ndef f(x): print(x); return x", "assert f(1) == 1"),
     "files": (
@@ -154,6 +159,34 @@ def test_a_broken_test_is_no_verdict_on_the_solution(test: str) -> None:
 
 def test_a_name_missing_in_the_solution_is_a_verdict() -> None:
     assert run("def f(x): return g(x)", "f(1)", NONE).outcome == "failed"
+
+
+@pytest.mark.parametrize("solution", ["def f(x): raise KeyError", "def f(x): raise NameError"])
+def test_a_name_missing_for_want_of_an_answer_is_a_verdict(solution: str) -> None:
+    test = "def check():\n  try: y = f(1)\n  except Exception: pass\n  assert y == 1\ncheck()"
+
+    assert run(solution, test, NONE).outcome == "failed"
+
+
+def test_a_solution_that_makes_its_errors_unreadable_ends_alone(isolation: Isolation) -> None:
+    """What it sets on its standard error's description must not be set on ours."""
+    solution = """
+        import fcntl, os
+        os.write(2, b'said ' * 1001)
+        fcntl.fcntl(2, fcntl.F_SETFL, os.O_DIRECT | os.O_NONBLOCK)
+        def f(x): return x
+    """
+    execution = run(solution, "assert f(1) == 2", isolation)
+
+    assert execution.outcome == "failed"
+    assert "AssertionError" in execution.detail
+
+
+def test_what_is_no_text_arrives_as_one() -> None:
+    execution = run("def f(x): raise ValueError('\\udc80')", "f(1)", NONE)
+
+    assert "ValueError" in execution.detail
+    execution.detail.encode()
 
 
 def test_a_sandbox_that_cannot_start_stops_all(tmp_path: Path) -> None:

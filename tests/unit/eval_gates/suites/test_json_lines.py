@@ -65,7 +65,7 @@ def test_a_bad_line_is_named(tmp_path: Path, line: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        ("cut.jsonl.gz", gzip.compress(b'{"a": 1}\n' * 1000)[:-20]),
+        ("cut.jsonl.gz", gzip.compress(b'{"a": 1}\n' * 1000, mtime=0)[:-20]),
         ("text.jsonl.gz", b'{"a": 1}\n'),
         ("latin.jsonl", '{"a": "é"}'.encode("latin-1")),
         ("absent.jsonl", None),

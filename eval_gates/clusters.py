@@ -1,0 +1,57 @@
+"""Questions that belong together, such as those of one passage, as one unit of evidence.
+
+Answers to several questions about one text rise and fall together, so each is not evidence of its
+own. A suite with the key `cluster` is asked cluster by cluster, each whole, and its tests see the
+mean of each; in a row of answers the key `cluster` says to which it belongs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+def labels_of(rows: Rows) -> list[str]:
+    """Each row's cluster, unlike its neighbours' where it has none."""
+    return [str(row.get("cluster", f"#{number}")) for number, row in enumerate(rows)]
+
+
+def clustered(rows: Rows) -> list[list[Mapping[str, Any]]]:
+    """The rows, cluster by cluster; a row without one is alone."""
+    pairs = zip(labels_of(rows), rows, strict=True)
+    return [[row for _, row in group] for _, group in groupby(pairs, key=lambda pair: pair[0])]
+
+
+def means(clusters: Sequence[Rows], key: str) -> list[float]:
+    """Of each cluster, the mean of what its rows have under that key."""
+    return [sum(float(row[key]) for row in rows) / len(rows) for rows in clusters]
+
+
+def whole_end(labels: Sequence[str], end: int) -> int:
+    """The first place from `end` on at which no cluster is cut in two."""
+    while 0 < end < len(labels) and labels[end] == labels[end - 1]:
+        end += 1
+    return min(end, len(labels))
+
+
+def partners(labels: Sequence[str]) -> list[int]:
+    """For each question another one, of another cluster: whose answer has nothing to do with it.
+
+    Clusters swap in pairs, first with second, third with fourth, so that each pair is a unit of
+    its own, independent of all others; one that is left over looks to the first. A single cluster
+    has no other, and its questions look to themselves.
+    """
+    groups: list[list[int]] = []
+    for number, label in enumerate(labels):
+        if number and labels[number - 1] == label:
+            groups[-1].append(number)
+        else:
+            groups.append([number])
+    found = []
+    for place, group in enumerate(groups):
+        other = groups[place ^ 1] if place ^ 1 < len(groups) else groups[0]
+        found += [other[position % len(other)] for position in range(len(group))]
+    return found

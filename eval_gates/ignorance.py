@@ -1,0 +1,60 @@
+"""What who knows nothing would score on a suite's questions, from the baseline's kept answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from eval_gates.clusters import clustered, means
+from eval_gates.statistics.comparison import Comparison
+from eval_gates.statistics.sight import Sight, sight_of
+
+Rows = Sequence[Mapping[str, Any]]
+State = Literal["clear", "blind", "open"]
+
+EMPTY, UNRELATED = "empty", "unrelated"
+"""Keys of a row: the score of an empty answer to its question, and of its answer to another one."""
+
+
+def sights_of(
+    rows: Rows, guessing: float, comparison: Comparison, population: int | None
+) -> list[Sight]:
+    """Whether the margin ends above every kind of ignorance that these rows tell of.
+
+    Args:
+        rows: the baseline's answers, in the order of asking; at least one.
+        guessing: expected score of a guess; 0 where there are no choices.
+        comparison: the margin.
+        population: questions (or clusters of them) of the benchmark that the claim is about; None
+            for a claim about all such.
+    """
+    clusters = clustered(rows)
+    scores = means(clusters, "score")
+    kind: Literal["guessing", "nothing"] = "guessing" if guessing > 0 else "nothing"
+    found = [sight_of(kind, scores, guessing, comparison, population)]
+    if all(EMPTY in row for row in rows):
+        empty = means(clusters, EMPTY)
+        found.append(sight_of("empty", scores, empty, comparison, population))
+    if all(UNRELATED in row for row in rows):
+        # An answer is scored against its partner's question, so the two are one draw.
+        unrelated = means(clusters, UNRELATED)
+        pairs = population // 2 if population is not None else None
+        if len(scores) > 1:
+            found.append(
+                sight_of("unrelated", _halved(scores), _halved(unrelated), comparison, pairs)
+            )
+        else:
+            found.append(Sight("unrelated", unrelated[0], p_blind=1.0, p_clear=1.0))
+    return found
+
+
+def state_of(sights: Sequence[Sight], alpha: float) -> State:
+    """Whether the gate sees at that level, is shown not to, or more questions could tell."""
+    if all(sight.p_blind <= alpha for sight in sights):
+        return "clear"
+    return "blind" if any(sight.p_clear <= alpha for sight in sights) else "open"
+
+
+def _halved(values: Sequence[float]) -> list[float]:
+    """The mean of each two; one that is left over is not used."""
+    return [(a + b) / 2 for a, b in zip(values[::2], values[1::2], strict=False)]

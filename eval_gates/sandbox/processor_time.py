@@ -1,0 +1,54 @@
+"""How much processor time this process's descendants had, and how long they waited for one."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+# Places in what follows a process's name.
+_STATE, _PARENT = 0, 1
+_TICKS = slice(11, 15)  # its own, and of those that it has waited for
+
+
+class ProcessorTime(NamedTuple):
+    """In seconds.
+
+    Attributes:
+        used: by all descendants together, and by those of theirs that they have waited for.
+        waited: while it could have run but others did: this process, and the descendant that
+            waited longest. 0 where the kernel does not tell.
+        runnable: whether a descendant runs or waits now; that wait is in `waited` only afterwards.
+    """
+
+    used: float
+    waited: float
+    runnable: bool
+
+
+def processor_time() -> ProcessorTime:
+    """Of this process's descendants, so far."""
+    fields: dict[int, list[str]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields[int(path.parent.name)] = path.read_text().rpartition(")")[2].split()
+        except OSError:  # it has ended
+            continue
+    family = [os.getpid()]
+    for one in family:
+        family += [pid for pid, told in fields.items() if int(told[_PARENT]) == one]
+    ticks = [int(tick) for pid in family[1:] for tick in fields[pid][_TICKS]]
+    waited = [_waited(pid) for pid in family]
+    return ProcessorTime(
+        used=sum(ticks) / os.sysconf("SC_CLK_TCK"),
+        waited=waited[0] + max(waited[1:], default=0.0),
+        runnable=any(fields[pid][_STATE] == "R" for pid in family[1:]),
+    )
+
+
+def _waited(pid: int) -> float:
+    try:
+        nanoseconds = Path(f"/proc/{pid}/schedstat").read_text().split()[1]
+    except (OSError, IndexError):  # it has ended, or this kernel does not count
+        return 0.0
+    return int(nanoseconds) / 1e9

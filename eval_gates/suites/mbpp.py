@@ -1,0 +1,217 @@
+"""MBPP+ (Liu et al. 2023): short Python tasks, each with many tests, as HumanEval's problems.
+
+A row has the sentence that describes a function, asserts that show how it is called, reference
+code, and a program that calls the function by its name. It becomes a :class:`.humaneval.Problem`
+whose prompt is the function's header and docstring, so that asking and extracting are HumanEval's.
+
+The program runs in the sandbox's judge, to which the solution's function is a callable that takes
+and gives plain values. So it must ask for nothing else of the solution's, and call that function:
+both are seen to here, before anything is asked.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import warnings
+from pathlib import Path
+from typing import Any
+
+from eval_gates.sandbox import Program
+from eval_gates.suites import humaneval
+from eval_gates.suites.humaneval import Problem
+from eval_gates.suites.json_lines import find_files, read_rows, text_of
+from pipeline.errors import EvaluationDataError
+
+LARGEST_SHARE_LEFT_OUT = 0.05
+_CURE = (
+    "each row needs task_id, prompt (a sentence), code (the reference), test_list and test_imports "
+    "(lists of texts), and test (a program that calls the function)"
+)
+# numpy stretches one value to the shape of the other, so that the datasets' own comparison takes
+# an empty list for any number.
+_OF_ONE_SHAPE = """\
+import numpy as _numpy
+
+def _of_one_shape(compare):
+    def compared(out, exp, *more, **named):
+        assert _numpy.shape(out) == _numpy.shape(exp), "the answer has another shape"
+        return compare(out, exp, *more, **named)
+    return compared
+
+"""
+_STRETCHING = ("allclose", "testing.assert_allclose")
+
+
+def read_folder(folder: Path) -> list[Problem]:
+    """The problems of the folder's files `mbpp*.jsonl[.gz]`, in order.
+
+    Raises:
+        EvaluationDataError: a row is malformed, or the sandbox cannot judge its test.
+    """
+    files = find_files(folder, "mbpp")
+    return [problem_of(row, place) for path in files for place, row in read_rows(path)]
+
+
+def of_dataset(rows: list[dict[str, Any]], dataset: str) -> tuple[list[Problem], list[str]]:
+    """The problems of a Hub dataset that can be judged here, and why the others cannot.
+
+    Raises:
+        EvaluationDataError: more than a few cannot, so it has another form.
+    """
+    problems: list[Problem] = []
+    left_out: list[EvaluationDataError] = []
+    for number, row in enumerate(rows):
+        try:
+            problems.append(problem_of(row, f"{dataset}, row {number}"))
+        except EvaluationDataError as error:
+            left_out.append(error)
+    if len(left_out) > LARGEST_SHARE_LEFT_OUT * len(rows):
+        raise left_out[0]
+    return problems, [f"{error.where}: {error.what}" for error in left_out]
+
+
+def problem_of(row: dict[str, Any], place: str) -> Problem:
+    """One row as a problem; `test` is the whole program, with what it imports.
+
+    Raises:
+        EvaluationDataError: names the place and the key.
+    """
+    sentence, code = (text_of(row, key, place, _CURE) for key in ("prompt", "code"))
+    asserts = _texts_of(row, "test_list", place)
+    if not asserts:
+        raise EvaluationDataError("'test_list' has no assert in it", where=place, cure=_CURE)
+    function = _function(_parsed(code, "code", place), asserts[0], place)
+    imports = _texts_of(row, "test_imports", place)
+    test = "\n".join([*imports, text_of(row, "test", place, _CURE)]) + "\n"
+    _check_can_be_judged(_parsed(test, "test", place), function.name, place)
+    return Problem(
+        task_id=_id_of(row, place),
+        prompt=_prompt(function, sentence, asserts[0], place),
+        entry_point=function.name,
+        test=_guarded(test),
+        canonical_solution=code,
+    )
+
+
+def from_humaneval(problem: Problem) -> Problem:
+    """A problem of HumanEval's with a test that calls its function by name, as the others do."""
+    return problem._replace(test=humaneval.program(problem, "").test)
+
+
+def program(problem: Problem, code: str) -> Program:
+    """What shows whether `code` solves the problem: its test calls the function by name."""
+    return Program(solution=code, entry_point=problem.entry_point, test=problem.test)
+
+
+def _guarded(test: str) -> str:
+    """The test with numpy's comparisons of floats asking for equal shapes first."""
+    stretching = [name for name in _STRETCHING if name in test]
+    if not stretching:
+        return test
+    guards = [f"_numpy.{name} = _of_one_shape(_numpy.{name})\n" for name in stretching]
+    return "".join([_OF_ONE_SHAPE, *guards, "\n", test])
+
+
+def _id_of(row: dict[str, Any], place: str) -> str:
+    """`Mbpp/2` for the Hub's number 2, as EvalPlus calls it; a text as it is."""
+    number = row.get("task_id")
+    if isinstance(number, int) and not isinstance(number, bool):
+        return f"Mbpp/{number}"
+    return text_of(row, "task_id", place, _CURE)
+
+
+def _texts_of(row: dict[str, Any], key: str, place: str) -> list[str]:
+    value = row.get(key)
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        problem = "is missing" if key not in row else "is not a list of texts"
+        raise EvaluationDataError(f"'{key}' {problem}", where=place, cure=_CURE)
+    return value
+
+
+def _parsed(text: str, key: str, place: str) -> ast.Module:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # such as a pattern's \d in a text that is not raw
+            return ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise EvaluationDataError(
+            f"'{key}' is not Python: {error}", where=place, cure="mend or remove the row"
+        ) from error
+
+
+def _function(code: ast.Module, shown: str, place: str) -> ast.FunctionDef:
+    """The reference's function that the first assert calls."""
+    defined = {node.name: node for node in code.body if isinstance(node, ast.FunctionDef)}
+    called = sorted(_names_read(_parsed(shown, "test_list", place)) & defined.keys())
+    if len(called) != 1:
+        raise EvaluationDataError(
+            "the first of 'test_list' must use one function that 'code' defines at its top level, "
+            f"and uses {', '.join(called) or 'none'}",
+            where=place,
+            cure="mend or remove the row: the sandbox asks a solution for one function",
+        )
+    return defined[called[0]]
+
+
+def _prompt(function: ast.FunctionDef, sentence: str, shown: str, place: str) -> str:
+    """The header, and a docstring of the sentence and one assert, without a closing body."""
+    for argument in ast.walk(function.args):
+        if isinstance(argument, ast.arg):
+            argument.annotation = None  # its names may be the reference's own
+    try:
+        arguments = ast.unparse(function.args)
+    except RecursionError as error:
+        raise EvaluationDataError(
+            "'code' nests a default value too deeply", where=place, cure="mend or remove the row"
+        ) from error
+    text = f"{sentence.strip()}\n\n{shown.strip()}".replace("\\", "\\\\").replace('"""', '\\"""')
+    lines = [f"    {line}".rstrip() for line in text.splitlines()]
+    lines[0] = f'    """{lines[0].strip()}'
+    prompt = "\n".join([f"def {function.name}({arguments}):", *lines, '    """\n'])
+    _parsed(prompt, "prompt", place)  # the sentence may hold what no source text can
+    return prompt
+
+
+def _check_can_be_judged(test: ast.Module, function: str, place: str) -> None:
+    """Raises EvaluationDataError where the test would not judge the function, or ask for more."""
+    bound, read = _names_bound(test), _names_read(test)
+    problem = ""
+    if function not in read:
+        problem = f"does not use the function '{function}'"
+    elif function in bound:
+        problem = f"has a '{function}' of its own, which would be judged in the solution's place"
+    elif "*" in bound:
+        problem = "imports whatever a module has (*), which may be such a function, too"
+    elif unknown := read - bound - set(dir(builtins)) - {function}:
+        problem = f"uses names that it does not define: {', '.join(sorted(unknown)[:5])}"
+    if problem:
+        raise EvaluationDataError(
+            f"'test' {problem}",
+            where=place,
+            cure="mend or remove the row: of a solution a test gets its one function alone",
+        )
+
+
+def _names_read(tree: ast.Module) -> set[str]:
+    return {
+        node.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+    }
+
+
+def _names_bound(tree: ast.Module) -> set[str]:
+    """Every name that the code binds, wherever in it; `*` where an import binds any."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name, ctx=ast.Store() | ast.Del()):
+                names.add(name)
+            case ast.arg(arg=name) | ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                names.add(name)
+            case ast.ExceptHandler(name=str(name)):
+                names.add(name)
+            case ast.alias(name=name, asname=asname):
+                names.add(asname or name.split(".")[0])
+    return names

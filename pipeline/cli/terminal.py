@@ -1,0 +1,88 @@
+"""Standard output and standard error as they reach a person or a CI log.
+
+All that the command prints passes here, so no text of a checkpoint, a registry or a model acts on
+the terminal or in the log, whoever prints it. What is ours and has to act goes around it: colours
+and bars, by :func:`open_console`, and annotations, by :func:`print_command`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TextIO
+
+from pipeline.credentials import hide
+from pipeline.foreign_text import log_text
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+class ShownStream:
+    """A text stream on which foreign text only shows."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+        # Of the line that has begun, what decides whether what follows would make a command of it.
+        self._line = ""
+
+    def write(self, text: str) -> int:
+        """Write the text as it may be shown, whatever of its line was written before."""
+        length, text = len(text), hide(text)  # libraries log what they connect with
+        rest, first = text, ""
+        if (self._line, text[:1]) in ((":", ":"), ("x##", "[")):
+            first, rest, self._line = f"\\u{ord(text[0]):04x}", text[1:], "x"
+        self.stream.write(first + log_text(self._line + rest)[len(self._line) :])
+        line = (self._line + rest).rpartition("\n")[2]
+        if line.strip() in ("", ":"):
+            self._line = line.strip()
+        else:
+            self._line = "x" + "#" * min(2, len(line) - len(line.rstrip("#")))
+        return length
+
+    def writelines(self, lines: list[str]) -> None:
+        """Write each."""
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+@contextmanager
+def shown_streams() -> Iterator[None]:
+    """Standard output and standard error only show what others wrote, as long as this lasts."""
+    kept = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = ShownStream(kept[0]), ShownStream(kept[1])
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = kept
+
+
+def open_console(*, stderr: bool = False, width: int | None = None) -> Console:
+    """A rich console on standard output or error: its styles act, the texts in it only show."""
+    from rich.console import Console
+    from rich.segment import Segment
+
+    class ShownConsole(Console):
+        def render(self, *args: Any, **keywords: Any) -> Any:
+            for segment in super().render(*args, **keywords):
+                if segment.control:
+                    yield segment
+                else:
+                    yield Segment(log_text(segment.text), segment.style)
+
+    stream = sys.stderr if stderr else sys.stdout
+    return ShownConsole(file=behind(stream), width=width, highlight=False)
+
+
+def print_command(line: str) -> None:
+    """A workflow command, which has to act, on standard error: standard output is for results."""
+    print(line, file=behind(sys.stderr), flush=True)
+
+
+def behind(stream: TextIO) -> TextIO:
+    """The stream itself, where only what shows is let through."""
+    return stream.stream if isinstance(stream, ShownStream) else stream

@@ -1,0 +1,75 @@
+"""What a host needs beside the environments to run on its NVIDIA GPUs: a driver and a compiler."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+from pipeline.environments.finding import Finding, Severity
+from pipeline.gpus import LEAST_DRIVER, ask_driver, too_old, visible_gpus
+
+# The environments are made from the interpreter that runs us, so its headers are theirs.
+PYTHON_HEADER = Path(sysconfig.get_path("include"), "Python.h")
+
+
+def check_driver() -> Iterator[Finding]:
+    """The GPUs that a process would see, and whether their driver runs the locks' CUDA."""
+    if shutil.which("nvidia-smi") is None:
+        yield Finding("gpu", Severity.OK, "no NVIDIA driver; work runs on the CPU")
+        return
+    gpus = visible_gpus()
+    for gpu in gpus:
+        said = ", ".join(filter(None, (gpu.name, gpu.driver, gpu.memory)))
+        if not too_old(gpu.driver):
+            yield Finding("gpu", Severity.OK, said)
+            continue
+        yield Finding(
+            "gpu",
+            Severity.PROBLEM,
+            f"{said}; the CUDA 13 of the environments needs driver {LEAST_DRIVER} or newer",
+            f"install a driver from {LEAST_DRIVER} on, or name interpreters of your own in the "
+            "settings file",
+        )
+    if gpus:
+        return
+    if ask_driver("-L"):
+        hidden = f"CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', '')!r}"
+        yield Finding("gpu", Severity.OK, f"{hidden} shows none; work runs on the CPU")
+        return
+    yield Finding(
+        "gpu",
+        Severity.PROBLEM,
+        "nvidia-smi is there and fails, so work runs on the CPU",
+        "run nvidia-smi and mend what it says; in a container, pass the GPUs through",
+    )
+
+
+def check_compilers() -> Iterator[Finding]:
+    """While serving, Triton compiles a launcher for each kernel in C, against Python's headers."""
+    compiler = next(filter(None, map(shutil.which, (os.environ.get("CC", ""), "cc", "gcc"))), None)
+    if compiler:
+        yield Finding("C compiler", Severity.OK, compiler)
+    else:
+        yield Finding(
+            "C compiler",
+            Severity.WARNING,
+            "none found; vLLM's Triton kernels need one on a GPU",
+            "install one, such as Debian's gcc, or set CC",
+        )
+    if PYTHON_HEADER.is_file():
+        yield Finding("Python.h", Severity.OK, str(PYTHON_HEADER))
+    else:
+        yield Finding(
+            "Python.h",
+            Severity.WARNING,
+            f"not at {PYTHON_HEADER}; vLLM's Triton kernels are compiled against it on a GPU",
+            "install Python's headers, such as Debian's python3-dev, or run prepare with a Python "
+            "that has them",
+        )
+    for program in ("nvcc", "ninja"):
+        place = shutil.which(program)
+        words = place or "not on PATH; the carried profiles need none (docs/recipes.md#profiles)"
+        yield Finding(program, Severity.OK, words)

@@ -1,0 +1,28 @@
+"""A vLLM plugin: linear kernels for CPUs that lack vLLM's own, or on which those are slow.
+
+vLLM calls `register` in each of its processes. It puts the kernels at the end of vLLM's lists, so
+each is used only where the stock one is disabled: ``VLLM_DISABLED_KERNELS`` with
+``ChannelWiseTorchFP8ScaledMMLinearKernel`` or ``CPUWNA16LinearKernel``. Without that, nothing
+changes.
+"""
+
+from .features import hide_features
+
+__all__ = ["hide_features", "register"]
+
+
+def register() -> None:
+    """Offer the kernels to vLLM; AutoAWQ's format may be served in float32 with them, too."""
+    import torch
+    from vllm.model_executor.kernels.linear import register_linear_kernel
+    from vllm.model_executor.layers.quantization.auto_awq import AutoAWQConfig
+    from vllm.platforms import PlatformEnum
+
+    from .fp8 import WidenedFP8LinearKernel
+    from .wna16 import WidenedWNA16LinearKernel
+
+    register_linear_kernel(WidenedFP8LinearKernel, PlatformEnum.CPU, "fp8")
+    register_linear_kernel(WidenedWNA16LinearKernel, PlatformEnum.CPU, "mp")
+    AutoAWQConfig.get_supported_act_dtypes = classmethod(
+        lambda cls: [torch.half, torch.bfloat16, torch.float32]
+    )

@@ -1,0 +1,134 @@
+"""The NVIDIA GPUs that a process started here would see, as the driver tells them."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+LEAST_DRIVER = 580
+"""Of the CUDA version that the CUDA locks bring, 13: older drivers do not run it at all."""
+
+_SECONDS_FOR_DRIVER = 30
+_GPU = re.compile(r"GPU \d+: (?P<name>.+) \(UUID: (?P<uuid>\S+)\)")
+_SLICE = re.compile(r"\s+MIG (?P<name>\S+)\s+Device\s+\d+: \(UUID: (?P<uuid>\S+)\)")
+
+
+@dataclass(frozen=True)
+class VisibleGpu:
+    """A GPU, or the slice of one that multi-instance mode (MIG) makes.
+
+    Attributes:
+        name: as the driver gives it; of a slice with its kind after it, such as "MIG 3g.40gb".
+        uuid: as CUDA_VISIBLE_DEVICES may name it.
+        driver: version of the driver; empty where it does not say.
+        memory: all of it, in the driver's words; empty where it does not say.
+        compute_capability: such as 9.0; None where it does not say.
+        is_slice: whether it is one of MIG.
+    """
+
+    name: str
+    uuid: str
+    driver: str = ""
+    memory: str = ""
+    compute_capability: float | None = None
+    is_slice: bool = False
+
+
+def visible_gpus(variables: Mapping[str, str] = os.environ) -> list[VisibleGpu]:
+    """What CUDA shows to a process: what CUDA_VISIBLE_DEVICES leaves, of MIG one slice.
+
+    Where a GPU is in slices a process sees the first of them and nothing else (NVIDIA's MIG user
+    guide, "Device Enumeration").
+    """
+    found = _chosen(_gpus_with_slices(), variables.get("CUDA_VISIBLE_DEVICES"))
+    return next(([gpu] for gpu in found if gpu.is_slice), found)
+
+
+def too_old(driver: str) -> bool:
+    """Whether the driver of that version cannot run the CUDA locks; an unknown one is not."""
+    number = re.match(r"\d+", driver)
+    return number is not None and int(number[0]) < LEAST_DRIVER
+
+
+def ask_driver(*arguments: str) -> str | None:
+    """What ``nvidia-smi`` prints; None where it is missing or fails."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return None
+    try:
+        answer = subprocess.run(
+            [program, *arguments],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_SECONDS_FOR_DRIVER,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return answer.stdout.rstrip() if answer.returncode == 0 else None
+
+
+def _gpus_with_slices() -> list[list[VisibleGpu]]:
+    """Each GPU of the machine: itself, or its slices."""
+    lines = (ask_driver("-L") or "").splitlines()
+    facts = _rows("name,driver_version,memory.total", len(lines))
+    capabilities = _rows("compute_cap", len(lines))
+    gpus: list[VisibleGpu] = []
+    slices: list[list[VisibleGpu]] = []
+    for line in lines:
+        if found := _GPU.match(line):
+            _, driver, memory = (*facts[len(gpus)], "", "", "")[:3]
+            capability = _number((*capabilities[len(gpus)], "")[0])
+            gpus.append(VisibleGpu(found["name"], found["uuid"], driver, memory, capability))
+            slices.append([])
+        elif gpus and (found := _SLICE.match(line)):
+            name = f"{gpus[-1].name} MIG {found['name']}"
+            slices[-1].append(
+                replace(gpus[-1], name=name, uuid=found["uuid"], memory="", is_slice=True)
+            )
+    return [parts or [gpu] for gpu, parts in zip(gpus, slices, strict=True)]
+
+
+def _chosen(gpus: Sequence[Sequence[VisibleGpu]], visible: str | None) -> list[VisibleGpu]:
+    """Those that CUDA_VISIBLE_DEVICES names; the first word that names none ends the list."""
+    everything = [gpu for parts in gpus for gpu in parts]
+    if visible is None:
+        return everything
+    found: list[VisibleGpu] = []
+    for word in visible.split(","):
+        gpu = _named(word.strip(), gpus, everything)
+        if gpu is None:
+            break
+        if gpu in found:  # CUDA shows none at all then
+            return []
+        found.append(gpu)
+    return found
+
+
+def _named(
+    word: str, gpus: Sequence[Sequence[VisibleGpu]], everything: Sequence[VisibleGpu]
+) -> VisibleGpu | None:
+    if word.isdecimal():
+        return gpus[int(word)][0] if int(word) < len(gpus) else None
+    # A UUID may be cut, as long as it names one only.
+    named = [gpu for gpu in everything if word and gpu.uuid.startswith(word)]
+    return named[0] if len(named) == 1 else None
+
+
+def _rows(fields: str, most: int) -> list[tuple[str, ...]]:
+    """The driver's words on each GPU in turn, then empty rows up to `most`."""
+    answer = ask_driver(f"--query-gpu={fields}", "--format=csv,noheader") if most else None
+    rows = [tuple(re.split(r",\s*", line.strip())) for line in (answer or "").splitlines()]
+    return [*rows, *[()] * most]
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:  # "[N/A]"
+        return None

@@ -1,0 +1,36 @@
+"""Whether a tokenizer has a chat template, told from its small files before anything is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+from pipeline.weight_files import read_json
+
+TEMPLATE = "chat_template.jinja"
+TOKENIZER = "tokenizer_config.json"
+
+
+def has_chat_template(names: Collection[str], read: Callable[[str], dict[str, Any]]) -> bool:
+    """Whether transformers finds a template to put round a user's message.
+
+    Args:
+        names: of the files beside config.json.
+        read: the JSON object in one of them.
+
+    Raises:
+        CheckpointError: the tokenizer's settings are damaged.
+    """
+    if TEMPLATE in names:
+        return True
+    template = read(TOKENIZER).get("chat_template") if TOKENIZER in names else None
+    if isinstance(template, list):  # several, by name: of those the default is used
+        return any(isinstance(one, dict) and one.get("name") == "default" for one in template)
+    return isinstance(template, str)
+
+
+def folder_has_chat_template(folder: Path) -> bool:
+    """As :func:`has_chat_template`, of a tokenizer's folder."""
+    names = {file.name for file in folder.iterdir()}
+    return has_chat_template(names, lambda name: read_json(folder / name))

@@ -1,0 +1,62 @@
+"""Refuses expressions of an ignore list that take for ever on a checkpoint's module names.
+
+`(.*)*x(.*)*y$` takes longer than the universe on a name of forty letters, here, in llm-compressor
+and in vLLM, all of which match by Python's `re`. So that very engine tries them first, in a
+process that can be ended.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+
+from pipeline.errors import UsageError
+from pipeline.ignored_modules import expression_of
+
+LIMIT_SECONDS = 2.0
+
+_TRY = """
+import json, re, sys
+words, names = json.load(sys.stdin)
+for word in words:
+    print(word, end="\\0", flush=True)
+    match = re.compile(word).match
+    for name in names:
+        match(name)
+"""
+
+
+def check_expressions(ignore: Sequence[str], modules: Iterable[str]) -> None:
+    """Match every expression of the list against every module, for two seconds at most.
+
+    Raises:
+        UsageError: they take longer; the one that did is named.
+    """
+    tried = tuple(word for each in ignore if (word := expression_of(each)) is not None)
+    if tried:
+        _check(tried, tuple(modules))
+
+
+@lru_cache(maxsize=16)
+def _check(expressions: tuple[str, ...], modules: tuple[str, ...]) -> None:
+    try:
+        subprocess.run(
+            [sys.executable, "-I", "-S", "-c", _TRY],
+            input=json.dumps([expressions, modules]).encode(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=LIMIT_SECONDS,
+            check=True,
+        )
+    except subprocess.TimeoutExpired as error:
+        begun = (error.stdout or b"").decode(errors="replace").split("\0")[:-1]
+        named = begun[-1] if begun else expressions[0]
+        raise UsageError(
+            f"the ignore list takes more than {LIMIT_SECONDS:g} s to match this checkpoint's "
+            f"{len(modules)} modules; it stood at {named[:80]!r}",
+            where="recipe key quantization.ignore",
+            cure="write it without a repetition inside a repetition, or name the modules",
+        ) from error

@@ -1,0 +1,61 @@
+"""What a run's record says it was asked for, read back: a record may be a stranger's.
+
+The record keeps it as plain data, since each command adds keys of its own. Of those that anything
+is made of, the kinds are checked here, so that whoever reads one need not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+Names = tuple[str, ...]
+
+
+class _Asked(BaseModel):
+    """Options by name; all may be left out, and of any other key nothing is made."""
+
+    model_config = ConfigDict(extra="allow")
+
+    checkpoint: str | None = None
+    recipes: Names | None = None
+    profile: str | None = None
+    policy: str | None = None
+    name: str | None = None
+    registry: str | None = None
+    eval_data: str | None = None
+    source: str | None = None
+    weights: str | None = None
+    tokenizer: str | None = None
+    session: str | None = None
+    family: str | None = None
+    baseline: str | None = None
+    candidate: str | None = None
+    baseline_model: str | None = None
+    candidate_model: str | None = None
+    max_length: int | None = None
+
+
+class _Command(_Asked):
+    asked: _Asked | None = None
+    gate: bool | None = None
+    recheck: str | None = None
+    again: str | None = None
+    tried: Names | None = None
+    ladder: Names | None = None
+    changed: Names | None = None
+    trust_remote_code: bool | None = None
+    promote: bool | None = None
+    fallbacks: dict[str, str] | None = None
+
+
+def check_command(command: Mapping[str, Any]) -> None:
+    """See that the options of a run are of their kinds; raises ValueError, which names one."""
+    try:
+        _Command.model_validate(dict(command))
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        key = ascii(".".join(map(str, first["loc"])))[1:-1]
+        raise ValueError(f"command.{key}: {first['msg']}") from error

@@ -1,0 +1,29 @@
+"""What a policy's verdict claims: all that decides whether a variant passes, and nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from recipes.policy import KEYS_OF_THE_TEST, Policy
+
+DECIDES = ("margins", "tier", "test", "about")
+
+
+def claim_of(policy: Policy) -> dict[str, Any]:
+    """The error rate, and of each critical suite what is asked, the margin and the test.
+
+    How many questions are asked at most belongs to it only where one look is taken at their end:
+    a sequential gate goes on with more of them and is the same.
+    """
+    suites = {}
+    for name, suite in policy.suites.items():
+        if suite.tier != "critical":
+            continue
+        settings = suite.model_dump(mode="json")
+        cap = ("questions",) if suite.test == "fixed" else ()
+        suites[name] = {
+            key: value
+            for key, value in settings.items()
+            if key not in KEYS_OF_THE_TEST or key in (*DECIDES, *cap)
+        }
+    return {"alpha": policy.alpha, "suites": suites}

@@ -1,0 +1,33 @@
+"""Lets the asynchronous HTTP clients of a worker's libraries talk to a server's Unix socket.
+
+lm-eval and vLLM's load generator make their connections themselves, with aiohttp's TCPConnector.
+The class is replaced before they are imported, so every request of the worker goes to the socket,
+whatever host its URL names.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+# Of a TCPConnector's settings, those that a connector of sockets has as well.
+_SHARED = ("limit", "limit_per_host", "keepalive_timeout", "force_close")
+
+
+def connect_through(path: str | None) -> None:
+    """Send all requests of this process through the socket at that path; None changes nothing."""
+    if path is None:
+        return
+    import aiohttp
+    import aiohttp.connector
+
+    socket = path
+
+    class ThroughSocket(aiohttp.UnixConnector):  # type: ignore[misc]
+        """Takes the settings of a TCPConnector."""
+
+        def __init__(self, **settings: Any) -> None:
+            shared = {name: settings[name] for name in _SHARED if name in settings}
+            super().__init__(socket, **shared)
+
+    aiohttp.TCPConnector = ThroughSocket
+    aiohttp.connector.TCPConnector = ThroughSocket

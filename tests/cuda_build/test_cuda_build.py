@@ -1,0 +1,233 @@
+"""The locked CUDA build of vLLM, over a faked H100: it reads our words and counts as we do.
+
+No kernel runs. Not part of `make test`: the environment is 9.6 GB. `make test-cuda-build`.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eval_gates.suites.completions_model import Item, payload
+from pipeline import catalog
+from pipeline.environments.environment import Accelerator, Environment, ensure
+from pipeline.events import Silent
+from pipeline.inspection.kv_cache import kv_cache
+from pipeline.inspection.model_shape import model_shape
+from pipeline.process_environment import server_environment
+from pipeline.serving import Server, ServingArguments
+from pipeline.settings import load_settings
+
+pytestmark = [pytest.mark.cuda_build, pytest.mark.timeout(3600)]
+
+HERE = Path(__file__).parent
+MEMORY = 40 * 2**30
+STEP_TOKENS = 8192  # vLLM's default on an H100
+CUDA_PROFILES = [
+    n for n in catalog.profile_names() if catalog.load_profile(n).accelerator == "cuda"
+]
+COMMON = {
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "rms_norm_eps": 1e-5,
+    "hidden_act": "silu",
+    "torch_dtype": "bfloat16",
+    "attention_bias": False,
+    "tie_word_embeddings": True,
+}
+LLAMA = COMMON | {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "rope_theta": 500000.0,
+    "mlp_bias": False,
+}
+GEMMA = COMMON | {
+    "architectures": ["Gemma3ForCausalLM"],
+    "model_type": "gemma3_text",
+    "hidden_size": 1152,
+    "intermediate_size": 6912,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 1,
+    "head_dim": 256,
+    "vocab_size": 262144,
+    "max_position_embeddings": 32768,
+    "sliding_window": 512,
+    "sliding_window_pattern": 6,
+    "query_pre_attn_scalar": 256,
+    "rope_theta": 1000000,
+    "rope_local_base_freq": 10000,
+    "hidden_activation": "gelu_pytorch_tanh",
+}
+GPT_OSS = COMMON | {
+    "architectures": ["GptOssForCausalLM"],
+    "model_type": "gpt_oss",
+    "attention_bias": True,
+    "tie_word_embeddings": False,
+    "hidden_size": 2880,
+    "intermediate_size": 2880,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "vocab_size": 201088,
+    "max_position_embeddings": 131072,
+    "sliding_window": 128,
+    "layer_types": ["sliding_attention", "full_attention"] * 12,
+    "num_local_experts": 32,
+    "num_experts_per_tok": 4,
+    "experts_per_token": 4,
+    "swiglu_limit": 7.0,
+    "rope_theta": 150000,
+    "rope_scaling": {
+        "rope_type": "yarn",
+        "factor": 32.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "original_max_position_embeddings": 4096,
+        "truncate": False,
+    },
+    "quantization_config": {
+        "quant_method": "mxfp4",
+        "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head", "model.embed_tokens"],
+    },
+}
+MODELS: dict[str, dict[str, Any]] = {"llama": LLAMA, "gemma-3-1b": GEMMA, "gpt-oss-20b": GPT_OSS}
+BODIES = {
+    "one request a question": payload("model", Item((5, 6, 7), ((0, 319), (1, 350))), 1234),
+    "coherence": {"model": "model", "prompt": "x", "max_tokens": 1, "echo": True, "logprobs": 1},
+    "generated": {
+        "model": "model",
+        "prompt": [[5, 6, 7, 8]],
+        "max_tokens": 512,
+        "temperature": 0.0,
+        "stop": ["</s>"],
+        "seed": 7,
+    },
+}
+
+
+def commands() -> list[list[str]]:
+    """Every command line that the carried profiles make; the first is the baseline's on an H100."""
+    found = []
+    for name in sorted(CUDA_PROFILES, key=lambda name: name != "h100"):
+        profile = catalog.load_profile(name)
+        for gpus in (1, 2, 4):  # what all of the models' heads divide into
+            wider = {**profile.engine_arguments, "tensor-parallel-size": gpus}
+            spread = profile.model_copy(update={"engine_arguments": wider})
+            for is_baseline in (True, False):
+                arguments = ServingArguments.of(spread, is_baseline=is_baseline)
+                for trust in (False, True):
+                    server = Server(
+                        Path("python"),
+                        Path("/M"),
+                        arguments,
+                        Path("log"),
+                        trust_remote_code=trust,
+                        port=8000,
+                    )
+                    found.append(server.command[3:])
+    return found
+
+
+@pytest.fixture(scope="module")
+def serve() -> Environment:
+    """The CUDA serving environment, built where it is not there yet."""
+    started = time.monotonic()
+    found = ensure("serve", Accelerator.CUDA, load_settings(), Silent())
+    print(f"serve-cuda is ready after {time.monotonic() - started:.0f} s")
+    return found
+
+
+@pytest.fixture(scope="module")
+def answers(serve: Environment, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What vLLM says to all questions at once; loading it takes most of the time."""
+    folder = tmp_path_factory.mktemp("cuda")
+    for library in ("libcuda.so.1", "libnvidia-ml.so.1"):
+        subprocess.run(
+            ["gcc", "-w", "-shared", "-fPIC", "-o", folder / library, HERE / "fake_driver.c"],
+            check=True,
+        )
+    for name, config in MODELS.items():
+        (folder / name).mkdir()
+        (folder / name / "config.json").write_text(json.dumps(config))
+        (folder / name / "model.safetensors.index.json").write_text('{"weight_map": {}}')
+    questions = {
+        "commands": commands(),
+        "models": {name: str(folder / name) for name in MODELS},
+        "bodies": BODIES,
+        "memory": MEMORY,
+    }
+    (folder / "questions.json").write_text(json.dumps(questions))
+    # As on a host with a driver, and neither nvcc nor ninja of its own.
+    variables = server_environment(
+        {"PATH": "/usr/bin:/bin", "HOME": str(folder)},
+        {**catalog.load_profile("h100").environment, "LD_LIBRARY_PATH": str(folder)},
+        python=serve.python,
+    )
+    subprocess.run(
+        [
+            *(serve.python, HERE / "engine_answers.py"),
+            *(folder / "questions.json", folder / "answers.json"),
+        ],
+        env=variables,
+        cwd=folder,
+        check=True,
+    )
+    said: dict[str, Any] = json.loads((folder / "answers.json").read_text())
+    print(f"{len(said['parser'])} command lines, {len(said['configurations'])} configurations")
+    return said
+
+
+def test_its_modules_for_cuda_import(serve: Environment) -> None:
+    # A cuda-python of before 13 overwrites cuda.bindings, which then lacks this.
+    code = (
+        "import cuda.bindings.runtime as runtime, torch\n"
+        "assert runtime.cudaLibrary_t\nprint(torch.version.cuda)"
+    )
+    said = subprocess.run(
+        [serve.python, "-c", code], capture_output=True, text=True, check=True
+    ).stdout
+    assert said.startswith("13.")
+
+
+def test_every_command_line_is_read(answers: dict[str, Any]) -> None:
+    assert [error for error in answers["parser"] if error] == []
+
+
+def test_every_configuration_is_made(answers: dict[str, Any]) -> None:
+    assert {key: error for key, error in answers["configurations"].items() if error} == {}
+
+
+def test_every_request_is_taken(answers: dict[str, Any]) -> None:
+    assert {name: error for name, error in answers["requests"].items() if error} == {}
+
+
+def test_the_sampler_needs_no_compiler(answers: dict[str, Any]) -> None:
+    assert answers["sampler"] is False
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_tokens_of_cache_are_counted_as_the_engine_does(answers: dict[str, Any], name: str) -> None:
+    config = MODELS[name]
+    ours = kv_cache(config, model_shape(config, "config.json"), "config.json").capacity(
+        MEMORY,
+        context=config["max_position_embeddings"],
+        block_size=16,
+        element_bytes=2,
+        in_flight=STEP_TOKENS,
+    )
+    assert answers["kv_tokens"][name] == ours.tokens

@@ -1,0 +1,318 @@
+"""Every reader of bytes that others wrote, on many spoilt copies of good ones.
+
+Only the project's own errors may come out. FUZZ_MUTATIONS is how many for each reader: 100,000 in
+`make test-all`; a failure names the seed, which gives the same bytes again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import os
+import random
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from artifacts.command_line import command_line
+from artifacts.manifest import MANIFEST, read_manifest
+from artifacts.registry import model_pack
+from artifacts.registry.registry import Version
+from artifacts.source_facts import licence_in
+from eval_gates.suites import mbpp
+from eval_gates.suites.json_lines import read_rows
+from eval_gates.suites.lm_eval_files import read_task_file
+from pipeline.catalog import RECIPES, load_gpu, load_ladder, load_policy, load_profile, load_recipe
+from pipeline.errors import PrepareError
+from pipeline.foreign_json import ForeignJsonError, parse_json
+from pipeline.foreign_yaml import ForeignYamlError, parse_yaml
+from pipeline.inspection.inspection import inspect
+from pipeline.inspection.source import read_folder
+from pipeline.judged_tuple import JudgedTuple
+from pipeline.recheck_record import RECHECK_TAG, rechecks_of
+from pipeline.reference import parse_reference
+from pipeline.safetensors_header import read_header
+from pipeline.settings import load_settings
+from pipeline.user_path import user_path
+from pipeline.weight_files import read_index
+
+MUTATIONS = int(os.environ.get("FUZZ_MUTATIONS", "300"))
+pytestmark = [pytest.mark.fuzz, pytest.mark.timeout(7200)]
+
+Reader = Callable[[Path], object]
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "num_hidden_layers": 2,
+    "hidden_size": 8,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "vocab_size": 16,
+    "max_position_embeddings": 128,
+    "intermediate_size": 16,
+    "sliding_window": 32,
+    "head_dim": 4,
+    "layer_types": ["full_attention", "sliding_attention"],
+    "text_config": {"use_cache": True},
+    "kv_lora_rank": 4,
+    "qk_rope_head_dim": 2,
+    "num_local_experts": 2,
+    "torch_dtype": "bfloat16",
+}
+HEADER = json.dumps(
+    {
+        "__metadata__": {"format": "pt"},
+        "layers.0.up_proj.weight": {"dtype": "BF16", "shape": [4, 8], "data_offsets": [0, 64]},
+        "lm_head.weight": {"dtype": "F32", "shape": [2, 2], "data_offsets": [64, 80]},
+    }
+).encode()
+SAFETENSORS = struct.pack("<Q", len(HEADER)) + HEADER + bytes(80)
+OCI = {
+    "schemaVersion": 2,
+    "mediaType": "application/vnd.oci.image.manifest.v1+json",
+    "artifactType": "application/vnd.cncf.model.manifest.v1+json",
+    "config": {
+        "mediaType": "application/vnd.cncf.model.config.v1+json",
+        "digest": "sha256:" + "0" * 64,
+        "size": 2,
+    },
+    "layers": [
+        {
+            "mediaType": "application/vnd.cncf.model.weight.v1.raw",
+            "digest": "sha256:" + "1" * 64,
+            "size": 3,
+            "annotations": {"org.cncf.model.filepath": "a.safetensors"},
+        }
+    ],
+    "annotations": {"prepare.tags": "{}"},
+}
+TASK = "task: x\ndataset_path: org/name\ndoc_to_text: !function code.text\ninclude: []\n"
+CARD = b"---\nlicense: mit\ntags: [a, b]\nmodel-index:\n- name: x\n---\n# Card\n"
+MBPP = {
+    "task_id": 1,
+    "prompt": "Write a function that doubles a number.",
+    "code": "def twice(x, y=1):\n    return 2 * x * y",
+    "test_imports": ["import math"],
+    "test_list": ["assert twice(2) == 4"],
+    "test": "for x in range(9):\n    assert twice(x) == x + x",
+}
+ROWS = b'{"document": "One day.", "summary": "A day."}\n' * 3
+
+
+MEMBERS = {
+    "engine_version": "0.33.0",
+    "environment.serve": "1" * 64,
+    "serving": {"engine_arguments": {"dtype": "bfloat16"}, "environment": {"OMP_A": "1"}},
+    "hardware": {"accelerator": "cpu", "cpu": "x", "cores": 2},
+}
+TAGS = {
+    f"prepare.{name}": each if isinstance(each, str) else json.dumps(each)
+    for name, each in MEMBERS.items()
+}
+RECHECK = {
+    "when": "2026-01-01T00:00:00+00:00",
+    "who": "ann",
+    "run": "r",
+    "tuple_digest": "2" * 64,
+    "members": MEMBERS,
+    "changed": ["cores"],
+    "verdict": "pass",
+    "stands": True,
+    "reason": "",
+}
+COMMAND = {
+    "checkpoint": "org/name",
+    "recipes": ["fp8-dynamic"],
+    "ladder": [],
+    "profile": "cpu",
+    "asked": {"recipes": ["awq-ladder"], "profile": "cpu", "policy": "demo"},
+    "registry": None,
+    "trust_remote_code": True,
+    "promote": False,
+}
+
+
+def tags_of(path: Path) -> object:
+    """Tags are texts, whatever a registry has: what is no object of texts is no version."""
+    try:
+        tags = json.loads(path.read_bytes())
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(tags, dict) or not all(isinstance(each, str) for each in tags.values()):
+        return None
+    return JudgedTuple.of(Version("m", "1", (), "s", tags))
+
+
+def recheck_of(path: Path) -> object:
+    text = path.read_bytes().decode("utf-8", "replace")
+    return rechecks_of(Version("m", "1", (), "s", {f"{RECHECK_TAG}.0": text}))
+
+
+def command_of(path: Path) -> object:
+    try:
+        command = json.loads(path.read_bytes())
+    except (ValueError, RecursionError):
+        return None
+    return command_line(command) if isinstance(command, dict) else None
+
+
+def carried(name: str) -> bytes:
+    return (RECIPES / name).read_bytes()
+
+
+def settings_of(path: Path) -> object:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PREPARE_SETTINGS", str(path))
+        return load_settings()
+
+
+def config_of(path: Path) -> object:
+    return inspect(read_folder(path.parent))
+
+
+def text_of(path: Path) -> str:
+    return path.read_bytes().decode("utf-8", "surrogateescape")
+
+
+def no_blob(blob: object) -> bytes:
+    return b"{}"
+
+
+def one_error(read: Callable[[bytes], object], error: type[Exception]) -> Reader:
+    def reader(path: Path) -> None:
+        with contextlib.suppress(error):
+            read(path.read_bytes())
+
+    return reader
+
+
+# name of the file, what is good in it, and who reads it
+READERS: dict[str, tuple[str, bytes, Reader]] = {
+    "json": ("a.json", json.dumps(CONFIG).encode(), one_error(parse_json, ForeignJsonError)),
+    "yaml": ("a.yaml", carried("policies/demo.yaml"), one_error(parse_yaml, ForeignYamlError)),
+    "recipe": ("a.yaml", carried("awq-w4a16.yaml"), lambda p: load_recipe(str(p))),
+    "policy": ("a.yaml", carried("policies/default.yaml"), lambda p: load_policy(str(p))),
+    "profile": ("a.yaml", carried("profiles/h100.yaml"), lambda p: load_profile(str(p))),
+    "ladder": ("a.yaml", carried("ladders/awq-ladder.yaml"), lambda p: load_ladder(str(p))),
+    "gpu": ("a.yaml", carried("gpus/h100.yaml"), lambda p: load_gpu(str(p))),
+    "settings": (
+        "a.yaml",
+        b"home: ~/x\nenvironments: {serve: {python: /bin/true}}\n",
+        settings_of,
+    ),
+    "safetensors": ("a.safetensors", SAFETENSORS, read_header),
+    "index": (
+        "model.safetensors.index.json",
+        json.dumps({"metadata": {}, "weight_map": {"a": "a.safetensors"}}).encode(),
+        read_index,
+    ),
+    "config": ("config.json", json.dumps(CONFIG).encode(), config_of),
+    "rows": ("a.jsonl", ROWS, lambda p: list(read_rows(p))),
+    "packed rows": ("a.jsonl.gz", gzip.compress(ROWS, mtime=0), lambda p: list(read_rows(p))),
+    "mbpp": ("mbpp.jsonl", json.dumps(MBPP).encode(), lambda p: mbpp.read_folder(p.parent)),
+    "task": ("a.yaml", TASK.encode(), read_task_file),
+    "card": ("README.md", CARD, lambda p: licence_in(p.parent)),
+    "manifest": (
+        MANIFEST,
+        b'{"schema_version": 1, "files": []}',
+        lambda p: read_manifest(p.parent),
+    ),
+    "oci manifest": (
+        "a.json",
+        json.dumps(OCI).encode(),
+        lambda p: model_pack.read_pack(p.read_bytes(), no_blob),
+    ),
+    "tags": ("a.json", json.dumps(TAGS).encode(), tags_of),
+    "recheck": ("a.json", json.dumps(RECHECK).encode(), recheck_of),
+    "command": ("a.json", json.dumps(COMMAND).encode(), command_of),
+    "path": ("a", b"~/some/folder/of/mine", lambda p: user_path(text_of(p), "here")),
+    "reference": ("a", b"org/name@revision", lambda p: parse_reference(text_of(p))),
+}
+
+WORDS = [
+    b"\0",
+    b"\xff",
+    b"\xed\xa0\x80",
+    b"\\ud800",
+    b"NaN",
+    b"-Infinity",
+    b"1e999",
+    b"-1",
+    b"0",
+    b"true",
+    b"null",
+    b"[]",
+    b"{}",
+    b'""',
+    b"[" * 80,
+    b"{" * 80,
+    b"9" * 30,
+    b"9" * 5000,
+    b"1.5",
+    b"&a ",
+    b"*a",
+    b"<<: *a\n",
+    b"!!int ",
+    b"!!python/object:os.system ",
+    b"2001-99-99",
+    b"---\n",
+    b"\n",
+    b"\t",
+    b": ",
+    b"- ",
+    b"? ",
+    b"'",
+    b'"',
+    b"~nobody/",
+    b"../",
+    b"\x1b[2J",
+    b"\xe2\x80\xae",
+    b"x" * 300,
+    b".inf",
+    b"0x",
+    b"1:1:1",
+    b"%",
+    b"@",
+    b"re:(((",
+]
+
+
+def spoilt(good: bytes, chance: random.Random) -> bytes:
+    """One to four changes: bytes flipped, cut or doubled, words put in or in the place of some."""
+    content = bytearray(good)
+    for _ in range(chance.randint(1, 4)):
+        start = chance.randrange(len(content) + 1)
+        end = min(len(content), start + chance.choice((0, 1, 2, 8, 40)))
+        way = chance.randrange(5)
+        if way == 0 and content:
+            content[min(start, len(content) - 1)] ^= 1 << chance.randrange(8)
+        elif way == 1:
+            del content[start:end]
+        elif way == 2:
+            content[start:start] = content[start:end]
+        elif way == 3:
+            content[start:end] = chance.choice(WORDS)
+        else:
+            content[start:start] = chance.choice(WORDS)
+    return bytes(content)
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_only_the_projects_errors_come_out(tmp_path: Path, name: str) -> None:
+    file_name, good, read = READERS[name]
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    (tmp_path / "model.safetensors").write_bytes(SAFETENSORS)
+    path = tmp_path / file_name
+    for seed in range(MUTATIONS):
+        content = spoilt(good, random.Random(seed))
+        path.write_bytes(content)
+        try:
+            with contextlib.suppress(PrepareError):
+                read(path)
+        except Exception as error:
+            error.add_note(f"seed {seed}: {content[:600]!r}")
+            raise

@@ -1,0 +1,274 @@
+"""Forged bundles: all that fits together but the number of variants that were tried."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from judged_run import JudgedRun
+from pretend_stages import edit
+from spoilt_bundle import RECIPE, found, output, rename_stage, rewrite_manifest, stage_folder
+
+from artifacts.bundle import BUNDLE, RESOLVED, VERDICT
+from artifacts.bundle_check import check_bundle
+from artifacts.manifest import MANIFEST
+from pipeline.digest import digest_json
+from pipeline.errors import EvidenceError
+from pipeline.store import RECORD
+
+CLOSE = 2  # answers lost, with which it passes alone and not beside another
+
+
+@pytest.fixture(scope="module")
+def close(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One variant passes alone (p = 0.04 or so) and not with the other, which fails."""
+    run = JudgedRun(tmp_path_factory.mktemp("close") / "store", {RECIPE: CLOSE, "bad": 40})
+    kept = {v.recipe: v for v in run.report.variants}
+    assert kept[RECIPE].verdict == "undecided"
+    assert kept[RECIPE].p_value is not None
+    assert 0.025 < kept[RECIPE].p_value < 0.05
+    return output(run, override="to be spoilt")
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return output(JudgedRun(tmp_path_factory.mktemp("sound") / "store"))
+
+
+@pytest.fixture(scope="module")
+def copy_to_spoil(sound: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy in which a test undoes what it does."""
+    return Path(shutil.copytree(sound, tmp_path_factory.mktemp("spoil") / "deployed"))
+
+
+@pytest.fixture
+def deployed(sound: Path, tmp_path: Path) -> Path:
+    """A copy of a sound folder, which a test may spoil."""
+    return Path(shutil.copytree(sound, tmp_path / "deployed"))
+
+
+@pytest.mark.parametrize("path", [".gitattributes/x", "model.sig/x.py"])
+def test_a_folder_in_the_place_of_a_file_that_may_come_later(deployed: Path, path: str) -> None:
+    (deployed / path).parent.mkdir()
+    (deployed / path).write_text("x")
+    assert "the file was added" in found(check_bundle(deployed))
+
+
+class TestForgedSides:
+    """Nobody can make answers that pass, but others that do lie in the bundle already."""
+
+    def swap(self, folder: Path, role: str, stage: str, of: str) -> str:
+        """Judge the variant by another stage, and make every key and digest right."""
+        judge = stage_folder(folder, "judge")
+        other = json.loads((stage_folder(folder, stage, of) / RECORD).read_text())
+
+        def change(record: dict[str, Any]) -> None:
+            record["inputs"][role]["key"] = other["key"]
+            record["input_digests"][role] = digest_json(other["result"])
+
+        edit(judge / RECORD, change)
+        rename_stage(folder, judge)
+        rewrite_manifest(folder)
+        check = check_bundle(folder)
+        assert not check.is_sound
+        return found(check)
+
+    def test_answers_of_another_variant(self, deployed: Path) -> None:
+        text = self.swap(deployed, "candidate.code", "evaluate", "awq-w4a16")
+        assert "candidate: its stages do not rest on the same 'weights'" in text
+
+    def test_the_baseline_as_the_variant(self, deployed: Path) -> None:
+        text = self.swap(deployed, "candidate.code", "evaluate", "baseline")
+        assert "candidate: its stages do not rest on the same 'coherence'" in text
+
+    def test_a_variant_as_the_baseline(self, deployed: Path) -> None:
+        text = self.swap(deployed, "baseline.code", "evaluate", "awq-w4a16")
+        assert "candidate.code: it followed other 'baseline'" in text
+        assert "baseline: its stages do not rest on the same 'coherence'" in text
+
+    def test_a_load_test_of_another_variant(self, deployed: Path) -> None:
+        text = self.swap(deployed, "candidate.benchmark", "benchmark", "awq-w4a16")
+        assert "candidate: its stages do not rest on the same 'weights'" in text
+
+
+class TestForgedCounts:
+    """A pass rests on how many variants were tried, so each of them is held to its evidence.
+
+    The manifest is rewritten to match every time, as who may write all of the bundle would.
+    """
+
+    @pytest.fixture
+    def forged(self, close: Path, tmp_path: Path) -> Path:
+        """A copy with the verdict that the variant would have had alone."""
+        folder = Path(shutil.copytree(close, tmp_path / "deployed"))
+        assert check_bundle(folder).is_sound
+
+        def alone(verdict: dict[str, Any]) -> None:
+            verdict["override"] = None
+            for variant in verdict["variants"]:
+                if variant["recipe"] == RECIPE:
+                    lone = json.loads((stage_folder(folder, "judge") / RECORD).read_text())
+                    variant.update(lone["result"])
+                    assert variant["verdict"] == "pass"
+
+        edit(folder / BUNDLE / VERDICT, alone)
+        return folder
+
+    def drop(self, folder: Path) -> None:
+        """Take the variant that failed out of all that names it."""
+
+        def change(verdict: dict[str, Any]) -> None:
+            verdict["variants"] = [v for v in verdict["variants"] if v["recipe"] == RECIPE]
+            verdict["tried"] = [RECIPE]
+            verdict["judges"].pop("bad")
+
+        edit(folder / BUNDLE / VERDICT, change)
+
+    def finish(self, folder: Path) -> str:
+        rewrite_manifest(folder)
+        check = check_bundle(folder)
+        assert not check.is_sound
+        return found(check)
+
+    def test_the_others_are_left_out(self, forged: Path) -> None:
+        self.drop(forged)
+        text = self.finish(forged)
+        assert "no verdict rests on this stage" in text
+        assert "its verdict counts 2 variants tried" in text
+        assert "candidate.code: asked at the level 0.025" in text
+
+    def test_and_their_stages_too(self, forged: Path) -> None:
+        self.drop(forged)
+        for stage in ("judge", "quantize", "verify", "coherence", "evaluate", "benchmark"):
+            shutil.rmtree(stage_folder(forged, stage, "bad"))
+        text = self.finish(forged)
+        assert "no verdict rests" not in text
+        assert "its verdict counts 2 variants tried" in text
+
+    def test_and_the_count_with_its_key(self, forged: Path) -> None:
+        """The rounds were asked at a level that says how many there were."""
+        self.drop(forged)
+        judge = stage_folder(forged, "judge")
+        edit(judge / RECORD, lambda record: record["parameters"].update(tried=[RECIPE]))
+        rename_stage(forged, judge)
+        text = self.finish(forged)
+        assert "counts 2" not in text
+        assert "candidate.code: asked at the level 0.025" in text
+
+    def test_an_older_record_that_counts_nobody(self, forged: Path) -> None:
+        self.drop(forged)
+        judge = stage_folder(forged, "judge")
+
+        def older(record: dict[str, Any]) -> None:
+            del record["parameters"]["tried"]
+            record["parameters"]["policy"]["suites"]["code"]["test"] = "fixed"
+
+        edit(judge / RECORD, older)
+        rename_stage(forged, judge)
+        assert "an older prepare judged it" in self.finish(forged)
+
+    def test_one_without_evidence_is_said_to_be_sure(self, forged: Path) -> None:
+        """Holm would let the others through after it."""
+
+        def change(verdict: dict[str, Any]) -> None:
+            verdict["judges"].pop("bad")
+            for variant in verdict["variants"]:
+                if variant["recipe"] == "bad":
+                    variant.update(verdict="error", p_value=1e-9)
+
+        edit(forged / BUNDLE / VERDICT, change)
+        text = self.finish(forged)
+        assert "tells of gates of 'bad', and names no stage 'judge'" in text
+        assert "verdict: kept 'pass', computed 'undecided'" in text
+
+    @pytest.mark.parametrize("of", ["judge", "variant", "tried"])
+    def test_one_is_doubled(self, forged: Path, of: str) -> None:
+        def change(verdict: dict[str, Any]) -> None:
+            if of == "judge":
+                verdict["judges"]["bad"] = verdict["judges"][RECIPE]
+            elif of == "variant":
+                verdict["variants"] = [v for v in verdict["variants"] if v["recipe"] == RECIPE] * 2
+            else:
+                verdict["tried"] = [RECIPE, RECIPE]
+
+        edit(forged / BUNDLE / VERDICT, change)
+        text = self.finish(forged)
+        assert "twice" in text or "the same stage 'judge'" in text
+
+    def test_one_is_added(self, deployed: Path) -> None:
+        def change(verdict: dict[str, Any]) -> None:
+            extra = {**verdict["variants"][0], "recipe": "another"}
+            verdict["variants"].append({**extra, "verdict": "error", "p_value": None})
+            verdict["tried"].append("another")
+
+        edit(deployed / BUNDLE / VERDICT, change)
+        assert "its verdict counts 2 variants tried" in self.finish(deployed)
+
+    def test_nobody_was_tried(self, deployed: Path) -> None:
+        edit(deployed / BUNDLE / VERDICT, lambda verdict: verdict.update(tried=[]))
+        assert "says that nothing was tried" in self.finish(deployed)
+
+    def test_nothing_was_resolved(self, deployed: Path) -> None:
+        (deployed / BUNDLE / RESOLVED).write_text('{"schema_version": 1}')
+        assert f"{RESOLVED}: policy is not what" in self.finish(deployed)
+
+    @pytest.mark.parametrize("numbers", [[999], [0], list(range(1, 10_000))])
+    def test_revisions_that_there_are_none_of(self, deployed: Path, numbers: list[int]) -> None:
+        edit(
+            deployed / BUNDLE / VERDICT,
+            lambda verdict: verdict["revisions"].update(judge=numbers),
+        )
+        rewrite_manifest(deployed)
+        with pytest.raises(EvidenceError, match="a newer prepare"):
+            check_bundle(deployed)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
+    max_leaves=6,
+)
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Where each value of plain data is."""
+    children = list(value.items() if isinstance(value, dict) else enumerate(value))
+    found = [(*path, key) for key, _ in children]
+    for key, child in children:
+        if isinstance(child, dict | list):
+            found += places(child, (*path, key))
+    return found
+
+
+@settings(max_examples=80, deadline=None)
+@given(data=st.data())
+def test_records_of_a_stranger_raise_nothing_but_our_error(
+    copy_to_spoil: Path, data: st.DataObject
+) -> None:
+    """Anything in the place of any value of any record, with the digests made right."""
+    bundle = copy_to_spoil / BUNDLE
+    files = sorted(bundle.rglob("*.json"))
+    file = data.draw(st.sampled_from(files))
+    manifest = (bundle / MANIFEST).read_bytes()
+    before = file.read_bytes()
+    record = json.loads(before)
+    path = data.draw(st.sampled_from(places(record)))
+    place = record
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = data.draw(JSON)
+    try:
+        file.write_text(json.dumps(record))
+        if file.name != MANIFEST:
+            rewrite_manifest(copy_to_spoil)
+        with contextlib.suppress(EvidenceError):
+            check_bundle(copy_to_spoil)
+    finally:
+        file.write_bytes(before)
+        (bundle / MANIFEST).write_bytes(manifest)

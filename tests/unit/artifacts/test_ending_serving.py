@@ -1,0 +1,23 @@
+"""What is said of how variants were served, beside every verdict."""
+
+from __future__ import annotations
+
+import pytest
+
+from artifacts.ending import serving_lines
+from pipeline import catalog
+
+
+def test_fp8_attention_and_fallbacks_are_told() -> None:
+    command = {"fallbacks": {"float32": "bf16 is emulated"}, "kv_cache_note": "FP8"}
+    assert serving_lines(command) == ["fallback float32: bf16 is emulated", "KV cache: FP8"]
+    # Runs of before had neither key.
+    assert serving_lines({}) == []
+
+
+@pytest.mark.parametrize("name", catalog.profile_names())
+def test_a_profile_of_gpus_with_an_fp8_cache_says_what_it_does(name: str) -> None:
+    profile = catalog.load_profile(name)
+    if profile.accelerator == "cuda":
+        is_fp8 = profile.kv_cache_dtype.startswith("fp8")
+        assert (profile.kv_cache_note is not None) is is_fp8

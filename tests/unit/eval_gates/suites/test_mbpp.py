@@ -1,0 +1,260 @@
+"""MBPP+: rows to problems, prompts, and programs that are really run: right, wrong and hostile."""
+
+from __future__ import annotations
+
+import ast
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eval_gates.sandbox import choose_isolation, run_many, run_program
+from eval_gates.suites.code_extraction import extract_code
+from eval_gates.suites.humaneval import Problem, prompt_of
+from eval_gates.suites.mbpp import from_humaneval, of_dataset, problem_of, program, read_folder
+from pipeline.errors import EvaluationDataError
+
+PLACE = "mbpp.jsonl, line 1"
+# As MBPP+'s programs are: a comparison of their own, then inputs and results at the top level.
+COMPARED = """\
+import numpy as np
+
+def is_floats(x) -> bool:
+    if isinstance(x, float):
+        return True
+    if isinstance(x, (list, tuple)):
+        return all(isinstance(i, float) for i in x)
+    return False
+
+def assertion(out, exp, atol):
+    equal = out == exp
+    if atol == 0 and is_floats(exp):
+        atol = 1e-6
+    if not equal and atol != 0:
+        assert np.allclose(out, exp, rtol=1e-07, atol=atol)
+    else:
+        assert equal
+"""
+SPREAD: dict[str, Any] = {
+    "task_id": 9001,
+    "prompt": "Write a function to tell how far the largest number is above the smallest.",
+    "code": "def largest(numbers):\n  return max(numbers)\n\n"
+    "def spread(numbers: 'Numbers', start=0):\n  return largest(numbers) - min(numbers)\n",
+    "source_file": "made for this test",
+    "test_imports": ["from math import inf"],
+    "test_list": ["assert spread([3, 1, 2]) == 2", "assert spread([5]) == 0"],
+    "test": f"{COMPARED}\ninputs = [[[3, 1, 2]], [[5]], [[-inf, inf]]]\nresults = [2, 0, inf]\n"
+    "for i, (inp, exp) in enumerate(zip(inputs, results)):\n"
+    "    assertion(spread(*inp), exp, 0)\n",
+}
+MEAN: dict[str, Any] = {
+    "task_id": 9002,
+    "prompt": "Write a function for the mean.",
+    "code": "def mean(numbers):\n  return sum(numbers) / len(numbers)\n",
+    "test_imports": [],
+    "test_list": ["assert mean([1, 2]) == 1.5"],
+    "test": f"{COMPARED}\ninputs = [[[1, 2]], [[0.1, 0.2, 0.3]]]\nresults = [1.5, 0.2]\n"
+    "for i, (inp, exp) in enumerate(zip(inputs, results)):\n"
+    "    assertion(mean(*inp), exp, 0)\n",
+}
+SPREAD_PROBLEM, MEAN_PROBLEM = problem_of(SPREAD, PLACE), problem_of(MEAN, PLACE)
+
+
+def test_a_row_is_asked_as_humanevals_problems_are() -> None:
+    assert SPREAD_PROBLEM.task_id == "Mbpp/9001"
+    assert SPREAD_PROBLEM.entry_point == "spread"
+    assert SPREAD_PROBLEM.canonical_solution == SPREAD["code"]
+    assert prompt_of(SPREAD_PROBLEM, "base") == (
+        "def spread(numbers, start=0):\n"
+        '    """Write a function to tell how far the largest number is above the smallest.\n\n'
+        '    assert spread([3, 1, 2]) == 2\n    """\n'
+    )
+
+
+@pytest.mark.parametrize(
+    ("form", "answer"),
+    [
+        ("base", "    return max(numbers) - min(numbers)\n\n\ndef more(): pass\n"),
+        ("chat", "Sure:\n```python\ndef spread(n):\n    return max(n) - min(n)\n```\nDone."),
+        ("chat", "```\nreturn max(numbers) - min(numbers)\n```"),
+    ],
+)
+def test_answers_of_either_form_are_found_and_pass(form: Any, answer: str) -> None:
+    code = extract_code(answer, SPREAD_PROBLEM.prompt, "spread", form)
+    execution = run_program(
+        program(SPREAD_PROBLEM, code),
+        seconds=10,
+        memory_bytes=2**30,
+        isolation=choose_isolation("none"),
+    )
+    assert execution.outcome == "passed", execution.detail
+
+
+EQUALS_ALL = (
+    "class All:\n    def __eq__(self, other): return True\n    def __sub__(self, o): return 0\n"
+)
+PROGRAMS = [
+    (SPREAD_PROBLEM, SPREAD["code"], "passed"),
+    (SPREAD_PROBLEM, "def spread(n):\n    return max(n)\n", "failed"),
+    (SPREAD_PROBLEM, "def spread(n):\n    return [", "failed"),
+    (SPREAD_PROBLEM, "def other(n):\n    return 2\n", "failed"),
+    (SPREAD_PROBLEM, f"{EQUALS_ALL}\ndef spread(n):\n    return All()\n", "failed"),
+    (SPREAD_PROBLEM, "import os\n\ndef spread(n):\n    os._exit(0)\n", "failed"),
+    (SPREAD_PROBLEM, "def spread(n):\n    raise SystemExit(0)\n", "failed"),
+    (SPREAD_PROBLEM, "def spread(n):\n    raise StopIteration\n", "failed"),
+    (
+        SPREAD_PROBLEM,
+        "import builtins\ndef assertion(*a): pass\nbuiltins.zip = lambda *a: []\n"
+        "def spread(n):\n    global assertion\n    return -1\n",
+        "failed",
+    ),
+    (MEAN_PROBLEM, MEAN["code"], "passed"),
+    (MEAN_PROBLEM, "def mean(n):\n    return sum(n) / len(n) + 1e-9\n", "passed"),
+    (MEAN_PROBLEM, "def mean(n):\n    return sum(n) / len(n) + 1e-3\n", "failed"),
+    # numpy would stretch these to the result's shape, and call nothing close to anything.
+    (MEAN_PROBLEM, "def mean(n):\n    return []\n", "failed"),
+    (MEAN_PROBLEM, "def mean(n):\n    return [[sum(n) / len(n)]]\n", "failed"),
+    (MEAN_PROBLEM, f"{EQUALS_ALL}\ndef mean(n):\n    return All()\n", "failed"),
+    (
+        MEAN_PROBLEM,
+        "import numpy\nnumpy.allclose = lambda *a, **b: True\ndef mean(n):\n    return 7.0\n",
+        "failed",
+    ),
+]
+
+
+def test_programs_show_what_solves_the_problem() -> None:
+    executions = run_many(
+        [program(problem, code) for problem, code, _ in PROGRAMS],
+        seconds=20,
+        memory_bytes=2**30,
+        isolation=choose_isolation("none"),
+    )
+    wrong = [
+        (code, outcome, execution)
+        for (_, code, outcome), execution in zip(PROGRAMS, executions, strict=True)
+        if execution.outcome != outcome
+    ]
+    assert not wrong
+
+
+def test_the_answers_shape_is_seen_to_in_both_of_numpys_comparisons() -> None:
+    asserting = MEAN["test"].replace(
+        "assert np.allclose(out, exp, rtol=1e-07, atol=atol)",
+        "np.testing.assert_allclose(out, exp, atol=atol)",
+    )
+    problem = problem_of({**MEAN, "test": asserting}, PLACE)
+    right, empty = run_many(
+        [program(problem, code) for code in (MEAN["code"], "def mean(n):\n    return []\n")],
+        seconds=20,
+        memory_bytes=2**30,
+        isolation=choose_isolation("none"),
+    )
+    assert (right.outcome, empty.outcome) == ("passed", "failed"), (right, empty)
+
+
+def test_a_problem_of_humanevals_beside_the_others() -> None:
+    theirs = Problem(
+        task_id="Test/0",
+        prompt='def half(x):\n    return x // 2\n\n\ndef halves(xs):\n    """Halve each."""\n',
+        entry_point="halves",
+        test="def check(candidate):\n    assert candidate([4, 7]) == [half(4), 3]\n",
+        canonical_solution="    return [half(x) for x in xs]\n",
+    )
+    problem = from_humaneval(theirs)
+    assert problem._replace(test=theirs.test) == theirs
+    executions = run_many(
+        [
+            program(problem, theirs.prompt + body)
+            for body in (theirs.canonical_solution, "    return xs\n")
+        ],
+        seconds=20,
+        memory_bytes=2**30,
+        isolation=choose_isolation("none"),
+    )
+    assert [execution.outcome for execution in executions] == ["passed", "failed"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"task_id": None}, "'task_id'"),
+        ({"task_id": True}, "'task_id'"),
+        ({"prompt": " "}, "'prompt'"),
+        ({"prompt": "Write\0"}, "'prompt' is not Python"),
+        ({"prompt": "Write \ud800"}, "'prompt' is not Python"),
+        ({"code": 3}, "'code'"),
+        ({"code": "def spread("}, "'code' is not Python"),
+        ({"test_list": []}, "'test_list'"),
+        ({"test_list": "assert spread([1]) == 0"}, "'test_list' is not a list of texts"),
+        ({"test_list": ["assert (("]}, "'test_list' is not Python"),
+        ({"test_list": ["assert other([1]) == 0"]}, "'test_list'.* uses none"),
+        ({"test_list": ["assert spread([1]) == largest([0])"]}, "uses largest, spread"),
+        ({"test_imports": [1]}, "'test_imports'"),
+        ({"test": ""}, "'test'"),
+        ({"test": "(" * 5000}, "'test' is not Python"),
+        ({"test": "assert 1 + 1 == 2"}, "'test' does not use the function 'spread'"),
+        ({"test": "assert spread([largest([1])]) == 0"}, "does not define: largest"),
+        ({"test": "def spread(n): return 0\nassert spread([1]) == 0"}, "of its own"),
+        ({"test": "from os import spread\nassert spread([1]) == 0"}, "of its own"),
+        ({"test": "from numpy import *\nassert spread([1]) == 0"}, "'test' imports whatever"),
+        ({"code": f"def spread(n, m={'1+' * 3000}1): pass"}, "'code'"),
+    ],
+)
+def test_a_row_that_cannot_be_judged_is_named(
+    tmp_path: Path, changed: dict[str, Any], named: str
+) -> None:
+    file = tmp_path / "mbpp_test.jsonl"
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in (SPREAD, {**SPREAD, **changed})))
+    with pytest.raises(EvaluationDataError, match=named) as caught:
+        read_folder(tmp_path)
+    assert caught.value.where == f"{file}, line 2"
+
+
+@pytest.mark.parametrize("key", ["task_id", "prompt", "code", "test_list", "test_imports", "test"])
+def test_a_missing_key_is_named(key: str) -> None:
+    row = {name: value for name, value in SPREAD.items() if name != key}
+    with pytest.raises(EvaluationDataError, match=f"'{key}' is missing") as caught:
+        problem_of(row, PLACE)
+    assert caught.value.where == PLACE
+
+
+def test_the_example_of_the_documentation(tmp_path: Path) -> None:
+    page = Path(__file__).parents[4] / "docs" / "evaluation.md"
+    (example,) = [line for line in page.read_text().splitlines() if '"test_list"' in line]
+    (tmp_path / "mbpp.jsonl").write_text(example)
+    (problem,) = read_folder(tmp_path)
+    assert problem.entry_point == "twice"
+
+
+def test_a_folders_files_are_read_in_order(tmp_path: Path) -> None:
+    (tmp_path / "mbpp_b.jsonl").write_text(json.dumps({**MEAN, "task_id": "Own/1"}))
+    (tmp_path / "mbpp_a.jsonl.gz").write_bytes(gzip.compress(json.dumps(SPREAD).encode()))
+    assert [problem.task_id for problem in read_folder(tmp_path)] == ["Mbpp/9001", "Own/1"]
+
+
+def test_a_few_of_a_dataset_are_left_out_and_more_are_another_form() -> None:
+    rows = [{**SPREAD, "task_id": number} for number in range(20)]
+    rows[3]["test"] = "assert spread([Pair()]) == 0"
+    problems, left_out = of_dataset(rows, "some/dataset")
+    assert len(problems) == 19
+    assert left_out == ["some/dataset, row 3: 'test' uses names that it does not define: Pair"]
+    rows[4]["test"] = "pass"
+    with pytest.raises(EvaluationDataError, match="Pair"):
+        of_dataset(rows, "some/dataset")
+
+
+# Neither half a character nor a NUL can stand in a source text; a test above has them refused.
+TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
+
+
+@given(sentence=TEXTS.filter(str.strip), shown=TEXTS)
+def test_whatever_the_sentence_the_prompt_is_one_function(sentence: str, shown: str) -> None:
+    row = {**SPREAD, "prompt": sentence, "test_list": [f"assert spread({shown!r}) == 0"]}
+    (function,) = ast.parse(f"{problem_of(row, PLACE).prompt}    pass\n").body
+    assert isinstance(function, ast.FunctionDef)
+    assert len(function.body) == 2

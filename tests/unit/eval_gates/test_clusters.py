@@ -1,0 +1,87 @@
+"""Questions that belong together: kept whole, and one value each."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kept_answers import HUMANEVAL, judged_rows
+
+from eval_gates.clusters import clustered, means, partners, whole_end
+from eval_gates.stopping import Stopping, rule_of
+from recipes.policy import AnySuite, Margin
+
+ALPHA = 0.05
+SIZES = st.lists(st.integers(1, 6), min_size=1, max_size=12)
+
+
+def labels(sizes: list[int]) -> list[str]:
+    return [f"c{place}" for place, size in enumerate(sizes) for _ in range(size)]
+
+
+@given(sizes=SIZES, batch=st.integers(1, 9), upto=st.integers(1, 80))
+def test_batches_end_where_a_cluster_does(sizes: list[int], batch: int, upto: int) -> None:
+    names = labels(sizes)
+    stopping = Stopping(min(upto, len(names)), batch, clusters=names)
+    asked: list[float] = []
+    while following := stopping.next_batch(asked):
+        asked += [1.0] * len(following)
+        assert len(asked) == len(names) or names[len(asked)] != names[len(asked) - 1]
+    assert len(asked) == whole_end(names, min(upto, len(names))) >= min(upto, len(names))
+
+
+@given(sizes=SIZES)
+def test_a_partner_is_of_another_cluster(sizes: list[int]) -> None:
+    names = labels(sizes)
+    found = partners(names)
+    assert len(found) == len(names)
+    if len(sizes) > 1:
+        assert all(names[own] != names[other] for own, other in enumerate(found))
+    pairs = [(names[own], names[other]) for own, other in enumerate(found)]
+    swapped = [pair for pair in pairs if pair[::-1] not in pairs]
+    assert {own for own, _ in swapped} <= ({f"c{len(sizes) - 1}"} if len(sizes) % 2 else set())
+
+
+def passages(generator: np.random.Generator, number: int, drop: float) -> list[dict[str, Any]]:
+    """Five questions a passage, which the variant loses all together or not at all."""
+    rows = []
+    for passage in range(number):
+        lost = generator.random() < drop
+        rows += [
+            {"id": f"{passage}/{n}", "prompt_sha256": "x", "score": float(not lost)}
+            | {"cluster": str(passage)}
+            for n in range(5)
+        ]
+    return rows
+
+
+@pytest.mark.parametrize("test", ["sequential", "fixed"])
+def test_a_variant_at_the_margin_passes_in_5_percent(test: Any) -> None:
+    suite: AnySuite = HUMANEVAL.model_copy(
+        update={"margins": {"fp8": Margin(points=0.1)}, "test": test, "cluster": "passage"}
+    )
+    generator, trials = np.random.default_rng(2), 300
+    passed = 0
+    for _ in range(trials):
+        after = passages(generator, 100, 0.1)
+        before = [{**row, "score": 1.0} for row in after]
+        report = judged_rows(before, after, suite, available=100)
+        assert (report.n, report.cluster) == (100, "passage")
+        passed += report.verdict == "pass"
+    # Tango's interval is of right or wrong answers, and so a little above its level.
+    assert passed / trials <= ALPHA + 2 * math.sqrt(ALPHA * (1 - ALPHA) / trials) + 0.005
+
+
+def test_the_worker_and_the_judge_see_the_same() -> None:
+    rows = passages(np.random.default_rng(1), 60, 0.0)
+    names = [row["cluster"] for row in rows]
+    rule = rule_of({"points": 0.1}, ALPHA, None)
+    scores = [row["score"] for row in rows]
+    stopping = Stopping(len(rows), 10, rule, [1.0] * len(rows), names)
+    alone = Stopping(60, 2, rule, [1.0] * 60)
+    assert stopping.state(scores) == alone.state(means(clustered(rows), "score")) == "pass"
+    assert stopping.state(scores[:100]) == alone.state([1.0] * 20) == "open"

@@ -1,0 +1,67 @@
+"""Every number that a user writes has a least and a largest value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from recipes.gpu import Gpu
+from recipes.ladder import Ladder
+from recipes.policy import Margin, Policy, Promotion, ThroughputGate
+from recipes.quantization import GptqQuantization
+from recipes.schema import Recipe, ServingProfile, Workload
+
+# vLLM's own, whose bounds are the engine's; NaN and infinity are refused there too.
+UNBOUNDED = {"engine_arguments"}
+
+
+def numbers(node: Any, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    if isinstance(node, list):
+        for each in node:
+            yield from numbers(each, path)
+    if not isinstance(node, dict):
+        return
+    if node.get("type") in ("integer", "number") and "enum" not in node and "const" not in node:
+        yield path, node
+    for key, value in node.items():
+        if key not in UNBOUNDED:
+            yield from numbers(value, f"{path}.{key}")
+
+
+@pytest.mark.parametrize("kind", [Recipe, Policy, ServingProfile, Ladder, Gpu])
+def test_every_number_has_a_least_and_a_largest_value(kind: Any) -> None:
+    for path, node in numbers(kind.model_json_schema()):
+        assert "minimum" in node or "exclusiveMinimum" in node, path
+        assert "maximum" in node or "exclusiveMaximum" in node, path
+
+
+@pytest.mark.parametrize(
+    ("kind", "data"),
+    [
+        (ThroughputGate, {"minimum_ratio": {"cpu": -1.0}}),
+        (ThroughputGate, {"minimum_ratio": {"cpu": float("nan")}}),
+        (ThroughputGate, {"minimum_ratio": {"cpu": float("-inf")}}),
+        (ThroughputGate, {"minimum_ratio": {"cpu": True}}),
+        (ThroughputGate, {"minimum_ratio": {"cpu": "0.5"}}),
+        (Margin, float("nan")),
+        (Margin, {"recovery": float("nan")}),
+        (Margin, {"recovery": 1e-300}),
+        (Promotion, {"alias": "champion", "previous_alias": "champion"}),
+        (Workload, {"input_tokens": 8, "output_tokens": 8, "requests": True, "concurrency": 2}),
+        (Workload, {"input_tokens": 8, "output_tokens": 8, "requests": 2.0, "concurrency": 2}),
+        (Workload, {"input_tokens": 10**30, "output_tokens": 8, "requests": 2, "concurrency": 2}),
+        (
+            GptqQuantization,
+            {"kind": "gptq", "scheme": "W4A16", "calibration": {}, "smaller_group_sizes": [0]},
+        ),
+        (Ladder, {"name": "x", "summary": "s", "rungs": [f"r{n}" for n in range(100_000)]}),
+        (Ladder, {"name": "x" * 10_000, "summary": "s", "rungs": ["a", "b"]}),
+        (Ladder, {"name": "x", "summary": "s" * 100_000, "rungs": ["a", "b"]}),
+    ],
+)
+def test_what_would_let_everything_pass_or_take_for_ever_is_refused(kind: Any, data: Any) -> None:
+    with pytest.raises(ValidationError):
+        TypeAdapter(kind).validate_python(data)

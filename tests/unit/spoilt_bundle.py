@@ -1,0 +1,74 @@
+"""A bundle of a judged run, and what somebody may do to it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from judged_run import JudgedRun
+from listener import Listener
+from pretend_stages import edit
+
+from artifacts.bundle import BUNDLE, RESOLVED, VERDICT, packed
+from artifacts.bundle_check import BundleCheck
+from artifacts.manifest import MANIFEST, list_files
+from pipeline.evidence import write_evidence
+from pipeline.plan import stage_key
+from pipeline.records import StageRecord
+from pipeline.store import RECORD
+
+RECIPE = "fp8-dynamic"
+
+
+def written(run: JudgedRun, recipe: str = RECIPE, **order: Any) -> StageRecord:
+    return write_evidence(run.report, recipe, run.store, Listener(), **order)
+
+
+def output(run: JudgedRun, recipe: str = RECIPE, **order: Any) -> Path:
+    record = written(run, recipe, **order)
+    return run.store.stage_folder("evidence", record.key) / "output"
+
+
+def found(check: BundleCheck) -> str:
+    """All that is wrong, as text."""
+    return "\n".join([*check.problems, *(d for each in check.variants for d in each.differences)])
+
+
+def stage_folder(deployed: Path, stage: str, variant: str = RECIPE) -> Path:
+    for file in sorted((deployed / BUNDLE / "stages" / stage).glob(f"*/{RECORD}")):
+        if json.loads(file.read_text())["variant"] == variant:
+            return file.parent
+    raise AssertionError(f"no {stage} of {variant}")
+
+
+def rewrite_manifest(deployed: Path) -> None:
+    """Make every digest right again, as who forges a bundle would."""
+
+    def listed(folder: Path, *leave_out: str) -> list[dict[str, Any]]:
+        return [each.model_dump() for each in list_files(folder, leave_out)]
+
+    def change(manifest: dict[str, Any]) -> None:
+        manifest["bundle"] = listed(deployed / BUNDLE, MANIFEST)
+        manifest["beside"] = listed(deployed, BUNDLE, "model.sig")
+
+    edit(deployed / BUNDLE / MANIFEST, change)
+
+
+def change_packed(file: Path, change: Callable[[bytes], bytes]) -> None:
+    before = gzip.decompress(file.read_bytes())
+    after = change(before)
+    assert after != before
+    file.write_bytes(packed(after))
+
+
+def rename_stage(deployed: Path, folder: Path) -> None:
+    """Give a stage, whose record was changed, the key that follows, wherever it is named."""
+    record = StageRecord.model_validate_json((folder / RECORD).read_text())
+    key = stage_key(record.stage, record.parameters, record.inputs)
+    edit(folder / RECORD, lambda data: data.update(key=key))
+    for file in [deployed / BUNDLE / VERDICT, deployed / BUNDLE / RESOLVED]:
+        file.write_text(file.read_text().replace(record.key, key))
+    folder.rename(folder.with_name(key))
