@@ -32,10 +32,11 @@ from artifacts.manifest import (
     Manifest,
     list_files,
 )
-from eval_gates.records import Record
+from artifacts.run_record import SourceFacts, VariantReport
 from pipeline import __version__
+from pipeline.core.record import Record
+from pipeline.core.stage_record import StageRecord
 from pipeline.errors import EvidenceError
-from pipeline.records import SourceFacts, StageRecord, VariantReport
 from pipeline.store import RECORD
 
 BUNDLE = "prepare-evidence"

@@ -27,9 +27,9 @@ from artifacts.manifest import (
     differences,
     read_manifest,
 )
+from pipeline.core.stage_record import StageReference
 from pipeline.digest import digest_json
 from pipeline.errors import CheckpointError, EvidenceError
-from pipeline.records import StageReference
 from pipeline.verdict_check import Claims, VariantCheck, check_claims
 from pipeline.weight_files import weights_digest
 

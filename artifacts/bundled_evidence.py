@@ -7,10 +7,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from artifacts.manifest import Manifest
+from pipeline.core.stage_key import REVISIONS, stage_key
+from pipeline.core.stage_record import StageRecord
 from pipeline.errors import EvidenceError
-from pipeline.plan import stage_key
-from pipeline.records import StageRecord
-from pipeline.stages import STAGES, stage_module
 from pipeline.store import RECORD
 
 LARGEST_FILE = 4 * 1024**3  # bytes unpacked; more is no evidence but an attack on who reads it
@@ -112,7 +111,7 @@ def revision_of(record: StageRecord, revisions: Iterable[int]) -> int | None:
 
 def newest_revision(stage: str) -> int:
     """The revision of a stage's code that is here; 0 of a stage that there is none of."""
-    return int(stage_module(stage).REVISION) if stage in STAGES else 0
+    return REVISIONS.get(stage, 0)
 
 
 def place_of(stage: str, key: str) -> str:

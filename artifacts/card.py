@@ -27,6 +27,7 @@ from artifacts.judged_variant import JudgedVariant
 from artifacts.written_numbers import in_points, per_cent
 from eval_gates.records import GateReport, ThroughputReport
 from pipeline import __version__
+from pipeline.core.stage_record import StageRecord
 from pipeline.foreign_text import (
     LONGEST_NAME,
     clipped,
@@ -36,7 +37,6 @@ from pipeline.foreign_text import (
     one_line,
     shown,
 )
-from pipeline.records import StageRecord
 from pipeline.serving import ServingArguments
 
 TEMPLATE = Path(__file__).parent / "templates" / "model_card.md.j2"

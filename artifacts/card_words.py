@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from artifacts.run_record import SourceFacts
 from pipeline.foreign_text import markdown, markdown_code, markdown_link
-from pipeline.records import SourceFacts
 
 PRESETS = {
     "FP8_DYNAMIC": "FP8 weights (one scale an output channel), FP8 activations (one scale a token, "

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from artifacts.run_command import check_command
 from pipeline.errors import StoreError
-from pipeline.run_command import check_command
 
 # Options of either command whose value the record keeps under the same name.
 GATE_OPTIONS: tuple[str, ...] = (

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from artifacts.run_record import RunReport, VariantReport
 from pipeline.errors import ExitCode, from_dict
-from pipeline.records import RunReport, VariantReport
 
 RunVerdict = Literal["pass", "fail", "undecided", "error", "interrupted"]
 VERDICTS: dict[int, RunVerdict] = {

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from pipeline.core.stage_record import StageRecord, StageReference
 from pipeline.errors import EvidenceError
-from pipeline.records import StageRecord, StageReference
 
 Find = Callable[[str, str], StageRecord | None]
 

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 
 from pydantic import Field, field_validator
 
-from eval_gates.records import Record
+from pipeline.core.record import Record
 from pipeline.digest import digest_file
 from pipeline.errors import EvidenceError
 from pipeline.foreign_file import MEBIBYTE, read_regular

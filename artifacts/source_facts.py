@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 from typing import Any
 
+from artifacts.run_record import CheckpointReport, SourceFacts
 from pipeline.checkpoint import Checkpoint
 from pipeline.foreign_file import MEBIBYTE, read_regular
-from pipeline.records import CheckpointReport, SourceFacts
 from pipeline.reference import parse_reference
 from pipeline.weight_files import read_json
 

@@ -23,6 +23,7 @@ from typing import Any
 from pipeline import catalog
 from pipeline.checkpoint import Checkpoint
 from pipeline.cli.display import open_display
+from pipeline.core.stage_record import StageSpec
 from pipeline.digest import FileDigests
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.errors import PrepareError
@@ -31,7 +32,6 @@ from pipeline.inspection.source import read_folder
 from pipeline.plan import VariantPlan
 from pipeline.preflight.checks import unsuitable
 from pipeline.preparation import Choices, Request, choose, find_data, locate, make_plan
-from pipeline.records import StageSpec
 from pipeline.run_log import RunLog
 from pipeline.settings import Settings, load_settings
 from pipeline.stage_runner import StageRunner

@@ -16,6 +16,8 @@ from typing import Any, BinaryIO
 
 from pipeline.errors import EvaluationDataError
 
+QUESTIONS = "questions.jsonl"
+ANSWERS = "answers.jsonl"
 Rows = list[dict[str, Any]]
 _LOOKED_AT_ONCE = 1 << 16  # bytes
 
@@ -84,3 +86,14 @@ def _end_of_whole_lines(file: BinaryIO) -> int:
             return start + newline + 1
         end = start
     return 0
+
+
+def read_answers(folder: Path) -> Rows:
+    """The answers in that stage folder, in the order of asking."""
+    return parse_answers((folder / ANSWERS).read_bytes())
+
+
+def parse_answers(content: bytes) -> Rows:
+    """The rows of an `answers.jsonl`; raises ValueError where a line is damaged."""
+    # Not splitlines: an answer may hold Unicode's own line separators.
+    return [json.loads(line) for line in content.split(b"\n") if line]

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from pipeline.core.record import Record
 
 Verdict = Literal["pass", "fail", "undecided"]
 Tier = Literal["critical", "supporting", "advisory"]
-
-
-class Record(BaseModel):
-    """Base of everything that is written down: frozen, and strict about keys."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class TrailPoint(Record):

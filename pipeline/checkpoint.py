@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import Field
 
-from eval_gates.records import Record
+from pipeline.core.record import Record
 from pipeline.digest import FileDigests, digest_json
 from pipeline.errors import CheckpointError
 from pipeline.events import Progress, Silent

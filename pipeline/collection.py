@@ -21,10 +21,10 @@ from filelock import FileLock, Timeout
 from artifacts.registry.hub_registry import SCHEME as HUB
 from artifacts.registry.mlflow_registry import EMBEDDED
 from artifacts.registry.registry import Registry, Version, open_registry
+from pipeline.core.stage_record import StageRecord, StageReference, StageSpec
 from pipeline.errors import RegistryError, StoreError
 from pipeline.events import Progress
 from pipeline.recheck_record import rechecks_of
-from pipeline.records import StageRecord, StageReference, StageSpec
 from pipeline.run_log import RUN_RECORD, is_alive, read_run
 from pipeline.stages.evaluate import book_key
 from pipeline.store import RECORD, Store

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pipeline.core.stage_key import REVISIONS, stage_spec
+from pipeline.core.stage_record import StageSpec
 from pipeline.cut_checkpoint import KEPT_LAYERS
-from pipeline.plan import stage_spec
-from pipeline.records import StageSpec
-from pipeline.stages import stage_module
 
 # From this size on a calibration takes so long that a minute before it is well spent.
 WORTH_BYTES = 2_000_000_000
@@ -47,7 +46,7 @@ def dry_run_stage(quantize: StageSpec, verify: StageSpec) -> StageSpec | None:
             "layers": KEPT_LAYERS,
             "quantize": {**quantize.parameters, "quantization": quantization},
             "verify": verify.parameters,
-            "revisions": {name: stage_module(name).REVISION for name in ("quantize", "verify")},
+            "revisions": {name: REVISIONS[name] for name in ("quantize", "verify")},
         },
         {},
         {**verify.runtime, **quantize.runtime},

@@ -12,8 +12,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from artifacts.run_record import RunReport
 from pipeline.catalog import load_policy
 from pipeline.checkpoint import SMALL_FILES
+from pipeline.core.stage_key import stage_spec
+from pipeline.core.stage_record import StageSpec
 from pipeline.data_sources import SourceResolver
 from pipeline.digest import FileDigests, digest_json
 from pipeline.environments.environment import Accelerator, identity, interpreters
@@ -24,11 +27,10 @@ from pipeline.executors.local import LocalExecutor
 from pipeline.inspection.chat_template import folder_has_chat_template
 from pipeline.kept_run import kept_to_the_end
 from pipeline.openai_endpoint import OpenAIEndpoint
-from pipeline.plan import Plan, VariantPlan, stage_spec, trial_words
+from pipeline.plan import Plan, VariantPlan, trial_words
 from pipeline.policy_power import check_decidable
 from pipeline.preflight.preflight import refuse
 from pipeline.preparation import beginner
-from pipeline.records import RunReport, StageSpec
 from pipeline.run_log import NotingProgress, RunLog
 from pipeline.runner import Runner
 from pipeline.selection import exit_code_of

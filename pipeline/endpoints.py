@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 from filelock import FileLock, Timeout
 
+from artifacts.run_record import StageReport, StageStatus
 from pipeline.plan import VariantPlan
-from pipeline.records import StageReport, StageStatus
 from pipeline.serving import Server, engine_facts
 from pipeline.serving_names import SERVED_NAME
 from pipeline.stage_runner import StageRunner

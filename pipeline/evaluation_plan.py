@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from eval_gates.rounds import expected_questions, round_sizes
+from eval_gates.statistics.multiplicity import level_of
+from pipeline.core.stage_key import stage_spec
+from pipeline.core.stage_record import StageSpec
 from pipeline.data_sources import SourceResolver, SuiteSource
-from pipeline.plan import Rounds, again, stage_spec
-from pipeline.records import StageSpec
+from pipeline.plan import Rounds, again
 from pipeline.trials import Trial
-from pipeline.tries import level_of
 from recipes.policy import KEYS_OF_THE_TEST, AnySuite, CodeSuite, Policy
 from recipes.schema import Recipe
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from artifacts.command_line import command_line
 from artifacts.judged_variant import JudgedVariant, reached
+from artifacts.run_record import RunReport
 from artifacts.source_facts import source_of
+from pipeline.core.stage_key import stage_spec
+from pipeline.core.stage_record import StageRecord, StageReference, StageSpec
 from pipeline.digest import digest_json
 from pipeline.errors import UsageError
 from pipeline.events import Progress
-from pipeline.plan import stage_spec
-from pipeline.records import RunReport, StageRecord, StageReference, StageSpec
 from pipeline.stages.context import execute
 from pipeline.stages.evidence import JUDGE
 from pipeline.store import Store

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from pipeline.plan import stage_key
-from pipeline.records import StageRecord
+from pipeline.core.stage_key import stage_key
+from pipeline.core.stage_record import StageRecord
 from pipeline.store import Store
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.checkpoint import Checkpoint
+from pipeline.core.stage_record import StageRecord, StageSpec
 from pipeline.digest import FileDigests
 from pipeline.environments.environment import Accelerator, EnvironmentStatus, status
 from pipeline.errors import PrepareError
@@ -36,7 +37,6 @@ from pipeline.preparation import (
     make_plan,
 )
 from pipeline.quantizers import environments_for
-from pipeline.records import StageRecord, StageSpec
 from pipeline.settings import Settings
 from pipeline.stages.evaluate import is_answered
 from pipeline.store import Store

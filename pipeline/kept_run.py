@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 
+from artifacts.run_record import RunReport
 from pipeline.errors import ExitCode, PrepareError, StoreError
-from pipeline.records import RunReport
 from pipeline.run_log import RunLog
 
 

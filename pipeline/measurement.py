@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
+from pipeline.core.stage_record import StageSpec
 from pipeline.endpoints import Endpoints
 from pipeline.errors import PrepareError, ServingError
 from pipeline.plan import Plan, VariantPlan
-from pipeline.records import StageSpec
 from pipeline.stage_runner import StageRunner
 from pipeline.stages.evaluate import is_answered
 

@@ -12,13 +12,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any
 
-from pipeline.digest import digest_json
-from pipeline.records import StageRecord, StageReference, StageSpec
+from eval_gates.statistics.multiplicity import share_of
+from pipeline.core.stage_key import stage_spec
+from pipeline.core.stage_record import StageRecord, StageReference, StageSpec
 from pipeline.serving import ServingArguments
-from pipeline.stages import stage_module
-from pipeline.trials import Trial, share_of
+from pipeline.trials import Trial
 from recipes.policy import Policy
 from recipes.schema import Recipe
 
@@ -229,52 +228,3 @@ def has_failed(record: StageRecord | None) -> bool:
 def again(suite: str) -> str:
     """The role of the stage in which the baseline is asked a suite's first questions again."""
     return f"{suite} again"
-
-
-def stage_spec(
-    stage: str,
-    variant: str,
-    parameters: dict[str, Any],
-    inputs: Mapping[str, StageSpec | StageReference],
-    runtime: dict[str, Any],
-    store: Path,
-) -> StageSpec:
-    """A stage with its key."""
-    references = {
-        role: spec.as_reference() if isinstance(spec, StageSpec) else spec
-        for role, spec in inputs.items()
-    }
-    key = stage_key(stage, parameters, references)
-    return StageSpec(
-        stage=stage,
-        variant=variant,
-        key=key,
-        parameters=parameters,
-        inputs=references,
-        runtime=runtime,
-        store=str(store),
-    )
-
-
-def stage_key(
-    stage: str,
-    parameters: Mapping[str, Any],
-    inputs: Mapping[str, StageReference],
-    revision: int | None = None,
-) -> str:
-    """The digest of everything that can change a stage's output.
-
-    Args:
-        stage: its name.
-        parameters: its own.
-        inputs: earlier stages, by role.
-        revision: of the stage's code; None for the one that is here.
-    """
-    return digest_json(
-        {
-            "stage": stage,
-            "revision": stage_module(stage).REVISION if revision is None else revision,
-            "parameters": parameters,
-            "inputs": {role: reference.key for role, reference in inputs.items()},
-        }
-    )

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.checkpoint import Checkpoint
+from pipeline.core.stage_key import stage_spec
+from pipeline.core.stage_record import StageSpec
 from pipeline.cpu_features import limiting_variables
 from pipeline.data_sources import SourceResolver
 from pipeline.dry_run import dry_run_stage
@@ -16,9 +18,8 @@ from pipeline.evaluation_plan import EvaluationPlanner, Served
 from pipeline.hardware import machine
 from pipeline.inspection.ignored import added_words, ignore_list
 from pipeline.inspection.source import Source, read_folder
-from pipeline.plan import Plan, VariantPlan, stage_spec
+from pipeline.plan import Plan, VariantPlan
 from pipeline.quantizers import is_streamed, quantizer_of
-from pipeline.records import StageSpec
 from pipeline.serving import ServingArguments
 from pipeline.trials import Count, Trial, variant_key
 from recipes.policy import Policy

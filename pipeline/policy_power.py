@@ -17,6 +17,7 @@ from eval_gates.rounds import expected_questions
 from eval_gates.statistics.betting import LARGEST_BET, NUMBER_OF_BETS
 from eval_gates.statistics.comparison import Comparison
 from eval_gates.statistics.fixed_power import fixed_power_plan, least_fixed_questions
+from eval_gates.statistics.multiplicity import level_of
 from eval_gates.statistics.power import (
     WANTED_CHANCE,
     PowerPlan,
@@ -31,7 +32,6 @@ from pipeline.errors import UsageError
 from pipeline.evaluation_plan import typical_change
 from pipeline.events import Progress
 from pipeline.independence import check_known_tasks
-from pipeline.tries import level_of
 from recipes.policy import AnySuite, Policy
 from recipes.schema import Family, Recipe
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from eval_gates.statistics.multiplicity import level_of
 from pipeline import catalog
 from pipeline.checkpoint import (
     Checkpoint,
@@ -16,6 +17,8 @@ from pipeline.checkpoint import (
     inspect_folder,
     parse_reference,
 )
+from pipeline.core.stage_key import stage_spec
+from pipeline.core.stage_record import StageSpec
 from pipeline.cpu_features import cpu_features, limiting_variables
 from pipeline.credentials import take_out
 from pipeline.data_sources import SourceResolver
@@ -28,7 +31,7 @@ from pipeline.events import Progress, Silent
 from pipeline.hardware import gpu_name, hardware
 from pipeline.hub import download
 from pipeline.inspection.chat_template import folder_has_chat_template
-from pipeline.plan import Plan, stage_spec
+from pipeline.plan import Plan
 from pipeline.planner import Planner
 from pipeline.policy_power import check_decidable
 from pipeline.preflight.checks import (
@@ -37,12 +40,10 @@ from pipeline.preflight.checks import (
     unsupported_architecture,
 )
 from pipeline.quantizers import environments_for
-from pipeline.records import StageSpec
 from pipeline.settings import Settings
 from pipeline.suitability import check_processor
 from pipeline.suite_forms import with_forms
 from pipeline.trials import Count, Trial, Trials
-from pipeline.tries import level_of
 from recipes.policy import Policy
 from recipes.schema import Recipe, ServingProfile
 

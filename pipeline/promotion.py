@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
+from artifacts.run_record import RunReport
 from pipeline.errors import ExitCode
 from pipeline.evidence import evidence_stage
 from pipeline.plan import Plan
 from pipeline.promotion_stage import Order, promotion_stage
-from pipeline.records import RunReport
 from pipeline.selection import exit_code_of, first_of_the_ladder
 from pipeline.stage_runner import StageRunner
 

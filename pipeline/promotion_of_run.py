@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from artifacts.run_record import RunReport, VariantReport
+from pipeline.core.stage_record import StageRecord
 from pipeline.errors import StoreError, UsageError
 from pipeline.events import Progress
 from pipeline.evidence import write_evidence
 from pipeline.promotion_stage import Order, promotion_stage
-from pipeline.records import RunReport, StageRecord, VariantReport
 from pipeline.selection import first_of_the_ladder
 from pipeline.stages.context import execute
 from pipeline.stages.promote import still_holds

@@ -11,9 +11,10 @@ from typing import Any
 
 from artifacts.judged_variant import JudgedVariant
 from artifacts.registry.registry import who_am_i
+from artifacts.run_record import RunReport, VariantReport
+from pipeline.core.stage_key import stage_spec
+from pipeline.core.stage_record import StageReference, StageSpec
 from pipeline.evidence import evidence_stage
-from pipeline.plan import stage_spec
-from pipeline.records import RunReport, StageReference, StageSpec, VariantReport
 from pipeline.store import Store
 from pipeline.verdict_check import claims_of
 from recipes.policy import Policy

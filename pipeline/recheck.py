@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from artifacts.registry.registry import Registry, Version, open_registry, who_am_i
+from artifacts.run_record import RunReport, VariantReport
 from pipeline.cpu_features import cpu_features
 from pipeline.deployment import check_files, engine_version_of, find_version, folder_of
 from pipeline.digest import FileDigests, digest_json
@@ -28,7 +29,6 @@ from pipeline.recheck_changes import Change, changes, registered_members
 from pipeline.recheck_evidence import PastVerdict, read_past
 from pipeline.recheck_record import RecheckRecord, rechecks_of
 from pipeline.recheck_run import Recheck, attempt_of
-from pipeline.records import RunReport, VariantReport
 from pipeline.run_log import NotingProgress, RunLog
 from pipeline.selection import exit_code_of
 from pipeline.serving import ServingArguments

@@ -7,7 +7,8 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from artifacts.registry.registry import Version
-from eval_gates.records import Record, Verdict
+from eval_gates.records import Verdict
+from pipeline.core.record import Record
 from pipeline.errors import RegistryError
 
 RECHECK_TAG = "prepare.recheck"

@@ -9,9 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from artifacts.registry.registry import Version
+from artifacts.run_record import unjudged
 from artifacts.source_facts import reported
+from eval_gates.statistics.multiplicity import share_of
+from eval_gates.verdict import number_in
 from pipeline import catalog
 from pipeline.checkpoint import Checkpoint, inspect_folder
+from pipeline.core.stage_key import stage_spec
+from pipeline.core.stage_record import StageSpec
 from pipeline.data_sources import SourceResolver
 from pipeline.digest import FileDigests
 from pipeline.endpoints import LocalServers
@@ -20,20 +25,18 @@ from pipeline.errors import CheckpointError, PrepareError, StoreError, UsageErro
 from pipeline.events import Progress
 from pipeline.executors.local import LocalExecutor
 from pipeline.hardware import hardware
-from pipeline.plan import Plan, stage_spec
+from pipeline.plan import Plan
 from pipeline.planner import Planner
 from pipeline.preflight.before_run import preflight_of
 from pipeline.preparation import Asked, Choices, find_data, locate
 from pipeline.recheck_evidence import PastVerdict
-from pipeline.records import StageSpec
 from pipeline.reference import Reference, parse_reference
 from pipeline.run_log import RunLog, read_run
-from pipeline.runner import Runner, unjudged
+from pipeline.runner import Runner
 from pipeline.selection import corrected
 from pipeline.settings import Settings
 from pipeline.stage_runner import StageRunner
 from pipeline.store import Store
-from pipeline.trials import number_in, share_of
 from pipeline.whole_run import check_early
 from recipes.schema import ServingProfile
 

@@ -11,15 +11,15 @@ from typing import Any, Literal
 
 from filelock import FileLock, Timeout
 
-from pipeline.errors import PrepareError, StoreError, UsageError
-from pipeline.events import Progress
-from pipeline.records import (
+from artifacts.run_record import (
     SCHEMA_VERSION,
     CheckpointReport,
     RunReport,
     StageReport,
     VariantReport,
 )
+from pipeline.errors import PrepareError, StoreError, UsageError
+from pipeline.events import Progress
 from pipeline.store import Store, write_atomically
 
 RUN_RECORD = "run.json"

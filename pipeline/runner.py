@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal
 
+from artifacts.run_record import VariantReport, unjudged
 from eval_gates.sandbox import choose_isolation
 from pipeline.endpoints import Endpoints
 from pipeline.errors import PrepareError
 from pipeline.independence import check_laid_out
 from pipeline.measurement import IncoherentModelError, Measurement
 from pipeline.plan import Plan, VariantPlan
-from pipeline.records import VariantReport
 from pipeline.selection import corrected
 from pipeline.stage_runner import StageRunner
 from recipes.policy import CodeSuite
@@ -186,20 +185,3 @@ class Runner:
         spec = variant.stages.get("quantize")
         record = self._stages.store.find(spec.stage, spec.key) if spec else None
         return int(record.result["weights_bytes"]) if record else None
-
-
-def unjudged(
-    recipe: str, verdict: Literal["fail", "error", "skipped"], reason: str, weights: int | None
-) -> VariantReport:
-    """The report of a variant that did not get as far as the gates."""
-    return VariantReport(
-        recipe=recipe,
-        weights_bytes=weights,
-        verdict=verdict,
-        reason=reason,
-        promoted=False,
-        p_value=None,
-        registry_version=None,
-        gates=[],
-        throughput=None,
-    )

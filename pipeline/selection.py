@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from artifacts.run_record import VariantReport
 from eval_gates.statistics.multiplicity import holm
 from pipeline.errors import ExitCode
-from pipeline.records import VariantReport
 
 
 def corrected(reports: Sequence[VariantReport], alpha: float) -> list[VariantReport]:

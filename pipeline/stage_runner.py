@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from artifacts.run_record import StageReport, StageStatus
+from pipeline.core.stage_record import StageRecord, StageSpec
 from pipeline.errors import StoreError
 from pipeline.events import Progress
 from pipeline.executors import Executor, Job
 from pipeline.private_files import for_us_alone
-from pipeline.records import StageRecord, StageReport, StageSpec, StageStatus
 from pipeline.run_log import RunLog
 from pipeline.stages import stage_module
 from pipeline.store import Store, write_atomically

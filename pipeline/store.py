@@ -21,11 +21,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from pipeline.core.stage_record import StageRecord
 from pipeline.digest import digest_json
 from pipeline.errors import StoreError
 from pipeline.folder_flush import flush_folder
 from pipeline.private_files import for_us_alone, make_private
-from pipeline.records import StageRecord
 
 RECORD = "stage.json"
 

@@ -20,20 +20,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from filelock import FileLock
 from pydantic import Field
 
-from eval_gates.records import Record
+from eval_gates.suite_claims import claim_of
+from pipeline.core.record import Record
 from pipeline.digest import digest_json
 from pipeline.errors import StoreError
 from pipeline.folder_flush import flush_folder
 from pipeline.store import write_atomically
-from pipeline.suite_claims import claim_of
 from recipes.policy import Policy
-
-FIRST_SHARE = 0.9
 
 
 class Count(Record):
@@ -57,23 +54,6 @@ class Trial(Record):
     variants: dict[str, str] = Field(description="by recipe, what is served, and how it is judged")
     earlier: tuple[dict[str, str], ...] = Field(description="variants of each trial before")
     run: str = Field(description="id of the run that began it")
-
-
-def share_of(number: int | None) -> float:
-    """A trial's share of the policy's error rate.
-
-    Args:
-        number: from 1 on; None for verdicts of before trials were counted, which had all of it.
-    """
-    if number is None:
-        return 1.0
-    return FIRST_SHARE if number == 1 else (1 - FIRST_SHARE) / (number * (number - 1))
-
-
-def number_in(parameters: Mapping[str, Any]) -> int | None:
-    """Which trial a judge stage's parameters say that it is; None before trials were counted."""
-    trial = parameters.get("trial")
-    return int(trial["number"]) if trial is not None else None
 
 
 def variant_key(served: str, policy: Policy) -> str:

@@ -11,22 +11,11 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from pipeline.records import StageRecord
-from pipeline.trials import number_in, share_of
+from eval_gates.statistics.multiplicity import level_of
+from eval_gates.verdict import number_in
+from pipeline.core.stage_record import StageRecord
 
 CANDIDATE = "candidate."
-
-
-def level_of(alpha: float, tried: int, number: int | None = None) -> float:
-    """The error rate at which asking stops: that of Holm's first step, the strictest.
-
-    Args:
-        alpha: the policy's.
-        tried: number of variants.
-        number: of the trial that they are, which has a share of alpha only (`trials.py`); None
-            for a verdict of before trials were counted.
-    """
-    return alpha * share_of(number) / tried
 
 
 def miscounts(

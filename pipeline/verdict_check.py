@@ -12,18 +12,18 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
+from artifacts.run_record import RunReport, VariantReport, unjudged
+from eval_gates.answers import ANSWERS, QUESTIONS, parse_answers
+from eval_gates.statistics.multiplicity import share_of
+from eval_gates.verdict import judged, number_in
+from pipeline.core.stage_record import StageRecord, StageReference
 from pipeline.digest import digest_bytes, digest_json
 from pipeline.errors import PrepareError, UsageError
 from pipeline.evidence_source import EvidenceSource, StoredEvidence
-from pipeline.records import RunReport, StageRecord, StageReference, VariantReport
-from pipeline.runner import unjudged
 from pipeline.selection import corrected
 from pipeline.sides import mixed_sides
-from pipeline.stages.evaluate import ANSWERS, parse_answers
-from pipeline.stages.judge import judged
-from pipeline.stages.questions import QUESTIONS
 from pipeline.store import Store
-from pipeline.trials import Trial, Trials, number_in, share_of
+from pipeline.trials import Trial, Trials
 from pipeline.tries import CANDIDATE, miscounts
 from recipes.policy import Policy
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from artifacts.run_record import RunReport
 from artifacts.source_facts import reported
 from pipeline.digest import FileDigests
 from pipeline.endpoints import LocalServers
@@ -30,7 +31,6 @@ from pipeline.preparation import (
     registry_uri,
 )
 from pipeline.promotion import Promotion
-from pipeline.records import RunReport
 from pipeline.run_log import NotingProgress, RunLog
 from pipeline.runner import Runner
 from pipeline.selection import exit_code_of

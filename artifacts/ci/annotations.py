@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Literal
 
 from artifacts.ci.case import Case, cases_of_run, unusual
+from artifacts.run_record import RunReport
 from pipeline.foreign_text import clipped, shown
-from pipeline.records import RunReport
 
 Level = Literal["error", "warning"]
 SHOWN_OF_A_LEVEL = 10

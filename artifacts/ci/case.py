@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from artifacts.run_record import RunReport, VariantReport
 from eval_gates.judge import blocks
 from eval_gates.records import GateReport, ThroughputReport
 from pipeline.errors import from_dict
-from pipeline.records import RunReport, VariantReport
 
 Outcome = Literal["pass", "fail", "undecided", "error", "skipped"]
 THROUGHPUT = "throughput"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from artifacts.ci.case import Case, cases_of_run, command_of
 from artifacts.ending import verdict_of
-from pipeline.records import RunReport, VariantReport
+from artifacts.run_record import RunReport, VariantReport
 
 if TYPE_CHECKING:
     from junitparser.xunit2 import TestCase, TestSuite

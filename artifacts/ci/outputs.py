@@ -7,7 +7,7 @@ reports, so names have letters and underscores only and no value holds a line en
 from __future__ import annotations
 
 from artifacts.ending import champion_of, passed, verdict_of
-from pipeline.records import RunReport
+from artifacts.run_record import RunReport
 
 LONGEST_VALUE = 400
 """Characters. GitLab takes 5 KiB of a dotenv report in all."""

@@ -10,7 +10,7 @@ from artifacts.ci.annotations import annotation_lines
 from artifacts.ci.junit import junit_xml
 from artifacts.ci.outputs import outputs
 from artifacts.ci.summary import LARGEST_BYTES, markdown_summary
-from pipeline.records import RunReport
+from artifacts.run_record import RunReport
 from pipeline.store import write_atomically
 
 ON_GITHUB = "GITHUB_ACTIONS"

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator
 
 from artifacts.ci.case import THROUGHPUT, Case, cases_of_run, unusual
 from artifacts.ending import headline, next_steps, serving_lines, verdict_of
+from artifacts.run_record import RunReport, VariantReport
 from artifacts.written_numbers import in_points, megabytes, per_cent
 from eval_gates.records import GateReport, ThroughputReport
 from pipeline.foreign_text import LONGEST_REASON, markdown, markdown_code, markdown_with_code
-from pipeline.records import RunReport, VariantReport
 
 LARGEST_BYTES = 1 << 20
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from artifacts.registry.registry import HistoryEntry
-from eval_gates.records import Record
+from pipeline.core.record import Record
 
 
 class RegisteredVersion(Record):

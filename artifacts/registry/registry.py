@@ -16,7 +16,7 @@ from typing import Any, Literal, Protocol
 
 from pydantic import Field, model_validator
 
-from eval_gates.records import Record
+from pipeline.core.record import Record
 
 CANDIDATE = "candidate"
 CHAMPION = "champion"

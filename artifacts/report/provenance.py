@@ -8,8 +8,8 @@ from typing import Any
 from artifacts.command_line import without_password
 from artifacts.report.figure import Table
 from artifacts.report.run_evidence import RunEvidence
+from artifacts.run_record import RunReport
 from pipeline.catalog import BASELINE
-from pipeline.records import RunReport
 
 Facts = dict[str, str]
 

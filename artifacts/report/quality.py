@@ -7,11 +7,11 @@ from typing import Any
 
 from artifacts.report.figure import Figure, Names, Table, axis, colour, label, symbol
 from artifacts.report.run_evidence import RunEvidence
+from artifacts.run_record import VariantReport
 from artifacts.written_numbers import in_points
 from eval_gates.records import GateReport
 from eval_gates.stopping import comparison_of
 from pipeline.catalog import BASELINE
-from pipeline.records import VariantReport
 
 Measure = Callable[[VariantReport], float | None]
 

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from artifacts.run_record import SCHEMA_VERSION, RunReport
+from eval_gates.answers import ANSWERS, QUESTIONS, parse_answers
 from eval_gates.suites.json_lines import read_rows
 from pipeline.catalog import BASELINE
+from pipeline.core.stage_record import StageRecord
 from pipeline.digest import digest_bytes
 from pipeline.errors import EvaluationDataError, StoreError
-from pipeline.records import SCHEMA_VERSION, RunReport, StageRecord
-from pipeline.stages.evaluate import ANSWERS, parse_answers
-from pipeline.stages.questions import QUESTIONS
 from pipeline.store import Store
 from recipes.policy import AnySuite, Margin, Policy
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from artifacts.ending import verdict_word
 from artifacts.report.run_evidence import RunEvidence
+from artifacts.run_record import VariantReport
 from artifacts.written_numbers import in_points, megabytes, per_cent
 from eval_gates.records import GateReport, ThroughputReport
-from pipeline.records import VariantReport
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from artifacts.report.figure import Figure, Names, Table, axis, colour, label, s
 from artifacts.report.provenance import run_facts, tuple_facts
 from artifacts.report.quality import bounds_words, change_bounds, whiskers
 from artifacts.report.run_evidence import RunEvidence
+from artifacts.run_record import RunReport, VariantReport
 from artifacts.written_numbers import in_points, megabytes, per_cent
 from eval_gates.records import GateReport
 from pipeline.catalog import BASELINE
-from pipeline.records import RunReport, VariantReport
 
 NOT_A_CHANGE = ("run", "started", "seconds")
 ROW_HEIGHT = 44

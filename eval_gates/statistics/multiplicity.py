@@ -15,6 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+# Of the error rate, to the first trial.
+FIRST_SHARE = 0.9
+
 
 def all_gates_p(p_values: Mapping[str, float]) -> float:
     """The p-value of 'at least one of these gates is truly inferior': the largest one.
@@ -59,6 +62,29 @@ def holm_adjusted(p_values: Mapping[str, float]) -> dict[str, float]:
         largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[name]))
         adjusted[name] = largest
     return {name: adjusted[name] for name in p_values}
+
+
+def share_of(number: int | None) -> float:
+    """A trial's share of the policy's error rate.
+
+    Args:
+        number: from 1 on; None for verdicts of before trials were counted, which had all of it.
+    """
+    if number is None:
+        return 1.0
+    return FIRST_SHARE if number == 1 else (1 - FIRST_SHARE) / (number * (number - 1))
+
+
+def level_of(alpha: float, tried: int, number: int | None = None) -> float:
+    """The error rate at which asking stops: that of Holm's first step, the strictest.
+
+    Args:
+        alpha: the policy's.
+        tried: number of variants.
+        number: of the trial that they are, which has a share of alpha only (`trials.py`); None
+            for a verdict of before trials were counted.
+    """
+    return alpha * share_of(number) / tried
 
 
 def _check(p_values: Mapping[str, float]) -> None:

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipeline.capacity.stage_needs import limited
+from pipeline.core.stage_record import StageRecord
 from pipeline.inspection.inspection import Inspection
 from pipeline.quantizers import is_streamed
-from pipeline.records import StageRecord
 from pipeline.store import Store
 from pipeline.variant_size import VariantWeights
 from recipes.gpu import Gpu

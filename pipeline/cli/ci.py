@@ -13,8 +13,8 @@ import typer
 from pipeline.cli.terminal import print_command
 
 if TYPE_CHECKING:
+    from artifacts.run_record import RunReport
     from pipeline.events import Progress
-    from pipeline.records import RunReport
     from pipeline.settings import Settings
 
 JUNIT_NAME = "prepare-junit.xml"
@@ -114,8 +114,8 @@ def report_of(error: BaseException, command: dict[str, Any]) -> RunReport:
     """A report of a command that came to no run, or whose run's report nobody could hand over."""
     from datetime import UTC, datetime
 
+    from artifacts.run_record import RunReport
     from pipeline.errors import ExitCode, PrepareError
-    from pipeline.records import RunReport
 
     code: int = ExitCode.UNEXPECTED
     told: dict[str, str] = {

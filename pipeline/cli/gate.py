@@ -13,7 +13,7 @@ from pipeline.cli.options import EvalDataOption, JsonOption, StoreOption
 from pipeline.credentials import take_out
 
 if TYPE_CHECKING:
-    from pipeline.records import RunReport
+    from artifacts.run_record import RunReport
     from pipeline.settings import Settings
 
 
@@ -99,12 +99,12 @@ def gate(
     Exit codes: 0 passed, 1 error, 2 usage, 3 unexpected error,
     4 the gates said no, 5 undecided, 130 interrupted.
     """
+    from artifacts.run_record import SCHEMA_VERSION
     from pipeline.cli.display import open_display
     from pipeline.cli.tables import print_json, print_run
     from pipeline.endpoint_gate import GateRequest, run_gate
     from pipeline.errors import PrepareError, UsageError, from_dict
     from pipeline.openai_endpoint import OpenAIEndpoint
-    from pipeline.records import SCHEMA_VERSION
     from recipes.schema import FAMILIES
 
     def judged(settings: Settings) -> RunReport:

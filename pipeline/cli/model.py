@@ -59,11 +59,11 @@ def model(
     Exit codes: 0 promoted, 1 error, 2 usage, 3 unexpected error,
     4 the gates said no, 5 undecided, 130 interrupted.
     """
+    from artifacts.run_record import SCHEMA_VERSION
     from pipeline.cli.display import open_display
     from pipeline.cli.tables import print_json, print_run
     from pipeline.errors import PrepareError, from_dict
     from pipeline.preparation import Request
-    from pipeline.records import SCHEMA_VERSION
     from pipeline.whole_run import run_model
 
     request = Request(

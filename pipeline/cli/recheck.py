@@ -18,9 +18,9 @@ from pipeline.cli.options import (
 )
 
 if TYPE_CHECKING:
+    from artifacts.run_record import VariantReport
     from eval_gates.records import GateReport
     from pipeline.recheck import Outcome
-    from pipeline.records import VariantReport
 
 
 def recheck(

@@ -90,9 +90,10 @@ def list_trials(store: StoreOption = None, as_json: JsonOption = False) -> None:
 
       prepare runs trials
     """
+    from eval_gates.statistics.multiplicity import share_of
     from pipeline.cli.tables import print_json, print_table
     from pipeline.settings import load_settings
-    from pipeline.trials import Trials, share_of
+    from pipeline.trials import Trials
 
     found = list(Trials(load_settings(store).store).latest())
     if as_json:

@@ -14,8 +14,8 @@ from pipeline.foreign_text import LONGEST_NAME, LONGEST_REASON, clipped
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from artifacts.run_record import RunReport, VariantReport
     from eval_gates.records import GateReport, ThroughputReport
-    from pipeline.records import RunReport, VariantReport
     from pipeline.store import Store
 
 COLOURS = {"pass": "green", "fail": "red", "undecided": "yellow", "error": "red", "skipped": "dim"}

@@ -1,7 +1,7 @@
-"""The stages: one module each, with a `REVISION` and a `run(context) -> result`.
+"""The stages: one module each, with `run(context) -> result`, and a line in core/stage_key.py.
 
 A stage reads its parameters, its inputs' folders and its runtime, and writes into its own folder;
-nothing else. Raise a module's REVISION when its output would change for the same parameters.
+nothing else.
 """
 
 from __future__ import annotations
@@ -9,24 +9,11 @@ from __future__ import annotations
 from importlib import import_module
 from types import ModuleType
 
-STAGES = (
-    "demo_checkpoint",
-    "dry_run",
-    "quantize",
-    "adopt",
-    "verify",
-    "questions",
-    "coherence",
-    "evaluate",
-    "benchmark",
-    "judge",
-    "evidence",
-    "promote",
-)
+from pipeline.core.stage_key import REVISIONS
 
 
 def stage_module(name: str) -> ModuleType:
     """The module of that stage; raises KeyError when there is none."""
-    if name not in STAGES:
+    if name not in REVISIONS:
         raise KeyError(name)
     return import_module(f"pipeline.stages.{name}")

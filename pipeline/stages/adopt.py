@@ -17,7 +17,6 @@ from pipeline.errors import StageError
 from pipeline.stages.context import StageContext
 from pipeline.weight_files import weight_files, weights_digest
 
-REVISION = 1
 # Another file system, one without hard links, or files of somebody else (fs.protected_hardlinks).
 NO_HARD_LINK = (errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOTSUP)
 

@@ -8,8 +8,6 @@ from pipeline.errors import ServingError
 from pipeline.serving_names import SERVED_NAME
 from pipeline.stages.context import StageContext
 
-REVISION = 2
-
 
 def run(context: StageContext) -> dict[str, Any]:
     """Run the profile's workload; every request's timings are kept in requests.json.

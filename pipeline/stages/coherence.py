@@ -18,7 +18,6 @@ from pipeline.stages.context import StageContext
 if TYPE_CHECKING:
     pass
 
-REVISION = 2
 
 PASSAGE = (
     "The old library stood at the corner of the market square. Every morning the doors were "

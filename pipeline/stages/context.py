@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import errors
+from pipeline.core.stage_record import StageRecord, StageSpec
 from pipeline.digest import digest_json
 from pipeline.events import EVENTS_FD_VARIABLE, Progress
 from pipeline.process_environment import Need, server_environment
 from pipeline.processes import GuardedProcess
-from pipeline.records import StageRecord, StageSpec
 from pipeline.stages import stage_module
 from pipeline.store import RECORD, Store, write_atomically
 

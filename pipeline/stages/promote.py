@@ -19,14 +19,12 @@ from artifacts.registry.registry import (
     open_registry,
     still_has,
 )
+from pipeline.core.stage_record import StageRecord
 from pipeline.deployment import digest_of_other_files
 from pipeline.digest import digest_json
 from pipeline.errors import RegistryError
-from pipeline.records import StageRecord
 from pipeline.stages.context import StageContext
 from recipes.policy import Policy
-
-REVISION = 2
 
 
 def run(context: StageContext) -> dict[str, Any]:

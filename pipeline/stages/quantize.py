@@ -19,7 +19,6 @@ from pipeline.variant_size import estimated_bytes
 from pipeline.weight_files import weight_files, weights_digest
 from recipes.quantization import Quantization
 
-REVISION = 5
 RESUMED = "output"  # a stream goes on with the files that a killed try has finished
 RESOLVED_RECIPE = "recipe.json"
 

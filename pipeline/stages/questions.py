@@ -7,12 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from eval_gates.answers import QUESTIONS
 from pipeline.digest import digest_bytes
 from pipeline.process_environment import Need
 from pipeline.stages.context import StageContext
-
-REVISION = 4
-QUESTIONS = "questions.jsonl"
 
 
 def run(context: StageContext) -> dict[str, Any]:

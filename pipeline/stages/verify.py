@@ -11,7 +11,6 @@ from pipeline.checkpoint import Checkpoint
 from pipeline.stages.context import StageContext
 from recipes.quantization import Quantization
 
-REVISION = 4
 LAYERS = "layers.jsonl"  # a line a quantized layer, in the stage's folder
 
 

@@ -17,11 +17,11 @@ import pipeline
 import recipes
 from pipeline.catalog import load_recipe
 from pipeline.checkpoint import inspect_folder
+from pipeline.core.stage_key import stage_spec
 from pipeline.digest import FileDigests
 from pipeline.environments.environment import Accelerator, Environment, ensure
 from pipeline.errors import PrepareError
 from pipeline.events import Silent
-from pipeline.plan import stage_spec
 from pipeline.server_address import free_port
 from pipeline.serving import Server, ServingArguments
 from pipeline.settings import load_settings

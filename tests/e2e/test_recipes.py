@@ -17,6 +17,8 @@ from pydantic import TypeAdapter
 
 from pipeline.catalog import load_recipe, recipe_names
 from pipeline.checkpoint import Checkpoint, inspect_folder
+from pipeline.core.stage_key import stage_spec
+from pipeline.core.stage_record import StageRecord
 from pipeline.data_sources import CARRIED_CALIBRATION
 from pipeline.digest import FileDigests
 from pipeline.environments.environment import Accelerator, ensure
@@ -25,8 +27,6 @@ from pipeline.events import Silent
 from pipeline.ignored_modules import is_ignored
 from pipeline.inspection.ignored import ignore_list
 from pipeline.inspection.source import read_folder
-from pipeline.plan import stage_spec
-from pipeline.records import StageRecord
 from pipeline.safetensors_header import Tensor
 from pipeline.settings import load_settings
 from pipeline.stages.context import execute

@@ -11,7 +11,7 @@ from sample_reports import (
     variant_report,
 )
 
-from pipeline.records import RunReport, VariantReport
+from artifacts.run_record import RunReport, VariantReport
 
 
 def saying_no() -> VariantReport:

@@ -15,19 +15,12 @@ from listener import Listener
 from sample_reports import COMMAND
 from small_checkpoint import checkpoint_files, safetensors, write_files
 
+from artifacts.run_record import CheckpointReport, RunReport, StageReport, VariantReport, unjudged
 from artifacts.source_facts import source_of
 from pipeline.checkpoint import inspect_folder
+from pipeline.core.stage_key import stage_spec
+from pipeline.core.stage_record import StageRecord, StageSpec
 from pipeline.digest import FileDigests, digest_bytes, digest_json
-from pipeline.plan import stage_spec
-from pipeline.records import (
-    CheckpointReport,
-    RunReport,
-    StageRecord,
-    StageReport,
-    StageSpec,
-    VariantReport,
-)
-from pipeline.runner import unjudged
 from pipeline.selection import corrected
 from pipeline.stages.context import execute
 from pipeline.store import RECORD, Store, write_atomically

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from artifacts.run_record import RunReport, StageReport, VariantReport
 from eval_gates.records import GateReport, ThroughputReport
-from pipeline.records import RunReport, StageReport, VariantReport
 
 DIGEST = "0123456789abcdef" * 4
 COMMAND = {

@@ -15,9 +15,9 @@ from pretend_stages import edit
 from artifacts.bundle import BUNDLE, RESOLVED, VERDICT, packed
 from artifacts.bundle_check import BundleCheck
 from artifacts.manifest import MANIFEST, list_files
+from pipeline.core.stage_key import stage_key
+from pipeline.core.stage_record import StageRecord
 from pipeline.evidence import write_evidence
-from pipeline.plan import stage_key
-from pipeline.records import StageRecord
 from pipeline.store import RECORD
 
 RECIPE = "fp8-dynamic"

@@ -12,11 +12,11 @@ from quantized_checkpoint import inspected, source_files
 from small_checkpoint import safetensors, write_files
 
 from pipeline.checkpoint import Checkpoint
+from pipeline.core.stage_key import stage_spec
+from pipeline.core.stage_record import StageSpec
 from pipeline.dry_run import WORTH_BYTES, dry_run_stage, is_worth_it
 from pipeline.errors import PrepareError, StageError, VerificationError, WorkerError
 from pipeline.events import Progress
-from pipeline.plan import stage_spec
-from pipeline.records import StageSpec
 from pipeline.stages import dry_run
 from pipeline.stages.context import StageContext
 from pipeline.store import Store

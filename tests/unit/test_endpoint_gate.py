@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from listener import Listener
 
+from eval_gates.statistics.multiplicity import share_of
 from pipeline import endpoint_gate
 from pipeline.catalog import load_policy
 from pipeline.endpoint_gate import GateRequest, plan_of
@@ -17,7 +18,6 @@ from pipeline.errors import UsageError
 from pipeline.openai_endpoint import OpenAIEndpoint
 from pipeline.plan import Plan
 from pipeline.settings import Settings
-from pipeline.trials import share_of
 
 
 @pytest.fixture

@@ -13,11 +13,11 @@ from quantized_checkpoint import SIZE, source_files
 from small_checkpoint import write_files
 
 from pipeline import catalog
+from pipeline.core.stage_record import StageSpec
 from pipeline.digest import FileDigests
 from pipeline.errors import CheckpointError, UsageError
 from pipeline.forecast import Forecast, forecast
 from pipeline.preparation import Request, choose, find_data, locate, make_plan
-from pipeline.records import StageSpec
 from pipeline.settings import Settings
 from pipeline.store import Store
 

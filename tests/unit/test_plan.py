@@ -17,11 +17,11 @@ from three_suites import three_suites
 from pipeline import planner
 from pipeline.catalog import load_profile, load_recipe
 from pipeline.checkpoint import Checkpoint
+from pipeline.core.stage_record import StageRecord, StageSpec
 from pipeline.data_sources import SourceResolver
 from pipeline.digest import FileDigests
 from pipeline.plan import Plan, again
 from pipeline.planner import Planner
-from pipeline.records import StageRecord, StageSpec
 from recipes.policy import RESERVED_SUITE_NAMES, Policy
 from recipes.quantization import AwqQuantization
 from recipes.schema import Recipe, ServingProfile

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from listener import Listener
 
+from eval_gates.statistics.multiplicity import level_of
 from pipeline import catalog
 from pipeline.errors import UsageError
 from pipeline.evaluation_plan import TYPICAL_CHANGE
 from pipeline.policy_power import GatePower, check_decidable, joint_power, policy_power
-from pipeline.tries import level_of
 from recipes.policy import Policy
 from recipes.schema import Recipe
 

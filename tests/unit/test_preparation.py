@@ -18,10 +18,10 @@ from small_checkpoint import write_files
 
 from pipeline.catalog import load_profile
 from pipeline.checkpoint import Checkpoint
+from pipeline.core.stage_record import StageSpec
 from pipeline.digest import FileDigests
 from pipeline.errors import CheckpointError, UsageError
 from pipeline.preparation import Choices, Request, choose, find_data, locate, make_plan
-from pipeline.records import StageSpec
 from pipeline.settings import Settings
 
 

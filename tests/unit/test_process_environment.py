@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.core.stage_record import StageSpec
 from pipeline.events import Silent
 from pipeline.process_environment import Need, server_environment, stage_environment
-from pipeline.records import StageSpec
 from pipeline.stages.context import StageContext
 from pipeline.store import Store
 

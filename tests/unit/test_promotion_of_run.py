@@ -18,14 +18,15 @@ from artifacts.bundle import BUNDLE, VERDICT
 from artifacts.bundle_check import check_bundle
 from artifacts.manifest import list_files
 from artifacts.registry.mlflow_registry import MlflowRegistry
+from artifacts.run_record import RunReport
 from pipeline.cli.main import app
 from pipeline.collection import find_garbage, remove
+from pipeline.core.stage_key import stage_spec
 from pipeline.errors import RegistryError, StoreError, UsageError
 from pipeline.evaluation_plan import EvaluationPlanner, Served
-from pipeline.plan import VariantPlan, stage_spec
+from pipeline.plan import VariantPlan
 from pipeline.promotion_of_run import promote_run
 from pipeline.promotion_stage import Order
-from pipeline.records import RunReport
 from pipeline.run_log import RUN_RECORD
 from pipeline.serving import ServingArguments
 from pipeline.store import Store, write_atomically

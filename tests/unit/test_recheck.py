@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 from artifacts.bundle import BUNDLE
 from artifacts.registry.mlflow_registry import MlflowRegistry
 from artifacts.registry.registry import FILES_TAG
+from artifacts.run_record import RunReport
 from pipeline import recheck, recheck_run, runner
 from pipeline.catalog import RECIPES, load_profile
 from pipeline.cli.main import app
@@ -46,7 +47,6 @@ from pipeline.promotion_stage import Order
 from pipeline.recheck import Outcome, RecheckRequest, run_recheck, stands
 from pipeline.recheck_evidence import read_past
 from pipeline.recheck_record import RECHECK_TAG, rechecks_of
-from pipeline.records import RunReport
 from pipeline.run_log import find_run
 from pipeline.settings import Settings, load_settings
 from pipeline.store import Store

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from sample_reports import COMMAND
 
 from artifacts.command_line import command_line
+from artifacts.run_command import check_command
 from pipeline.errors import StoreError
-from pipeline.run_command import check_command
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),

@@ -14,8 +14,8 @@ import pytest
 from listener import Listener
 from sample_reports import COMMAND, failed_variant_report, stage_report, variant_report
 
+from artifacts.run_record import CheckpointReport, RunReport
 from pipeline.errors import ServingError, StoreError, UsageError
-from pipeline.records import CheckpointReport, RunReport
 from pipeline.run_log import (
     ALIVE_LOCK,
     RUN_RECORD,

@@ -13,11 +13,12 @@ import pytest
 from listener import Listener
 from pretend_stages import PretendContext, PretendExecutor, PretendModels, Score, edit
 
+from artifacts.run_record import RunReport, VariantReport
+from pipeline.core.stage_key import stage_spec
 from pipeline.data_sources import SuiteSource
 from pipeline.errors import PrepareError, ServingError, UsageError
 from pipeline.evaluation_plan import EvaluationPlanner, Served
-from pipeline.plan import Plan, VariantPlan, stage_spec
-from pipeline.records import RunReport, VariantReport
+from pipeline.plan import Plan, VariantPlan
 from pipeline.run_log import RunLog
 from pipeline.runner import Runner
 from pipeline.serving import ServingArguments

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sample_reports import failed_variant_report, variant_report
 
-from pipeline.records import VariantReport
+from artifacts.run_record import VariantReport
 from pipeline.selection import corrected
 
 ALPHA = 0.05

@@ -9,14 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from artifacts.run_record import VariantReport, unjudged
 from eval_gates.statistics.comparison import Comparison
+from eval_gates.statistics.multiplicity import level_of, share_of
 from eval_gates.statistics.sequential import log_evidence
+from pipeline.core.stage_record import StageRecord
 from pipeline.errors import StoreError
-from pipeline.records import StageRecord, VariantReport
-from pipeline.runner import unjudged
 from pipeline.selection import corrected
-from pipeline.trials import Count, Trials, share_of, variant_key
-from pipeline.tries import level_of, miscounts
+from pipeline.trials import Count, Trials, variant_key
+from pipeline.tries import miscounts
 from recipes.policy import Policy
 
 COUNT = Count(baseline={"checkpoint": "c"}, policy="p")

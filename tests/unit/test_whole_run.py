@@ -9,13 +9,13 @@ import pytest
 from listener import Listener
 from sample_reports import failed_variant_report, variant_report
 
+from artifacts.run_record import RunReport, VariantReport
 from pipeline import whole_run
 from pipeline.catalog import load_policy
 from pipeline.checkpoint import Checkpoint
 from pipeline.errors import ExitCode
 from pipeline.plan import Plan
 from pipeline.preparation import Request
-from pipeline.records import RunReport, VariantReport
 from pipeline.selection import exit_code_of
 from pipeline.settings import Settings
 

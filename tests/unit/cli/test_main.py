@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from pipeline import __version__
 from pipeline.cli.main import app
-from pipeline.plan import stage_spec
+from pipeline.core.stage_key import stage_spec
 from pipeline.run_log import RUN_RECORD
 from pipeline.store import Store
 

@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 from artifacts.registry.mlflow_registry import MlflowRegistry
 from artifacts.registry.registry import TUPLE_TAG, Cause, Move
+from artifacts.run_record import RunReport
 from pipeline.cli.main import app
 from pipeline.errors import PrepareError, RegistryError, UsageError
-from pipeline.records import RunReport
 from pipeline.run_log import RUN_RECORD
 from pipeline.store import Store, write_atomically
 

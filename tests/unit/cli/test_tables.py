@@ -16,6 +16,7 @@ from sample_reports import (
     variant_report,
 )
 
+from artifacts.run_record import RunReport
 from pipeline.cli.tables import (
     gate_row,
     last_line,
@@ -24,7 +25,6 @@ from pipeline.cli.tables import (
     print_stages,
     print_table,
 )
-from pipeline.records import RunReport
 from pipeline.store import Store
 
 Capture = pytest.CaptureFixture[str]

@@ -31,6 +31,8 @@ from sound_variants import (
     variant_files,
 )
 
+from pipeline.core.stage_key import stage_spec
+from pipeline.core.stage_record import StageReference, StageSpec
 from pipeline.errors import (
     EvaluationDataError,
     PrepareError,
@@ -42,9 +44,7 @@ from pipeline.errors import (
 )
 from pipeline.executors import Executor
 from pipeline.executors.local import LocalExecutor, LocalJob
-from pipeline.plan import stage_spec
 from pipeline.processes import GuardedProcess
-from pipeline.records import StageReference, StageSpec
 from pipeline.store import Store
 from recipes.policy import RougeSuite
 

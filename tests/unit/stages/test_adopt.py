@@ -11,10 +11,10 @@ import pytest
 from listener import Listener
 from small_checkpoint import checkpoint_files, write_files
 
+from pipeline.core.stage_key import stage_spec
+from pipeline.core.stage_record import StageRecord, StageSpec
 from pipeline.digest import digest_bytes, digest_file
 from pipeline.errors import StageError
-from pipeline.plan import stage_spec
-from pipeline.records import StageRecord, StageSpec
 from pipeline.stages.context import execute
 from pipeline.store import Store
 from pipeline.weight_files import weights_digest

@@ -12,9 +12,9 @@ from completions_stand_in import CompletionsStandIn
 from finished_stage import put_record, stage_record
 from listener import Listener
 
+from pipeline.core.stage_key import stage_spec
+from pipeline.core.stage_record import StageRecord, StageReference
 from pipeline.errors import ServingError
-from pipeline.plan import stage_spec
-from pipeline.records import StageRecord, StageReference
 from pipeline.server_address import free_port
 from pipeline.serving_names import SERVED_NAME
 from pipeline.stages.coherence import MAXIMUM_PERPLEXITY_RATIO, PASSAGE, incoherence

@@ -22,10 +22,10 @@ from artifacts.registry.registry import (
     Version,
 )
 from pipeline.catalog import load_policy
+from pipeline.core.stage_key import stage_spec
+from pipeline.core.stage_record import StageRecord, StageReference, StageSpec
 from pipeline.digest import digest_bytes, digest_json
 from pipeline.errors import RegistryError
-from pipeline.plan import stage_spec
-from pipeline.records import StageRecord, StageReference, StageSpec
 from pipeline.stages.context import execute
 from pipeline.stages.promote import still_holds
 from pipeline.store import Store

@@ -17,9 +17,9 @@ from quantized_checkpoint import inspected
 from small_checkpoint import checkpoint_files, safetensors, write_files
 
 from pipeline.catalog import load_recipe
+from pipeline.core.stage_key import stage_spec
+from pipeline.core.stage_record import StageSpec
 from pipeline.errors import StoreError, WorkerError
-from pipeline.plan import stage_spec
-from pipeline.records import StageSpec
 from pipeline.stages import quantize
 from pipeline.stages.context import StageContext
 from pipeline.stages.quantize import (

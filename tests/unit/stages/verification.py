@@ -20,9 +20,9 @@ from sound_variants import (
     write_weights,
 )
 
+from pipeline.core.stage_key import stage_spec
+from pipeline.core.stage_record import StageRecord, StageReference
 from pipeline.errors import VerificationError
-from pipeline.plan import stage_spec
-from pipeline.records import StageRecord, StageReference
 from pipeline.stages.context import execute
 from pipeline.store import Store
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from listener import Listener
 
+from pipeline.core.stage_key import stage_spec
 from pipeline.errors import EvaluationDataError, WorkerError
 from pipeline.events import EVENTS_FD_VARIABLE
-from pipeline.plan import stage_spec
 from pipeline.stages.context import BOOTSTRAP, StageContext
 from pipeline.store import Store
 

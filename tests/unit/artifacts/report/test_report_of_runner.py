@@ -12,7 +12,7 @@ from test_runner import ONE, TWO, Bench, flipping, policy
 from artifacts.report.evidence_paths import path_of
 from artifacts.report.page import run_page
 from artifacts.report.run_evidence import RunEvidence
-from pipeline.records import RunReport
+from artifacts.run_record import RunReport
 from pipeline.store import Store
 
 

@@ -1,4 +1,4 @@
-"""What is written down: of a stage, of a gate, of a variant, of a whole run.
+"""What is written down of a run: of its stages, its variants and the whole.
 
 Frozen models with a `schema_version`; `RunReport` is also what `--json` prints.
 """
@@ -9,63 +9,13 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from eval_gates.records import GateReport, Record, ThroughputReport, Verdict
-from pipeline.run_command import check_command
+from artifacts.run_command import check_command
+from eval_gates.records import GateReport, ThroughputReport, Verdict
+from pipeline.core.record import Record
 
 SCHEMA_VERSION = 2
 
 StageStatus = Literal["ran", "reused", "failed"]
-
-
-class StageSpec(Record):
-    """All that `prepare stage run` needs: what to do (part of the key) and where (not part)."""
-
-    schema_version: int = Field(SCHEMA_VERSION, description="of this record")
-    stage: str = Field(description="name of the stage, a module of pipeline.stages")
-    variant: str = Field(description="name of the recipe whose variant this is about")
-    key: str = Field(description="digest of stage, revision, parameters and inputs' keys")
-    parameters: dict[str, Any] = Field(description="everything that can change the output")
-    inputs: dict[str, StageReference] = Field(description="earlier stages, by role")
-    runtime: dict[str, Any] = Field(
-        description="where to do it: an endpoint's URL, an interpreter; never changes the output"
-    )
-    store: str = Field(description="folder of the store")
-
-    def as_reference(self) -> StageReference:
-        """This stage as an input of a later one."""
-        return StageReference(stage=self.stage, key=self.key)
-
-
-class StageReference(Record):
-    """A finished stage, as a later stage's input."""
-
-    stage: str = Field(description="name of the stage")
-    key: str = Field(description="its key in the store")
-
-
-StageSpec.model_rebuild()
-
-
-class StageRecord(Record):
-    """What a finished stage left beside its outputs, as stage.json."""
-
-    schema_version: int = Field(SCHEMA_VERSION, description="of this record")
-    stage: str = Field(description="name of the stage")
-    variant: str = Field(description="name of the recipe it was first run for")
-    key: str = Field(description="digest that the folder is named by")
-    parameters: dict[str, Any] = Field(description="as in the spec")
-    inputs: dict[str, StageReference] = Field(description="as in the spec")
-    input_digests: dict[str, str] = Field(
-        description="by role, digest of the input's result as it was; an input that was made "
-        "again with another result makes this stage stale"
-    )
-    result: dict[str, Any] = Field(description="facts that later stages and reports read")
-    notes: list[str] = Field(description="what was said aloud while it ran")
-    seconds: float = Field(description="wall time")
-    finished: str = Field(description="UTC time, ISO 8601")
-    peak_memory_bytes: int | None = Field(
-        None, description="largest resident set of the stage's worker, when there was one"
-    )
 
 
 class VariantReport(Record):
@@ -89,6 +39,23 @@ class VariantReport(Record):
     registry_version: str | None = Field(None, description="when it was registered")
     gates: list[GateReport]
     throughput: ThroughputReport | None
+
+
+def unjudged(
+    recipe: str, verdict: Literal["fail", "error", "skipped"], reason: str, weights: int | None
+) -> VariantReport:
+    """The report of a variant that did not get as far as the gates."""
+    return VariantReport(
+        recipe=recipe,
+        weights_bytes=weights,
+        verdict=verdict,
+        reason=reason,
+        promoted=False,
+        p_value=None,
+        registry_version=None,
+        gates=[],
+        throughput=None,
+    )
 
 
 class StageReport(Record):

@@ -1,0 +1,1 @@
+"""What all else stands on: errors, events, processes, the store, readers of foreign files."""
