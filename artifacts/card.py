@@ -24,6 +24,7 @@ from artifacts.card_words import (
     quantization_words,
 )
 from artifacts.judged_variant import JudgedVariant
+from artifacts.serving_arguments import ServingArguments
 from artifacts.written_numbers import in_points, per_cent
 from eval_gates.records import GateReport, ThroughputReport
 from pipeline import __version__
@@ -37,7 +38,6 @@ from pipeline.foreign_text import (
     one_line,
     shown,
 )
-from pipeline.serving import ServingArguments
 
 TEMPLATE = Path(__file__).parent / "templates" / "model_card.md.j2"
 CARD = "README.md"

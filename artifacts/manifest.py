@@ -14,9 +14,10 @@ from pathlib import Path, PurePosixPath
 from pydantic import Field, field_validator
 
 from pipeline.core.record import Record
-from pipeline.digest import digest_file
+from pipeline.digest import digest_file, digest_json
 from pipeline.errors import EvidenceError
 from pipeline.foreign_file import MEBIBYTE, read_regular
+from pipeline.weight_files import weight_files
 
 MANIFEST = "manifest.json"
 MANIFEST_BYTES = 16 * MEBIBYTE  # some 80,000 files
@@ -171,3 +172,26 @@ def _changed(file: Path, wanted: ManifestFile) -> str:
     if file.stat().st_size != wanted.size:
         return "size"
     return "" if digest_file(file) == wanted.sha256 else "digest"
+
+
+def digest_of_other_files(folder: Path, added: tuple[str, ...] = ADDED_LATER) -> str:
+    """Digest of names and contents of every file but the weights and what was added since.
+
+    What is called `*.safetensors` and is no part of the weights is one of them.
+
+    Args:
+        folder: of a version's files.
+        added: files that do not count.
+
+    Raises:
+        CheckpointError: the folder has no weights.
+        EvidenceError: there is something that is neither a file nor a folder.
+    """
+    weights = set(weight_files(folder))
+    return digest_json(
+        [
+            [path, digest_file(file)]
+            for path, file in plain_files(folder, added)
+            if file not in weights
+        ]
+    )

@@ -94,11 +94,12 @@ def parse_arguments() -> argparse.Namespace:
 
 def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Serve the model and have both ways ask it; what :func:`ask_both_ways` found."""
+    from artifacts.serving_arguments import ServingArguments
     from pipeline.catalog import load_profile
     from pipeline.cli.display import open_display
     from pipeline.environments.environment import Accelerator
     from pipeline.server_address import free_port
-    from pipeline.serving import Server, ServingArguments
+    from pipeline.serving import Server
     from pipeline.serving_names import SERVED_NAME
 
     profile = load_profile(arguments.profile)

@@ -18,6 +18,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from artifacts.kept_runs import RUN_RECORD, is_alive, read_run
 from artifacts.registry.hub_registry import SCHEME as HUB
 from artifacts.registry.mlflow_registry import EMBEDDED
 from artifacts.registry.registry import Registry, Version, open_registry
@@ -25,7 +26,6 @@ from pipeline.core.stage_record import StageRecord, StageReference, StageSpec
 from pipeline.errors import RegistryError, StoreError
 from pipeline.events import Progress
 from pipeline.recheck_record import rechecks_of
-from pipeline.run_log import RUN_RECORD, is_alive, read_run
 from pipeline.stages.evaluate import book_key
 from pipeline.store import RECORD, Store
 

@@ -9,16 +9,22 @@ from pathlib import Path
 from typing import Protocol
 
 from artifacts.bundle import BUNDLE
-from artifacts.manifest import ADDED_LATER, MANIFEST, plain_files, read_manifest
+from artifacts.manifest import (
+    ADDED_LATER,
+    MANIFEST,
+    digest_of_other_files,
+    plain_files,
+    read_manifest,
+)
 from artifacts.registry.registry import EVIDENCE_TAG, FILES_TAG, WEIGHTS_TAG, Registry, Version
-from pipeline.digest import FileDigests, digest_file, digest_json
+from pipeline.digest import FileDigests, digest_file
 from pipeline.environments.environment import Environment
 from pipeline.errors import RegistryError, UsageError
 from pipeline.foreign_text import clipped
 from pipeline.judged_tuple import JudgedTuple
 from pipeline.process_environment import server_environment
 from pipeline.recheck_evidence import PastVerdict
-from pipeline.weight_files import weight_files, weights_digest
+from pipeline.weight_files import weights_digest
 
 ENGINE_SECONDS = 120
 ASK_ENGINE = "import vllm; print('engine-version', vllm.__version__)"
@@ -224,26 +230,3 @@ def refuse_unlisted(version: Version, folder: Path) -> None:
             where=f"{version.name} version {version.version}",
             cure="somebody added or removed files; the verdict says nothing of these",
         )
-
-
-def digest_of_other_files(folder: Path, added: tuple[str, ...] = ADDED_LATER) -> str:
-    """Digest of names and contents of every file but the weights and what was added since.
-
-    What is called `*.safetensors` and is no part of the weights is one of them.
-
-    Args:
-        folder: of a version's files.
-        added: files that do not count.
-
-    Raises:
-        CheckpointError: the folder has no weights.
-        EvidenceError: there is something that is neither a file nor a folder.
-    """
-    weights = set(weight_files(folder))
-    return digest_json(
-        [
-            [path, digest_file(file)]
-            for path, file in plain_files(folder, added)
-            if file not in weights
-        ]
-    )

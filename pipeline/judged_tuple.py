@@ -14,10 +14,10 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, Json, ValidationError
 
 from artifacts.registry.registry import Version
+from artifacts.serving_arguments import ServingArguments
 from pipeline.environments.environment import Accelerator
 from pipeline.errors import CheckpointError, EvidenceError, RegistryError
 from pipeline.hardware import hardware
-from pipeline.serving import ServingArguments
 from recipes.engine_arguments import EngineArgumentError, check_arguments, check_variables
 from recipes.schema import EngineValue
 

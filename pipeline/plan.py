@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from itertools import chain, pairwise
 from pathlib import Path
 
+from artifacts.serving_arguments import ServingArguments
 from eval_gates.statistics.multiplicity import share_of
 from pipeline.core.stage_key import stage_spec
 from pipeline.core.stage_record import StageRecord, StageReference, StageSpec
-from pipeline.serving import ServingArguments
 from pipeline.trials import Trial
 from recipes.policy import Policy
 from recipes.schema import Recipe

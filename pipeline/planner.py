@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from artifacts.serving_arguments import ServingArguments
 from pipeline.checkpoint import Checkpoint
 from pipeline.core.stage_key import stage_spec
 from pipeline.core.stage_record import StageSpec
@@ -20,7 +21,6 @@ from pipeline.inspection.ignored import added_words, ignore_list
 from pipeline.inspection.source import Source, read_folder
 from pipeline.plan import Plan, VariantPlan
 from pipeline.quantizers import is_streamed, quantizer_of
-from pipeline.serving import ServingArguments
 from pipeline.trials import Count, Trial, variant_key
 from recipes.policy import Policy
 from recipes.quantization import Quantization

@@ -34,12 +34,8 @@ from pipeline.inspection.chat_template import folder_has_chat_template
 from pipeline.plan import Plan
 from pipeline.planner import Planner
 from pipeline.policy_power import check_decidable
-from pipeline.preflight.checks import (
-    already_quantized,
-    code_of_its_own,
-    unsupported_architecture,
-)
 from pipeline.quantizers import environments_for
+from pipeline.refusals import already_quantized, code_of_its_own, unsupported_architecture
 from pipeline.settings import Settings
 from pipeline.suitability import check_processor
 from pipeline.suite_forms import with_forms

@@ -15,6 +15,7 @@ from typing import Any
 
 from artifacts.registry.registry import Registry, Version, open_registry, who_am_i
 from artifacts.run_record import RunReport, VariantReport
+from artifacts.serving_arguments import ServingArguments
 from pipeline.cpu_features import cpu_features
 from pipeline.deployment import check_files, engine_version_of, find_version, folder_of
 from pipeline.digest import FileDigests, digest_json
@@ -27,11 +28,10 @@ from pipeline.kept_run import kept_to_the_end
 from pipeline.preparation import choose_profile, registry_uri
 from pipeline.recheck_changes import Change, changes, registered_members
 from pipeline.recheck_evidence import PastVerdict, read_past
-from pipeline.recheck_record import RecheckRecord, rechecks_of
+from pipeline.recheck_record import RecheckRecord, rechecks_of, stands
 from pipeline.recheck_run import Recheck, attempt_of
 from pipeline.run_log import NotingProgress, RunLog
 from pipeline.selection import exit_code_of
-from pipeline.serving import ServingArguments
 from pipeline.settings import Settings
 from pipeline.store import Store
 from pipeline.suitability import check_processor
@@ -124,16 +124,6 @@ class Outcome:
             "run": self.run,
             "error": self.report.error if self.report else None,
         }
-
-
-def stands(then: str, now: str) -> bool | None:
-    """Whether a verdict holds after another one: it passes, or is what it was; None for an error.
-
-    What did not pass and was promoted all the same stands while it does no worse.
-    """
-    if now not in ("pass", "fail", "undecided"):
-        return None
-    return now in ("pass", then) or then == "fail"
 
 
 def run_recheck(request: RecheckRequest, settings: Settings, progress: Progress) -> Outcome:

@@ -15,9 +15,9 @@ from artifacts.bundled_evidence import BundledEvidence
 from artifacts.judged_variant import Find, JudgedVariant, record_of
 from artifacts.manifest import read_manifest
 from artifacts.registry.registry import TUPLE_TAG, WEIGHTS_TAG, Version
+from artifacts.serving_arguments import ServingArguments
 from pipeline.digest import digest_json
 from pipeline.errors import EvidenceError
-from pipeline.serving import ServingArguments
 from pipeline.trials import Count, Trial
 from recipes.policy import Policy
 from recipes.quantization import Quantization

@@ -8,13 +8,12 @@ hand, and the evidence gives the verdict; what does not stand is believed always
 from __future__ import annotations
 
 from artifacts.judged_variant import JudgedVariant
+from artifacts.kept_runs import find_run
 from pipeline.digest import digest_json
 from pipeline.errors import PrepareError
 from pipeline.judged_tuple import JudgedTuple
-from pipeline.recheck import stands
 from pipeline.recheck_evidence import PastVerdict
-from pipeline.recheck_record import RecheckRecord
-from pipeline.run_log import find_run
+from pipeline.recheck_record import RecheckRecord, stands
 from pipeline.store import Store
 from pipeline.verdict_check import check_run, claims_of
 

@@ -55,3 +55,13 @@ def rechecks_of(version: Version) -> list[RecheckRecord]:
                 f"`prepare recheck {version.name}@{version.version}` again",
             ) from error
     return found
+
+
+def stands(then: str, now: str) -> bool | None:
+    """Whether a verdict holds after another one: it passes, or is what it was; None for an error.
+
+    What did not pass and was promoted all the same stands while it does no worse.
+    """
+    if now not in ("pass", "fail", "undecided"):
+        return None
+    return now in ("pass", then) or then == "fail"

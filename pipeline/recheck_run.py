@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from artifacts.kept_runs import read_run
 from artifacts.registry.registry import Version
 from artifacts.run_record import unjudged
 from artifacts.source_facts import reported
@@ -31,7 +32,7 @@ from pipeline.preflight.before_run import preflight_of
 from pipeline.preparation import Asked, Choices, find_data, locate
 from pipeline.recheck_evidence import PastVerdict
 from pipeline.reference import Reference, parse_reference
-from pipeline.run_log import RunLog, read_run
+from pipeline.run_log import RunLog
 from pipeline.runner import Runner
 from pipeline.selection import corrected
 from pipeline.settings import Settings

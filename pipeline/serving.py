@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import re
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from artifacts.serving_arguments import ServingArguments
 from pipeline.errors import ServingError
 from pipeline.events import Progress
 from pipeline.private_files import open_log
@@ -16,45 +15,10 @@ from pipeline.process_environment import server_environment
 from pipeline.processes import GuardedProcess
 from pipeline.server_address import ServerAddress, private_socket
 from pipeline.serving_names import SERVED_NAME
-from recipes.schema import ServingProfile
 
 POLL_SECONDS = 0.5
 # vLLM's own variable for the key that its clients must show; a command line is for all to read.
 SERVER_KEY = "VLLM_API_KEY"
-# No profile may have them; a version that was registered before may, and they decide no answer.
-CREDENTIALS = ("api-key", "hf-token")
-
-
-@dataclass(frozen=True)
-class ServingArguments:
-    """How a model is served, as run: part of the deployable tuple, so recorded and hashed."""
-
-    engine_arguments: dict[str, Any]
-    environment: dict[str, str]
-
-    @classmethod
-    def of(cls, profile: ServingProfile, *, is_baseline: bool) -> ServingArguments:
-        """What the profile says, with the KV dtype that it gives to the baseline or a variant."""
-        kv_dtype = profile.baseline_kv_cache_dtype if is_baseline else profile.kv_cache_dtype
-        return cls(
-            engine_arguments={**profile.engine_arguments, "kv-cache-dtype": kv_dtype},
-            environment=dict(profile.environment),
-        )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for a stage's parameters."""
-        return {"engine_arguments": self.engine_arguments, "environment": self.environment}
-
-    def command_line(self) -> list[str]:
-        """vLLM's arguments: true is a bare flag, false a flag left out."""
-        words: list[str] = []
-        for name, value in self.engine_arguments.items():
-            if value is False or name in CREDENTIALS:
-                continue
-            words.append(f"--{name}")
-            if value is not True:
-                words.append(str(value))
-        return words
 
 
 class Server:

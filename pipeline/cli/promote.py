@@ -67,12 +67,12 @@ def promote(
     Exit codes: 0 promoted, 1 error (the alias moved meanwhile, too), 2 usage
     (no variant passed, too).
     """
+    from artifacts.kept_runs import find_run
     from pipeline.cli.display import open_display
     from pipeline.cli.tables import print_json
     from pipeline.preparation import registry_uri
     from pipeline.promotion_of_run import promote_run
     from pipeline.promotion_stage import Order
-    from pipeline.run_log import find_run
     from pipeline.settings import load_settings
     from pipeline.store import Store
 

@@ -39,9 +39,9 @@ def report(
 
       prepare report 20261120 20261121
     """
+    from artifacts.kept_runs import find_run
     from artifacts.report.page import comparison_page, run_page
     from artifacts.report.run_evidence import RunEvidence
-    from pipeline.run_log import find_run
     from pipeline.settings import load_settings
     from pipeline.store import Store
 

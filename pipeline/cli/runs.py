@@ -22,9 +22,9 @@ def list_runs(store: StoreOption = None, as_json: JsonOption = False) -> None:
 
       prepare runs list
     """
+    from artifacts.kept_runs import read_run
     from pipeline.cli.tables import print_json, print_table
     from pipeline.errors import StoreError
-    from pipeline.run_log import read_run
     from pipeline.settings import load_settings
     from pipeline.store import Store
 
@@ -64,8 +64,8 @@ def show(
 
       prepare runs show latest --json
     """
+    from artifacts.kept_runs import find_run
     from pipeline.cli.tables import print_run, print_stages
-    from pipeline.run_log import find_run
     from pipeline.settings import load_settings
     from pipeline.store import Store
 

@@ -136,8 +136,8 @@ def registered_folder(reference: str, registry: str | None, store: Path | None) 
 
 def verify_run(run: str, store: Path | None, *, as_json: bool) -> bool:
     """Check a run of the store; whether all is as kept."""
+    from artifacts.kept_runs import find_run
     from pipeline.cli.tables import print_json
-    from pipeline.run_log import find_run
     from pipeline.settings import load_settings
     from pipeline.store import Store
     from pipeline.verdict_check import check_run

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from pipeline import catalog
+from pipeline import catalog, refusals
 from pipeline.checkpoint import CODE_KEY
 from pipeline.cpu_features import cpu_features
 from pipeline.errors import CheckpointError, PreflightError, PrepareError
@@ -91,9 +91,9 @@ class Preflight:
         source, where = self.source, self.source.where
         untrusted = CODE_KEY in source.config and not self.trust_remote_code
         return present(
-            checks.unsupported_architecture(self.architecture, where),
-            checks.already_quantized(where, source.names) if source.quantized else None,
-            checks.code_of_its_own(where) if untrusted else None,
+            refusals.unsupported_architecture(self.architecture, where),
+            refusals.already_quantized(where, source.names) if source.quantized else None,
+            refusals.code_of_its_own(where) if untrusted else None,
         )
 
     def _of_recipes(self) -> list[PrepareError]:

@@ -8,6 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from artifacts.manifest import digest_of_other_files
 from artifacts.registry.registry import (
     EVIDENCE_TAG,
     FILES_TAG,
@@ -20,7 +21,6 @@ from artifacts.registry.registry import (
     still_has,
 )
 from pipeline.core.stage_record import StageRecord
-from pipeline.deployment import digest_of_other_files
 from pipeline.digest import digest_json
 from pipeline.errors import RegistryError
 from pipeline.stages.context import StageContext

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from artifacts.serving_arguments import ServingArguments
 from eval_gates.suites.completions_model import Item, payload
 from pipeline import catalog
 from pipeline.environments.environment import Accelerator, Environment, ensure
@@ -20,7 +21,7 @@ from pipeline.events import Silent
 from pipeline.inspection.kv_cache import kv_cache
 from pipeline.inspection.model_shape import model_shape
 from pipeline.process_environment import server_environment
-from pipeline.serving import Server, ServingArguments
+from pipeline.serving import Server
 from pipeline.settings import load_settings
 
 pytestmark = [pytest.mark.cuda_build, pytest.mark.timeout(3600)]

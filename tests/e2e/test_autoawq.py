@@ -15,6 +15,7 @@ from pydantic import TypeAdapter
 
 import pipeline
 import recipes
+from artifacts.serving_arguments import ServingArguments
 from pipeline.catalog import load_recipe
 from pipeline.checkpoint import inspect_folder
 from pipeline.core.stage_key import stage_spec
@@ -23,7 +24,7 @@ from pipeline.environments.environment import Accelerator, Environment, ensure
 from pipeline.errors import PrepareError
 from pipeline.events import Silent
 from pipeline.server_address import free_port
-from pipeline.serving import Server, ServingArguments
+from pipeline.serving import Server
 from pipeline.settings import load_settings
 from pipeline.stages.context import execute
 from pipeline.stages.quantize import copy_carried_over

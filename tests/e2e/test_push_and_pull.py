@@ -27,6 +27,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from artifacts.manifest import digest_of_other_files
 from artifacts.registry import remote_repository
 from artifacts.registry.mlflow_registry import MlflowRegistry
 from artifacts.registry.oci_registry import OciRegistry
@@ -39,7 +40,6 @@ from artifacts.registry.registry import (
     Registry,
 )
 from pipeline.cli.main import app
-from pipeline.deployment import digest_of_other_files
 from pipeline.digest import digest_file
 from pipeline.errors import RegistryError
 from pipeline.server_address import free_port

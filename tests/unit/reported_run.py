@@ -16,13 +16,13 @@ from finished_stage import put_record, stage_record
 from sample_reports import COMMAND, DIGEST, run_report, stage_report, variant_report
 from three_suites import three_suites
 
+from artifacts.kept_runs import RUN_RECORD
 from artifacts.run_record import RunReport, StageReport
 from eval_gates.answers import read_answers
 from eval_gates.suites.json_lines import write_rows
 from eval_gates.verdict import judged
 from pipeline.core.stage_record import StageRecord, StageReference
 from pipeline.digest import digest_bytes
-from pipeline.run_log import RUN_RECORD
 from pipeline.store import Store, write_atomically
 
 RECIPES = {"fp8-dynamic": "fp8", "awq-w4a16": "int4"}

@@ -9,15 +9,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from artifacts.manifest import digest_of_other_files
 from artifacts.registry.mlflow_registry import MlflowRegistry
 from artifacts.registry.registry import FILES_TAG, TUPLE_TAG, WEIGHTS_TAG, Cause, Move, Version
 from pipeline.cli.main import app
-from pipeline.deployment import (
-    check_files,
-    digest_of_other_files,
-    find_version,
-    pull_version,
-)
+from pipeline.deployment import check_files, find_version, pull_version
 from pipeline.digest import digest_file
 from pipeline.environments.environment import Accelerator, identity
 from pipeline.errors import RegistryError, UsageError

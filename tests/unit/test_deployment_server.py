@@ -15,15 +15,15 @@ from listener import Listener
 from registered_version import registered
 
 from artifacts.bundle import BUNDLE
+from artifacts.manifest import digest_of_other_files
 from artifacts.registry.registry import FILES_TAG, Version
+from artifacts.serving_arguments import ServingArguments
 from pipeline import deployment_server, judged_tuple
-from pipeline.deployment import digest_of_other_files
 from pipeline.deployment_server import Deployment
 from pipeline.errors import CheckpointError, EvidenceError, RegistryError
 from pipeline.judged_tuple import JudgedTuple
 from pipeline.recheck_proof import proven_tuple
 from pipeline.recheck_record import RecheckRecord
-from pipeline.serving import ServingArguments
 from pipeline.settings import Settings
 
 ENGINES = {"cpu": "0.32.0+cpu", "cuda": "0.32.0"}

@@ -16,9 +16,11 @@ from typer.testing import CliRunner
 
 from artifacts.bundle import BUNDLE, VERDICT
 from artifacts.bundle_check import check_bundle
+from artifacts.kept_runs import RUN_RECORD
 from artifacts.manifest import list_files
 from artifacts.registry.mlflow_registry import MlflowRegistry
 from artifacts.run_record import RunReport
+from artifacts.serving_arguments import ServingArguments
 from pipeline.cli.main import app
 from pipeline.collection import find_garbage, remove
 from pipeline.core.stage_key import stage_spec
@@ -27,8 +29,6 @@ from pipeline.evaluation_plan import EvaluationPlanner, Served
 from pipeline.plan import VariantPlan
 from pipeline.promotion_of_run import promote_run
 from pipeline.promotion_stage import Order
-from pipeline.run_log import RUN_RECORD
-from pipeline.serving import ServingArguments
 from pipeline.store import Store, write_atomically
 from recipes.schema import Recipe
 

@@ -14,10 +14,10 @@ from test_promotion_of_run import Site, both_good
 from test_runner import ONE, TWO
 from typer.testing import CliRunner
 
+from artifacts.manifest import digest_of_other_files
 from artifacts.registry.registry import FILES_TAG, WEIGHTS_TAG
 from pipeline.cli.main import app
 from pipeline.collection import find_garbage
-from pipeline.deployment import digest_of_other_files
 from pipeline.digest import digest_file
 from pipeline.errors import RegistryError
 from pipeline.weight_files import weights_digest

@@ -19,13 +19,15 @@ from published_models import LLAMA_3_8B, dense, source
 from typer.testing import CliRunner
 
 from artifacts.bundle import BUNDLE
+from artifacts.kept_runs import find_run
+from artifacts.manifest import digest_of_other_files
 from artifacts.registry.mlflow_registry import MlflowRegistry
 from artifacts.registry.registry import FILES_TAG
 from artifacts.run_record import RunReport
 from pipeline import recheck, recheck_run, runner
 from pipeline.catalog import RECIPES, load_profile
 from pipeline.cli.main import app
-from pipeline.deployment import digest_of_other_files, find_version
+from pipeline.deployment import find_version
 from pipeline.deployment_server import accepted_tuples
 from pipeline.digest import digest_json
 from pipeline.environments import environment
@@ -44,10 +46,9 @@ from pipeline.preflight.preflight import Preflight
 from pipeline.preparation import Choices
 from pipeline.promotion_of_run import promote_run
 from pipeline.promotion_stage import Order
-from pipeline.recheck import Outcome, RecheckRequest, run_recheck, stands
+from pipeline.recheck import Outcome, RecheckRequest, run_recheck
 from pipeline.recheck_evidence import read_past
-from pipeline.recheck_record import RECHECK_TAG, rechecks_of
-from pipeline.run_log import find_run
+from pipeline.recheck_record import RECHECK_TAG, rechecks_of, stands
 from pipeline.settings import Settings, load_settings
 from pipeline.store import Store
 from pipeline.verdict_check import check_run

@@ -14,6 +14,7 @@ from listener import Listener
 from pretend_stages import PretendContext, PretendExecutor, PretendModels, Score, edit
 
 from artifacts.run_record import RunReport, VariantReport
+from artifacts.serving_arguments import ServingArguments
 from pipeline.core.stage_key import stage_spec
 from pipeline.data_sources import SuiteSource
 from pipeline.errors import PrepareError, ServingError, UsageError
@@ -21,7 +22,6 @@ from pipeline.evaluation_plan import EvaluationPlanner, Served
 from pipeline.plan import Plan, VariantPlan
 from pipeline.run_log import RunLog
 from pipeline.runner import Runner
-from pipeline.serving import ServingArguments
 from pipeline.stage_runner import StageRunner
 from pipeline.store import Store
 from pipeline.verdict_check import check_run

@@ -8,13 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from artifacts.serving_arguments import ServingArguments
 from pipeline.catalog import load_profile
-from pipeline.serving import (
-    ServingArguments,
-    cure_for,
-    engine_facts,
-    reason_in_log,
-)
+from pipeline.serving import cure_for, engine_facts, reason_in_log
 
 # --- arguments and environment ------------------------------------------------------------------
 

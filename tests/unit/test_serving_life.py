@@ -20,12 +20,13 @@ import httpx
 import pytest
 from model_server_stand_in import stand_in_python
 
+from artifacts.serving_arguments import ServingArguments
 from pipeline.deployment import engine_version_of
 from pipeline.environments.environment import Environment
 from pipeline.errors import RegistryError, ServingError
 from pipeline.events import Silent
 from pipeline.server_address import free_port
-from pipeline.serving import Server, ServingArguments
+from pipeline.serving import Server
 
 NO_CACHE = "ValueError: No available memory for the cache blocks."
 LAST_WORDS = f"""\

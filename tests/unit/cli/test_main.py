@@ -19,10 +19,10 @@ from filelock import FileLock
 from sample_reports import run_report
 from typer.testing import CliRunner
 
+from artifacts.kept_runs import RUN_RECORD
 from pipeline import __version__
 from pipeline.cli.main import app
 from pipeline.core.stage_key import stage_spec
-from pipeline.run_log import RUN_RECORD
 from pipeline.store import Store
 
 HEAVY = {

@@ -12,9 +12,9 @@ import pytest
 from sample_reports import run_report
 from typer.testing import CliRunner
 
+from artifacts.kept_runs import RUN_RECORD
 from pipeline.cli.main import app
 from pipeline.errors import StoreError, UsageError
-from pipeline.run_log import RUN_RECORD
 from pipeline.store import Store, write_atomically
 
 FIRST, SECOND = "20261120-090000-000001", "20261121-100000-000001"

@@ -11,12 +11,12 @@ import pytest
 from sample_reports import COMMAND, failed_variant_report, run_report, stage_report
 from typer.testing import CliRunner
 
+from artifacts.kept_runs import RUN_RECORD
 from artifacts.registry.mlflow_registry import MlflowRegistry
 from artifacts.registry.registry import TUPLE_TAG, Cause, Move
 from artifacts.run_record import RunReport
 from pipeline.cli.main import app
 from pipeline.errors import PrepareError, RegistryError, UsageError
-from pipeline.run_log import RUN_RECORD
 from pipeline.store import Store, write_atomically
 
 FIRST, SECOND = "20261120-090000-000001", "20261121-100000-000001"

@@ -14,10 +14,10 @@ from judged_run import RUN, JudgedRun
 from listener import Listener
 from typer.testing import CliRunner
 
+from artifacts.kept_runs import RUN_RECORD
 from pipeline.cli.main import app
 from pipeline.errors import EvidenceError, UsageError
 from pipeline.evidence import write_evidence
-from pipeline.run_log import RUN_RECORD
 
 RECIPE = "fp8-dynamic"
 

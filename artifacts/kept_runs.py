@@ -1,0 +1,60 @@
+"""Reads the records that runs leave in a store: run.json, and whether its run still goes on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from artifacts.run_record import SCHEMA_VERSION, RunReport
+from pipeline.errors import StoreError, UsageError
+from pipeline.store import Store
+
+RUN_RECORD = "run.json"
+ALIVE_LOCK = "alive.lock"
+
+
+def is_alive(folder: Path) -> bool:
+    """Whether the process that made that run still holds its lock."""
+    lock = FileLock(folder / ALIVE_LOCK)
+    try:
+        with lock.acquire(timeout=0):
+            return False
+    except Timeout:
+        return True
+
+
+def read_run(folder: Path) -> RunReport:
+    """The record in that run's folder; raises StoreError when it is missing or damaged."""
+    path = folder / RUN_RECORD
+    try:
+        text = path.read_text(encoding="utf-8")
+        version = json.loads(text).get("schema_version", SCHEMA_VERSION)
+        if version != SCHEMA_VERSION:
+            raise StoreError(
+                f"this run's record has schema version {version}, this prepare reads "
+                f"{SCHEMA_VERSION}",
+                where=str(path),
+                cure="read it with the version of prepare that wrote it, or run the command again",
+            )
+        report = RunReport.model_validate_json(text)
+        if report.status == "running" and not is_alive(folder):
+            return report.model_copy(update={"status": "killed"})
+        return report
+    except (OSError, ValueError, AttributeError) as error:
+        raise StoreError(f"a run's record cannot be read: {error}", where=str(path)) from error
+
+
+def find_run(store: Store, name: str) -> RunReport:
+    """The run of that id, an unambiguous beginning of one, or 'latest'; else UsageError."""
+    folders = store.run_folders()
+    matching = folders[-1:] if name == "latest" else [f for f in folders if f.name.startswith(name)]
+    if len(matching) != 1:
+        known = ", ".join(folder.name for folder in folders[-5:]) or "none"
+        raise UsageError(
+            f"{'more than one run starts' if matching else 'no run starts'} with '{name}'",
+            where=str(store.root / "runs"),
+            cure=f"the newest runs: {known}; or 'latest'",
+        )
+    return read_run(matching[0])
