@@ -32,7 +32,8 @@ from artifacts.manifest import (
     Manifest,
     list_files,
 )
-from artifacts.run_record import SourceFacts, VariantReport
+from artifacts.run_record import VariantReport
+from artifacts.source_facts import SourceFacts
 from pipeline import __version__
 from pipeline.core.record import Record
 from pipeline.core.stage_record import StageRecord

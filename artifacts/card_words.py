@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from artifacts.run_record import SourceFacts
+from artifacts.source_facts import SourceFacts
 from pipeline.foreign_text import markdown, markdown_code, markdown_link
 
 PRESETS = {

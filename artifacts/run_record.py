@@ -10,6 +10,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator
 
 from artifacts.run_command import check_command
+from artifacts.source_facts import CheckpointReport
 from eval_gates.records import GateReport, ThroughputReport, Verdict
 from pipeline.core.record import Record
 
@@ -66,28 +67,6 @@ class StageReport(Record):
     status: StageStatus
     seconds: float = Field(description="wall time; of a reused stage, to find it")
     key: str | None = Field(description="in the store; None for 'serve', which has no output")
-
-
-class SourceFacts(Record):
-    """The checkpoint that a variant was made of, as others may be told of it."""
-
-    ref: str = Field(description="as the user named it")
-    digest: str = Field(description="over its files' digests")
-    revision: str = Field("", description="commit on the Hub")
-    base_model: str = Field("", description="id on the Hub, where known")
-    licence: str = Field("", description="identifier as the Hub has them, where known")
-    licence_name: str = Field("", description="of a licence that is called 'other'")
-    licence_link: str = Field("", description="of a licence that is called 'other'")
-
-
-class CheckpointReport(Record):
-    """Which checkpoint a run was about."""
-
-    ref: str = Field(description="as the user named it")
-    digest: str = Field(description="sha256 over its files' digests")
-    source: SourceFacts | None = Field(
-        None, description="what its own card tells; None in runs before this was kept"
-    )
 
 
 class RunReport(Record):

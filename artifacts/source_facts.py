@@ -6,8 +6,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-from artifacts.run_record import CheckpointReport, SourceFacts
+from pydantic import Field
+
 from pipeline.checkpoint import Checkpoint
+from pipeline.core.record import Record
 from pipeline.foreign_file import MEBIBYTE, read_regular
 from pipeline.reference import parse_reference
 from pipeline.weight_files import read_json
@@ -19,6 +21,28 @@ _FRONT = re.compile(
 
 # The demo's weights come as a package without a card.
 DEMO_SOURCES = {"demo:smollm2-135m": ("HuggingFaceTB/SmolLM2-135M-Instruct", "apache-2.0")}
+
+
+class SourceFacts(Record):
+    """The checkpoint that a variant was made of, as others may be told of it."""
+
+    ref: str = Field(description="as the user named it")
+    digest: str = Field(description="over its files' digests")
+    revision: str = Field("", description="commit on the Hub")
+    base_model: str = Field("", description="id on the Hub, where known")
+    licence: str = Field("", description="identifier as the Hub has them, where known")
+    licence_name: str = Field("", description="of a licence that is called 'other'")
+    licence_link: str = Field("", description="of a licence that is called 'other'")
+
+
+class CheckpointReport(Record):
+    """Which checkpoint a run was about."""
+
+    ref: str = Field(description="as the user named it")
+    digest: str = Field(description="sha256 over its files' digests")
+    source: SourceFacts | None = Field(
+        None, description="what its own card tells; None in runs before this was kept"
+    )
 
 
 def source_of(ref: str, digest: str, checkpoint: Checkpoint | None) -> SourceFacts:

@@ -11,12 +11,8 @@ from typing import Any, Literal
 from filelock import FileLock
 
 from artifacts.kept_runs import ALIVE_LOCK, RUN_RECORD
-from artifacts.run_record import (
-    CheckpointReport,
-    RunReport,
-    StageReport,
-    VariantReport,
-)
+from artifacts.run_record import RunReport, StageReport, VariantReport
+from artifacts.source_facts import CheckpointReport
 from pipeline.errors import PrepareError
 from pipeline.events import Progress
 from pipeline.store import Store, write_atomically

@@ -25,7 +25,8 @@ from artifacts.bundled_evidence import revision_of
 from artifacts.card import write_card
 from artifacts.judged_variant import JudgedVariant, reached
 from artifacts.manifest import MANIFEST, Manifest, plain_files
-from artifacts.run_record import SourceFacts, VariantReport, unjudged
+from artifacts.run_record import VariantReport, unjudged
+from artifacts.source_facts import SourceFacts
 from eval_gates.statistics.multiplicity import share_of
 from eval_gates.verdict import number_in
 from pipeline.core.stage_key import REVISIONS

@@ -15,8 +15,8 @@ from listener import Listener
 from sample_reports import COMMAND
 from small_checkpoint import checkpoint_files, safetensors, write_files
 
-from artifacts.run_record import CheckpointReport, RunReport, StageReport, VariantReport, unjudged
-from artifacts.source_facts import source_of
+from artifacts.run_record import RunReport, StageReport, VariantReport, unjudged
+from artifacts.source_facts import CheckpointReport, source_of
 from pipeline.checkpoint import inspect_folder
 from pipeline.core.stage_key import stage_spec
 from pipeline.core.stage_record import StageRecord, StageSpec

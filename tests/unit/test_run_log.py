@@ -15,7 +15,8 @@ from listener import Listener
 from sample_reports import COMMAND, failed_variant_report, stage_report, variant_report
 
 from artifacts.kept_runs import ALIVE_LOCK, RUN_RECORD, find_run, is_alive, read_run
-from artifacts.run_record import CheckpointReport, RunReport
+from artifacts.run_record import RunReport
+from artifacts.source_facts import CheckpointReport
 from pipeline.errors import ServingError, StoreError, UsageError
 from pipeline.run_log import NotingProgress, RunLog
 from pipeline.store import Store

@@ -25,8 +25,7 @@ from artifacts.card_words import (
     quantization_words,
 )
 from artifacts.judged_variant import JudgedVariant
-from artifacts.run_record import SourceFacts
-from artifacts.source_facts import front_matter, source_of
+from artifacts.source_facts import SourceFacts, front_matter, source_of
 from pipeline.evidence import write_evidence
 
 RECIPE = "fp8-dynamic"
