@@ -32,13 +32,14 @@ check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
 
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build dist .mypy_cache .import_linter_cache .ruff_cache .pytest_cache .hypothesis
 
 # The pinned versions are those of requirements-dev.txt; the first install leaves the tools out.
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet

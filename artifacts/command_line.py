@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from artifacts.run_command import check_command
-from pipeline.errors import StoreError
+from pipeline.core.errors import StoreError
 
 # Options of either command whose value the record keeps under the same name.
 GATE_OPTIONS: tuple[str, ...] = (

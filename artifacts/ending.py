@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from artifacts.run_record import RunReport, VariantReport
-from pipeline.errors import ExitCode, from_dict
+from pipeline.core.errors import ExitCode, from_dict
 
 RunVerdict = Literal["pass", "fail", "undecided", "error", "interrupted"]
 VERDICTS: dict[int, RunVerdict] = {

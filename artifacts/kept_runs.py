@@ -8,8 +8,8 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from artifacts.run_record import SCHEMA_VERSION, RunReport
-from pipeline.errors import StoreError, UsageError
-from pipeline.store import Store
+from pipeline.core.errors import StoreError, UsageError
+from pipeline.core.store import Store
 
 RUN_RECORD = "run.json"
 ALIVE_LOCK = "alive.lock"

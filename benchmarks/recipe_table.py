@@ -20,23 +20,23 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pipeline import catalog
-from pipeline.checkpoint import Checkpoint
+from pipeline.checkpoint.folder import Checkpoint
 from pipeline.cli.display import open_display
+from pipeline.core.digest import FileDigests
+from pipeline.core.errors import PrepareError
 from pipeline.core.stage_record import StageSpec
-from pipeline.digest import FileDigests
+from pipeline.core.store import Store
 from pipeline.environments.environment import Accelerator, ensure
-from pipeline.errors import PrepareError
-from pipeline.executors.local import LocalExecutor
+from pipeline.environments.settings import Settings, load_settings
+from pipeline.forecast.checks import unsuitable
 from pipeline.inspection.source import read_folder
-from pipeline.plan import VariantPlan
-from pipeline.preflight.checks import unsuitable
-from pipeline.preparation import Choices, Request, choose, find_data, locate, make_plan
-from pipeline.run_log import RunLog
-from pipeline.settings import Settings, load_settings
-from pipeline.stage_runner import StageRunner
-from pipeline.store import Store
-from pipeline.suitability import cpu_flags
+from pipeline.plan.plan import VariantPlan
+from pipeline.plan.prepare import Choices, Request, choose, find_data, locate, make_plan
+from pipeline.plan.suitability import cpu_flags
+from pipeline.run.executors.local import LocalExecutor
+from pipeline.run.run_log import RunLog
+from pipeline.run.stage_runner import StageRunner
+from recipes import catalog
 from recipes.schema import Recipe
 
 POLICY = Path(__file__).with_suffix(".yaml")

@@ -90,9 +90,9 @@ def main(arguments: list[str]) -> int:
 
 
 def _evaluation_python() -> str:
+    from pipeline.core.events import Silent
     from pipeline.environments.environment import Accelerator, ensure
-    from pipeline.events import Silent
-    from pipeline.settings import load_settings
+    from pipeline.environments.settings import load_settings
 
     return str(ensure("evaluate", Accelerator.CPU, load_settings(), Silent()).python)
 

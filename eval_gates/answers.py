@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from pipeline.errors import EvaluationDataError
+from pipeline.core.errors import EvaluationDataError
 
 QUESTIONS = "questions.jsonl"
 ANSWERS = "answers.jsonl"

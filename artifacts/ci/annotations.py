@@ -10,7 +10,7 @@ from typing import Literal
 
 from artifacts.ci.case import Case, cases_of_run, unusual
 from artifacts.run_record import RunReport
-from pipeline.foreign_text import clipped, shown
+from pipeline.core.foreign.text import clipped, shown
 
 Level = Literal["error", "warning"]
 SHOWN_OF_A_LEVEL = 10

@@ -9,7 +9,7 @@ from typing import Literal
 from artifacts.run_record import RunReport, VariantReport
 from eval_gates.judge import blocks
 from eval_gates.records import GateReport, ThroughputReport
-from pipeline.errors import from_dict
+from pipeline.core.errors import from_dict
 
 Outcome = Literal["pass", "fail", "undecided", "error", "skipped"]
 THROUGHPUT = "throughput"

@@ -11,7 +11,7 @@ from artifacts.ci.junit import junit_xml
 from artifacts.ci.outputs import outputs
 from artifacts.ci.summary import LARGEST_BYTES, markdown_summary
 from artifacts.run_record import RunReport
-from pipeline.store import write_atomically
+from pipeline.core.store import write_atomically
 
 ON_GITHUB = "GITHUB_ACTIONS"
 SUMMARY = "GITHUB_STEP_SUMMARY"

@@ -13,7 +13,7 @@ from artifacts.ending import headline, next_steps, serving_lines, verdict_of
 from artifacts.run_record import RunReport, VariantReport
 from artifacts.written_numbers import in_points, megabytes, per_cent
 from eval_gates.records import GateReport, ThroughputReport
-from pipeline.foreign_text import LONGEST_REASON, markdown, markdown_code, markdown_with_code
+from pipeline.core.foreign.text import LONGEST_REASON, markdown, markdown_code, markdown_with_code
 
 LARGEST_BYTES = 1 << 20
 

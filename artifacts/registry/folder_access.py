@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from pipeline.errors import RegistryError
+from pipeline.core.errors import RegistryError
 
 
 def check_folder(folder: Path, where: str) -> None:

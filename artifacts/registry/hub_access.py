@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from artifacts.registry.hub_errors import WRITE_TOKEN, no_token, status_of
-from pipeline.errors import RegistryError
-from pipeline.hub import LOG_IN
+from pipeline.checkpoint.hub import LOG_IN
+from pipeline.core.errors import RegistryError
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi

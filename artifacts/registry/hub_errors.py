@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from pipeline.errors import RegistryError
-from pipeline.hub import LOG_IN, transport_error
+from pipeline.checkpoint.hub import LOG_IN, transport_error
+from pipeline.core.errors import RegistryError
 
 WRITE_TOKEN = "with a token that may write there (https://huggingface.co/settings/tokens)"  # noqa: S105
 # Somebody else has moved the branch, or has made what was to be made.

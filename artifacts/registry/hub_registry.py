@@ -37,8 +37,8 @@ from artifacts.registry.registry import (
     Version,
     is_same,
 )
-from pipeline.digest import digest_json
-from pipeline.errors import RegistryError
+from pipeline.core.digest import digest_json
+from pipeline.core.errors import RegistryError
 
 SCHEME = "hf://"
 PUBLIC = "public"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from artifacts.registry.hub_errors import CONFLICTS, MISSING, no_token, status_of
 from artifacts.registry.hub_ledger import Ledger
-from pipeline.errors import RegistryError
+from pipeline.core.errors import RegistryError
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -121,7 +121,7 @@ class HubRepository:
         """
         from huggingface_hub.errors import HfHubHTTPError
 
-        from pipeline.hub import transport_error
+        from pipeline.checkpoint.hub import transport_error
 
         for attempt in range(ATTEMPTS):
             state = self.state()

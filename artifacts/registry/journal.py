@@ -18,7 +18,7 @@ from typing import Protocol
 
 from artifacts.registry.history import State, replay, way_to
 from artifacts.registry.registry import CANDIDATE, CHAMPION, PREVIOUS, Cause, HistoryEntry, Move
-from pipeline.errors import RegistryError
+from pipeline.core.errors import RegistryError
 from recipes.alias_names import RULE, can_be_alias
 
 # So often in a row somebody else may come first before we give up.

@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from artifacts.manifest import plain_files
+from artifacts.evidence.manifest import plain_files
 from artifacts.registry.folder_access import check_folder, is_there
 from artifacts.registry.journaled import JournaledRegistry
 from artifacts.registry.registry import HistoryEntry, Version
-from pipeline.credentials import put_back
-from pipeline.errors import RegistryError
-from pipeline.foreign_file import open_regular
+from pipeline.core.credentials import put_back
+from pipeline.core.errors import RegistryError
+from pipeline.core.foreign.file import open_regular
 
 HISTORY = ".history"
 HISTORY_OF_TAG = "prepare.history_of"

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from pipeline.digest import digest_bytes
-from pipeline.errors import RegistryError
-from pipeline.foreign_file import MEBIBYTE
-from pipeline.foreign_json import parse_json
+from pipeline.core.digest import digest_bytes
+from pipeline.core.errors import RegistryError
+from pipeline.core.foreign.file import MEBIBYTE
+from pipeline.core.foreign.json import parse_json
 
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 ARTIFACT_TYPE = "application/vnd.cncf.model.manifest.v1+json"

@@ -11,7 +11,7 @@ from typing import Any
 
 from artifacts.registry.model_pack import Blob, annotations_of, read_manifest, tags_of
 from artifacts.registry.oci_layout import OciLayout
-from pipeline.errors import RegistryError
+from pipeline.core.errors import RegistryError
 
 REF_NAME = "org.opencontainers.image.ref.name"
 # Annotations of the index, about the layout as a whole.

@@ -41,9 +41,9 @@ from artifacts.registry.oci_index import (
 )
 from artifacts.registry.oci_layout import OciLayout
 from artifacts.registry.registry import HistoryEntry, Version
-from pipeline.errors import RegistryError
-from pipeline.foreign_file import MEBIBYTE, read_regular
-from pipeline.foreign_text import clipped
+from pipeline.core.errors import RegistryError
+from pipeline.core.foreign.file import MEBIBYTE, read_regular
+from pipeline.core.foreign.text import clipped
 
 SCHEME = "oci://"
 HISTORY_FILE = "prepare-history.jsonl"

@@ -19,8 +19,8 @@ from requests.adapters import HTTPAdapter
 from urllib3.exceptions import HTTPError
 from urllib3.util.retry import Retry
 
-from pipeline.foreign_json import parse_json
-from pipeline.foreign_text import clipped
+from pipeline.core.foreign.json import parse_json
+from pipeline.core.foreign.text import clipped
 
 # To connect, and between two bytes of an answer: a registry hashes a blob that it was sent once
 # more before it answers that it has it; what is only asked for comes at once.

@@ -24,8 +24,8 @@ from artifacts.registry.model_pack import (
     tags_of,
 )
 from artifacts.registry.registry import Version
-from pipeline.errors import RegistryError, UsageError
-from pipeline.events import Progress, Silent
+from pipeline.core.errors import RegistryError, UsageError
+from pipeline.core.events import Progress, Silent
 
 if TYPE_CHECKING:
     from artifacts.registry.oras_client import OrasClient

@@ -12,8 +12,8 @@ from typing import Any
 
 from artifacts.report.figure import ALL_AT_ONE_X, Figure, Names, Table, axis, colour, label, symbol
 from artifacts.report.run_evidence import RunEvidence
-from pipeline.catalog import BASELINE
 from pipeline.core.stage_record import StageRecord
+from recipes.catalog import BASELINE
 
 PERCENTILES = (50, 90, 95, 99)
 METRICS = {

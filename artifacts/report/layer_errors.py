@@ -12,8 +12,8 @@ from typing import Any
 from artifacts.report.figure import Figure, Names, Table, axis, label
 from artifacts.report.run_evidence import RunEvidence
 from eval_gates.suites.json_lines import read_rows
+from pipeline.core.errors import EvaluationDataError
 from pipeline.core.stage_record import StageRecord
-from pipeline.errors import EvaluationDataError
 
 LAYERS = "layers.jsonl"
 WORST = 10

@@ -9,7 +9,7 @@ from artifacts.command_line import without_password
 from artifacts.report.figure import Table
 from artifacts.report.run_evidence import RunEvidence
 from artifacts.run_record import RunReport
-from pipeline.catalog import BASELINE
+from recipes.catalog import BASELINE
 
 Facts = dict[str, str]
 

@@ -11,7 +11,7 @@ from artifacts.run_record import VariantReport
 from artifacts.written_numbers import in_points
 from eval_gates.records import GateReport
 from eval_gates.stopping import comparison_of
-from pipeline.catalog import BASELINE
+from recipes.catalog import BASELINE
 
 Measure = Callable[[VariantReport], float | None]
 

@@ -15,11 +15,11 @@ from typing import Any
 from artifacts.run_record import SCHEMA_VERSION, RunReport
 from eval_gates.answers import ANSWERS, QUESTIONS, parse_answers
 from eval_gates.suites.json_lines import read_rows
-from pipeline.catalog import BASELINE
+from pipeline.core.digest import digest_bytes
+from pipeline.core.errors import EvaluationDataError, StoreError
 from pipeline.core.stage_record import StageRecord
-from pipeline.digest import digest_bytes
-from pipeline.errors import EvaluationDataError, StoreError
-from pipeline.store import Store
+from pipeline.core.store import Store
+from recipes.catalog import BASELINE
 from recipes.policy import AnySuite, Margin, Policy
 
 Rows = list[dict[str, Any]]

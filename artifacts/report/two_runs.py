@@ -12,7 +12,7 @@ from artifacts.report.run_evidence import RunEvidence
 from artifacts.run_record import RunReport, VariantReport
 from artifacts.written_numbers import in_points, megabytes, per_cent
 from eval_gates.records import GateReport
-from pipeline.catalog import BASELINE
+from recipes.catalog import BASELINE
 
 NOT_A_CHANGE = ("run", "started", "seconds")
 ROW_HEIGHT = 44

@@ -20,7 +20,7 @@ from eval_gates.sandbox.isolation import Isolation, SandboxError
 from eval_gates.sandbox.judge import MOST_WAITING
 from eval_gates.sandbox.messages import read_message, write_message
 from eval_gates.sandbox.view import PACKAGES_FOLDER, interpreter, packages, view
-from pipeline.events import Progress, Silent
+from pipeline.core.events import Progress, Silent
 
 Outcome = Literal["passed", "failed", "timeout", "memory", "crashed"]
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from pipeline.errors import StageError
+from pipeline.core.errors import StageError
 
 Kind = Literal["bubblewrap", "namespaces", "none"]
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from pipeline.errors import StageError
+from pipeline.core.errors import StageError
 
 ScoredRequest = tuple[Any, list[int], list[int]]  # lm-eval's: its key, context, continuation
 Answer = tuple[float, bool]  # lm-eval's: log-probability, whether it is the greedy choice

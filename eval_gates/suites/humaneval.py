@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from eval_gates.sandbox import Program
 from eval_gates.suites.code_extraction import STOPS, Form, preamble
 from eval_gates.suites.json_lines import read_rows, text_of
-from pipeline.errors import EvaluationDataError
+from pipeline.core.errors import EvaluationDataError
 
 _REQUEST = (
     "Write a solution to the following problem and make sure that it passes the tests:\n"

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import EvaluationDataError
-from pipeline.foreign_file import names_in
-from pipeline.foreign_json import parse_json
-from pipeline.foreign_lines import ForeignLinesError, read_lines
+from pipeline.core.errors import EvaluationDataError
+from pipeline.core.foreign.file import names_in
+from pipeline.core.foreign.json import parse_json
+from pipeline.core.foreign.lines import ForeignLinesError, read_lines
 
 
 def find_files(folder: Path, stem: str, *, but_not: str | None = None) -> list[Path]:

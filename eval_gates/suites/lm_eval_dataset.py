@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from eval_gates.suites.lm_eval_files import LOCAL_FORMATS
-from pipeline.errors import EvaluationDataError
+from pipeline.core.errors import EvaluationDataError
 
 
 def save_dataset(config: dict[str, Any], revision: str | None, target: Path) -> str | None:

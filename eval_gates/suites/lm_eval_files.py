@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pipeline.errors import EvaluationDataError
-from pipeline.foreign_file import read_regular
-from pipeline.user_path import user_path
+from pipeline.core.errors import EvaluationDataError
+from pipeline.core.foreign.file import read_regular
+from pipeline.core.user_path import user_path
 
 # The `datasets` library's names of formats; such a dataset is files, not a place on the Hub.
 LOCAL_FORMATS = frozenset({"json", "csv", "text", "parquet", "arrow", "pandas", "xml"})
@@ -144,7 +144,7 @@ def _flat(files: Any) -> list[str]:
 
 def _read_yaml(path: Path, code: list[Path]) -> dict[str, Any]:
     """A YAML file merged with what it includes, as lm-eval merges; adds the files to `code`."""
-    from pipeline.foreign_yaml import MAX_BYTES, parse_yaml
+    from pipeline.core.foreign.yaml import MAX_BYTES, parse_yaml
 
     modules: list[Path] = []
 

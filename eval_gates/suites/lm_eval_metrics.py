@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import isfinite
 from typing import Any, NamedTuple
 
-from pipeline.errors import EvaluationDataError
+from pipeline.core.errors import EvaluationDataError
 
 NO_FILTER = "none"  # lm-eval's name where a task has no filters
 # Per document lm-eval gives these as a pair, or as nothing, whatever the aggregation is called.

@@ -22,7 +22,7 @@ from eval_gates.suites.fixed_task import digest_of, fixed_task
 from eval_gates.suites.lm_eval_dataset import save_dataset
 from eval_gates.suites.lm_eval_files import localized, read_task_file
 from eval_gates.suites.lm_eval_metrics import Metric, choose_metric
-from pipeline.errors import EvaluationDataError
+from pipeline.core.errors import EvaluationDataError
 
 DATASET, CODE, PLACE = "dataset", "task", "task.json"
 ASKED, FIELDS = "asked_sha256", "fields"  # keys of a row; the latter only where clusters are wanted

@@ -21,7 +21,7 @@ from eval_gates.sandbox import Program
 from eval_gates.suites import humaneval
 from eval_gates.suites.humaneval import Problem
 from eval_gates.suites.json_lines import find_files, read_rows, text_of
-from pipeline.errors import EvaluationDataError
+from pipeline.core.errors import EvaluationDataError
 
 LARGEST_SHARE_LEFT_OUT = 0.05
 _CURE = (

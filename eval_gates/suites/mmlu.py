@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from eval_gates.suites.json_lines import find_files, read_rows, text_of
-from pipeline.errors import EvaluationDataError
+from pipeline.core.errors import EvaluationDataError
 
 Form = Literal["letter", "cloze"]
 Question = dict[str, Any]

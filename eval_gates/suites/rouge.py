@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from eval_gates.suites.json_lines import find_files, read_rows, text_of
-from pipeline.errors import EvaluationDataError
+from pipeline.core.errors import EvaluationDataError
 
 Form = Literal["base", "chat"]
 Document = dict[str, Any]

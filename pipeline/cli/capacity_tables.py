@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from pipeline.cli.tables import print_table
 
 if TYPE_CHECKING:
-    from pipeline.capacity.capacity_plan import CapacityPlan
-    from pipeline.capacity.fit import Fit
+    from pipeline.forecast.fit import Fit
+    from pipeline.forecast.gpu_plan import CapacityPlan
     from pipeline.inspection.inspection import Inspection
 
 

@@ -14,8 +14,8 @@ from pipeline.cli.terminal import print_command
 
 if TYPE_CHECKING:
     from artifacts.run_record import RunReport
-    from pipeline.events import Progress
-    from pipeline.settings import Settings
+    from pipeline.core.events import Progress
+    from pipeline.environments.settings import Settings
 
 JUNIT_NAME = "prepare-junit.xml"
 NO = ("", "0", "false", "no", "off")
@@ -87,7 +87,7 @@ class CiReporting:
             store: as the option says.
             progress: hears which files were written.
         """
-        from pipeline.settings import load_settings
+        from pipeline.environments.settings import load_settings
 
         try:
             settings = load_settings(store)
@@ -115,7 +115,7 @@ def report_of(error: BaseException, command: dict[str, Any]) -> RunReport:
     from datetime import UTC, datetime
 
     from artifacts.run_record import RunReport
-    from pipeline.errors import ExitCode, PrepareError
+    from pipeline.core.errors import ExitCode, PrepareError
 
     code: int = ExitCode.UNEXPECTED
     told: dict[str, str] = {

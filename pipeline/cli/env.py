@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pipeline.cli.terminal import open_console
+from pipeline.core.errors import ExitCode
 from pipeline.environments.definition import OF_EVERY_RUN, Accelerator, EnvironmentName
-from pipeline.errors import ExitCode
 
 if TYPE_CHECKING:
+    from pipeline.environments.settings import Settings
     from pipeline.environments.status import EnvironmentStatus
-    from pipeline.settings import Settings
 
 _PIPE_WIDTH = 200
 
@@ -44,7 +44,7 @@ ForAccelerator = Annotated[
 @app.command("list", epilog="Example: prepare env list --json")
 def list_environments(as_json: AsJson = False) -> None:
     """Show every environment: whether it is built, where it is, how large it is."""
-    from pipeline.settings import load_settings
+    from pipeline.environments.settings import load_settings
 
     found = _statuses(load_settings())
     if as_json:
@@ -67,7 +67,7 @@ def build(names: Names = None, accelerator: ForAccelerator = None, as_json: AsJs
     """Build environments now rather than on first use; mends damaged ones."""
     from pipeline.cli.display import open_display
     from pipeline.environments.environment import detect_accelerator, ensure
-    from pipeline.settings import load_settings
+    from pipeline.environments.settings import load_settings
 
     settings = load_settings()
     chosen = accelerator or detect_accelerator()
@@ -102,10 +102,10 @@ def doctor(
 
     Tells too what this machine cannot serve as the profile says, or serves in another way.
     """
-    from pipeline.environments.doctor import diagnose
     from pipeline.environments.finding import Severity
-    from pipeline.preparation import named_profile
-    from pipeline.settings import load_settings
+    from pipeline.environments.settings import load_settings
+    from pipeline.forecast.doctor import diagnose
+    from pipeline.plan.prepare import named_profile
 
     chosen = None if profile == "auto" else named_profile(profile)
     findings = diagnose(load_settings(), chosen)
@@ -136,7 +136,7 @@ def gc(
 ) -> None:
     """Remove half-built environments, and those that today's locks no longer name."""
     from pipeline.environments.collect import collect
-    from pipeline.settings import load_settings
+    from pipeline.environments.settings import load_settings
 
     removed = collect(load_settings(), dry_run=dry_run, keep_days=keep_days)
     if as_json:

@@ -10,11 +10,11 @@ import typer
 
 from pipeline.cli.ci import CiOption, CiReporting, JunitOption, OutputsOption, in_ci
 from pipeline.cli.options import EvalDataOption, JsonOption, StoreOption
-from pipeline.credentials import take_out
+from pipeline.core.credentials import take_out
 
 if TYPE_CHECKING:
     from artifacts.run_record import RunReport
-    from pipeline.settings import Settings
+    from pipeline.environments.settings import Settings
 
 
 def gate(
@@ -102,9 +102,9 @@ def gate(
     from artifacts.run_record import SCHEMA_VERSION
     from pipeline.cli.display import open_display
     from pipeline.cli.tables import print_json, print_run
-    from pipeline.endpoint_gate import GateRequest, run_gate
-    from pipeline.errors import PrepareError, UsageError, from_dict
-    from pipeline.openai_endpoint import OpenAIEndpoint
+    from pipeline.core.errors import PrepareError, UsageError, from_dict
+    from pipeline.run.gate import GateRequest, run_gate
+    from pipeline.serving.openai_endpoint import OpenAIEndpoint
     from recipes.schema import FAMILIES
 
     def judged(settings: Settings) -> RunReport:

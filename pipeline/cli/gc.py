@@ -36,9 +36,9 @@ def gc(
     from artifacts.written_numbers import megabytes
     from pipeline.cli.display import open_display
     from pipeline.cli.tables import print_json, print_table
-    from pipeline.collection import find_garbage, remove
-    from pipeline.settings import load_settings
-    from pipeline.store import Store
+    from pipeline.core.store import Store
+    from pipeline.environments.settings import load_settings
+    from pipeline.release.collection import find_garbage, remove
 
     found = Store(load_settings(store).store.resolve())
     with open_display(as_json=as_json) as progress:

@@ -31,8 +31,8 @@ from pipeline.cli import (
     verify,
 )
 from pipeline.cli.terminal import shown_streams
-from pipeline.credentials import hide
-from pipeline.errors import ExitCode, PrepareError
+from pipeline.core.credentials import hide
+from pipeline.core.errors import ExitCode, PrepareError
 
 app = typer.Typer(
     name="prepare",
@@ -82,7 +82,7 @@ def root(
 
 
 def main() -> NoReturn:
-    """Run the command line; every way out has its exit code (see pipeline.errors)."""
+    """Run the command line; every way out has its exit code (see pipeline.core.errors)."""
     with shown_streams():
         run()
 

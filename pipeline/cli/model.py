@@ -62,9 +62,9 @@ def model(
     from artifacts.run_record import SCHEMA_VERSION
     from pipeline.cli.display import open_display
     from pipeline.cli.tables import print_json, print_run
-    from pipeline.errors import PrepareError, from_dict
-    from pipeline.preparation import Request
-    from pipeline.whole_run import run_model
+    from pipeline.core.errors import PrepareError, from_dict
+    from pipeline.plan.prepare import Request
+    from pipeline.run.model import run_model
 
     request = Request(
         checkpoint=checkpoint,

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from pipeline.credentials import take_out
+from pipeline.core.credentials import take_out
 
 CheckpointArgument = Annotated[
     str,

@@ -59,9 +59,9 @@ def plan(
     from pipeline.cli.display import open_display
     from pipeline.cli.policy import print_power
     from pipeline.cli.tables import print_json, print_table
-    from pipeline.forecast import forecast
-    from pipeline.preparation import Request
-    from pipeline.settings import load_settings
+    from pipeline.environments.settings import load_settings
+    from pipeline.plan.prepare import Request
+    from pipeline.run.forecast import forecast
 
     request = Request(
         checkpoint=checkpoint,
@@ -75,8 +75,8 @@ def plan(
         dry_run=dry_run,
     )
     if gpu is not None:
-        from pipeline.capacity.capacity_request import answer
         from pipeline.cli.capacity_tables import print_capacity
+        from pipeline.forecast.gpu_request import answer
 
         capacity = answer(request, load_settings(store), gpu, gpus, context)
         if as_json:

@@ -11,7 +11,7 @@ from pipeline.cli.options import EvalDataOption, JsonOption, RecipeOption
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pipeline.policy_power import GatePower
+    from pipeline.plan.gate_power import GatePower
 
 app = typer.Typer(
     rich_markup_mode=None, no_args_is_help=True, help="Policies: what variants must show."
@@ -44,8 +44,8 @@ def list_policies(as_json: JsonOption = False) -> None:
 
       prepare policy list --json
     """
-    from pipeline import catalog
     from pipeline.cli.tables import print_json, print_table
+    from recipes import catalog
 
     found = [catalog.load_policy(name) for name in catalog.policy_names()]
     if as_json:
@@ -67,8 +67,8 @@ def show(name: NameArgument, as_json: JsonOption = False) -> None:
     """
     import yaml
 
-    from pipeline import catalog
     from pipeline.cli.tables import print_json
+    from recipes import catalog
 
     policy = catalog.load_policy(name).model_dump(exclude_none=True)
     if as_json:
@@ -95,15 +95,15 @@ def check(
 
       prepare policy check my-policy.yaml --recipe fp8-dynamic --json
     """
-    from pipeline import catalog
     from pipeline.cli.display import open_display
     from pipeline.cli.tables import print_json
-    from pipeline.data_sources import SourceResolver
-    from pipeline.digest import FileDigests
+    from pipeline.core.digest import FileDigests
     from pipeline.environments.environment import Accelerator, identity
-    from pipeline.policy_power import check_decidable, joint_power, policy_power
-    from pipeline.preparation import DEFAULT_RECIPES, check_margins
-    from pipeline.settings import load_settings
+    from pipeline.environments.settings import load_settings
+    from pipeline.plan.data_sources import SourceResolver
+    from pipeline.plan.gate_power import check_decidable, joint_power, policy_power
+    from pipeline.plan.prepare import DEFAULT_RECIPES, check_margins
+    from recipes import catalog
 
     policy = catalog.load_policy(name)
     recipes = [catalog.load_recipe(recipe) for recipe in recipe or DEFAULT_RECIPES]
@@ -132,7 +132,7 @@ def check(
 def print_power(power: Sequence[GatePower]) -> None:
     """What to expect of each gate, and in words where that is not enough."""
     from pipeline.cli.tables import print_table
-    from pipeline.policy_power import joint_power
+    from pipeline.plan.gate_power import joint_power
 
     print_table(POWER_HEADINGS, [power_row(gate) for gate in power])
     print(POWER_LEGEND)

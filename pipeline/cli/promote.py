@@ -70,11 +70,11 @@ def promote(
     from artifacts.kept_runs import find_run
     from pipeline.cli.display import open_display
     from pipeline.cli.tables import print_json
-    from pipeline.preparation import registry_uri
-    from pipeline.promotion_of_run import promote_run
-    from pipeline.promotion_stage import Order
-    from pipeline.settings import load_settings
-    from pipeline.store import Store
+    from pipeline.core.store import Store
+    from pipeline.environments.settings import load_settings
+    from pipeline.plan.prepare import registry_uri
+    from pipeline.release.promote_run import promote_run
+    from pipeline.release.promotion_stage import Order
 
     settings = load_settings(store)
     found = Store(settings.store.resolve())

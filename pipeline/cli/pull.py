@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from pipeline.cli.options import JsonOption, RegistryOption, StoreOption
-from pipeline.credentials import take_out
+from pipeline.core.credentials import take_out
 
 InsecureOption = Annotated[
     bool, typer.Option("--insecure", help="The OCI registry speaks HTTP, not HTTPS.")
@@ -53,9 +53,9 @@ def pull(
     from artifacts.registry.remote_repository import SCHEME, RemoteRepository
     from pipeline.cli.display import open_display
     from pipeline.cli.tables import print_json
-    from pipeline.deployment import find_version, pull_version
-    from pipeline.preparation import registry_uri
-    from pipeline.settings import load_settings
+    from pipeline.environments.settings import load_settings
+    from pipeline.plan.prepare import registry_uri
+    from pipeline.release.deployment import find_version, pull_version
 
     if reference.startswith(SCHEME):
         with open_display(as_json=as_json) as progress:

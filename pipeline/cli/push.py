@@ -50,11 +50,11 @@ def push(
     from artifacts.registry.remote_repository import RemoteRepository
     from pipeline.cli.display import open_display
     from pipeline.cli.tables import print_json
-    from pipeline.deployment import find_version
-    from pipeline.digest import FileDigests
-    from pipeline.preparation import registry_uri
-    from pipeline.publication import push_version
-    from pipeline.settings import load_settings
+    from pipeline.core.digest import FileDigests
+    from pipeline.environments.settings import load_settings
+    from pipeline.plan.prepare import registry_uri
+    from pipeline.release.deployment import find_version
+    from pipeline.release.publication import push_version
 
     settings = load_settings(store)
     with open_display(as_json=as_json) as progress:

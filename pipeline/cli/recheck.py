@@ -20,7 +20,7 @@ from pipeline.cli.options import (
 if TYPE_CHECKING:
     from artifacts.run_record import VariantReport
     from eval_gates.records import GateReport
-    from pipeline.recheck import Outcome
+    from pipeline.run.recheck import Outcome
 
 
 def recheck(
@@ -83,9 +83,9 @@ def recheck(
     """
     from pipeline.cli.display import open_display
     from pipeline.cli.tables import print_json
-    from pipeline.errors import from_dict
-    from pipeline.recheck import RecheckRequest, run_recheck
-    from pipeline.settings import load_settings
+    from pipeline.core.errors import from_dict
+    from pipeline.environments.settings import load_settings
+    from pipeline.run.recheck import RecheckRequest, run_recheck
 
     request = RecheckRequest(
         reference=reference,

@@ -21,8 +21,8 @@ def list_recipes(as_json: JsonOption = False) -> None:
 
       prepare recipes list --json
     """
-    from pipeline import catalog
     from pipeline.cli.tables import print_json, print_table
+    from recipes import catalog
 
     found = [catalog.load_recipe(name) for name in catalog.recipe_names()]
     ladders = [catalog.load_ladder(name) for name in catalog.ladder_names()]
@@ -47,8 +47,8 @@ def show(
     """
     import yaml
 
-    from pipeline import catalog
     from pipeline.cli.tables import print_json
+    from recipes import catalog
 
     recipe = catalog.load_recipe_or_ladder(name).model_dump()
     if as_json:

@@ -32,8 +32,8 @@ def list_models(
     """
     from artifacts.registry.registry import open_registry
     from pipeline.cli.tables import print_json, print_table
-    from pipeline.preparation import registry_uri
-    from pipeline.settings import load_settings
+    from pipeline.environments.settings import load_settings
+    from pipeline.plan.prepare import registry_uri
 
     found = open_registry(registry_uri(registry, load_settings(store)))
     versions = [version for name in found.names() for version in found.versions(name)]
@@ -62,8 +62,8 @@ def show(
     """
     from artifacts.registry.registry import open_registry
     from pipeline.cli.tables import print_json, print_table
-    from pipeline.preparation import registry_uri
-    from pipeline.settings import load_settings
+    from pipeline.environments.settings import load_settings
+    from pipeline.plan.prepare import registry_uri
 
     found = open_registry(registry_uri(registry, load_settings(store)))
     refuse_unknown(found, name)
@@ -94,8 +94,8 @@ def history(
     """
     from artifacts.registry.registry import open_registry
     from pipeline.cli.tables import print_json, print_table
-    from pipeline.preparation import registry_uri
-    from pipeline.settings import load_settings
+    from pipeline.environments.settings import load_settings
+    from pipeline.plan.prepare import registry_uri
 
     found = open_registry(registry_uri(registry, load_settings(store)))
     refuse_unknown(found, name)
@@ -121,7 +121,7 @@ def history(
 
 def refuse_unknown(registry: Registry, name: str) -> None:
     """Raise UsageError where nothing is registered under that name."""
-    from pipeline.errors import UsageError
+    from pipeline.core.errors import UsageError
 
     if not registry.versions(name):
         raise UsageError(

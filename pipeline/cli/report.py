@@ -42,8 +42,8 @@ def report(
     from artifacts.kept_runs import find_run
     from artifacts.report.page import comparison_page, run_page
     from artifacts.report.run_evidence import RunEvidence
-    from pipeline.settings import load_settings
-    from pipeline.store import Store
+    from pipeline.core.store import Store
+    from pipeline.environments.settings import load_settings
 
     found = Store(load_settings(store).store)
     first = RunEvidence(find_run(found, run), found)
@@ -68,7 +68,7 @@ def write_page(file: Path, page: str) -> None:
     Raises:
         UsageError: the file cannot be written.
     """
-    from pipeline.errors import UsageError
+    from pipeline.core.errors import UsageError
 
     try:
         file.write_bytes(page.encode("utf-8", "replace"))

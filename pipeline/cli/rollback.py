@@ -45,8 +45,8 @@ def rollback(
     from artifacts.registry.registry import Cause, open_registry, who_am_i
     from pipeline.cli.registry import refuse_unknown
     from pipeline.cli.tables import print_json
-    from pipeline.preparation import registry_uri
-    from pipeline.settings import load_settings
+    from pipeline.environments.settings import load_settings
+    from pipeline.plan.prepare import registry_uri
 
     found = open_registry(registry_uri(registry, load_settings(store)))
     refuse_unknown(found, name)

@@ -24,9 +24,9 @@ def list_runs(store: StoreOption = None, as_json: JsonOption = False) -> None:
     """
     from artifacts.kept_runs import read_run
     from pipeline.cli.tables import print_json, print_table
-    from pipeline.errors import StoreError
-    from pipeline.settings import load_settings
-    from pipeline.store import Store
+    from pipeline.core.errors import StoreError
+    from pipeline.core.store import Store
+    from pipeline.environments.settings import load_settings
 
     found = []
     for folder in Store(load_settings(store).store).run_folders():
@@ -66,8 +66,8 @@ def show(
     """
     from artifacts.kept_runs import find_run
     from pipeline.cli.tables import print_run, print_stages
-    from pipeline.settings import load_settings
-    from pipeline.store import Store
+    from pipeline.core.store import Store
+    from pipeline.environments.settings import load_settings
 
     found = Store(load_settings(store).store)
     report = find_run(found, run)
@@ -90,10 +90,10 @@ def list_trials(store: StoreOption = None, as_json: JsonOption = False) -> None:
 
       prepare runs trials
     """
+    from artifacts.evidence.trials import Trials
     from eval_gates.statistics.multiplicity import share_of
     from pipeline.cli.tables import print_json, print_table
-    from pipeline.settings import load_settings
-    from pipeline.trials import Trials
+    from pipeline.environments.settings import load_settings
 
     found = list(Trials(load_settings(store).store).latest())
     if as_json:

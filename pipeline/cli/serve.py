@@ -61,10 +61,10 @@ def serve(
     from artifacts.registry.registry import open_registry
     from pipeline.cli.display import open_display
     from pipeline.cli.tables import print_json
-    from pipeline.deployment import find_version
-    from pipeline.deployment_server import Deployment
-    from pipeline.preparation import registry_uri
-    from pipeline.settings import load_settings
+    from pipeline.environments.settings import load_settings
+    from pipeline.plan.prepare import registry_uri
+    from pipeline.release.deployment import find_version
+    from pipeline.release.serve import Deployment
 
     settings = load_settings(store)
     found = open_registry(registry_uri(registry, settings))

@@ -42,9 +42,9 @@ def sign(
 
     Exit codes: 0 signed, 1 error, 2 usage.
     """
-    from artifacts.bundle_check import check_bundle, find_bundle
-    from artifacts.signing import sign_keyless, sign_with_key
-    from pipeline.errors import EvidenceError, UsageError
+    from artifacts.evidence.bundle_check import check_bundle, find_bundle
+    from artifacts.evidence.signing import sign_keyless, sign_with_key
+    from pipeline.core.errors import EvidenceError, UsageError
 
     if (private_key is not None) == keyless:
         raise UsageError(
@@ -73,8 +73,8 @@ def sign(
 
 def refuse_in_a_store(folder: Path) -> None:
     """Raise UsageError for a stage's folder: what a finished stage wrote does not change."""
-    from pipeline.errors import UsageError
-    from pipeline.store import RECORD
+    from pipeline.core.errors import UsageError
+    from pipeline.core.store import RECORD
 
     if (folder.resolve().parent / RECORD).is_file():
         raise UsageError(

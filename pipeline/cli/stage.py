@@ -32,11 +32,11 @@ def run(
 
       prepare stage run STORE/runs/RUN/stages/baseline.coherence.KEY.json
     """
+    from pipeline.core.credentials import hide
+    from pipeline.core.errors import PrepareError, UnexpectedStageError, UsageError
+    from pipeline.core.events import EventWriter
+    from pipeline.core.private_files import for_us_alone
     from pipeline.core.stage_record import StageSpec
-    from pipeline.credentials import hide
-    from pipeline.errors import PrepareError, UnexpectedStageError, UsageError
-    from pipeline.events import EventWriter
-    from pipeline.private_files import for_us_alone
     from pipeline.stages.context import execute
 
     events = EventWriter(sys.stdout.fileno())

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from artifacts.written_numbers import in_points, megabytes, per_cent
 from pipeline.cli.terminal import open_console
-from pipeline.foreign_text import LONGEST_NAME, LONGEST_REASON, clipped
+from pipeline.core.foreign.text import LONGEST_NAME, LONGEST_REASON, clipped
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from artifacts.run_record import RunReport, VariantReport
     from eval_gates.records import GateReport, ThroughputReport
-    from pipeline.store import Store
+    from pipeline.core.store import Store
 
 COLOURS = {"pass": "green", "fail": "red", "undecided": "yellow", "error": "red", "skipped": "dim"}
 WIDTH_WITHOUT_TERMINAL = 132

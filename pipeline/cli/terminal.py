@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
-from pipeline.credentials import hide
-from pipeline.foreign_text import log_text
+from pipeline.core.credentials import hide
+from pipeline.core.foreign.text import log_text
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -11,8 +11,8 @@ import typer
 from pipeline.cli.options import JsonOption, RegistryOption, StoreOption
 
 if TYPE_CHECKING:
-    from artifacts.bundle_check import BundleCheck
-    from pipeline.verdict_check import VariantCheck
+    from artifacts.evidence.bundle_check import BundleCheck
+    from artifacts.evidence.recompute import VariantCheck
 
 PublicKeyOption = Annotated[
     Path | None,
@@ -78,7 +78,7 @@ def verify(
 
     Exit codes: 0 all as kept, 1 something differs, 2 usage.
     """
-    from pipeline.errors import ExitCode, UsageError
+    from pipeline.core.errors import ExitCode, UsageError
 
     if (identity is None) != (identity_provider is None):
         raise UsageError(
@@ -121,10 +121,10 @@ def registered_folder(reference: str, registry: str | None, store: Path | None) 
         RegistryError: its files are not on this machine, or not those that were judged.
     """
     from artifacts.registry.registry import open_registry
-    from pipeline.deployment import check_files, find_version, folder_of
-    from pipeline.digest import FileDigests
-    from pipeline.preparation import registry_uri
-    from pipeline.settings import load_settings
+    from pipeline.core.digest import FileDigests
+    from pipeline.environments.settings import load_settings
+    from pipeline.plan.prepare import registry_uri
+    from pipeline.release.deployment import check_files, find_version, folder_of
 
     settings = load_settings(store)
     version = find_version(open_registry(registry_uri(registry, settings)), reference)
@@ -136,11 +136,11 @@ def registered_folder(reference: str, registry: str | None, store: Path | None) 
 
 def verify_run(run: str, store: Path | None, *, as_json: bool) -> bool:
     """Check a run of the store; whether all is as kept."""
+    from artifacts.evidence.recompute import check_run
     from artifacts.kept_runs import find_run
     from pipeline.cli.tables import print_json
-    from pipeline.settings import load_settings
-    from pipeline.store import Store
-    from pipeline.verdict_check import check_run
+    from pipeline.core.store import Store
+    from pipeline.environments.settings import load_settings
 
     found = Store(load_settings(store).store)
     report = find_run(found, run)
@@ -173,7 +173,7 @@ def verify_folder(
     Raises:
         EvidenceError: there is no evidence, or the signature does not hold.
     """
-    from artifacts.bundle_check import check_bundle
+    from artifacts.evidence.bundle_check import check_bundle
     from pipeline.cli.tables import print_json
 
     signature = check_signature(folder, public_key, identity, issuer)
@@ -191,8 +191,8 @@ def check_signature(
     folder: Path, public_key: Path | None, identity: str | None, issuer: str | None
 ) -> str:
     """Check the signature as asked for; says in a word how it stands: holds, unchecked or none."""
-    from artifacts.manifest import SIGNATURE
-    from artifacts.signing import check_keyless, check_with_key
+    from artifacts.evidence.manifest import SIGNATURE
+    from artifacts.evidence.signing import check_keyless, check_with_key
 
     if public_key is not None:
         check_with_key(folder, public_key)

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pipeline.core.digest import digest_json
 from pipeline.core.stage_record import StageReference, StageSpec
-from pipeline.digest import digest_json
 
 # By stage, the revision of its code: a module of pipeline/stages, one line here. Raise a number
 # when that stage or its worker would write something else for the same parameters.

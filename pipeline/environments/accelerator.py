@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from pipeline.core.gpus import visible_gpus
 from pipeline.environments.definition import Accelerator
-from pipeline.gpus import visible_gpus
 
 
 def detect_accelerator() -> Accelerator:

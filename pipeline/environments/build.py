@@ -10,6 +10,8 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
+from pipeline.core.errors import EnvironmentBuildError
+from pipeline.core.events import Progress
 from pipeline.environments.definition import Definition
 from pipeline.environments.health import torch_fault
 from pipeline.environments.installer import installer_variables, run_uv
@@ -22,8 +24,6 @@ from pipeline.environments.record import (
     python_of,
     write_record,
 )
-from pipeline.errors import EnvironmentBuildError
-from pipeline.events import Progress
 
 _SIZE_UNITS = {"KiB": 1 / 1024, "MiB": 1.0, "GiB": 1024.0}
 

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 
 from filelock import FileLock, Timeout
 
+from pipeline.core.errors import EnvironmentBuildError
 from pipeline.environments.definition import Accelerator, EnvironmentName, define
 from pipeline.environments.folders import environment_folder, environments_folder, lock_file
 from pipeline.environments.processes import processes_using
 from pipeline.environments.record import RECORD_NAME, folder_bytes, read_record
-from pipeline.errors import EnvironmentBuildError
 
 if TYPE_CHECKING:
-    from pipeline.settings import Settings
+    from pipeline.environments.settings import Settings
 
 _FOLDER_NAME = re.compile(
     rf"({'|'.join(EnvironmentName)})(-({'|'.join(Accelerator)}))?-[0-9a-f]{{16}}"

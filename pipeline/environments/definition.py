@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from pipeline.errors import UsageError
+from pipeline.core.errors import UsageError
 
 LOCKS = Path(__file__).parent / "locks"
 PLUGINS = Path(__file__).parent / "plugins"

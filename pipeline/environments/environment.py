@@ -14,6 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pipeline.core.errors import EnvironmentBuildError
+from pipeline.core.events import Progress
 from pipeline.environments.accelerator import detect_accelerator
 from pipeline.environments.build import build
 from pipeline.environments.definition import (
@@ -29,11 +31,9 @@ from pipeline.environments.health import find_fault
 from pipeline.environments.processes import processes_using
 from pipeline.environments.record import RECORD_NAME, EnvironmentRecord, python_of, read_record
 from pipeline.environments.status import EnvironmentState, EnvironmentStatus, status
-from pipeline.errors import EnvironmentBuildError
-from pipeline.events import Progress
 
 if TYPE_CHECKING:
-    from pipeline.settings import Settings
+    from pipeline.environments.settings import Settings
 
 __all__ = [
     "Accelerator",

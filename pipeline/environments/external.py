@@ -6,13 +6,13 @@ import hashlib
 import json
 from typing import TYPE_CHECKING
 
+from pipeline.core.errors import EnvironmentBuildError
 from pipeline.environments.definition import Definition, normalize
 from pipeline.environments.health import torch_fault
 from pipeline.environments.interpreter import describe, missing_modules
-from pipeline.errors import EnvironmentBuildError
 
 if TYPE_CHECKING:
-    from pipeline.settings import EnvironmentOverride
+    from pipeline.environments.settings import EnvironmentOverride
 
 
 def external_identity(override: EnvironmentOverride) -> tuple[str, dict[str, str]]:

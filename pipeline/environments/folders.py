@@ -8,9 +8,9 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from pipeline.core.errors import EnvironmentBuildError
+from pipeline.core.events import Progress
 from pipeline.environments.definition import Definition
-from pipeline.errors import EnvironmentBuildError
-from pipeline.events import Progress
 
 _IDENTITY_CHARACTERS = 16
 

@@ -8,8 +8,8 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
+from pipeline.core.gpus import LEAST_DRIVER, ask_driver, too_old, visible_gpus
 from pipeline.environments.finding import Finding, Severity
-from pipeline.gpus import LEAST_DRIVER, ask_driver, too_old, visible_gpus
 
 # The environments are made from the interpreter that runs us, so its headers are theirs.
 PYTHON_HEADER = Path(sysconfig.get_path("include"), "Python.h")

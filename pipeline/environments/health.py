@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pipeline.core.errors import EnvironmentBuildError
 from pipeline.environments.definition import Definition
 from pipeline.environments.interpreter import missing_modules, torch_cuda
 from pipeline.environments.record import EnvironmentRecord, installed_versions, python_of
-from pipeline.errors import EnvironmentBuildError
 
 
 def find_fault(

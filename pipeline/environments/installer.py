@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from pipeline.core.errors import EnvironmentBuildError
 from pipeline.environments.package_sources import package_source_variables
-from pipeline.errors import EnvironmentBuildError
 
 _LINES_QUOTED = 12
 _SECONDS_BETWEEN_LOOKS = 0.2

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import EnvironmentBuildError
-from pipeline.foreign_json import parse_json
-from pipeline.process_environment import server_environment
+from pipeline.core.errors import EnvironmentBuildError
+from pipeline.core.foreign.json import parse_json
+from pipeline.core.process_environment import server_environment
 
 _SECONDS_TO_ANSWER = 20
 _SECONDS_TO_IMPORT = 600

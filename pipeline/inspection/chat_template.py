@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-from pipeline.weight_files import read_json
+from pipeline.checkpoint.weight_files import read_json
 
 TEMPLATE = "chat_template.jinja"
 TOKENIZER = "tokenizer_config.json"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pipeline.errors import StageError
+from pipeline.core.errors import StageError
 from recipes.group_sizes import rows_to_divide, sizes_to_try
 
 if TYPE_CHECKING:

@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline.ignored_modules import expression_of, is_ignored
+from pipeline.checkpoint.ignored_modules import expression_of, is_ignored
+from pipeline.checkpoint.safetensors_header import Tensor
 from pipeline.inspection.linear_layers import is_quantizable, is_tied
 from pipeline.inspection.model_shape import LAYERS, text_level
 from pipeline.inspection.module_kind import (
@@ -19,7 +20,6 @@ from pipeline.inspection.module_kind import (
     module_kind,
 )
 from pipeline.inspection.slow_expressions import check_expressions
-from pipeline.safetensors_header import Tensor
 
 # Routers decide by small differences; vision towers, projectors and the heads for multi-token
 # prediction (MTP) are no part of the language model that is calibrated. Embeddings are no linear
@@ -40,7 +40,7 @@ def ignore_list(
 
     Returns:
         names and `re:` expressions, the two forms that llm-compressor, vLLM and
-        :func:`pipeline.ignored_modules.is_ignored` read alike: first the recipe's, its shell
+        pipeline/checkpoint/ignored_modules.py read alike: first the recipe's, its shell
         patterns rewritten, then one expression for each kind of module that has to stay.
 
     Raises:

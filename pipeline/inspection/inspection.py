@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from pipeline.errors import CheckpointError
+from pipeline.checkpoint.safetensors_header import Tensor
+from pipeline.core.errors import CheckpointError
 from pipeline.inspection.kv_cache import KvCache, kv_cache
 from pipeline.inspection.model_shape import ModelShape, model_shape
 from pipeline.inspection.module_kind import MODULE_KINDS, ModuleKind, module_kind
 from pipeline.inspection.precision import PRECISIONS, Precision
 from pipeline.inspection.source import Source
-from pipeline.safetensors_header import Tensor
-from pipeline.variant_size import VariantWeights, variant_weights
+from pipeline.inspection.variant_size import VariantWeights, variant_weights
 from recipes.quantization import Quantization
 
 # The decoder's matrices; embeddings, routers and vision towers usually keep 16 bits.

@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.errors import CheckpointError, UsageError
+from pipeline.core.errors import CheckpointError, UsageError
 from pipeline.inspection.model_shape import ModelShape, text_level, whole_number
 
 GIB = 2**30

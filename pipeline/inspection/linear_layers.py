@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline.ignored_modules import is_ignored
-from pipeline.safetensors_header import Tensor
+from pipeline.checkpoint.ignored_modules import is_ignored
+from pipeline.checkpoint.safetensors_header import Tensor
 
 WEIGHT = ".weight"
 HEAD = "lm_head.weight"

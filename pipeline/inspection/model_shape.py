@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.checkpoint import CONTEXT_KEYS, MAX_NAME_LETTERS
-from pipeline.errors import CheckpointError
+from pipeline.checkpoint.folder import CONTEXT_KEYS, MAX_NAME_LETTERS
+from pipeline.core.errors import CheckpointError
 from pipeline.inspection.linear_layers import is_tied
 from pipeline.inspection.module_kind import EXPERT_COUNTS
 

@@ -13,8 +13,8 @@ import sys
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
-from pipeline.errors import UsageError
-from pipeline.ignored_modules import expression_of
+from pipeline.checkpoint.ignored_modules import expression_of
+from pipeline.core.errors import UsageError
 
 LIMIT_SECONDS = 2.0
 

@@ -8,12 +8,10 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from pipeline.checkpoint import says_quantized
-from pipeline.errors import CheckpointError
-from pipeline.hub import ask_hub, check_has_safetensors, explained, file_sizes
-from pipeline.inspection.chat_template import folder_has_chat_template, has_chat_template
-from pipeline.safetensors_header import Tensor, checked_tensor, read_header
-from pipeline.weight_files import (
+from pipeline.checkpoint.folder import says_quantized
+from pipeline.checkpoint.hub import ask_hub, check_has_safetensors, explained, file_sizes
+from pipeline.checkpoint.safetensors_header import Tensor, checked_tensor, read_header
+from pipeline.checkpoint.weight_files import (
     IGNORED_WEIGHTS,
     INDEX,
     check_index,
@@ -22,6 +20,8 @@ from pipeline.weight_files import (
     read_json,
     weight_files,
 )
+from pipeline.core.errors import CheckpointError
+from pipeline.inspection.chat_template import folder_has_chat_template, has_chat_template
 
 CONNECTIONS = 8
 
@@ -93,7 +93,7 @@ def read_hub(repo_id: str, revision: str | None) -> Source:
         revision: branch, tag or commit; None for the default branch.
 
     Raises:
-        HubError: as :func:`pipeline.hub.download` does.
+        HubError: as :func:`pipeline.checkpoint.hub.download` does.
         CheckpointError: config.json, index or headers are damaged.
     """
     name = f"{repo_id}@{revision}" if revision else repo_id

@@ -12,10 +12,10 @@ import os
 from pathlib import Path
 from typing import Any
 
-from pipeline.digest import digest_file
-from pipeline.errors import StageError
+from pipeline.checkpoint.weight_files import weight_files, weights_digest
+from pipeline.core.digest import digest_file
+from pipeline.core.errors import StageError
 from pipeline.stages.context import StageContext
-from pipeline.weight_files import weight_files, weights_digest
 
 # Another file system, one without hard links, or files of somebody else (fs.protected_hardlinks).
 NO_HARD_LINK = (errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOTSUP)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipeline.errors import ServingError
-from pipeline.serving_names import SERVED_NAME
+from pipeline.core.errors import ServingError
+from pipeline.serving.serving_names import SERVED_NAME
 from pipeline.stages.context import StageContext
 
 

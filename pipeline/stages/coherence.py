@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.errors import ServingError
-from pipeline.openai_endpoint import authorization
+from pipeline.core.errors import ServingError
+from pipeline.serving.openai_endpoint import authorization
 from pipeline.stages.context import StageContext
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ class Asking:
         """
         import httpx
 
-        from pipeline.foreign_http import ask
+        from pipeline.core.foreign.http import ask
 
         local = self.url.startswith(("http://127.0.0.1", "http://localhost"))
         ours = self.socket is not None

@@ -12,14 +12,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from pipeline import errors
+from pipeline.core import errors
+from pipeline.core.digest import digest_json
+from pipeline.core.events import EVENTS_FD_VARIABLE, Progress
+from pipeline.core.process_environment import Need, server_environment
+from pipeline.core.processes import GuardedProcess
 from pipeline.core.stage_record import StageRecord, StageSpec
-from pipeline.digest import digest_json
-from pipeline.events import EVENTS_FD_VARIABLE, Progress
-from pipeline.process_environment import Need, server_environment
-from pipeline.processes import GuardedProcess
+from pipeline.core.store import RECORD, Store, write_atomically
 from pipeline.stages import stage_module
-from pipeline.store import RECORD, Store, write_atomically
 
 # A thread that waits sleeps rather than spins: where another process wants the core, spinning
 # threads take it from the one that they wait for.

@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from pipeline.demo_model import fetch_demo_package
+from pipeline.checkpoint.demo_model import fetch_demo_package
 from pipeline.stages.context import StageContext
 
 

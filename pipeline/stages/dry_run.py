@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipeline.checkpoint import Checkpoint, inspect_folder
+from pipeline.checkpoint.folder import Checkpoint, inspect_folder
+from pipeline.core.digest import FileDigests
+from pipeline.core.errors import PrepareError, StageError, StoreError
 from pipeline.core.stage_record import StageRecord
-from pipeline.cut_checkpoint import KEPT_LAYERS, cut_checkpoint
-from pipeline.digest import FileDigests
-from pipeline.errors import PrepareError, StageError, StoreError
+from pipeline.inspection.cut_checkpoint import KEPT_LAYERS, cut_checkpoint
 from pipeline.stages import stage_module
 from pipeline.stages.context import StageContext
 

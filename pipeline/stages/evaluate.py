@@ -26,13 +26,13 @@ from eval_gates.clusters import labels_of
 from eval_gates.ignorance import State, sights_of, state_of
 from eval_gates.stopping import Stopping, comparison_of, rule_of
 from eval_gates.suites.json_lines import read_rows, write_rows
+from pipeline.core.digest import digest_bytes, digest_json
+from pipeline.core.errors import StageError, StoreError
+from pipeline.core.process_environment import Need
 from pipeline.core.stage_key import REVISIONS
 from pipeline.core.stage_record import StageRecord, StageSpec
-from pipeline.digest import digest_bytes, digest_json
-from pipeline.errors import StageError, StoreError
-from pipeline.process_environment import Need
+from pipeline.core.store import Store
 from pipeline.stages.context import StageContext
-from pipeline.store import Store
 
 # What only says how far to go, and against whom; not what a question's answer depends on.
 NOT_OF_THE_ANSWER = ("upto", "batch", "rule")

@@ -15,29 +15,29 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from artifacts.bundle import (
+from artifacts.evidence.bundle import (
     BUNDLE,
     BundleContents,
     BundleVerdict,
     write_bundle,
 )
-from artifacts.bundled_evidence import revision_of
-from artifacts.card import write_card
-from artifacts.judged_variant import JudgedVariant, reached
-from artifacts.manifest import MANIFEST, Manifest, plain_files
+from artifacts.evidence.bundled_evidence import revision_of
+from artifacts.evidence.card import write_card
+from artifacts.evidence.judged_variant import JudgedVariant, reached
+from artifacts.evidence.manifest import MANIFEST, Manifest, plain_files
 from artifacts.run_record import VariantReport, unjudged
-from artifacts.source_facts import SourceFacts
+from artifacts.selection import corrected
 from eval_gates.statistics.multiplicity import share_of
 from eval_gates.verdict import number_in
+from pipeline.checkpoint.source_facts import SourceFacts
+from pipeline.checkpoint.weight_files import weights_digest
+from pipeline.core.digest import digest_file
+from pipeline.core.errors import EvidenceError
 from pipeline.core.stage_key import REVISIONS
 from pipeline.core.stage_record import StageRecord, StageSpec
-from pipeline.digest import digest_file
+from pipeline.core.store import Store
 from pipeline.environments.definition import Accelerator, define
-from pipeline.errors import EvidenceError
-from pipeline.selection import corrected
 from pipeline.stages.context import StageContext
-from pipeline.store import Store
-from pipeline.weight_files import weights_digest
 from recipes.policy import Policy
 
 JUDGE = "judge."  # role of a judge stage, before the recipe's name

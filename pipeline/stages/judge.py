@@ -6,7 +6,7 @@ from typing import Any
 
 from eval_gates.answers import read_answers
 from eval_gates.verdict import judged
-from pipeline.errors import EvaluationDataError
+from pipeline.core.errors import EvaluationDataError
 from pipeline.stages.context import StageContext
 
 

@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from artifacts.manifest import digest_of_other_files
+from artifacts.evidence.manifest import digest_of_other_files
 from artifacts.registry.registry import (
     EVIDENCE_TAG,
     FILES_TAG,
@@ -20,9 +20,9 @@ from artifacts.registry.registry import (
     open_registry,
     still_has,
 )
+from pipeline.core.digest import digest_json
+from pipeline.core.errors import RegistryError
 from pipeline.core.stage_record import StageRecord
-from pipeline.digest import digest_json
-from pipeline.errors import RegistryError
 from pipeline.stages.context import StageContext
 from recipes.policy import Policy
 

@@ -9,14 +9,14 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from pipeline.checkpoint import CARRIED_OVER, Checkpoint, matches
-from pipeline.digest import digest_file
-from pipeline.errors import StoreError
-from pipeline.process_environment import Need
-from pipeline.quantizers import is_streamed, quantizer_of
+from pipeline.checkpoint.folder import CARRIED_OVER, Checkpoint, matches
+from pipeline.checkpoint.weight_files import weight_files, weights_digest
+from pipeline.core.digest import digest_file
+from pipeline.core.errors import StoreError
+from pipeline.core.process_environment import Need
+from pipeline.inspection.variant_size import estimated_bytes
+from pipeline.plan.quantizers import is_streamed, quantizer_of
 from pipeline.stages.context import StageContext
-from pipeline.variant_size import estimated_bytes
-from pipeline.weight_files import weight_files, weights_digest
 from recipes.quantization import Quantization
 
 RESUMED = "output"  # a stream goes on with the files that a killed try has finished

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from eval_gates.answers import QUESTIONS
-from pipeline.digest import digest_bytes
-from pipeline.process_environment import Need
+from pipeline.core.digest import digest_bytes
+from pipeline.core.process_environment import Need
 from pipeline.stages.context import StageContext
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from pipeline.checkpoint import Checkpoint
+from pipeline.checkpoint.folder import Checkpoint
 from pipeline.stages.context import StageContext
 from recipes.quantization import Quantization
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from pipeline.errors import VerificationError
+from pipeline.checkpoint.safetensors_header import Tensor
+from pipeline.core.errors import VerificationError
 from pipeline.inspection.linear_layers import is_head, is_quantizable
-from pipeline.safetensors_header import Tensor
 from pipeline.verification.layer_weights import SCALE_TYPES, Part, parts_of
 from pipeline.verification.number_types import FLOATING
 from pipeline.verification.tensor_files import StoredTensor, TensorFiles

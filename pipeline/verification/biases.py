@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pipeline.errors import VerificationError
+from pipeline.core.errors import VerificationError
 from pipeline.verification.function_preserved import (
     CURE,
     divided,

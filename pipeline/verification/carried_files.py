@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pipeline.checkpoint import CARRIED_OVER, matches
-from pipeline.errors import VerificationError
-from pipeline.weight_files import read_json, weight_files
+from pipeline.checkpoint.folder import CARRIED_OVER, matches
+from pipeline.checkpoint.weight_files import read_json, weight_files
+from pipeline.core.errors import VerificationError
 
 # Weights in formats that can run a program when loaded, or that an engine could take instead.
 OTHER_WEIGHTS = {".bin", ".pt", ".pth", ".pkl", ".ckpt", ".h5", ".msgpack", ".gguf", ".npz"}

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from pipeline.errors import VerificationError
+from pipeline.core.errors import VerificationError
 from pipeline.verification.weight_format import WeightFormat
 from recipes.quantization import (
     AutoAwqQuantization,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from operator import eq
 from typing import TYPE_CHECKING
 
-from pipeline.errors import VerificationError
+from pipeline.core.errors import VerificationError
 from pipeline.verification.noise import chunks
 from pipeline.verification.number_types import rounded
 from pipeline.verification.rescaling import measure_rescaled

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pipeline.errors import VerificationError
+from pipeline.core.errors import VerificationError
 from pipeline.verification.number_types import (
     unpack_awq,
     unpack_fp4,

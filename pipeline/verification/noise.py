@@ -14,7 +14,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from pipeline.errors import VerificationError
+from pipeline.core.errors import VerificationError
 from pipeline.verification.layer_weights import ROW_STEP, LayerWeights
 
 if TYPE_CHECKING:

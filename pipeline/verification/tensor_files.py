@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.errors import VerificationError
-from pipeline.safetensors_header import DTYPE_BITS, SafetensorsHeader, read_header
+from pipeline.checkpoint.safetensors_header import DTYPE_BITS, SafetensorsHeader, read_header
+from pipeline.checkpoint.weight_files import INDEX, check_index, read_index, weight_files
+from pipeline.core.errors import VerificationError
 from pipeline.verification.number_types import to_float32
-from pipeline.weight_files import INDEX, check_index, read_index, weight_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

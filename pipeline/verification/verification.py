@@ -15,9 +15,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import VerificationError
+from pipeline.checkpoint.weight_files import read_json
+from pipeline.core.errors import VerificationError
 from pipeline.inspection.linear_layers import is_tied
-from pipeline.variant_size import estimated_bytes
+from pipeline.inspection.variant_size import estimated_bytes
 from pipeline.verification import floors
 from pipeline.verification.accounting import Accounting, account
 from pipeline.verification.biases import check_biases
@@ -39,7 +40,6 @@ from pipeline.verification.noise import Noise, measure
 from pipeline.verification.rescaling import Rescaled, measure_rescaled
 from pipeline.verification.tensor_files import StoredTensor, TensorFiles, open_folder
 from pipeline.verification.weight_format import WeightFormat, checked_format, kv_cache_scaled
-from pipeline.weight_files import read_json
 from recipes.quantization import AutoAwqQuantization, PresetQuantization, Quantization
 
 MOST_THREADS = 4

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import VerificationError
+from pipeline.core.errors import VerificationError
 from recipes.group_sizes import sizes_to_try
 from recipes.quantization import (
     AutoAwqQuantization,

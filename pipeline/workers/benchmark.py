@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pipeline.events import Progress
+from pipeline.core.events import Progress
 from pipeline.workers.unix_socket import connect_through
 
 # What `vllm bench serve` names the lists that it keeps of single requests.

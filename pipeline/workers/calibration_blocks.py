@@ -8,10 +8,10 @@ import random
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import StageError
-from pipeline.events import Progress
-from pipeline.foreign_json import parse_json
-from pipeline.foreign_lines import ForeignLinesError, read_lines
+from pipeline.core.errors import StageError
+from pipeline.core.events import Progress
+from pipeline.core.foreign.json import parse_json
+from pipeline.core.foreign.lines import ForeignLinesError, read_lines
 
 
 def calibration_blocks(

@@ -9,9 +9,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import StageError
-from pipeline.events import Progress
-from pipeline.ignored_modules import is_ignored
+from pipeline.checkpoint.ignored_modules import is_ignored
+from pipeline.core.errors import StageError
+from pipeline.core.events import Progress
 from pipeline.inspection.divisibility import dividing_group_size
 from pipeline.workers.calibration_blocks import block_facts, calibration_blocks
 from pipeline.workers.compute_type import ComputeType

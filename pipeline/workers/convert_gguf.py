@@ -12,8 +12,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import CheckpointError
-from pipeline.events import Progress
+from pipeline.core.errors import CheckpointError
+from pipeline.core.events import Progress
 
 TASK = "convert GGUF"
 STEPS = 4

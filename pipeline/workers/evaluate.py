@@ -14,9 +14,9 @@ from typing import Any
 from eval_gates.answers import AnswerBook
 from eval_gates.stopping import Stopping
 from eval_gates.suites.json_lines import read_rows
-from pipeline.credentials import put_back
-from pipeline.errors import StageError
-from pipeline.events import Progress
+from pipeline.core.credentials import put_back
+from pipeline.core.errors import StageError
+from pipeline.core.events import Progress
 from pipeline.workers.suites import SuiteTask, suite_task
 from pipeline.workers.unix_socket import connect_through
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pipeline.errors import StageError
+from pipeline.core.errors import StageError
 from pipeline.inspection.module_kind import EXPERT_COUNTS
 
 

@@ -18,8 +18,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.errors import StageError
-from pipeline.events import Progress
+from pipeline.core.errors import StageError
+from pipeline.core.events import Progress
 
 # As `relative_change` measures. Rounding gave 0.004 to 0.01 in the first layers of SmolLM2-135M and
 # up to 0.022 in small random mixtures of experts; weights that are not restored 0.56 to 0.85.

@@ -16,9 +16,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import PrepareError, StoreError, WorkerError
-from pipeline.events import Progress, worker_progress
-from pipeline.hiding_stream import hide_in_streams
+from pipeline.core.errors import PrepareError, StoreError, WorkerError
+from pipeline.core.events import Progress, worker_progress
+from pipeline.core.hiding_stream import hide_in_streams
 
 Run = Callable[[dict[str, Any], Progress, Path], dict[str, Any]]
 

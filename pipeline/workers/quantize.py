@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import UsageError
-from pipeline.events import Progress
-from pipeline.quantizers import is_streamed
+from pipeline.core.errors import UsageError
+from pipeline.core.events import Progress
+from pipeline.plan.quantizers import is_streamed
 from pipeline.workers.compressed import quantize_whole_model, versions
 from pipeline.workers.fp8_stream.stream import stream_fp8
 from recipes.group_sizes import sizes_to_try

@@ -8,9 +8,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from pipeline.errors import StageError
-from pipeline.events import Progress
-from pipeline.ignored_modules import is_ignored
+from pipeline.checkpoint.ignored_modules import is_ignored
+from pipeline.core.errors import StageError
+from pipeline.core.events import Progress
 from pipeline.inspection.divisibility import dividing_group_size
 from pipeline.inspection.module_kind import ROUTERS
 from pipeline.workers.calibration_blocks import block_facts, calibration_blocks

@@ -17,8 +17,8 @@ from eval_gates.suites.fixed_task import digest_of
 from eval_gates.suites.humaneval import Problem
 from eval_gates.suites.json_lines import write_rows
 from eval_gates.suites.lm_eval_task import ASKED, FIELDS, lay_out
-from pipeline.errors import EvaluationDataError
-from pipeline.events import Progress
+from pipeline.core.errors import EvaluationDataError
+from pipeline.core.events import Progress
 
 LARGEST_SHARE_OF_COPIES = 0.05  # MMLU's own is 0.007
 Rows = list[dict[str, Any]]

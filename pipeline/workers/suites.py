@@ -23,8 +23,8 @@ from eval_gates.suites.code_extraction import extract_code
 from eval_gates.suites.fixed_task import task_of
 from eval_gates.suites.json_lines import read_rows
 from eval_gates.suites.lm_eval_metrics import Metric, score_of
-from pipeline.errors import StageError
-from pipeline.events import Progress
+from pipeline.core.errors import StageError
+from pipeline.core.events import Progress
 
 Rows = list[dict[str, Any]]
 Suite = dict[str, Any]  # its keys in the policy

@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import StageError
+from pipeline.core.errors import StageError
 
 CONFIG, TOKENIZER_CONFIG = "config.json", "tokenizer_config.json"
 

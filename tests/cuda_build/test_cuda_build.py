@@ -15,14 +15,14 @@ import pytest
 
 from artifacts.serving_arguments import ServingArguments
 from eval_gates.suites.completions_model import Item, payload
-from pipeline import catalog
+from pipeline.core.events import Silent
+from pipeline.core.process_environment import server_environment
 from pipeline.environments.environment import Accelerator, Environment, ensure
-from pipeline.events import Silent
+from pipeline.environments.settings import load_settings
 from pipeline.inspection.kv_cache import kv_cache
 from pipeline.inspection.model_shape import model_shape
-from pipeline.process_environment import server_environment
-from pipeline.serving import Server
-from pipeline.settings import load_settings
+from pipeline.serving.server import Server
+from recipes import catalog
 
 pytestmark = [pytest.mark.cuda_build, pytest.mark.timeout(3600)]
 

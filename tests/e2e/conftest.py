@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from artifacts.serving_arguments import ServingArguments
-from pipeline.demo_model import fetch_demo_package
+from pipeline.checkpoint.demo_model import fetch_demo_package
+from pipeline.core.events import Silent
 from pipeline.environments.environment import Accelerator, ensure
-from pipeline.events import Silent
-from pipeline.preparation import choose_profile
-from pipeline.server_address import free_port
-from pipeline.serving import Server
-from pipeline.settings import load_settings
+from pipeline.environments.settings import load_settings
+from pipeline.plan.prepare import choose_profile
+from pipeline.serving.server import Server
+from pipeline.serving.server_address import free_port
 from pipeline.stages.context import BOOTSTRAP
 from recipes.schema import ServingProfile
 

@@ -106,7 +106,7 @@ def split(source: str, folder: str) -> None:
 
 def stream(source: str, output: str) -> dict[str, Any]:
     """Quantize by our stream; its facts."""
-    from pipeline.events import Silent
+    from pipeline.core.events import Silent
     from pipeline.workers.fp8_stream.stream import stream_fp8
 
     Path(output).mkdir(exist_ok=True)
@@ -133,7 +133,7 @@ def stream_until_killed(source: str, output: str) -> None:
 
 def compare(source: str, work: str, scheme: str, ways: list[str]) -> dict[str, Any]:
     """Quantize by all ways; how each differs from ours."""
-    from pipeline.events import Silent
+    from pipeline.core.events import Silent
     from pipeline.workers.fp8_stream.stream import stream_fp8
 
     ours = Path(work) / "ours"

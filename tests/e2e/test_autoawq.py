@@ -16,19 +16,19 @@ from pydantic import TypeAdapter
 import pipeline
 import recipes
 from artifacts.serving_arguments import ServingArguments
-from pipeline.catalog import load_recipe
-from pipeline.checkpoint import inspect_folder
+from pipeline.checkpoint.folder import inspect_folder
+from pipeline.core.digest import FileDigests
+from pipeline.core.errors import PrepareError
+from pipeline.core.events import Silent
 from pipeline.core.stage_key import stage_spec
-from pipeline.digest import FileDigests
 from pipeline.environments.environment import Accelerator, Environment, ensure
-from pipeline.errors import PrepareError
-from pipeline.events import Silent
-from pipeline.server_address import free_port
-from pipeline.serving import Server
-from pipeline.settings import load_settings
+from pipeline.environments.settings import load_settings
+from pipeline.serving.server import Server
+from pipeline.serving.server_address import free_port
 from pipeline.stages.context import execute
 from pipeline.stages.quantize import copy_carried_over
 from pipeline.verification.verification import verify_variant
+from recipes.catalog import load_recipe
 from recipes.quantization import Quantization
 from recipes.schema import ServingProfile
 
@@ -41,8 +41,8 @@ from pathlib import Path
 import torch
 from awq import AutoAWQForCausalLM
 from awq.quantize.quantizer import AwqQuantizer
-from pipeline.errors import StageError
-from pipeline.events import Silent
+from pipeline.core.errors import StageError
+from pipeline.core.events import Silent
 from pipeline.workers import guarded_autoawq
 from pipeline.workers.transformers4_form import transformers4_view
 
@@ -113,8 +113,8 @@ for name, options in models.items():
 QUANTIZE_MODELS = """
 import json, sys
 from pathlib import Path
-from pipeline.errors import StageError
-from pipeline.events import Silent
+from pipeline.core.errors import StageError
+from pipeline.core.events import Silent
 from pipeline.workers.quantize_autoawq import run
 
 told = {}

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from pipeline.core.events import Silent
 from pipeline.environments.environment import Accelerator, Environment, ensure
-from pipeline.events import Silent
-from pipeline.settings import load_settings
+from pipeline.environments.settings import load_settings
 
 STOCK = "ChannelWiseTorchFP8ScaledMMLinearKernel"
 

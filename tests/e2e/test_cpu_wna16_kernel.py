@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from pipeline.cpu_features import VARIABLE, cpu_features
+from pipeline.core.cpu_features import VARIABLE, cpu_features
+from pipeline.core.events import Silent
 from pipeline.environments.environment import Accelerator, Environment, ensure
-from pipeline.events import Silent
-from pipeline.settings import load_settings
+from pipeline.environments.settings import load_settings
 
 SCRIPT = Path(__file__).with_name("wna16_comparison.py")
 STOCK = "CPUWNA16LinearKernel"

@@ -22,13 +22,13 @@ import httpx
 import pytest
 
 from artifacts.registry.mlflow_registry import MlflowRegistry
-from pipeline.cpu_features import cpu_features
-from pipeline.deployment import find_version
+from pipeline.core.cpu_features import cpu_features
 from pipeline.inspection.inspection import inspect
 from pipeline.inspection.kv_cache import cpu_cache_tokens
 from pipeline.inspection.source import read_folder
-from pipeline.recheck_record import rechecks_of
-from pipeline.server_address import free_port
+from pipeline.release.deployment import find_version
+from pipeline.release.recheck_record import rechecks_of
+from pipeline.serving.server_address import free_port
 from recipes.schema import ServingProfile
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(3000)]

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pipeline.core.events import Silent
 from pipeline.environments.environment import Accelerator, ensure
-from pipeline.events import Silent
-from pipeline.settings import load_settings
+from pipeline.environments.settings import load_settings
 from pipeline.verification.layer_weights import layer_weights
 from pipeline.verification.tensor_files import open_folder
 from pipeline.verification.weight_format import AWQ_GEMM, WeightFormat

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pipeline.core.events import Silent
 from pipeline.environments.environment import Accelerator, ensure
-from pipeline.events import Silent
-from pipeline.settings import load_settings
+from pipeline.environments.settings import load_settings
 from pipeline.verification.layer_weights import layer_weights
 from pipeline.verification.number_types import to_float32
 from pipeline.verification.tensor_files import open_folder

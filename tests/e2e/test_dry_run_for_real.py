@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from pipeline.digest import FileDigests
+from pipeline.checkpoint.safetensors_header import read_header
+from pipeline.core.digest import FileDigests
+from pipeline.core.events import Silent
+from pipeline.core.store import Store
 from pipeline.environments.environment import Accelerator, ensure
-from pipeline.events import Silent
-from pipeline.executors.local import LocalExecutor
-from pipeline.preparation import Request, choose, find_data, locate, make_plan
-from pipeline.run_log import RunLog
-from pipeline.safetensors_header import read_header
-from pipeline.settings import Settings, load_settings
-from pipeline.stage_runner import StageRunner
-from pipeline.store import Store
+from pipeline.environments.settings import Settings, load_settings
+from pipeline.plan.prepare import Request, choose, find_data, locate, make_plan
+from pipeline.run.executors.local import LocalExecutor
+from pipeline.run.run_log import RunLog
+from pipeline.run.stage_runner import StageRunner
 
 # The first test may have to build the environments.
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]

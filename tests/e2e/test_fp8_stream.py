@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from pipeline.core.events import Silent
 from pipeline.environments.environment import Accelerator, ensure
-from pipeline.events import Silent
-from pipeline.settings import load_settings
+from pipeline.environments.settings import load_settings
 
 REFERENCE = Path(__file__).with_name("fp8_reference.py")
 SHAPES = [[1, 1], [7, 1], [1, 9], [33, 65], [128, 128], [256, 384], [130, 131], [300, 576]]

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.serving import Server
-from pipeline.serving_names import SERVED_NAME
+from pipeline.serving.server import Server
+from pipeline.serving.serving_names import SERVED_NAME
 
 # The first test may have to build the environments.
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
+from pipeline.core.events import Silent
 from pipeline.environments.environment import Accelerator, ensure
-from pipeline.events import Silent
-from pipeline.settings import load_settings
+from pipeline.environments.settings import load_settings
 
 SCRIPT = """
 import json
@@ -30,8 +30,8 @@ from lm_eval.api.model import LM
 from lm_eval.evaluator import evaluate
 
 from eval_gates.suites.json_lines import read_rows
-from pipeline.errors import PrepareError
-from pipeline.events import Silent
+from pipeline.core.errors import PrepareError
+from pipeline.core.events import Silent
 from pipeline.workers import questions as questions_worker
 from pipeline.workers.suites import suite_task
 

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
+from pipeline.core.events import Silent
 from pipeline.environments.environment import Accelerator, ensure
-from pipeline.events import Silent
-from pipeline.serving import Server
-from pipeline.serving_names import SERVED_NAME
-from pipeline.settings import load_settings
+from pipeline.environments.settings import load_settings
+from pipeline.serving.server import Server
+from pipeline.serving.serving_names import SERVED_NAME
 
 ROOT = Path(__file__).parents[2]
 QUESTIONS = {0: 40, 5: 20}  # by shots
@@ -125,7 +125,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from transformers import PreTrainedTokenizerFast
 
-from pipeline.errors import StageError
+from pipeline.core.errors import StageError
 
 WORDS = "zero one two three four five six seven eight nine yes no maybe".split()
 spell = Tokenizer(WordLevel({word: n for n, word in enumerate(WORDS)}, unk_token="zero"))

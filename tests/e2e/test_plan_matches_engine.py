@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.catalog import load_profile
 from pipeline.inspection.inspection import inspect
 from pipeline.inspection.kv_cache import GIB, element_bytes
 from pipeline.inspection.source import read_folder
-from pipeline.serving import Server, engine_facts
+from pipeline.serving.server import Server, engine_facts
+from recipes.catalog import load_profile
 
 # The first test may have to build the environments.
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]

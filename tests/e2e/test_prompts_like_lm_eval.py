@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from eval_gates.suites.mmlu_subjects import GROUPS
+from pipeline.core.events import Silent
 from pipeline.environments.environment import Accelerator, ensure
-from pipeline.events import Silent
-from pipeline.settings import load_settings
+from pipeline.environments.settings import load_settings
 
 COMPARE = """
 import json

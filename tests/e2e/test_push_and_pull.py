@@ -27,7 +27,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from artifacts.manifest import digest_of_other_files
+from artifacts.evidence.manifest import digest_of_other_files
 from artifacts.registry import remote_repository
 from artifacts.registry.mlflow_registry import MlflowRegistry
 from artifacts.registry.oci_registry import OciRegistry
@@ -39,11 +39,11 @@ from artifacts.registry.registry import (
     Move,
     Registry,
 )
+from pipeline.checkpoint.weight_files import weights_digest
 from pipeline.cli.main import app
-from pipeline.digest import digest_file
-from pipeline.errors import RegistryError
-from pipeline.server_address import free_port
-from pipeline.weight_files import weights_digest
+from pipeline.core.digest import digest_file
+from pipeline.core.errors import RegistryError
+from pipeline.serving.server_address import free_port
 
 PROGRAM = shutil.which("docker-registry")
 SKOPEO = shutil.which("skopeo")

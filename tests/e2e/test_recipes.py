@@ -15,23 +15,23 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from pipeline.catalog import load_recipe, recipe_names
-from pipeline.checkpoint import Checkpoint, inspect_folder
+from pipeline.checkpoint.folder import Checkpoint, inspect_folder
+from pipeline.checkpoint.ignored_modules import is_ignored
+from pipeline.checkpoint.safetensors_header import Tensor
+from pipeline.checkpoint.weight_files import read_json
+from pipeline.core.digest import FileDigests
+from pipeline.core.errors import StageError
+from pipeline.core.events import Silent
 from pipeline.core.stage_key import stage_spec
 from pipeline.core.stage_record import StageRecord
-from pipeline.data_sources import CARRIED_CALIBRATION
-from pipeline.digest import FileDigests
 from pipeline.environments.environment import Accelerator, ensure
-from pipeline.errors import StageError
-from pipeline.events import Silent
-from pipeline.ignored_modules import is_ignored
+from pipeline.environments.settings import load_settings
 from pipeline.inspection.ignored import ignore_list
 from pipeline.inspection.source import read_folder
-from pipeline.safetensors_header import Tensor
-from pipeline.settings import load_settings
+from pipeline.plan.data_sources import CARRIED_CALIBRATION
 from pipeline.stages.context import execute
 from pipeline.verification.verification import verify_variant
-from pipeline.weight_files import read_json
+from recipes.catalog import load_recipe, recipe_names
 from recipes.group_sizes import sizes_to_try
 from recipes.quantization import Quantization
 

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from eval_gates.suites.fixed_task import sample_seed
+from pipeline.core.events import Silent
 from pipeline.environments.environment import Accelerator, ensure
-from pipeline.events import Silent
-from pipeline.settings import load_settings
+from pipeline.environments.settings import load_settings
 
 SCRIPT = """
 import json
@@ -32,7 +32,7 @@ from lm_eval.evaluator import evaluate
 from eval_gates.suites import rouge
 from eval_gates.suites.humaneval import read_problems
 from eval_gates.suites.json_lines import read_rows, write_rows
-from pipeline.events import Silent
+from pipeline.core.events import Silent
 from pipeline.workers import questions as questions_worker
 from pipeline.workers.suites import suite_task
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.core.events import Silent
+from pipeline.core.process_environment import server_environment
 from pipeline.environments.environment import Accelerator, ensure
-from pipeline.events import Silent
-from pipeline.process_environment import server_environment
-from pipeline.settings import load_settings
+from pipeline.environments.settings import load_settings
 from pipeline.stages.context import BOOTSTRAP
 
 ROOT = Path(__file__).parents[2]

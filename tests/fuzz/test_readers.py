@@ -18,26 +18,26 @@ from pathlib import Path
 import pytest
 
 from artifacts.command_line import command_line
-from artifacts.manifest import MANIFEST, read_manifest
+from artifacts.deployable import JudgedTuple
+from artifacts.evidence.manifest import MANIFEST, read_manifest
 from artifacts.registry import model_pack
 from artifacts.registry.registry import Version
-from artifacts.source_facts import licence_in
 from eval_gates.suites import mbpp
 from eval_gates.suites.json_lines import read_rows
 from eval_gates.suites.lm_eval_files import read_task_file
-from pipeline.catalog import RECIPES, load_gpu, load_ladder, load_policy, load_profile, load_recipe
-from pipeline.errors import PrepareError
-from pipeline.foreign_json import ForeignJsonError, parse_json
-from pipeline.foreign_yaml import ForeignYamlError, parse_yaml
+from pipeline.checkpoint.reference import parse_reference
+from pipeline.checkpoint.safetensors_header import read_header
+from pipeline.checkpoint.source_facts import licence_in
+from pipeline.checkpoint.weight_files import read_index
+from pipeline.core.errors import PrepareError
+from pipeline.core.foreign.json import ForeignJsonError, parse_json
+from pipeline.core.foreign.yaml import ForeignYamlError, parse_yaml
+from pipeline.core.user_path import user_path
+from pipeline.environments.settings import load_settings
 from pipeline.inspection.inspection import inspect
 from pipeline.inspection.source import read_folder
-from pipeline.judged_tuple import JudgedTuple
-from pipeline.recheck_record import RECHECK_TAG, rechecks_of
-from pipeline.reference import parse_reference
-from pipeline.safetensors_header import read_header
-from pipeline.settings import load_settings
-from pipeline.user_path import user_path
-from pipeline.weight_files import read_index
+from pipeline.release.recheck_record import RECHECK_TAG, rechecks_of
+from recipes.catalog import RECIPES, load_gpu, load_ladder, load_policy, load_profile, load_recipe
 
 MUTATIONS = int(os.environ.get("FUZZ_MUTATIONS", "300"))
 pytestmark = [pytest.mark.fuzz, pytest.mark.timeout(7200)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pipeline.core.stage_record import StageRecord
-from pipeline.store import RECORD, Store, write_atomically
+from pipeline.core.store import RECORD, Store, write_atomically
 
 
 def stage_record(**changes: Any) -> StageRecord:

@@ -16,14 +16,14 @@ from sample_reports import COMMAND
 from small_checkpoint import checkpoint_files, safetensors, write_files
 
 from artifacts.run_record import RunReport, StageReport, VariantReport, unjudged
-from artifacts.source_facts import CheckpointReport, source_of
-from pipeline.checkpoint import inspect_folder
+from artifacts.selection import corrected
+from pipeline.checkpoint.folder import inspect_folder
+from pipeline.checkpoint.source_facts import CheckpointReport, source_of
+from pipeline.core.digest import FileDigests, digest_bytes, digest_json
 from pipeline.core.stage_key import stage_spec
 from pipeline.core.stage_record import StageRecord, StageSpec
-from pipeline.digest import FileDigests, digest_bytes, digest_json
-from pipeline.selection import corrected
+from pipeline.core.store import RECORD, Store, write_atomically
 from pipeline.stages.context import execute
-from pipeline.store import RECORD, Store, write_atomically
 from recipes.policy import Policy
 
 RUN = "20261121-100000-000001"

@@ -15,7 +15,7 @@ from importlib import import_module
 from pathlib import Path
 sys.path.insert(0, "tests/unit")
 read = getattr(import_module(module), function)
-from pipeline.errors import PrepareError
+from pipeline.core.errors import PrepareError
 started, error = time.process_time(), None
 try:
     read(Path(sys.argv[2]))

@@ -19,14 +19,14 @@ from small_checkpoint import safetensors
 from eval_gates.answers import AnswerBook, Rows
 from eval_gates.stopping import Stopping
 from eval_gates.suites.json_lines import read_rows, write_rows
+from pipeline.core.digest import digest_bytes, digest_json
+from pipeline.core.errors import ServingError, StageError
+from pipeline.core.events import Progress
 from pipeline.core.stage_record import StageRecord, StageSpec
-from pipeline.digest import digest_bytes, digest_json
-from pipeline.errors import ServingError, StageError
-from pipeline.events import Progress
-from pipeline.plan import VariantPlan
+from pipeline.core.store import RECORD, Store, write_atomically
+from pipeline.plan.plan import VariantPlan
 from pipeline.stages import stage_module
 from pipeline.stages.context import StageContext
-from pipeline.store import RECORD, Store, write_atomically
 from pipeline.workers.evaluate import ask_until_over
 
 Score = Callable[[str, str, int], float]

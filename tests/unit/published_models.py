@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from pipeline.checkpoint.safetensors_header import Tensor
 from pipeline.inspection.inspection import Inspection, inspect
 from pipeline.inspection.source import Source
-from pipeline.safetensors_header import Tensor
 
 Shapes = dict[str, tuple[int, ...]]
 

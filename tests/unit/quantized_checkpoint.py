@@ -8,8 +8,8 @@ from typing import Any
 
 from small_checkpoint import checkpoint_files, safetensors
 
-from pipeline.checkpoint import Checkpoint, inspect_folder
-from pipeline.digest import FileDigests
+from pipeline.checkpoint.folder import Checkpoint, inspect_folder
+from pipeline.core.digest import FileDigests
 
 Layout = dict[str, tuple[str, tuple[int, ...]]]
 

@@ -7,11 +7,11 @@ from pathlib import Path
 from judged_run import JudgedRun
 from listener import Listener
 
-from artifacts.judged_variant import JudgedVariant
-from artifacts.manifest import digest_of_other_files
+from artifacts.evidence.judged_variant import JudgedVariant
+from artifacts.evidence.manifest import digest_of_other_files
 from artifacts.registry.registry import EVIDENCE_TAG, FILES_TAG, TUPLE_TAG, Version
-from pipeline.digest import digest_json
-from pipeline.evidence import write_evidence
+from pipeline.core.digest import digest_json
+from pipeline.release.evidence import write_evidence
 from pipeline.stages.promote import as_tag
 
 RECIPE = "fp8-dynamic"

@@ -21,9 +21,9 @@ from artifacts.run_record import RunReport, StageReport
 from eval_gates.answers import read_answers
 from eval_gates.suites.json_lines import write_rows
 from eval_gates.verdict import judged
+from pipeline.core.digest import digest_bytes
 from pipeline.core.stage_record import StageRecord, StageReference
-from pipeline.digest import digest_bytes
-from pipeline.store import Store, write_atomically
+from pipeline.core.store import Store, write_atomically
 
 RECIPES = {"fp8-dynamic": "fp8", "awq-w4a16": "int4"}
 SUBJECTS = ("anatomy", "virology", "sociology", "jurisprudence")

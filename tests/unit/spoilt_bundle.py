@@ -12,13 +12,13 @@ from judged_run import JudgedRun
 from listener import Listener
 from pretend_stages import edit
 
-from artifacts.bundle import BUNDLE, RESOLVED, VERDICT, packed
-from artifacts.bundle_check import BundleCheck
-from artifacts.manifest import MANIFEST, list_files
+from artifacts.evidence.bundle import BUNDLE, RESOLVED, VERDICT, packed
+from artifacts.evidence.bundle_check import BundleCheck
+from artifacts.evidence.manifest import MANIFEST, list_files
 from pipeline.core.stage_key import stage_key
 from pipeline.core.stage_record import StageRecord
-from pipeline.evidence import write_evidence
-from pipeline.store import RECORD
+from pipeline.core.store import RECORD
+from pipeline.release.evidence import write_evidence
 
 RECIPE = "fp8-dynamic"
 

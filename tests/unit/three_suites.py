@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.catalog import load_policy
+from recipes.catalog import load_policy
 from recipes.policy import Policy
 
 

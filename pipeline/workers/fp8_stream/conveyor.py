@@ -16,7 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from pipeline.events import Progress
+from pipeline.core.events import Progress
 from pipeline.workers.fp8_stream.cast import Caster
 from pipeline.workers.fp8_stream.layout import Piece, ShardPlan, pieces
 from pipeline.workers.fp8_stream.shard_file import ShardFile

@@ -9,8 +9,8 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipeline.checkpoint.safetensors_header import DTYPE_BITS, SafetensorsHeader, header_bytes
 from pipeline.inspection.linear_layers import WEIGHT
-from pipeline.safetensors_header import DTYPE_BITS, SafetensorsHeader, header_bytes
 
 FP8 = "F8_E4M3"
 BLOCK = 128  # rows and columns of a block, by DeepSeek-V3's layout and the preset FP8_BLOCK

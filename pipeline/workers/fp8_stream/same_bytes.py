@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipeline.safetensors_header import SafetensorsHeader
+from pipeline.checkpoint.safetensors_header import SafetensorsHeader
 
 CHUNK_BYTES = 2**22
 

@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import StageError
-from pipeline.ignored_modules import is_ignored
+from pipeline.checkpoint.ignored_modules import is_ignored
+from pipeline.checkpoint.safetensors_header import Tensor
+from pipeline.core.errors import StageError
 from pipeline.inspection.linear_layers import (
     WEIGHT,
     is_head,
@@ -19,7 +20,6 @@ from pipeline.inspection.linear_layers import (
     is_tied,
 )
 from pipeline.inspection.module_kind import STACKED_EXPERTS, is_expert_stack
-from pipeline.safetensors_header import Tensor
 
 CASTABLE = ("BF16", "F16", "F32")
 # transformers' Conv1D layers: no linear layers to llm-compressor, and stored transposed.

@@ -6,8 +6,8 @@ import os
 import threading
 from pathlib import Path
 
-from pipeline.errors import CheckpointError
-from pipeline.folder_flush import flush_folder
+from pipeline.core.errors import CheckpointError
+from pipeline.core.folder_flush import flush_folder
 from pipeline.workers.fp8_stream.layout import Piece, ShardPlan
 
 UNFINISHED = ".unfinished"

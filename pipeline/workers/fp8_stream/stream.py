@@ -6,11 +6,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import StageError, UsageError
-from pipeline.events import Progress
+from pipeline.checkpoint.safetensors_header import SafetensorsHeader, read_header
+from pipeline.checkpoint.weight_files import check_index, read_json, weight_files
+from pipeline.core.errors import StageError, UsageError
+from pipeline.core.events import Progress
 from pipeline.inspection.linear_layers import is_quantizable, is_tied
-from pipeline.safetensors_header import SafetensorsHeader, read_header
-from pipeline.weight_files import check_index, read_json, weight_files
 from pipeline.workers.fp8_stream import resume
 from pipeline.workers.fp8_stream.conveyor import Conveyor
 from pipeline.workers.fp8_stream.layout import SCHEMES, ShardPlan, plan_shard

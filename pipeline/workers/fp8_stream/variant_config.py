@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pipeline.weight_files import INDEX
+from pipeline.checkpoint.weight_files import INDEX
 from pipeline.workers.fp8_stream.layout import ShardPlan
 
 

@@ -15,12 +15,12 @@ from judged_run import JudgedRun
 from pretend_stages import edit
 from spoilt_bundle import RECIPE, found, output, rename_stage, rewrite_manifest, stage_folder
 
-from artifacts.bundle import BUNDLE, RESOLVED, VERDICT
-from artifacts.bundle_check import check_bundle
-from artifacts.manifest import MANIFEST
-from pipeline.digest import digest_json
-from pipeline.errors import EvidenceError
-from pipeline.store import RECORD
+from artifacts.evidence.bundle import BUNDLE, RESOLVED, VERDICT
+from artifacts.evidence.bundle_check import check_bundle
+from artifacts.evidence.manifest import MANIFEST
+from pipeline.core.digest import digest_json
+from pipeline.core.errors import EvidenceError
+from pipeline.core.store import RECORD
 
 CLOSE = 2  # answers lost, with which it passes alone and not beside another
 

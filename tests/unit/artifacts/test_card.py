@@ -14,9 +14,16 @@ from huggingface_hub import ModelCard, parse_eval_result_entries
 from judged_run import SERVING, JudgedRun
 from listener import Listener
 
-from artifacts.bundle_check import read_verdict
-from artifacts.card import RESULTS, card_text, fenced, hub_entries, serve_command, write_card
-from artifacts.card_words import (
+from artifacts.evidence.bundle_check import read_verdict
+from artifacts.evidence.card import (
+    RESULTS,
+    card_text,
+    fenced,
+    hub_entries,
+    serve_command,
+    write_card,
+)
+from artifacts.evidence.card_words import (
     calibration_words,
     engine_package,
     hardware_words,
@@ -24,9 +31,9 @@ from artifacts.card_words import (
     optimization_words,
     quantization_words,
 )
-from artifacts.judged_variant import JudgedVariant
-from artifacts.source_facts import SourceFacts, front_matter, source_of
-from pipeline.evidence import write_evidence
+from artifacts.evidence.judged_variant import JudgedVariant
+from pipeline.checkpoint.source_facts import SourceFacts, front_matter, source_of
+from pipeline.release.evidence import write_evidence
 
 RECIPE = "fp8-dynamic"
 

@@ -10,11 +10,11 @@ import pytest
 from sample_reports import COMMAND
 
 from artifacts.command_line import command_line
-from pipeline.endpoint_gate import GateRequest
-from pipeline.openai_endpoint import OpenAIEndpoint
-from pipeline.preparation import Request, choose
-from pipeline.recheck import RecheckRequest
-from pipeline.settings import Settings
+from pipeline.environments.settings import Settings
+from pipeline.plan.prepare import Request, choose
+from pipeline.run.gate import GateRequest
+from pipeline.run.recheck import RecheckRequest
+from pipeline.serving.openai_endpoint import OpenAIEndpoint
 
 POLICY = """name: strict
 summary: s

@@ -22,9 +22,9 @@ from artifacts.ending import (
 from artifacts.report.page import run_page
 from artifacts.report.run_evidence import RunEvidence
 from pipeline.cli.tables import last_line
-from pipeline.errors import ExitCode
-from pipeline.foreign_text import markdown
-from pipeline.store import Store
+from pipeline.core.errors import ExitCode
+from pipeline.core.foreign.text import markdown
+from pipeline.core.store import Store
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from artifacts.ending import serving_lines
-from pipeline import catalog
+from recipes import catalog
 
 
 def test_fp8_attention_and_fallbacks_are_told() -> None:

@@ -25,13 +25,13 @@ from spoilt_bundle import (
     written,
 )
 
-from artifacts.bundle import BUNDLE, RESOLVED, VERDICT, at_pointer, packed
-from artifacts.bundle_check import check_bundle
-from artifacts.manifest import MANIFEST, ManifestFile, list_files
-from pipeline.digest import digest_file
-from pipeline.errors import EvidenceError, UsageError
-from pipeline.evidence import evidence_stage
-from pipeline.store import RECORD
+from artifacts.evidence.bundle import BUNDLE, RESOLVED, VERDICT, at_pointer, packed
+from artifacts.evidence.bundle_check import check_bundle
+from artifacts.evidence.manifest import MANIFEST, ManifestFile, list_files
+from pipeline.core.digest import digest_file
+from pipeline.core.errors import EvidenceError, UsageError
+from pipeline.core.store import RECORD
+from pipeline.release.evidence import evidence_stage
 
 
 @pytest.fixture(scope="module")

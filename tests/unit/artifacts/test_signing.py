@@ -10,9 +10,9 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from small_checkpoint import checkpoint_files, write_files
 
-from artifacts.manifest import SIGNATURE
-from artifacts.signing import PASSWORD_VARIABLE, check_with_key, sign_with_key
-from pipeline.errors import EvidenceError, UsageError
+from artifacts.evidence.manifest import SIGNATURE
+from artifacts.evidence.signing import PASSWORD_VARIABLE, check_with_key, sign_with_key
+from pipeline.core.errors import EvidenceError, UsageError
 
 
 def key_pair(

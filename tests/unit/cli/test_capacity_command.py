@@ -10,7 +10,7 @@ from small_checkpoint import safetensors, write_files
 from typer.testing import CliRunner
 
 from pipeline.cli.main import app
-from pipeline.errors import CheckpointError, UsageError
+from pipeline.core.errors import CheckpointError, UsageError
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],

@@ -26,10 +26,11 @@ from sample_reports import (
 from typer.testing import CliRunner, Result
 
 from artifacts.run_record import RunReport
-from pipeline import endpoint_gate, whole_run
 from pipeline.cli.ci import CiReporting, in_ci
 from pipeline.cli.main import app
-from pipeline.errors import StoreError
+from pipeline.core.errors import StoreError
+from pipeline.run import gate as endpoint_gate
+from pipeline.run import model as whole_run
 
 PREPARE = (sys.executable, "-m", "pipeline.cli.main")
 NOT_PASSED: dict[str, Any] = {"promoted": False, "registry_version": None}

@@ -23,7 +23,7 @@ from artifacts.kept_runs import RUN_RECORD
 from pipeline import __version__
 from pipeline.cli.main import app
 from pipeline.core.stage_key import stage_spec
-from pipeline.store import Store
+from pipeline.core.store import Store
 
 HEAVY = {
     *("torch", "transformers", "vllm", "llmcompressor", "awq", "lm_eval", "rouge_score"),

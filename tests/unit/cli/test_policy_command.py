@@ -12,11 +12,11 @@ import yaml
 from small_checkpoint import write_files
 from typer.testing import CliRunner
 
-from pipeline import catalog
 from pipeline.cli.main import app
 from pipeline.cli.policy import power_row
-from pipeline.errors import UsageError
-from pipeline.policy_power import GatePower
+from pipeline.core.errors import UsageError
+from pipeline.plan.gate_power import GatePower
+from recipes import catalog
 
 DATA = {
     "mmlu_test.jsonl": b"{}\n" * 3000,

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 from artifacts.kept_runs import RUN_RECORD
 from pipeline.cli.main import app
-from pipeline.errors import StoreError, UsageError
-from pipeline.store import Store, write_atomically
+from pipeline.core.errors import StoreError, UsageError
+from pipeline.core.store import Store, write_atomically
 
 FIRST, SECOND = "20261120-090000-000001", "20261121-100000-000001"
 

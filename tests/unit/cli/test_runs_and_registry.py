@@ -16,8 +16,8 @@ from artifacts.registry.mlflow_registry import MlflowRegistry
 from artifacts.registry.registry import TUPLE_TAG, Cause, Move
 from artifacts.run_record import RunReport
 from pipeline.cli.main import app
-from pipeline.errors import PrepareError, RegistryError, UsageError
-from pipeline.store import Store, write_atomically
+from pipeline.core.errors import PrepareError, RegistryError, UsageError
+from pipeline.core.store import Store, write_atomically
 
 FIRST, SECOND = "20261120-090000-000001", "20261121-100000-000001"
 

@@ -25,7 +25,7 @@ from pipeline.cli.tables import (
     print_stages,
     print_table,
 )
-from pipeline.store import Store
+from pipeline.core.store import Store
 
 Capture = pytest.CaptureFixture[str]
 

@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 
 from artifacts.kept_runs import RUN_RECORD
 from pipeline.cli.main import app
-from pipeline.errors import EvidenceError, UsageError
-from pipeline.evidence import write_evidence
+from pipeline.core.errors import EvidenceError, UsageError
+from pipeline.release.evidence import write_evidence
 
 RECIPE = "fp8-dynamic"
 

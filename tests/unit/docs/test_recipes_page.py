@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipeline.catalog import recipe_names
+from recipes.catalog import recipe_names
 
 PAGE = Path(__file__).parents[3] / "docs" / "recipes.md"
 NUMBERS = {10: "ten", 11: "eleven", 12: "twelve", 13: "thirteen"}

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.core.events import Silent
 from pipeline.environments.collect import collect
 from pipeline.environments.definition import Accelerator, define
 from pipeline.environments.folders import environment_folder, hold
 from pipeline.environments.record import RECORD_NAME, EnvironmentRecord, write_record
-from pipeline.events import Silent
-from pipeline.settings import Settings
+from pipeline.environments.settings import Settings
 
 OLD = "serve-cpu-0123456789abcdef"
 

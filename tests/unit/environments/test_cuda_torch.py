@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 from tiny_environment import Heard, TinySource, write_torch
 
+from pipeline.core.errors import EnvironmentBuildError
+from pipeline.core.events import Silent
 from pipeline.environments.definition import Accelerator, Definition, define
 from pipeline.environments.environment import ensure_defined
 from pipeline.environments.external import require_modules
 from pipeline.environments.folders import environment_folder
 from pipeline.environments.health import find_fault
 from pipeline.environments.record import read_record
-from pipeline.errors import EnvironmentBuildError
-from pipeline.events import Silent
-from pipeline.settings import EnvironmentOverride
+from pipeline.environments.settings import EnvironmentOverride
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_environment import TinySource
 
+from pipeline.core.errors import UsageError
 from pipeline.environments.definition import (
     LOCKS,
     PLUGINS,
@@ -22,7 +23,6 @@ from pipeline.environments.definition import (
     parse_lock,
     significant_lines,
 )
-from pipeline.errors import UsageError
 
 EVERY = [(name, accelerator) for name in EnvironmentName for accelerator in Accelerator]
 

@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 from tiny_environment import Heard, TinySource, write_wheel
 
+from pipeline.core.errors import EnvironmentBuildError, UsageError
+from pipeline.core.events import Silent
 from pipeline.environments.definition import Accelerator, define
 from pipeline.environments.environment import (
     Environment,
@@ -25,10 +27,8 @@ from pipeline.environments.environment import (
 )
 from pipeline.environments.folders import environment_folder, hold, is_held
 from pipeline.environments.record import RECORD_NAME, read_record
+from pipeline.environments.settings import EnvironmentOverride, Settings
 from pipeline.environments.status import EnvironmentState, defined_status, status
-from pipeline.errors import EnvironmentBuildError, UsageError
-from pipeline.events import Silent
-from pipeline.settings import EnvironmentOverride, Settings
 
 
 def site_packages(environment: Environment) -> Path:

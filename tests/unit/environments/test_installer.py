@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from tiny_environment import Heard, TinySource
 
+from pipeline.core.errors import EnvironmentBuildError
 from pipeline.environments.build import InstallWatcher
 from pipeline.environments.installer import cure_for, find_uv, installer_variables, run_uv
-from pipeline.errors import EnvironmentBuildError
 
 
 def test_uv_is_found() -> None:

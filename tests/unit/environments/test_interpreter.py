@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.core.errors import EnvironmentBuildError
 from pipeline.environments.interpreter import describe, missing_modules
-from pipeline.errors import EnvironmentBuildError
 
 
 @pytest.mark.parametrize("says", ["", "hello", "[" * 9000, "NaN", "1", "true"])

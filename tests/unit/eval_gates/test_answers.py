@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from eval_gates.answers import AnswerBook
-from pipeline.errors import EvaluationDataError
+from pipeline.core.errors import EvaluationDataError
 
 IDS = [f"anatomy/{number}" for number in range(20_000)]
 QUICK = settings(

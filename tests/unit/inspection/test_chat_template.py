@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.errors import CheckpointError
+from pipeline.core.errors import CheckpointError
 from pipeline.inspection.chat_template import folder_has_chat_template
 
 NAMED = [{"name": "default", "template": "{{ messages }}"}]

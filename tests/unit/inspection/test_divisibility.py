@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.catalog import load_recipe
-from pipeline.errors import StageError
+from pipeline.core.errors import StageError
 from pipeline.inspection.divisibility import (
     dividing_group_size,
     first_dividing,
     undivided_columns,
     undivided_rows,
 )
+from recipes.catalog import load_recipe
 
 ROOT = Path(__file__).parents[3]
 DEMO_COLUMNS = {576, 1536}

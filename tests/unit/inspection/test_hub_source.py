@@ -17,12 +17,12 @@ import pytest
 from hub_stand_in import HubStandIn, Repository
 from small_checkpoint import checkpoint_files, safetensors, write_files
 
-from pipeline.errors import CheckpointError
+from pipeline.core.errors import CheckpointError
 from pipeline.inspection.source import read_folder
 
 CHILD = """
 import json, sys
-from pipeline.errors import PrepareError
+from pipeline.core.errors import PrepareError
 from pipeline.inspection.source import read_hub
 try:
     found = read_hub(sys.argv[1], sys.argv[2] or None)

@@ -19,10 +19,10 @@ from published_models import (
     source,
 )
 
-from pipeline.ignored_modules import is_ignored
+from pipeline.checkpoint.ignored_modules import is_ignored
+from pipeline.checkpoint.safetensors_header import Tensor
 from pipeline.inspection.ignored import added_words, ignore_list
 from pipeline.inspection.linear_layers import is_quantizable
-from pipeline.safetensors_header import Tensor
 
 # Qwen3-MoE, shared experts and a second router as in Qwen2-MoE, and a head for prediction.
 QWEN_MOE: Shapes = {

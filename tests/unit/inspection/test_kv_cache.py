@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from published_models import DEEPSEEK_V3, LLAMA_3_8B, LLAMA_3_70B, MISTRAL_7B_V01, QWEN_25_72B
 
-from pipeline.errors import CheckpointError, UsageError
+from pipeline.core.errors import CheckpointError, UsageError
 from pipeline.inspection.kv_cache import KvCache, cpu_cache_tokens, element_bytes, kv_cache
 from pipeline.inspection.model_shape import model_shape
 

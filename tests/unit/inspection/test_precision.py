@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.catalog import load_recipe
 from pipeline.inspection.precision import PRECISIONS, precision_of
+from recipes.catalog import load_recipe
 from recipes.quantization import AwqQuantization
 
 ROWS, COLUMNS = 256, 1024

@@ -16,12 +16,12 @@ from published_models import (
     source,
 )
 
-from pipeline import catalog
-from pipeline.errors import CheckpointError
+from pipeline.core.errors import CheckpointError
 from pipeline.inspection.inspection import Inspection, inspect
 from pipeline.inspection.module_kind import EXPERT_COUNTS
 from pipeline.inspection.precision import PRECISIONS
 from pipeline.inspection.source import Source
+from recipes import catalog
 
 
 @pytest.mark.parametrize(

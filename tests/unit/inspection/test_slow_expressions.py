@@ -5,8 +5,8 @@ import time
 import pytest
 from pydantic import ValidationError
 
-from pipeline.errors import UsageError
-from pipeline.ignored_modules import is_ignored
+from pipeline.checkpoint.ignored_modules import is_ignored
+from pipeline.core.errors import UsageError
 from pipeline.inspection.slow_expressions import check_expressions
 from recipes.quantization import PresetQuantization
 

@@ -11,13 +11,13 @@ import pytest
 from listener import Listener
 from small_checkpoint import checkpoint_files, write_files
 
+from pipeline.checkpoint.weight_files import weights_digest
+from pipeline.core.digest import digest_bytes, digest_file
+from pipeline.core.errors import StageError
 from pipeline.core.stage_key import stage_spec
 from pipeline.core.stage_record import StageRecord, StageSpec
-from pipeline.digest import digest_bytes, digest_file
-from pipeline.errors import StageError
+from pipeline.core.store import Store
 from pipeline.stages.context import execute
-from pipeline.store import Store
-from pipeline.weight_files import weights_digest
 
 
 @pytest.fixture

@@ -12,14 +12,14 @@ from completions_stand_in import CompletionsStandIn
 from finished_stage import put_record, stage_record
 from listener import Listener
 
+from pipeline.core.errors import ServingError
 from pipeline.core.stage_key import stage_spec
 from pipeline.core.stage_record import StageRecord, StageReference
-from pipeline.errors import ServingError
-from pipeline.server_address import free_port
-from pipeline.serving_names import SERVED_NAME
+from pipeline.core.store import Store
+from pipeline.serving.server_address import free_port
+from pipeline.serving.serving_names import SERVED_NAME
 from pipeline.stages.coherence import MAXIMUM_PERPLEXITY_RATIO, PASSAGE, incoherence
 from pipeline.stages.context import execute
-from pipeline.store import Store
 
 SERVER_FACTS = {"ready_seconds": 50.0, "kv_cache_tokens": "4096"}
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.evaluation_plan import asked
+from pipeline.plan.of_suites import asked
 from pipeline.stages.evaluate import metric_of
 from recipes.policy import AnySuite, HumanEvalSuite, Margin, MbppSuite, MmluSuite, RougeSuite
 

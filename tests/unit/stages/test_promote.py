@@ -21,14 +21,14 @@ from artifacts.registry.registry import (
     HistoryEntry,
     Version,
 )
-from pipeline.catalog import load_policy
+from pipeline.core.digest import digest_bytes, digest_json
+from pipeline.core.errors import RegistryError
 from pipeline.core.stage_key import stage_spec
 from pipeline.core.stage_record import StageRecord, StageReference, StageSpec
-from pipeline.digest import digest_bytes, digest_json
-from pipeline.errors import RegistryError
+from pipeline.core.store import Store
 from pipeline.stages.context import execute
 from pipeline.stages.promote import still_holds
-from pipeline.store import Store
+from recipes.catalog import load_policy
 
 PASSED = {"verdict": "pass", "trust_remote_code": False}
 FP8 = {"recipe": "fp8-dynamic", "weights_bytes": 2000, "throughput_ratio": 1.4, **PASSED}

@@ -16,10 +16,11 @@ from listener import Listener
 from quantized_checkpoint import inspected
 from small_checkpoint import checkpoint_files, safetensors, write_files
 
-from pipeline.catalog import load_recipe
+from pipeline.core.errors import StoreError, WorkerError
 from pipeline.core.stage_key import stage_spec
 from pipeline.core.stage_record import StageSpec
-from pipeline.errors import StoreError, WorkerError
+from pipeline.core.store import Store
+from pipeline.inspection.variant_size import estimated_bytes
 from pipeline.stages import quantize
 from pipeline.stages.context import StageContext
 from pipeline.stages.quantize import (
@@ -28,8 +29,7 @@ from pipeline.stages.quantize import (
     copy_carried_over,
     keep_recipe,
 )
-from pipeline.store import Store
-from pipeline.variant_size import estimated_bytes
+from recipes.catalog import load_recipe
 from recipes.schema import Recipe
 
 

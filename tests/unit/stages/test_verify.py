@@ -30,7 +30,7 @@ from sound_variants import (
 )
 from verification import INDEX, Verification, shard
 
-from pipeline.errors import CheckpointError, VerificationError
+from pipeline.core.errors import CheckpointError, VerificationError
 from pipeline.verification.tensor_files import StoredTensor
 from pipeline.verification.verification import check_smaller
 

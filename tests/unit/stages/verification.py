@@ -20,11 +20,11 @@ from sound_variants import (
     write_weights,
 )
 
+from pipeline.core.errors import VerificationError
 from pipeline.core.stage_key import stage_spec
 from pipeline.core.stage_record import StageRecord, StageReference
-from pipeline.errors import VerificationError
+from pipeline.core.store import Store
 from pipeline.stages.context import execute
-from pipeline.store import Store
 
 INDEX = "model.safetensors.index.json"
 

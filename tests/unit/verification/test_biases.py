@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.errors import VerificationError
+from pipeline.core.errors import VerificationError
 from pipeline.verification.biases import check_biases
 from pipeline.verification.kept_tensors import KeptTensor
 from pipeline.verification.noise import Noise

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.errors import VerificationError
+from pipeline.core.errors import VerificationError
 from pipeline.verification.function_preserved import check_preserved
 from pipeline.verification.noise import Noise
 from pipeline.verification.rescaling import Rescaled

@@ -21,7 +21,7 @@ from sound_variants import (
     write_weights,
 )
 
-from pipeline.errors import VerificationError
+from pipeline.core.errors import VerificationError
 from pipeline.verification.verification import verify_variant
 from recipes.quantization import Quantization
 

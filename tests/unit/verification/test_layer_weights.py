@@ -23,7 +23,7 @@ from sound_variants import (
     safetensors_of,
 )
 
-from pipeline.errors import VerificationError
+from pipeline.core.errors import VerificationError
 from pipeline.verification.layer_weights import LayerWeights, layer_weights
 from pipeline.verification.tensor_files import open_folder
 from pipeline.verification.weight_format import stored_format

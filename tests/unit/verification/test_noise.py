@@ -12,7 +12,7 @@ from one_layer import stored_layer
 from small_checkpoint import write_files
 from sound_variants import RECIPES, WEIGHTS, safetensors_of
 
-from pipeline.errors import VerificationError
+from pipeline.core.errors import VerificationError
 from pipeline.verification import noise
 from pipeline.verification.noise import Noise, measure, piece_columns
 from pipeline.verification.rescaling import measure_rescaled

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from listener import Listener
 
-from pipeline.catalog import load_recipe
-from pipeline.errors import UsageError
+from pipeline.core.errors import UsageError
 from pipeline.workers.calibration_blocks import block_facts
 from pipeline.workers.compressed import OBSERVERS
 from pipeline.workers.experts import expert_count
 from pipeline.workers.quantize import run
+from recipes.catalog import load_recipe
 from recipes.quantization import AwqQuantization
 
 

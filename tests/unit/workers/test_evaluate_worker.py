@@ -9,7 +9,7 @@ from listener import Listener
 
 from eval_gates.answers import AnswerBook, Rows
 from eval_gates.stopping import Stopping, rule_of
-from pipeline.errors import StageError
+from pipeline.core.errors import StageError
 from pipeline.workers.evaluate import ask_until_over
 
 IDS = [f"q/{number}" for number in range(200)]

@@ -9,7 +9,7 @@ import pytest
 from listener import Listener
 from small_checkpoint import safetensors
 
-from pipeline.safetensors_header import read_header
+from pipeline.checkpoint.safetensors_header import read_header
 from pipeline.workers.fp8_stream import conveyor
 from pipeline.workers.fp8_stream.conveyor import Conveyor
 from pipeline.workers.fp8_stream.layout import Piece, plan_shard

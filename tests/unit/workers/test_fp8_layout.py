@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_checkpoint import safetensors
 
-from pipeline.safetensors_header import SafetensorsHeader, Tensor, read_header
+from pipeline.checkpoint.safetensors_header import SafetensorsHeader, Tensor, read_header
 from pipeline.workers.fp8_stream.layout import (
     SCHEMES,
     ShardPlan,

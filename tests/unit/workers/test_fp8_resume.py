@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from small_checkpoint import safetensors
 
-from pipeline.errors import CheckpointError
-from pipeline.safetensors_header import read_header
+from pipeline.checkpoint.safetensors_header import read_header
+from pipeline.core.errors import CheckpointError
 from pipeline.workers.fp8_stream.layout import Piece, ShardPlan, plan_shard
 from pipeline.workers.fp8_stream.resume import NOTE, close, take_up
 from pipeline.workers.fp8_stream.shard_file import ShardFile, unfinished

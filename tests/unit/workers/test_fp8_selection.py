@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from small_checkpoint import safetensors
 
-from pipeline.errors import StageError
-from pipeline.ignored_modules import is_ignored
-from pipeline.safetensors_header import Tensor, read_header
+from pipeline.checkpoint.ignored_modules import is_ignored
+from pipeline.checkpoint.safetensors_header import Tensor, read_header
+from pipeline.core.errors import StageError
 from pipeline.workers.fp8_stream.same_bytes import same_bytes
 from pipeline.workers.fp8_stream.selection import check_supported, kept_layers, tied_pair
 from pipeline.workers.fp8_stream.stream import resolve_tie

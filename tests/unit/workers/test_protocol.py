@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 from listener import Listener
 
+from pipeline.core.errors import EvaluationDataError, WorkerError
+from pipeline.core.events import EVENTS_FD_VARIABLE
 from pipeline.core.stage_key import stage_spec
-from pipeline.errors import EvaluationDataError, WorkerError
-from pipeline.events import EVENTS_FD_VARIABLE
+from pipeline.core.store import Store
 from pipeline.stages.context import BOOTSTRAP, StageContext
-from pipeline.store import Store
 
 # A worker with many ways to end; its spec says which.
 WORKER = """
 import importlib.util, os, sys, threading, time
-from pipeline.errors import CheckpointError
+from pipeline.core.errors import CheckpointError
 
 def run(spec, progress, output):
     how = spec["how"]

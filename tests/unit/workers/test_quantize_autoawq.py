@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.errors import StageError
+from pipeline.core.errors import StageError
 from pipeline.workers.guarded_autoawq import Findings
 from pipeline.workers.quantize_autoawq import (
     check_rows,

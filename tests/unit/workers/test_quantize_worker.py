@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from listener import Listener
 
-from pipeline.errors import StageError
+from pipeline.core.errors import StageError
 from pipeline.workers.calibration_blocks import as_text, calibration_blocks, read_texts
 
 MESSAGES = [{"role": "user", "content": "Hello?"}, {"role": "assistant", "content": "Hello."}]

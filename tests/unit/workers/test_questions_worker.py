@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from listener import Listener
 
 from eval_gates.suites.rouge import read_carried
-from pipeline.data_sources import HUB_DATASETS
-from pipeline.errors import EvaluationDataError
+from pipeline.core.errors import EvaluationDataError
+from pipeline.plan.data_sources import HUB_DATASETS
 from pipeline.workers.questions import check_not_repeated, run, shuffled, with_clusters
 from recipes.policy import KEYS_OF_THE_TEST, HumanEvalSuite, MbppSuite, MmluSuite, RougeSuite
 

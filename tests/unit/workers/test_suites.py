@@ -13,7 +13,7 @@ from listener import Listener
 from eval_gates.sandbox import choose_isolation
 from eval_gates.suites import humaneval, mbpp
 from eval_gates.suites.lm_eval_metrics import Metric
-from pipeline.errors import EvaluationDataError, StageError
+from pipeline.core.errors import EvaluationDataError, StageError
 from pipeline.workers.suites import (
     NO_ANSWER,
     code_rows,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.errors import StageError
+from pipeline.core.errors import StageError
 from pipeline.workers.transformers4_form import (
     config_of_4,
     tokenizer_config_of_4,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sample_reports import gate_report, run_report, variant_report
 
 from artifacts.ci.annotations import LONGEST_MESSAGE, annotation_lines, command
-from pipeline.foreign_text import shown
+from pipeline.core.foreign.text import shown
 
 
 def read(line: str) -> tuple[str, str, str]:

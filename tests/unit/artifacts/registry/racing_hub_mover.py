@@ -11,7 +11,7 @@ from racing_mover import NAME, KilledAtAWrite, attempt
 
 from artifacts.registry.hub_registry import HubRegistry
 from artifacts.registry.registry import TUPLE_TAG
-from pipeline.errors import RegistryError
+from pipeline.core.errors import RegistryError
 
 URI = "hf://acme"
 PATIENCE_SECONDS = 0.3

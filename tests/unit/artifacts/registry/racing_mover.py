@@ -11,7 +11,7 @@ from typing import Any
 from artifacts.registry.journaled import JournaledRegistry
 from artifacts.registry.mlflow_registry import MlflowRegistry
 from artifacts.registry.registry import Cause, HistoryEntry, Move
-from pipeline.errors import RegistryError
+from pipeline.core.errors import RegistryError
 
 NAME = "model"
 WRITES = ("create_", "set_", "delete_")

@@ -12,7 +12,7 @@ from racing_mover import NAME, attempt
 
 from artifacts.registry.oci_registry import OciRegistry
 from artifacts.registry.registry import TUPLE_TAG
-from pipeline.errors import RegistryError
+from pipeline.core.errors import RegistryError
 
 
 def die_at(step: int) -> None:

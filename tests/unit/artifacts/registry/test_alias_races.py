@@ -19,7 +19,7 @@ from racing_mover import NAME, attempt, move
 from artifacts.registry.history import replay
 from artifacts.registry.mlflow_registry import MlflowRegistry
 from artifacts.registry.registry import TUPLE_TAG, Cause, Move
-from pipeline.errors import RegistryError
+from pipeline.core.errors import RegistryError
 
 REPEATS = int(os.environ.get("PREPARE_RACE_REPEATS", "1"))
 pytestmark = pytest.mark.parametrize("turn", range(REPEATS))

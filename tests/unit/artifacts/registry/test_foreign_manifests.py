@@ -21,7 +21,7 @@ from artifacts.registry.model_pack import (
 )
 from artifacts.registry.oci_registry import HISTORY_FILE, OciRegistry
 from artifacts.registry.registry import Cause, Move
-from pipeline.errors import PrepareError, RegistryError
+from pipeline.core.errors import PrepareError, RegistryError
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),

@@ -21,7 +21,7 @@ from racing_mover import NAME, attempt
 from artifacts.registry.history import replay
 from artifacts.registry.hub_registry import HubRegistry
 from artifacts.registry.registry import TUPLE_TAG, Cause, Move
-from pipeline.errors import RegistryError
+from pipeline.core.errors import RegistryError
 
 REPEATS = int(os.environ.get("PREPARE_RACE_REPEATS", "1"))
 pytestmark = [

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from hub_write_stand_in import STRANGER, Fault, HubWriteStandIn, point_there
 
-from artifacts.manifest import digest_of_other_files
+from artifacts.evidence.manifest import digest_of_other_files
 from artifacts.registry.hub_registry import HubRegistry
 from artifacts.registry.registry import (
     FILES_TAG,
@@ -22,10 +22,10 @@ from artifacts.registry.registry import (
     open_registry,
     still_has,
 )
-from pipeline.deployment import find_version, pull_version
-from pipeline.digest import digest_file
-from pipeline.errors import RegistryError
-from pipeline.weight_files import weights_digest
+from pipeline.checkpoint.weight_files import weights_digest
+from pipeline.core.digest import digest_file
+from pipeline.core.errors import RegistryError
+from pipeline.release.deployment import find_version, pull_version
 
 NAME = "smol"
 REPO = f"acme/{NAME}"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from artifacts.registry.history import replay
 from artifacts.registry.journal import Journal
 from artifacts.registry.registry import Cause, HistoryEntry, Move
-from pipeline.errors import RegistryError
+from pipeline.core.errors import RegistryError
 
 VERSIONS = ("1", "2", "3", "4")
 

@@ -15,8 +15,8 @@ import pytest
 
 from artifacts.registry.mlflow_registry import MlflowRegistry
 from artifacts.registry.registry import TUPLE_TAG, Cause, HistoryEntry, Move, Version, still_has
-from pipeline.errors import RegistryError
-from pipeline.server_address import free_port
+from pipeline.core.errors import RegistryError
+from pipeline.serving.server_address import free_port
 
 
 @pytest.fixture(scope="module")

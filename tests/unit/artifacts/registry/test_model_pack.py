@@ -20,7 +20,7 @@ from artifacts.registry.model_pack import (
     read_pack,
     tags_of,
 )
-from pipeline.errors import RegistryError
+from pipeline.core.errors import RegistryError
 
 CONFIG = {
     "model_type": "llama",

@@ -20,7 +20,7 @@ from racing_mover import NAME, attempt
 from artifacts.registry.history import replay
 from artifacts.registry.oci_registry import OciRegistry
 from artifacts.registry.registry import TUPLE_TAG, Cause, HistoryEntry, Move
-from pipeline.errors import RegistryError
+from pipeline.core.errors import RegistryError
 
 REPEATS = int(os.environ.get("PREPARE_RACE_REPEATS", "1"))
 pytestmark = pytest.mark.parametrize("turn", range(REPEATS))

@@ -25,7 +25,7 @@ from artifacts.registry.registry import (
     open_registry,
     still_has,
 )
-from pipeline.errors import RegistryError
+from pipeline.core.errors import RegistryError
 
 NAME = "it's model 1.5"
 REF = "org.opencontainers.image.ref.name"

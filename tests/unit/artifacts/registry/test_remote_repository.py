@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from artifacts.registry.remote_repository import RemoteRepository
-from pipeline.errors import RegistryError, UsageError
+from pipeline.core.errors import RegistryError, UsageError
 
 DIGEST = f"sha256:{'0' * 64}"
 

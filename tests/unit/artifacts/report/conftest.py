@@ -9,7 +9,7 @@ import pytest
 from reported_run import ReportedRun, reported_run
 
 from artifacts.report.run_evidence import RunEvidence
-from pipeline.store import Store
+from pipeline.core.store import Store
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ from artifacts.report.evidence_paths import path_of
 from artifacts.report.page import run_page
 from artifacts.report.run_evidence import RunEvidence
 from artifacts.run_record import RunReport
-from pipeline.store import Store
+from pipeline.core.store import Store
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from artifacts.report import two_runs
 from artifacts.report.figure import Names
 from artifacts.report.page import comparison_page
 from artifacts.report.run_evidence import RunEvidence
-from pipeline.store import Store
+from pipeline.core.store import Store
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from eval_gates.suites.completions_model import (
     payload,
     read_answer,
 )
-from pipeline.errors import StageError
+from pipeline.core.errors import StageError
 
 ITEM = Item((5, 6, 7), ((0, 330), (1, 365), (2, 367), (3, 414)))
 

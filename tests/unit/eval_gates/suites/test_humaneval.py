@@ -20,7 +20,7 @@ from eval_gates.suites.humaneval import (
     read_problems,
     task_config,
 )
-from pipeline.errors import EvaluationDataError
+from pipeline.core.errors import EvaluationDataError
 
 PROMPT = (
     "from typing import List\n\n\ndef half(x: int) -> int:\n    return x // 2\n\n\n"

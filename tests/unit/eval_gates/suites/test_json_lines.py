@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eval_gates.suites.json_lines import find_files, read_rows, text_of, write_rows
-from pipeline.errors import EvaluationDataError
+from pipeline.core.errors import EvaluationDataError
 
 
 def test_files_are_found_by_stem_and_ending(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from eval_gates.suites.lm_eval_files import is_task_file, localized, read_task_file
-from pipeline.errors import EvaluationDataError
+from pipeline.core.errors import EvaluationDataError
 
 TASK = """
 task: mine

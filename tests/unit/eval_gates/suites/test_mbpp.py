@@ -16,7 +16,7 @@ from eval_gates.sandbox import choose_isolation, run_many, run_program
 from eval_gates.suites.code_extraction import extract_code
 from eval_gates.suites.humaneval import Problem, prompt_of
 from eval_gates.suites.mbpp import from_humaneval, of_dataset, problem_of, program, read_folder
-from pipeline.errors import EvaluationDataError
+from pipeline.core.errors import EvaluationDataError
 
 PLACE = "mbpp.jsonl, line 1"
 # As MBPP+'s programs are: a comparison of their own, then inputs and results at the top level.

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eval_gates.suites import mmlu
-from pipeline.errors import EvaluationDataError
+from pipeline.core.errors import EvaluationDataError
 
 ROW = {
     "subject": "high_school_physics",

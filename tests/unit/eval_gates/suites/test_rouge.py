@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eval_gates.suites import rouge
-from pipeline.errors import EvaluationDataError
+from pipeline.core.errors import EvaluationDataError
 
 ROW = {"id": "7", "title": "Cats", "document": "A cat sat.", "references": ["Cat sits.", "It sat."]}
 

@@ -1,0 +1,203 @@
+"""An evidence bundle: all that a verdict rests on, in one folder beside the weights.
+
+Layout of `prepare-evidence/`::
+
+    manifest.json                     every file's size and sha256, the weights' beside too
+    verdict.json                      verdicts on all variants of the run, and what they are of
+    resolved.json                     policy, recipe, serving and so on, each with its place
+    stages/<stage>/<key>/stage.json   a stage's record, byte for byte as in the store
+    stages/<stage>/<key>/<file>.gz    its answers, questions, timings, tables, logs
+    locks/<environment>.txt           the lock of each environment that was built from it
+    logs/<name>.gz                    the servers' output
+
+Equal files pack to equal bytes.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from artifacts.evidence.bundled_evidence import place_of
+from artifacts.evidence.judged_variant import JudgedVariant
+from artifacts.evidence.manifest import (
+    ADDED_LATER,
+    MANIFEST,
+    Manifest,
+    list_files,
+)
+from artifacts.run_record import VariantReport
+from pipeline import __version__
+from pipeline.checkpoint.source_facts import SourceFacts
+from pipeline.core.errors import EvidenceError
+from pipeline.core.record import Record
+from pipeline.core.stage_record import StageRecord
+from pipeline.core.store import RECORD
+
+BUNDLE = "prepare-evidence"
+VERDICT = "verdict.json"
+RESOLVED = "resolved.json"
+ABOUT = (
+    "Verdicts on quantized variants of one checkpoint that were tried together, each against the "
+    "baseline, and where the evidence of each begins: stages/judge/<key>."
+)
+# Paths of this machine, and nothing that the record does not say.
+LEFT_IN_THE_STORE = ("worker-spec.json", "worker-result.json")
+
+
+class BundleVerdict(Record):
+    """What a bundle says: the verdicts, and of what."""
+
+    schema_version: int = Field(1, description="of this record")
+    about: str = Field(ABOUT, description="what this is, for who finds it alone")
+    prepare_version: str = Field(__version__, description="that wrote it")
+    run: str = Field(description="id of the run that the bundle was made in")
+    recipe: str = Field(description="of the variant that the weights beside are")
+    override: str | None = Field(description="why it is promoted though it did not pass")
+    registered_name: str = Field(description="name in the registry")
+    profile: str = Field(description="name of the serving profile")
+    policy: str = Field(description="name of the policy; resolved.json has all of it")
+    command: str = Field("", description="that made the run; paths by their last part")
+    source: SourceFacts
+    tried: tuple[str, ...] = Field(description="recipes of the run; each counts in the correction")
+    judges: dict[str, str] = Field(description="key of the judge stage, by recipe")
+    variants: tuple[VariantReport, ...] = Field(description="verdicts, after the correction")
+    revisions: dict[str, tuple[int, ...]] = Field(
+        description="of the stages' code, by stage; their keys are made of them"
+    )
+
+    @property
+    def variant(self) -> VariantReport:
+        """The variant that the bundle is about; raises EvidenceError where it is left out."""
+        for variant in self.variants:
+            if variant.recipe == self.recipe:
+                return variant
+        raise EvidenceError(f"{VERDICT} says nothing of '{self.recipe}', which it is about")
+
+
+@dataclass(frozen=True)
+class BundleContents:
+    """What is to go into a bundle.
+
+    Args:
+        verdict: what it says.
+        records: of all stages that this rests on.
+        stage_folders: of these records, by key.
+        locks: text by file name.
+        logs: file by name.
+    """
+
+    verdict: BundleVerdict
+    records: tuple[StageRecord, ...]
+    stage_folders: Mapping[str, Path]
+    locks: Mapping[str, str]
+    logs: Mapping[str, Path]
+
+
+def write_bundle(folder: Path, contents: BundleContents) -> Manifest:
+    """Write a bundle into a folder that has the weights and all that is to lie beside it.
+
+    Args:
+        folder: of the weights, card included; gets `prepare-evidence/`.
+        contents: of the bundle.
+
+    Raises:
+        EvidenceError: something in the folder is no plain file.
+        OSError: the disk is full, or the folder may not be written.
+    """
+    bundle = folder / BUNDLE
+    _write_json(bundle / VERDICT, contents.verdict.model_dump(mode="json"))
+    by_key = {record.key: record for record in contents.records}
+    judged = JudgedVariant.found(
+        lambda _, key: by_key.get(key), contents.verdict.judges[contents.verdict.recipe]
+    )
+    _write_json(bundle / RESOLVED, resolved(judged))
+    for record in contents.records:
+        _pack_stage(contents.stage_folders[record.key], bundle / place_of(record.stage, record.key))
+    for name, text in sorted(contents.locks.items()):
+        _write(bundle / "locks" / name, text.encode())
+    for name, log in sorted(contents.logs.items()):
+        _write(bundle / "logs" / f"{name}.gz", packed(log.read_bytes()))
+    manifest = Manifest(
+        prepare_version=__version__,
+        recipe=contents.verdict.recipe,
+        bundle=list_files(bundle),
+        beside=list_files(folder, (BUNDLE, *ADDED_LATER)),
+    )
+    _write_json(bundle / MANIFEST, manifest.model_dump(mode="json"))
+    return manifest
+
+
+def resolved(judged: JudgedVariant) -> dict[str, Any]:
+    """What was decided before measuring, each part with the place in the bundle that it is from.
+
+    A part is `{"from": "<file>#<JSON pointer>", "value": ...}`, so anyone can see that it is the
+    same as in the record whose key it is part of.
+    """
+    parts: dict[str, tuple[StageRecord, str]] = {
+        "policy": (judged.judge, "/parameters/policy"),
+        "family": (judged.judge, "/parameters/family"),
+        "throughput_note": (judged.judge, "/parameters/throughput_note"),
+        "fallbacks": (judged.judge, "/parameters/fallbacks"),
+        "quantization": (judged.quantize, "/parameters/quantization"),
+        "calibration_data": (judged.quantize, "/parameters/calibration_data"),
+        "quantized": (judged.quantize, "/result"),
+        "verified": (judged.verify, "/result"),
+        "serving": (judged.benchmark, "/parameters/serving"),
+        "baseline_serving": (judged.baseline_benchmark, "/parameters/serving"),
+        "workload": (judged.benchmark, "/parameters/workload"),
+        "hardware": (judged.benchmark, "/parameters/hardware"),
+        "engine_version": (judged.benchmark, "/result/engine_version"),
+        "environment.quantize": (judged.quantize, "/parameters/environment"),
+        "environment.serve": (judged.benchmark, "/parameters/engine"),
+    }
+    found: dict[str, Any] = {"schema_version": 1}
+    for name, (record, pointer) in parts.items():
+        data = record.model_dump(mode="json")
+        try:
+            value = at_pointer(data, pointer)
+        except KeyError:  # of an older record, which had no such parameter
+            continue
+        found[name] = {
+            "from": f"{place_of(record.stage, record.key)}/{RECORD}#{pointer}",
+            "value": value,
+        }
+    return found
+
+
+def at_pointer(data: Any, pointer: str) -> Any:
+    """The part of plain data that a JSON pointer names (RFC 6901); KeyError where there is none."""
+    for word in pointer.split("/")[1:]:
+        name = word.replace("~1", "/").replace("~0", "~")
+        if not isinstance(data, dict) or name not in data:
+            raise KeyError(pointer)
+        data = data[name]
+    return data
+
+
+def packed(content: bytes) -> bytes:
+    """The content as gzip, with neither name nor time in it: equal content, equal bytes."""
+    return gzip.compress(content, 9, mtime=0)
+
+
+def _pack_stage(folder: Path, destination: Path) -> None:
+    """The record as it is, every other file at the top packed; folders (weights) stay."""
+    _write(destination / RECORD, (folder / RECORD).read_bytes())
+    for file in sorted(folder.iterdir()):
+        if file.is_file() and file.name not in (RECORD, *LEFT_IN_THE_STORE):
+            _write(destination / f"{file.name}.gz", packed(file.read_bytes()))
+
+
+def _write(file: Path, content: bytes) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(content)
+
+
+def _write_json(file: Path, data: Any) -> None:
+    _write(file, (json.dumps(data, indent=1, sort_keys=True) + "\n").encode())

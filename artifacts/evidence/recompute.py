@@ -1,0 +1,370 @@
+"""Computes verdicts again from kept answers, with no server and no network.
+
+Says where the kept evidence, the kept verdicts and what follows from the evidence differ: an
+answer that was changed or is missing, a policy edited afterwards, a verdict that does not follow.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+from artifacts.evidence.sides import mixed_sides
+from artifacts.evidence.source import EvidenceSource, StoredEvidence
+from artifacts.evidence.trials import Trial, Trials
+from artifacts.evidence.tries import CANDIDATE, miscounts
+from artifacts.run_record import RunReport, VariantReport, unjudged
+from artifacts.selection import corrected
+from eval_gates.answers import ANSWERS, QUESTIONS, parse_answers
+from eval_gates.statistics.multiplicity import share_of
+from eval_gates.verdict import judged, number_in
+from pipeline.core.digest import digest_bytes, digest_json
+from pipeline.core.errors import PrepareError, UsageError
+from pipeline.core.stage_record import StageRecord, StageReference
+from pipeline.core.store import Store
+from recipes.policy import Policy
+
+# Sums of floating-point numbers may differ in the last digits on another machine.
+RELATIVE_TOLERANCE = 1e-9
+# The promotion says more in these, which a verdict does not depend on.
+NOT_OF_THE_VERDICT = ("promoted", "registry_version", "weights_bytes")
+
+
+@dataclass(frozen=True)
+class VariantCheck:
+    """One variant's verdict as kept and as computed again, and every difference found."""
+
+    recipe: str
+    kept: str
+    computed: str | None
+    answers: int
+    differences: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for `--json`."""
+        return {**vars(self), "differences": list(self.differences)}
+
+
+@dataclass(frozen=True)
+class Claims:
+    """What somebody says about variants that were tried together, to be held against evidence.
+
+    Args:
+        variants: verdicts, after the correction for their number.
+        tried: recipes; one without a verdict counts all the same.
+        judges: key of the judge stage, by recipe; those without have no verdict by gates.
+    """
+
+    variants: tuple[VariantReport, ...]
+    tried: tuple[str, ...]
+    judges: Mapping[str, str]
+
+
+def check_run(report: RunReport, store: Store) -> list[VariantCheck]:
+    """Check every variant of a run that was judged, or is said to have been.
+
+    Raises:
+        UsageError: no variant of the run got as far as a verdict by gates.
+    """
+    claims = claims_of(report)
+    checks = check_claims(claims, StoredEvidence(store))
+    if not checks:
+        raise UsageError(
+            f"no variant of run {report.run} was judged, so there is no verdict to compute again",
+            where=f"{store.root}/runs/{report.run}",
+            cure="`prepare runs list` names the runs and their verdicts",
+        )
+    return [
+        replace(check, differences=(*check.differences, *uncounted(claims, check.recipe, store)))
+        for check in checks
+    ]
+
+
+def uncounted(claims: Claims, recipe: str, store: Store) -> Iterator[str]:
+    """That the store does not count the trial that a verdict says it is, in words."""
+    key = claims.judges.get(recipe)
+    judge = store.find("judge", key) if key is not None else None
+    kept = judge.parameters.get("trial") if judge is not None else None
+    if kept is not None:
+        trial = Trial.model_validate(kept)
+        if Trials(store.root).find(trial.count, trial.number) != trial:
+            yield f"trial {trial.number} of its baseline is not the one that the store counts"
+
+
+def claims_of(report: RunReport) -> Claims:
+    """What a run's record says."""
+    # A recheck counts all that were tried when the verdict was made, and measures one of them.
+    tried = report.command.get("tried") or report.command.get("recipes", [])
+    return Claims(
+        variants=tuple(report.variants),
+        tried=tuple(dict.fromkeys([*tried, *(variant.recipe for variant in report.variants)])),
+        judges={
+            stage.variant: str(stage.key)
+            for stage in report.stages
+            if stage.name == "judge" and stage.status != "failed"
+        },
+    )
+
+
+def check_claims(claims: Claims, source: EvidenceSource) -> list[VariantCheck]:
+    """Check every variant that has a judge stage, or would need one; none where there is none."""
+    # Who failed without a verdict of the judge, such as one that does not speak, has no gates.
+    variants = [
+        v
+        for v in claims.variants
+        if v.recipe in claims.judges or v.verdict in ("pass", "undecided")
+    ]
+    evidence = {
+        v.recipe: Evidence(source, v.recipe, claims.judges.get(v.recipe), claims.tried)
+        for v in variants
+    }
+    again = {recipe: each.judged_again() for recipe, each in evidence.items()}
+    together = selected_again(claims, again, evidence)
+    return [
+        VariantCheck(
+            recipe=variant.recipe,
+            kept=variant.verdict,
+            computed=together[variant.recipe].verdict if variant.recipe in together else None,
+            answers=evidence[variant.recipe].answers,
+            differences=(
+                *evidence[variant.recipe].problems,
+                *differing(variant, together.get(variant.recipe)),
+            ),
+        )
+        for variant in variants
+    ]
+
+
+def selected_again(
+    claims: Claims, again: dict[str, dict[str, Any] | None], evidence: dict[str, Evidence]
+) -> dict[str, VariantReport]:
+    """The computed reports of single variants, with the correction for their number."""
+    computed = {}
+    for variant in claims.variants:
+        found = again.get(variant.recipe)
+        if found is not None:
+            computed[variant.recipe] = VariantReport(
+                recipe=variant.recipe,
+                weights_bytes=variant.weights_bytes,
+                promoted=variant.promoted,
+                registry_version=variant.registry_version,
+                **found,
+            )
+    # Nothing shows what one without evidence says of itself, so it counts as one that lost.
+    reports = [
+        computed.get(variant.recipe)
+        or variant.model_copy(update={"p_value": None, "verdict": "error"})
+        for variant in claims.variants
+    ]
+    # Holm counts all that were tried: leaving one out of the record does not loosen it.
+    known = {variant.recipe for variant in claims.variants}
+    reports += [
+        unjudged(recipe, "error", "missing from the record", None)
+        for recipe in claims.tried
+        if recipe not in known
+    ]
+    alphas = [each.alpha for each in evidence.values() if each.alpha is not None]
+    changed = corrected(reports, min(alphas)) if alphas else []
+    return {**computed, **{r.recipe: r for r in changed if r.recipe in computed}}
+
+
+class Evidence:
+    """What one variant's verdict was computed from, checked against its digests.
+
+    Args:
+        source: where it lies.
+        recipe: of the variant.
+        key: of the judge stage; None where the record names none.
+        tried: recipes that the verdict is said to count.
+    """
+
+    def __init__(
+        self, source: EvidenceSource, recipe: str, key: str | None, tried: Sequence[str]
+    ) -> None:
+        self._source = source
+        self._rests_checked: set[str] = set()
+        self.problems: list[str] = []
+        self.answers = 0
+        self.alpha: float | None = None
+        self._judge: StageRecord | None = None
+        if key is None:
+            self.problems.append("the run names no stage 'judge' for it: its evidence is missing")
+        else:
+            self._judge = self._found(StageReference(stage="judge", key=key))
+        self._inputs = self._judge.inputs if self._judge is not None else {}
+        if self._judge is not None:
+            self._check_record(self._judge)
+            for role, reference in self._inputs.items():
+                self._check_input(role, reference, self._judge)
+            rounds = {
+                role: record
+                for role, reference in self._inputs.items()
+                if role.startswith(CANDIDATE) and reference.stage == "evaluate"
+                if (record := self._found(reference)) is not None
+            }
+            self.problems += miscounts(self._judge, recipe, tried, rounds)
+            self.problems += mixed_sides(self._judge, self._found_inputs())
+
+    def judged_again(self) -> dict[str, Any] | None:
+        """The verdict that follows from the evidence; None where it cannot be computed."""
+        judge = self._judge
+        if judge is None or any("is missing" in problem for problem in self.problems):
+            return None
+        try:
+            alpha = Policy.model_validate(judge.parameters["policy"]).alpha
+            self.alpha = alpha * share_of(number_in(judge.parameters))
+            return judged(judge.parameters, set(judge.inputs), self._answers, self._record)
+        except (ValueError, KeyError, TypeError, OSError, PrepareError) as error:
+            self.problems.append(f"the verdict cannot be computed: {error}")
+            return None
+
+    def _answers(self, role: str) -> list[dict[str, Any]]:
+        reference = self._inputs[role]
+        content = self._source.content(reference.stage, reference.key, ANSWERS)
+        if content is None:
+            raise ValueError(f"{role}: its answers are gone")
+        return parse_answers(content)
+
+    def _record(self, role: str) -> StageRecord:
+        record = self._found(self._inputs[role])
+        if record is None:
+            raise ValueError(f"{role} is missing")
+        return record
+
+    def _found(self, reference: StageReference) -> StageRecord | None:
+        place = self._place(reference)
+        try:
+            record = self._source.find(reference.stage, reference.key)
+        except PrepareError as error:
+            self.problems.append(f"{place}: {error.what}; its evidence is missing")
+            return None
+        if record is None:
+            self.problems.append(f"{place} is missing")
+        return record
+
+    def _found_inputs(self) -> dict[str, StageRecord]:
+        """What was judged, as far as it is there; what is not has been told."""
+        found = {}
+        for role, reference in self._inputs.items():
+            with suppress(PrepareError):
+                if record := self._source.find(reference.stage, reference.key):
+                    found[role] = record
+        return found
+
+    def _place(self, reference: StageReference) -> str:
+        return self._source.place(reference.stage, reference.key)
+
+    def _check_record(self, record: StageRecord) -> None:
+        """A stage's folder is named by the digest of its parameters: they cannot be edited."""
+        if self._source.key_of(record) != record.key:
+            place = self._source.place(record.stage, record.key)
+            self.problems.append(
+                f"{place}: its parameters do not give its key, so they were changed afterwards "
+                "(or another version of prepare wrote them)"
+            )
+
+    def _check_input(self, role: str, reference: StageReference, judge: StageRecord) -> None:
+        record = self._found(reference)
+        if record is None:
+            return
+        self._check_record(record)
+        place = self._place(reference)
+        if digest_json(record.result) != judge.input_digests.get(role):
+            self.problems.append(f"{role}: {place}: its result is not the one that was judged")
+        self._check_rests(role, record)
+        if reference.stage == "evaluate":
+            self._check_answers(role, reference, record)
+        if reference.stage == "questions":
+            self._check_questions(role, reference, record)
+
+    def _check_rests(self, role: str, record: StageRecord) -> None:
+        """Answers of weights, or to questions, that were made again since say nothing of them."""
+        for name, reference in record.inputs.items():
+            place = self._place(reference)
+            try:
+                source = self._source.find(reference.stage, reference.key)
+            except PrepareError as error:
+                self.problems.append(f"{role}: its '{name}', {place}: {error.what}")
+                continue
+            if source is None:
+                if self._source.is_whole:
+                    self.problems.append(f"{role}: its '{name}', {place} is missing")
+                continue
+            if digest_json(source.result) != record.input_digests.get(name):
+                self.problems.append(f"{role}: rests on another '{name}' than is in {place} now")
+            if self._source.is_whole and reference.key not in self._rests_checked:
+                self._rests_checked.add(reference.key)
+                self._check_record(source)
+                self._check_rests(role, source)
+
+    def _check_questions(self, role: str, reference: StageReference, record: StageRecord) -> None:
+        digest = self._digest_of(reference, QUESTIONS, role)
+        if digest is not None and digest != record.result["questions_digest"]:
+            self.problems.append(
+                f"{role}: {self._place(reference)}/{QUESTIONS}: the questions are not those that "
+                "were asked"
+            )
+
+    def _check_answers(self, role: str, reference: StageReference, record: StageRecord) -> None:
+        digest = self._digest_of(reference, ANSWERS, role)
+        if digest is not None and digest != record.result["answers_digest"]:
+            self.problems.append(
+                f"{role}: {self._place(reference)}/{ANSWERS}: the answers are not those that were "
+                "given"
+            )
+        self.answers += int(record.result["n"])
+
+    def _digest_of(self, reference: StageReference, name: str, role: str) -> str | None:
+        file = f"{self._place(reference)}/{name}"
+        try:
+            content = self._source.content(reference.stage, reference.key, name)
+        except PrepareError as error:
+            self.problems.append(f"{role}: {file}: {error.what}; its evidence is missing")
+            return None
+        if content is None:
+            self.problems.append(f"{role}: {file} is missing")
+            return None
+        return digest_bytes(content)
+
+
+def differing(kept: VariantReport, computed: VariantReport | None) -> list[str]:
+    """Every field in which the two reports differ, named by its path."""
+    if computed is None:
+        return []
+    ours = kept.model_dump(exclude=set(NOT_OF_THE_VERDICT))
+    theirs = computed.model_dump(exclude=set(NOT_OF_THE_VERDICT))
+    for old, new in zip(ours["gates"], theirs["gates"], strict=False):
+        if old["form"] is None:  # a verdict of before it was kept
+            new["form"] = None
+    # Which of the passing variants got the alias is added to the reason afterwards.
+    if str(ours["reason"]).startswith(str(theirs["reason"])):
+        ours["reason"] = theirs["reason"]
+    return list(_paths_that_differ("", ours, theirs))
+
+
+def _paths_that_differ(path: str, kept: Any, computed: Any) -> list[str]:
+    if isinstance(kept, dict) and isinstance(computed, dict):
+        names = kept.keys() | computed.keys()
+        return [
+            line
+            for name in sorted(names)
+            for line in _paths_that_differ(f"{path}.{name}", kept.get(name), computed.get(name))
+        ]
+    if isinstance(kept, list | tuple) and isinstance(computed, list | tuple):
+        if len(kept) != len(computed):
+            return [f"{path[1:]}: kept {len(kept)} of them, computed {len(computed)}"]
+        found = [
+            line
+            for number, (ours, theirs) in enumerate(zip(kept, computed, strict=True))
+            for line in _paths_that_differ(f"{path}[{number}]", ours, theirs)
+        ]
+        # One answer changes every later point of the trail, and the first says it all.
+        return found[:1] if path.endswith(".trail") else found
+    if isinstance(kept, float) and isinstance(computed, float):
+        same = math.isclose(kept, computed, rel_tol=RELATIVE_TOLERANCE, abs_tol=1e-12)
+    else:
+        same = kept == computed
+    return [] if same else [f"{path[1:]}: kept {kept!r}, computed {computed!r}"]

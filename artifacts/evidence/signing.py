@@ -1,0 +1,226 @@
+"""Signs a weights folder with its evidence, and checks the signature: OpenSSF model-signing.
+
+The signature, `model.sig`, lists the digest of every file of the folder. With a key it needs no
+network. Keyless (sigstore) it needs one, and tells who signed by their login.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from artifacts.evidence.manifest import ADDED_LATER, SIGNATURE
+from pipeline.core.errors import EvidenceError, UsageError
+
+PASSWORD_VARIABLE = "PREPARE_KEY_PASSWORD"  # noqa: S105 - the variable's name
+CURVES = "an elliptic curve key (P-256, P-384 or P-521) as PEM: "
+MAKE_KEYS = (
+    "openssl ecparam -name prime256v1 -genkey -noout -out signer.key && "
+    "openssl ec -in signer.key -pubout -out signer.pub"
+)
+
+
+def sign_with_key(folder: Path, private_key: Path) -> Path:
+    """Sign every file of a folder with a private key; returns the signature's file.
+
+    Raises:
+        EvidenceError: the folder cannot be signed, or the library is not installed.
+        UsageError: the key is missing, of another kind, or its password is wrong.
+    """
+    with _library_errors("sign", folder):
+        config = _signing().Config().set_hashing_config(_hashing(folder))
+    try:
+        config.use_elliptic_key_signer(private_key=private_key, password=_password(private_key))
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise UsageError(
+            f"the private key cannot be used: {error}",
+            where=str(private_key),
+            cure=f"{CURVES}{MAKE_KEYS}; its password is asked for, or {PASSWORD_VARIABLE}",
+        ) from error
+    return _write(config, folder)
+
+
+def sign_keyless(folder: Path) -> Path:
+    """Sign by a login (sigstore): the CI system's, else one in a browser; needs the network.
+
+    Raises:
+        EvidenceError: nobody logged in, the network or a service of sigstore does not answer.
+    """
+    with _library_errors("sign", folder):
+        config = _signing().Config().set_hashing_config(_hashing(folder))
+        config.use_sigstore_signer(use_ambient_credentials=bool(os.environ.get("CI")))
+    return _write(config, folder)
+
+
+def check_with_key(folder: Path, public_key: Path) -> None:
+    """Check that the folder is, file by file, what the key's owner signed.
+
+    Raises:
+        EvidenceError: there is no signature, it is another's, or a file is not as it was signed.
+        UsageError: the key is missing or of another kind.
+    """
+    signature = _signature_of(folder)
+    with _library_errors("verify", folder):
+        config = _verifying().Config().set_hashing_config(_hashing(folder))
+    try:
+        config.use_elliptic_key_verifier(public_key=public_key)
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise UsageError(
+            f"the public key cannot be used: {error}",
+            where=str(public_key),
+            cure=f"{CURVES}the file that `openssl ec -pubout` made of the signer's",
+        ) from error
+    _check(config, folder, signature, f"the key in {public_key}")
+
+
+def check_keyless(folder: Path, identity: str, issuer: str) -> None:
+    """Check that the folder is what somebody with that login signed; may need the network.
+
+    Args:
+        folder: of the weights.
+        identity: e-mail address, or the URI of a CI workflow.
+        issuer: URL of whoever vouches for it.
+
+    Raises:
+        EvidenceError: as `check_with_key`.
+    """
+    signature = _signature_of(folder)
+    with _library_errors("verify", folder):
+        config = _verifying().Config().set_hashing_config(_hashing(folder))
+        config.use_sigstore_verifier(identity=identity, oidc_issuer=issuer)
+    _check(config, folder, signature, f"{identity} ({issuer})")
+
+
+def _write(config: Any, folder: Path) -> Path:
+    """Sign into a file beside, then put it in place: no torn signature, and no lost old one."""
+    final = folder / SIGNATURE
+    partial = folder.parent / f".{folder.resolve().name}.{SIGNATURE}.{os.getpid()}"
+    try:
+        with _library_errors("sign", folder):
+            config.sign(folder, partial)
+        partial.replace(final)
+    except OSError as error:
+        raise EvidenceError(
+            f"the signature cannot be written: {error.strerror or error}",
+            where=str(error.filename or final),
+            cure="copy the folder to where you may write (`prepare pull`), and sign it there",
+        ) from error
+    finally:
+        partial.unlink(missing_ok=True)
+    return final
+
+
+def _check(config: Any, folder: Path, signature: Path, signer: str) -> None:
+    from cryptography.exceptions import InvalidSignature
+
+    try:
+        with _quiet():
+            config.verify(folder, signature)
+    except InvalidSignature as error:
+        raise _refused(folder, "the signature is not of this content", signer) from error
+    # The library raises what it comes across: its own errors are ValueErrors.
+    except Exception as error:
+        raise _refused(folder, plain_words(str(error)) or type(error).__name__, signer) from error
+
+
+def plain_words(text: str) -> str:
+    """The library's message, without the digests as Python writes them."""
+    if "Key mismatch" in text:
+        return "it is signed with another key"
+    if not text.startswith("Signature mismatch"):
+        return text.strip()
+    changed = re.findall(r"Hash mismatch for '([^']*)'", text)
+    parts = [f"'{name}' was changed" for name in changed]
+    for label, words in (("Extra files found", "added"), ("Missing files", "missing")):
+        found = re.search(rf"{label} in model '[^']*': ([^\"]*)[\"']", text)
+        parts += [f"{words}: {found[1]}"] if found else []
+    return "; ".join(parts) or text
+
+
+def _refused(folder: Path, why: str, signer: str) -> EvidenceError:
+    return EvidenceError(
+        f"the signature does not hold: {why}",
+        where=f"{folder / SIGNATURE}, against {signer}",
+        cure="do not use this folder; get it, and the key, again from whom you trust",
+    )
+
+
+def _signature_of(folder: Path) -> Path:
+    signature = folder / SIGNATURE
+    if not signature.is_file():
+        raise EvidenceError(
+            "the folder is not signed, or its signature was removed",
+            where=str(signature),
+            cure="without --public-key nobody's word is checked, only that all fits together",
+        )
+    return signature
+
+
+def _hashing(folder: Path) -> Any:
+    """All files but the signature, and the one that the Hub puts into each repository; no links."""
+    from model_signing import hashing
+
+    config = hashing.Config().use_file_serialization(hashing_algorithm="sha256")
+    there = [path for path in ADDED_LATER if (folder / path).is_file()]
+    # Also what git keeps: a hook in .git is run by whoever works in the folder.
+    return config.set_ignored_paths(paths=[*{SIGNATURE, *there}], ignore_git_paths=False)
+
+
+def _signing() -> Any:
+    from model_signing import signing
+
+    return signing
+
+
+def _verifying() -> Any:
+    from model_signing import verifying
+
+    return verifying
+
+
+def _password(private_key: Path) -> bytes | None:
+    """The key's password, when it has one: from the environment, else asked for.
+
+    As bytes: model-signing 1.1.1 says that it takes text, and hands it on to what takes bytes.
+    """
+    if b"ENCRYPTED" not in private_key.read_bytes():
+        return None
+    text = os.environ.get(PASSWORD_VARIABLE) or getpass.getpass(f"Password of {private_key}: ")
+    return text.encode()
+
+
+@contextmanager
+def _library_errors(verb: str, folder: Path) -> Iterator[None]:
+    try:
+        with _quiet():
+            yield
+    except ImportError as error:
+        raise EvidenceError(
+            f"model-signing, which can {verb} a folder, is not installed",
+            where=str(error.name),
+            cure="in the clone of prepare: pip install '.[sign]'",
+        ) from error
+    except OSError:
+        raise
+    # sigstore raises errors of its own, of its transport's and of its dependencies'.
+    except Exception as error:
+        raise EvidenceError(
+            f"could not {verb} the folder: {str(error).strip() or type(error).__name__}",
+            where=str(folder),
+            cure="with --private-key it needs no network; a folder with links cannot be signed",
+        ) from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the warnings of the library's dependencies."""
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

@@ -1,0 +1,157 @@
+"""Counts what was tried against a baseline under a policy, over all runs of a store.
+
+Each run that tries something new is a trial: one more chance of a lucky pass. How many there will
+be is not known beforehand, so each gets a share of the policy's error rate, in the order in which
+they begin: nine tenths for the first, and of the rest a half, a sixth, a twelfth... (1 / k (k + 1),
+which sums to 1). By the union bound the chance that any trial ever passes a variant that is worse
+than allowed is at most the whole rate, whatever the answers have in common. That needs no list made
+beforehand where what is tried next hangs on no more than that nothing has passed so far. Within a
+trial Holm's procedure shares out its part.
+
+The same variants judged again by the same rule on the answers that are kept, or on more of them,
+are no new trial: an anytime-valid gate may be looked at as often as one likes.
+
+`STORE/trials/<count>/<number>.json`, one file a trial, written once and never changed. A count
+belongs to a baseline and a policy of one name, and is not reset: another baseline, or a policy
+under another name, begins one of its own, and says so in its verdicts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from filelock import FileLock
+from pydantic import Field
+
+from eval_gates.suite_claims import claim_of
+from pipeline.core.digest import digest_json
+from pipeline.core.errors import StoreError
+from pipeline.core.folder_flush import flush_folder
+from pipeline.core.record import Record
+from pipeline.core.store import write_atomically
+from recipes.policy import Policy
+
+
+class Count(Record):
+    """What is counted together."""
+
+    baseline: dict[str, str] = Field(description="which model everything is compared with")
+    policy: str = Field(description="name of the policy")
+
+    @property
+    def key(self) -> str:
+        """Names its folder."""
+        return digest_json(self.model_dump())
+
+
+class Trial(Record):
+    """Variants that were tried together, and what came before."""
+
+    schema_version: int = Field(1, description="of this record")
+    count: Count
+    number: int = Field(ge=1, description="how many trials of this count there were, with it")
+    variants: dict[str, str] = Field(description="by recipe, what is served, and how it is judged")
+    earlier: tuple[dict[str, str], ...] = Field(description="variants of each trial before")
+    run: str = Field(description="id of the run that began it")
+
+
+def variant_key(served: str, policy: Policy) -> str:
+    """What makes a try another one: who is served and how, and all that decides what it shows.
+
+    Args:
+        served: key of the variant's stage `coherence`, made of its weights, the serving and the
+            machine; of an endpoint, of the session.
+        policy: that judges.
+    """
+    return digest_json({"served": served, "claim": claim_of(policy)})
+
+
+class Trials:
+    """The trials of a store.
+
+    Args:
+        store: its root.
+    """
+
+    def __init__(self, store: Path) -> None:
+        self._root = store / "trials"
+
+    def foreseen(self, count: Count, variants: Mapping[str, str]) -> Trial:
+        """The trial that a run of these variants would be; nothing is written.
+
+        Raises:
+            StoreError: a record is damaged or gone.
+        """
+        return self._found_or_next(count, variants, "")
+
+    def begun(self, count: Count, variants: Mapping[str, str], run: str) -> Trial:
+        """The trial that these variants are part of, or a new one, on disk when this returns.
+
+        Raises:
+            StoreError: a record is damaged or gone, or cannot be written.
+        """
+        folder = self._root / count.key
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with FileLock(self._root / f"{count.key}.lock"):
+                trial = self._found_or_next(count, variants, run)
+                file = folder / _name(trial.number)
+                if not file.exists():
+                    write_atomically(file, trial.model_dump_json(indent=1))
+                    flush_folder(folder)
+        except OSError as error:
+            raise StoreError(
+                f"the trial cannot be counted: {error.strerror}", where=str(folder)
+            ) from error
+        return trial
+
+    def find(self, count: Count, number: int) -> Trial | None:
+        """That trial; raises StoreError where its record is damaged."""
+        file = self._root / count.key / _name(number)
+        return _read(file) if file.is_file() else None
+
+    def latest(self) -> Iterator[Trial]:
+        """The last trial of every count; raises StoreError where a record is damaged."""
+        for folder in sorted(self._root.glob("*/")):
+            if trials := self._of(folder):
+                yield trials[-1]
+
+    def _found_or_next(self, count: Count, variants: Mapping[str, str], run: str) -> Trial:
+        earlier = self._of(self._root / count.key)
+        for trial in earlier:
+            if variants.items() <= trial.variants.items():
+                return trial
+        return Trial(
+            count=count,
+            number=len(earlier) + 1,
+            variants=dict(variants),
+            earlier=tuple(trial.variants for trial in earlier),
+            run=run,
+        )
+
+    def _of(self, folder: Path) -> list[Trial]:
+        trials = [_read(file) for file in sorted(folder.glob("*.json"))]
+        for number, trial in enumerate(trials, start=1):
+            if trial.number != number:
+                raise StoreError(
+                    f"the record of trial {number} is gone, and {trial.number} is there",
+                    where=str(folder / _name(number)),
+                    cure="put it back: without it nobody knows how much was tried",
+                )
+        return trials
+
+
+def _name(number: int) -> str:
+    return f"{number:06d}.json"
+
+
+def _read(file: Path) -> Trial:
+    try:
+        return Trial.model_validate_json(file.read_bytes())
+    except (OSError, ValueError) as error:
+        raise StoreError(
+            f"the record of a trial cannot be read: {error}",
+            where=str(file),
+            cure="put it back: without it nobody knows how much was tried",
+        ) from error

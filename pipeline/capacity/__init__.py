@@ -1,1 +1,0 @@
-"""Whether variants of a checkpoint fit on GPUs, and what they hold there; arithmetic only."""

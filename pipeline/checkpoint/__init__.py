@@ -1,0 +1,1 @@
+"""A checkpoint: named, fetched, read and found whole."""

@@ -1,0 +1,329 @@
+"""Fetches checkpoints from the Hugging Face Hub, or a mirror that speaks its interface.
+
+Endpoint, token, cache folder and offline mode are the huggingface_hub library's own settings
+(HF_ENDPOINT, HF_TOKEN or `hf auth login`, HF_HOME, HF_HUB_OFFLINE).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.checkpoint.folder import SMALL_FILES
+from pipeline.checkpoint.weight_files import IGNORED_WEIGHTS, INDEX, read_index
+from pipeline.core.errors import HubError
+from pipeline.core.events import Progress
+
+if TYPE_CHECKING:
+    from huggingface_hub import ModelInfo
+
+# The card tells the licence. It changes no answer of the model, so it is in no checkpoint's digest.
+CARD = "README.md"
+FETCHED_FIRST = (*SMALL_FILES, CARD)
+ANSWER_SECONDS = 15.0
+DATASET_SECONDS = 3.0
+LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
+
+
+def download(repo_id: str, revision: str | None, *, progress: Progress) -> tuple[Path, str]:
+    """Bring a checkpoint's safetensors, config, tokenizer files and card into the Hub's cache.
+
+    Files that are there already are not fetched again; a transfer that breaks is taken up
+    where it broke. When the Hub cannot be reached, what the cache holds is used. Pickled
+    weights, and files in subfolders, are never fetched.
+
+    Args:
+        repo_id: org/name.
+        revision: branch, tag or commit; None for the default branch.
+        progress: told of bytes that had to be fetched.
+
+    Returns:
+        the snapshot folder, and the commit that `revision` stands for.
+
+    Raises:
+        HubError: repository or revision are not there or not open to us, the Hub cannot be
+            reached and the cache lacks it, the disk is full, or there are no safetensors.
+    """
+    with explained(repo_id, revision):
+        info = ask_hub(repo_id, revision)
+        sizes = file_sizes(info) if info is not None else {}
+        if info is not None:
+            check_has_safetensors(repo_id, sizes)
+        # By the name the user gave, so that the library remembers which commit it meant.
+        snapshot = _fetch(repo_id, revision, list(FETCHED_FIRST), offline=info is None)
+        commit = snapshot.name
+        wanted = _weight_patterns(snapshot)
+        missing = _missing_bytes(snapshot, sizes, wanted)
+        _check_disk(snapshot, missing)
+        bar = _bar_class(progress, f"download {repo_id}", missing) if missing else None
+        _fetch(repo_id, commit, wanted, offline=info is None, bar=bar)
+        if missing:
+            progress.advance(f"download {repo_id}", missing, missing, "bytes")
+    if not any(snapshot.glob("*.safetensors")):
+        raise _no_safetensors(repo_id, [path.name for path in snapshot.iterdir()])
+    return snapshot, commit
+
+
+def bytes_to_download(repo_id: str, revision: str | None) -> int:
+    """Bytes that :func:`download` would fetch now; fetches nothing.
+
+    Returns:
+        0 when the cache holds everything, or the Hub cannot be reached (what the cache holds
+        would be used then).
+
+    Raises:
+        HubError: as for :func:`download`.
+    """
+    from huggingface_hub import try_to_load_from_cache
+
+    with explained(repo_id, revision):
+        info = ask_hub(repo_id, revision)
+        if info is None:
+            return 0
+        sizes = file_sizes(info)
+        check_has_safetensors(repo_id, sizes)
+        return sum(
+            size
+            for name, size in sizes.items()
+            if any(fnmatchcase(name, pattern) for pattern in (*FETCHED_FIRST, "*.safetensors"))
+            and not fnmatchcase(name, IGNORED_WEIGHTS)
+            and not isinstance(try_to_load_from_cache(repo_id, name, revision=info.sha), str)
+        )
+
+
+def resolve_dataset_revision(dataset_id: str) -> str | None:
+    """The commit that a Hub dataset's default branch stands at.
+
+    Returns:
+        None when the Hub does not say so within about three seconds, for whatever reason:
+        offline, unreachable, or a dataset that it does not know or show us.
+    """
+    answer: list[str | None] = []
+
+    def ask() -> None:
+        from huggingface_hub import HfApi
+
+        try:
+            answer.append(HfApi().dataset_info(dataset_id, timeout=DATASET_SECONDS).sha)
+        except (transport_error(), OSError, ValueError):
+            answer.append(None)
+
+    # A thread, because looking up a host's name heeds no time limit.
+    thread = threading.Thread(target=ask, daemon=True, name="resolve dataset")
+    thread.start()
+    thread.join(DATASET_SECONDS)
+    return answer[0] if answer else None
+
+
+def ask_hub(repo_id: str, revision: str | None) -> ModelInfo | None:
+    """What the Hub says about the repository at that revision; None when it cannot be reached."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+
+    try:
+        return HfApi().model_info(
+            repo_id, revision=revision, timeout=ANSWER_SECONDS, files_metadata=True
+        )
+    except HfHubHTTPError as error:
+        if error.response.status_code < 500:
+            raise
+        return None  # the Hub is down: the cache may do
+    except (OfflineModeIsEnabled, transport_error()):
+        return None
+
+
+def transport_error() -> type[Exception]:
+    """Base of the HTTP library's errors; that is httpx in huggingface_hub 1 and httpx2 in 2."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    base: type[Exception] = HfHubHTTPError.__bases__[0]
+    return base
+
+
+def file_sizes(info: ModelInfo) -> dict[str, int]:
+    """Bytes of the repository's top-level files, by name."""
+    return {
+        file.rfilename: file.size or 0 for file in info.siblings or [] if "/" not in file.rfilename
+    }
+
+
+def _weight_patterns(snapshot: Path) -> list[str]:
+    """The shards that the index names, else all safetensors."""
+    index = snapshot / INDEX
+    return sorted(set(read_index(index).values())) if index.exists() else ["*.safetensors"]
+
+
+def _missing_bytes(snapshot: Path, sizes: dict[str, int], patterns: list[str]) -> int:
+    """Bytes of the weights that are yet to be fetched (0 when the Hub was not asked)."""
+    return sum(
+        size
+        for name, size in sizes.items()
+        if any(fnmatchcase(name, pattern) for pattern in patterns)
+        and not fnmatchcase(name, IGNORED_WEIGHTS)
+        and not (snapshot / name).exists()
+    )
+
+
+def _check_disk(snapshot: Path, missing: int) -> None:
+    free = shutil.disk_usage(snapshot).free
+    if free < missing:
+        raise HubError(
+            f"the weights need {missing / 1e9:.1f} GB more, and the disk has {free / 1e9:.1f} GB",
+            where=str(snapshot),
+            cure="free some space, or set HF_HOME to a folder on a larger disk",
+        )
+
+
+def _fetch(
+    repo_id: str,
+    revision: str | None,
+    patterns: list[str],
+    *,
+    offline: bool,
+    bar: type[Any] | None = None,
+) -> Path:
+    from huggingface_hub import snapshot_download
+
+    folder = snapshot_download(
+        repo_id,
+        revision=revision,
+        allow_patterns=patterns,
+        ignore_patterns=["*/*", IGNORED_WEIGHTS],
+        local_files_only=offline,
+        tqdm_class=bar or _bar_class(None, "", 0),
+    )
+    return Path(folder)
+
+
+def _bar_class(progress: Progress | None, task: str, total: int) -> type[Any]:
+    """A progress bar class for the library that draws nothing and reports bytes to `progress`.
+
+    The library makes several bars of one class: one counting files, and one or two counting
+    bytes (received, written), which may differ where transfers are deduplicated. The furthest
+    of those is reported; None reports nothing.
+    """
+    from tqdm.std import tqdm
+
+    furthest = 0
+    lock = threading.Lock()
+
+    class ReportingBar(tqdm):  # type: ignore[misc]
+        """Counts as tqdm does, without its drawing and its monitor thread."""
+
+        monitor_interval = 0
+
+        def display(self, *args: Any, **kwargs: Any) -> None:
+            """Draw nothing."""
+
+        def close(self) -> None:
+            """Nothing was drawn, so there is nothing to clear."""
+            self.disable = True
+
+        def update(self, n: float | None = 1) -> bool | None:
+            """Count, and report bytes."""
+            nonlocal furthest
+            drawn: bool | None = super().update(n)
+            if progress is not None and self.unit == "B":
+                with lock:
+                    if self.n > furthest:
+                        furthest = int(self.n)
+                        progress.advance(task, min(furthest, total), total, "bytes")
+            return drawn
+
+    return ReportingBar
+
+
+def check_has_safetensors(repo_id: str, sizes: dict[str, int]) -> None:
+    """Raise HubError for a repository without safetensors at its top."""
+    if not any(fnmatchcase(name, "*.safetensors") for name in sizes):
+        raise _no_safetensors(repo_id, list(sizes))
+
+
+def _no_safetensors(repo_id: str, names: list[str]) -> HubError:
+    suffixes = {Path(name).suffix for name in names}
+    if suffixes & {".bin", ".pt", ".pth"}:
+        cure = "it has pickled weights, which are not loaded; look for a revision with safetensors"
+    elif ".gguf" in suffixes:
+        cure = "it has GGUF weights, already quantized; name the repository they were made from"
+    else:
+        cure = "name the repository of a language model's weights"
+    return HubError("the repository has no safetensors weights", where=repo_id, cure=cure)
+
+
+@contextmanager
+def explained(repo_id: str, revision: str | None) -> Iterator[None]:
+    """Turn the library's errors into a HubError with a cure."""
+    from huggingface_hub import errors
+
+    where = f"{repo_id}@{revision}" if revision else repo_id
+    endpoint = os.environ.get("HF_ENDPOINT", "the Hub")
+    no_folder = f" (and no folder of the name '{repo_id}' exists here)"
+    try:
+        yield
+    except errors.GatedRepoError as error:
+        cure = f"accept the model's terms on its page at {endpoint}, then {LOG_IN}"
+        raise HubError("the repository is gated", where=where, cure=cure) from error
+    except errors.RevisionNotFoundError as error:
+        cure = "name a branch, tag or commit that the repository has, or leave out the @"
+        raise HubError(f"there is no revision '{revision}'", where=where, cure=cure) from error
+    except errors.RepositoryNotFoundError as error:
+        cure = f"check the name for a slip; if the repository is private, {LOG_IN}"
+        what = f"{endpoint} has no such repository, or does not show it{no_folder}"
+        raise HubError(what, where=where, cure=cure) from error
+    except errors.LocalEntryNotFoundError as error:
+        raise _unreachable(where, endpoint, no_folder) from error
+    except errors.HFValidationError as error:
+        cure = "a Hub id is org/name; a folder is named ./path/to/model"
+        raise HubError(f"this is no Hub id{no_folder}", where=where, cure=cure) from error
+    except errors.HfHubHTTPError as error:
+        status = error.response.status_code
+        cure = LOG_IN if status in (401, 403) else "try again in a while"
+        raise HubError(
+            f"{endpoint} answered with status {status}", where=where, cure=cure
+        ) from error
+    except transport_error() as error:
+        cure = "check the network and run the command again; files that are whole are kept"
+        raise HubError(f"the download broke off: {error}", where=where, cure=cure) from error
+    except OSError as error:
+        raise _disk_error(error, where) from error
+    except ValueError as error:
+        cure = "check HF_ENDPOINT, and whether a proxy stands between"
+        raise HubError(f"{endpoint} does not answer as a Hub", where=where, cure=cure) from error
+
+
+def _unreachable(where: str, endpoint: str, no_folder: str) -> HubError:
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return HubError(
+            f"HF_HUB_OFFLINE is set, and the Hub's cache does not hold it whole{no_folder}",
+            where=where,
+            cure="unset HF_HUB_OFFLINE once to download it, or name a folder that holds it",
+        )
+    return HubError(
+        f"{endpoint} cannot be reached, and its cache here does not hold it whole{no_folder}",
+        where=where,
+        cure="check the network (HF_ENDPOINT names a mirror), or name a folder that holds it",
+    )
+
+
+def _disk_error(error: OSError, where: str) -> HubError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return HubError(
+            "the disk is full",
+            where=str(error.filename or where),
+            cure="free some space, or set HF_HOME to a folder on a larger disk; "
+            "files that are whole are kept",
+        )
+    return HubError(
+        f"the download failed: {error}",
+        where=where,
+        cure="run the command again; files that are whole are kept",
+    )

@@ -1,0 +1,105 @@
+"""How a checkpoint is named: a folder, a Hub id with an optional revision, or a demo."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Literal
+
+from pipeline.core.errors import UsageError
+
+Kind = Literal["folder", "hub", "demo"]
+
+DEMOS = ("smollm2-135m",)
+
+_DEMO_NAMES = [f"demo:{demo}" for demo in DEMOS]
+_HUB_ID = re.compile(r"[A-Za-z0-9_][\w.-]*/[A-Za-z0-9_][\w.-]*", re.ASCII)
+_REVISION = re.compile(r"[^\s@]+")
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A checkpoint as the user names it; nothing is looked up yet.
+
+    Attributes:
+        kind: where it comes from.
+        name: the path as written, the Hub's org/name, or the demo's name.
+        revision: a branch, tag or commit on the Hub; None for its default branch.
+    """
+
+    kind: Kind
+    name: str
+    revision: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The name in full; parses to this very reference again."""
+        if self.kind == "demo":
+            return f"demo:{self.name}"
+        return f"{self.name}@{self.revision}" if self.revision else self.name
+
+    @property
+    def short_name(self) -> str:
+        """The last part of the name, to call a registered model by."""
+        if self.kind == "folder":
+            return Path(self.name).expanduser().resolve().name or "model"
+        return self.name.rpartition("/")[2]
+
+
+def parse_reference(text: str) -> Reference:
+    """Tell which of the three kinds of name `text` is.
+
+    What exists as a path, or can only be one, is a folder; then comes the Hub.
+
+    Raises:
+        UsageError: it is none of them; close matches are named.
+    """
+    if text.startswith("demo:"):
+        name = text.removeprefix("demo:")
+        if name not in DEMOS:
+            raise _unknown(text)
+        return Reference("demo", name)
+    if text.startswith(("./", "../", "/", "~")) or _exists(text):
+        _check_home(text)
+        return Reference("folder", text)
+    name, at, revision = text.partition("@")
+    if _HUB_ID.fullmatch(name) and (not at or _REVISION.fullmatch(revision)):
+        return Reference("hub", name, revision or None)
+    raise _unknown(text)
+
+
+def _exists(text: str) -> bool:
+    try:
+        return bool(text) and Path(text).exists()
+    except OSError:  # too long for a path, or below a folder that we may not read
+        return False
+
+
+def _check_home(text: str) -> None:
+    try:
+        Path(text).expanduser()
+    except RuntimeError as error:
+        raise UsageError(
+            f"'{text}' names the home folder of nobody here", where="the checkpoint's name"
+        ) from error
+
+
+def _unknown(text: str) -> UsageError:
+    close = get_close_matches(text, [*_DEMO_NAMES, *_neighbours(text)], n=3, cutoff=0.5)
+    return UsageError(
+        f"'{text}' is neither a folder, nor a Hub id, nor a demo"
+        + (f"; close to it: {', '.join(close)}" if close else ""),
+        where="the checkpoint's name",
+        cure="name an existing folder (./path/to/model), a Hub id (org/name or "
+        f"org/name@revision), or a demo ({', '.join(_DEMO_NAMES)})",
+    )
+
+
+def _neighbours(text: str) -> list[str]:
+    """Paths beside the one that `text` would be, if it were one."""
+    try:
+        return [str(path) for path in Path(text).parent.iterdir()]
+    except (OSError, ValueError):  # no such folder: nothing to suggest
+        return []

@@ -1,0 +1,51 @@
+"""Checkpoints that no recipe here can start from, as errors that say so."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from pipeline.checkpoint.folder import CODE_KEY, QUANTIZER_FILE
+from pipeline.core.errors import CheckpointError, PrepareError
+
+GENERATING = ("ForCausalLM", "LMHeadModel")
+
+
+def unsupported_architecture(architecture: str, config: str) -> PrepareError | None:
+    """Models that do not generate text are not quantized here.
+
+    Args:
+        architecture: first of config.json's architectures.
+        config: its place, for messages.
+    """
+    if architecture.endswith(GENERATING):
+        return None
+    return CheckpointError(
+        f"the architecture '{architecture}' is not supported: "
+        "only text-generating decoders are (names that end in ForCausalLM)",
+        where=f"{config}, key architectures",
+        cure="give a decoder-only language model",
+    )
+
+
+def already_quantized(config: str, names: Collection[str]) -> PrepareError:
+    """The error for a checkpoint that says so of itself.
+
+    Args:
+        config: place of its config.json, for messages.
+        names: of the files beside it.
+    """
+    beside = config.removesuffix("config.json") + QUANTIZER_FILE
+    return CheckpointError(
+        "the checkpoint is already quantized",
+        where=beside if QUANTIZER_FILE in names else f"{config}, key quantization_config",
+        cure="give the original 16-bit checkpoint",
+    )
+
+
+def code_of_its_own(config: str) -> PrepareError:
+    """The error for a checkpoint whose Python code nobody has said to trust."""
+    return CheckpointError(
+        "the checkpoint comes with Python code of its own that would have to be run",
+        where=f"{config}, key {CODE_KEY}",
+        cure="read that code; if you trust it, add --yes-trust-remote-code",
+    )

@@ -1,0 +1,220 @@
+"""Reads, checks and writes the header of a .safetensors file, without torch and without the data.
+
+The format: 8 bytes little-endian length N, N bytes of JSON, then the tensors' bytes, which the
+header's offsets (counted from the end of the JSON) cover without gap or overlap.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.core.errors import CheckpointError
+from pipeline.core.foreign.file import open_regular
+from pipeline.core.foreign.json import parse_json
+
+PREFIX_BYTES = 8
+# The safetensors library's own limit is 100 MB; no checkpoint's comes near, and such a one takes a
+# gigabyte to parse. What counts is how many values it has: 100,000 tensors and more fit.
+MAX_HEADER_BYTES = 40_000_000
+MAX_NAME_LETTERS = 1_000
+MAX_DIMENSIONS = 64  # torch's own limit; keeps a hostile shape's product small
+METADATA_KEY = "__metadata__"
+ALIGNMENT = 8  # of the first tensor byte; the library pads the header with spaces
+
+# Bits an element takes, by safetensors 0.8.
+DTYPE_BITS = {
+    "BOOL": 8,
+    "F4": 4,
+    "F6_E2M3": 6,
+    "F6_E3M2": 6,
+    "U8": 8,
+    "I8": 8,
+    "F8_E5M2": 8,
+    "F8_E4M3": 8,
+    "F8_E8M0": 8,
+    "F8_E4M3FNUZ": 8,
+    "F8_E5M2FNUZ": 8,
+    "I16": 16,
+    "U16": 16,
+    "F16": 16,
+    "BF16": 16,
+    "I32": 32,
+    "U32": 32,
+    "F32": 32,
+    "C64": 64,
+    "F64": 64,
+    "I64": 64,
+    "U64": 64,
+}
+
+DOWNLOAD_AGAIN = "download the file again"
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One tensor of a file: its type, its shape, and its bytes' place after `data_start`."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+    @property
+    def elements(self) -> int:
+        """How many numbers it holds."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class SafetensorsHeader:
+    """What a .safetensors file says it holds.
+
+    Attributes:
+        tensors: by name; offsets count from `data_start`.
+        metadata: free text pairs, often {"format": "pt"}.
+        data_start: offset in the file of the first tensor byte.
+        data_bytes: size of all tensors together.
+    """
+
+    tensors: dict[str, Tensor]
+    metadata: dict[str, str]
+    data_start: int
+    data_bytes: int
+
+
+def read_header(path: Path) -> SafetensorsHeader:
+    """Read the header of `path` and check it against itself and the size of the file.
+
+    Raises:
+        CheckpointError: the file cannot be read, is cut short, or is no safetensors file.
+    """
+    try:
+        with open_regular(path, None) as file:
+            size = os.fstat(file.fileno()).st_size
+            length = _header_length(file.read(PREFIX_BYTES), size, path)
+            text = file.read(length)
+    except OSError as error:
+        raise CheckpointError(
+            f"the weights cannot be read: {error.strerror}", where=str(path)
+        ) from error
+    entries = _parse(text, path)
+    metadata = _metadata(entries.pop(METADATA_KEY, {}), path)
+    tensors = {name: checked_tensor(name, entry, path) for name, entry in entries.items()}
+    data_bytes = _check_coverage(tensors, path)
+    promised = PREFIX_BYTES + length + data_bytes
+    if size != promised:
+        raise CheckpointError(
+            f"the file has {size} bytes, its header promises {promised}"
+            + (": it is cut short" if size < promised else ""),
+            where=str(path),
+            cure=DOWNLOAD_AGAIN,
+        )
+    return SafetensorsHeader(tensors, metadata, PREFIX_BYTES + length, data_bytes)
+
+
+def header_bytes(entries: dict[str, tuple[str, tuple[int, ...], tuple[int, int]]]) -> bytes:
+    """A safetensors file up to its data, for (dtype, shape, data offsets) by name.
+
+    "format" is in it since transformers loads no file without.
+    """
+    content: dict[str, object] = {METADATA_KEY: {"format": "pt"}}
+    for name, (dtype, shape, offsets) in entries.items():
+        content[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": list(offsets)}
+    text = json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % ALIGNMENT)
+    return len(text).to_bytes(PREFIX_BYTES, "little") + text
+
+
+def _header_length(prefix: bytes, size: int, path: Path) -> int:
+    if len(prefix) < PREFIX_BYTES:
+        raise _damaged(f"the file has {size} bytes, too few for a safetensors file", path)
+    if prefix == b"version ":
+        raise CheckpointError(
+            "the file is a Git LFS pointer, not the weights themselves",
+            where=str(path),
+            cure=f"fetch the weights: git -C {path.parent} lfs pull",
+        )
+    length = int.from_bytes(prefix, "little")
+    if length > MAX_HEADER_BYTES:
+        raise _damaged(
+            f"it says its header has {length} bytes; more than {MAX_HEADER_BYTES} are not allowed",
+            path,
+        )
+    if PREFIX_BYTES + length > size:
+        raise _damaged(
+            f"the file has {size} bytes, its header alone promises {PREFIX_BYTES + length}: "
+            "it is cut short",
+            path,
+        )
+    return length
+
+
+def _parse(text: bytes, path: Path) -> dict[str, Any]:
+    try:
+        entries = parse_json(text)
+    except ValueError as error:
+        raise _damaged(f"its header is not valid JSON ({error})", path) from error
+    if not isinstance(entries, dict):
+        raise _damaged("its header is not a JSON object", path)
+    return entries
+
+
+def _metadata(value: Any, path: Path) -> dict[str, str]:
+    if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
+        raise _damaged(f"its {METADATA_KEY} does not map text to text", path)
+    return value
+
+
+def checked_tensor(name: str, entry: Any, path: Path) -> Tensor:
+    """One entry of a header; raises CheckpointError where it contradicts itself."""
+    if len(name) > MAX_NAME_LETTERS:
+        raise _damaged(f"a tensor's name has more than {MAX_NAME_LETTERS} letters", path)
+    if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
+        raise _damaged(f"the entry of tensor '{name}' lacks dtype, shape or data_offsets", path)
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
+        raise CheckpointError(
+            f"tensor '{name}' has the unknown type {dtype!r}",
+            where=str(path),
+            cure=f"known are {', '.join(DTYPE_BITS)}; otherwise {DOWNLOAD_AGAIN}",
+        )
+    if not _are_sizes(shape):
+        raise _damaged(f"tensor '{name}' has the shape {str(shape)[:80]}", path)
+    if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise _damaged(f"tensor '{name}' has the offsets {str(offsets)[:80]}", path)
+    tensor = Tensor(dtype, tuple(shape), offsets[0], offsets[1])
+    bits, size = tensor.elements * DTYPE_BITS[dtype], tensor.end - tensor.begin
+    if bits != size * 8:
+        raise _damaged(
+            f"tensor '{name}' takes {size * 8} bits; its type and shape need {bits}", path
+        )
+    return tensor
+
+
+def _are_sizes(value: Any) -> bool:
+    """A short list of whole numbers from 0 up (JSON's true and false are ints to Python)."""
+    return (
+        isinstance(value, list)
+        and len(value) <= MAX_DIMENSIONS
+        and all(type(item) is int and 0 <= item < 2**63 for item in value)
+    )
+
+
+def _check_coverage(tensors: dict[str, Tensor], path: Path) -> int:
+    """The tensors lie one after the other from 0 on; returns where the last one ends."""
+    position = 0
+    for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
+        if tensor.begin != position:
+            kind = "overlap" if tensor.begin < position else "leave a gap"
+            raise _damaged(f"its tensors {kind} at '{name}'", path)
+        position = tensor.end
+    return position
+
+
+def _damaged(what: str, path: Path) -> CheckpointError:
+    return CheckpointError(f"the weights are damaged: {what}", where=str(path), cure=DOWNLOAD_AGAIN)

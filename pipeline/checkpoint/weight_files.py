@@ -1,0 +1,209 @@
+"""Which files of a checkpoint's folder hold its weights, and whether index and shards agree."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from pipeline.checkpoint.safetensors_header import SafetensorsHeader
+from pipeline.core.digest import digest_json
+from pipeline.core.errors import CheckpointError
+from pipeline.core.foreign.file import names_in
+from pipeline.core.foreign.json import read_json_file
+
+INDEX = "model.safetensors.index.json"
+# Mistral's repositories carry all weights a second time under this name, in their own format.
+IGNORED_WEIGHTS = "consolidated*.safetensors"
+
+MAX_SHARDS = 10_000
+_SHARD = re.compile(r".*-\d{5}-of-\d{5}\.safetensors")
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files that hold the weights, sorted: those the index names, else all safetensors.
+
+    Raises:
+        CheckpointError: there are none, the index is damaged or points outside, a shard is
+            missing, or shards lie there without an index.
+    """
+    index = folder / INDEX
+    names = checkpoint_names(folder)
+    found = [
+        folder / name
+        for name in names
+        if fnmatchcase(name, "*.safetensors") and not fnmatchcase(name, IGNORED_WEIGHTS)
+    ]
+    if index.exists():
+        shards = sorted({folder / name for name in read_index(index).values()})
+        _check_shards(shards, index)
+        _check_one_set(folder / "model.safetensors", shards, index)
+        return shards
+    if not found:
+        raise _no_safetensors(folder, {Path(name).suffix for name in names})
+    if any(_SHARD.fullmatch(file.name) for file in found):
+        raise CheckpointError(
+            "the weights are in several files, and the index that names them is missing",
+            where=str(index),
+            cure="download it from where the weights are from",
+        )
+    return found
+
+
+def weights_digest(folder: Path, digest_of: Callable[[Path], str]) -> str:
+    """Digest of the names and contents of the weight files; what tells one variant from another.
+
+    Args:
+        folder: of the checkpoint.
+        digest_of: sha256 of a file, read or remembered.
+
+    Raises:
+        CheckpointError: as `weight_files`.
+    """
+    return digest_json([[file.name, digest_of(file)] for file in weight_files(folder)])
+
+
+def read_index(index: Path) -> dict[str, str]:
+    """The index's weight_map: file name by tensor name, every file right beside the index.
+
+    Raises:
+        CheckpointError: it is damaged, or names a file in another folder.
+    """
+    weight_map = read_json(index).get("weight_map")
+    if (
+        not isinstance(weight_map, dict)
+        or not weight_map
+        or not all(isinstance(name, str) for name in weight_map.values())
+    ):
+        raise CheckpointError(
+            "the index does not say which file holds which tensor",
+            where=f"{index}, key weight_map",
+            cure="download it again",
+        )
+    names = set(weight_map.values())
+    if len(names) > MAX_SHARDS:
+        raise CheckpointError(
+            f"the index names {len(names):,} files; more than {MAX_SHARDS:,} are not read",
+            where=f"{index}, key weight_map",
+            cure="save the checkpoint again in larger shards",
+        )
+    for name in names:
+        plain = Path(name).name == name and name.isprintable() and len(os.fsencode(name)) <= 255
+        if not plain or Path(name).suffix != ".safetensors":
+            raise CheckpointError(
+                f"the index names {name[:80]!r}, which is not a .safetensors file beside it",
+                where=f"{index}, key weight_map",
+                cure="do not use this checkpoint unless you know who made it, and why like this",
+            )
+    return weight_map
+
+
+def check_index(folder: Path, headers: dict[str, SafetensorsHeader]) -> None:
+    """Every tensor of the index lies in the file that the index says.
+
+    Args:
+        folder: of the checkpoint; one without an index is fine.
+        headers: of all weight files, by file name.
+
+    Raises:
+        CheckpointError: naming the first tensor that is not there.
+    """
+    index = folder / INDEX
+    if not index.exists():
+        return
+    for tensor, name in read_index(index).items():
+        if tensor not in headers[name].tensors:
+            raise CheckpointError(
+                f"the index says that '{name}' holds the tensor '{tensor}', and it does not",
+                where=str(index),
+                cure="download index and weights again, both of one revision",
+            )
+
+
+def checkpoint_names(folder: Path) -> list[str]:
+    """Names of what lies in a checkpoint's folder, sorted.
+
+    Raises:
+        CheckpointError: it cannot be read, or no checkpoint has so many files.
+    """
+    try:
+        return names_in(folder)
+    except OSError as error:
+        raise CheckpointError(
+            f"the folder cannot be read: {error.strerror}",
+            where=str(folder),
+            cure="name the folder that holds the weights, and little else",
+        ) from error
+
+
+def read_json(path: Path, *, finite: bool = False) -> dict[str, Any]:
+    """The JSON object in a file of a checkpoint.
+
+    Args:
+        path: of the file.
+        finite: numbers that are infinite are errors; transformers writes them into config.json.
+
+    Raises:
+        CheckpointError: it cannot be read or holds something else.
+    """
+    try:
+        value = read_json_file(path, finite=finite)
+    except OSError as error:
+        raise CheckpointError(
+            f"the file cannot be read: {error.strerror}", where=str(path)
+        ) from error
+    except ValueError as error:
+        raise CheckpointError(
+            f"the file is not valid JSON: {error}", where=str(path), cure="download it again"
+        ) from error
+    if not isinstance(value, dict):
+        raise CheckpointError(
+            "the file holds no JSON object", where=str(path), cure="download it again"
+        )
+    return value
+
+
+def _check_shards(shards: list[Path], index: Path) -> None:
+    missing = [shard.name for shard in shards if not shard.exists()]
+    if missing:
+        raise CheckpointError(
+            f"{len(missing)} of {len(shards)} weight files are missing: {', '.join(missing[:3])}"
+            + (" and more" if len(missing) > 3 else ""),
+            where=str(index),
+            cure="download them: their names are in the index",
+        )
+
+
+def _check_one_set(single: Path, shards: list[Path], index: Path) -> None:
+    if single.exists() and single not in shards:
+        raise CheckpointError(
+            "there are two sets of weights: libraries differ in which one they load",
+            where=f"{single} and {index}",
+            cure="delete the one that is out of date",
+        )
+
+
+def _no_safetensors(folder: Path, kinds: set[str]) -> CheckpointError:
+    """The error for a folder without safetensors, with the cure for what it has instead."""
+    if kinds & {".bin", ".pt", ".pth"}:
+        return CheckpointError(
+            "the folder has pickled weights only, and those are not loaded: "
+            "a pickle can run any program",
+            where=str(folder),
+            cure="where you trust them, convert them with transformers: "
+            "model.save_pretrained(FOLDER, safe_serialization=True)",
+        )
+    if ".gguf" in kinds:
+        return CheckpointError(
+            "the folder has GGUF weights only, which are quantized already",
+            where=str(folder),
+            cure="name the unquantized safetensors checkpoint that they were made from",
+        )
+    return CheckpointError(
+        "the folder has no .safetensors file",
+        where=str(folder),
+        cure="name the folder that holds the weights, or download them",
+    )

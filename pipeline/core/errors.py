@@ -1,0 +1,158 @@
+"""Errors a user can meet, and the exit code each one ends with.
+
+The tree::
+
+    PrepareError                  1   expected: what happened, where, and the cure
+    +-- UsageError                2   the command line or a settings, recipe, profile or policy file
+    +-- CheckpointError           1   a checkpoint that is missing, damaged or not supported
+    |   +-- HubError              1   the Hub did not hand over what was asked
+    +-- PreflightError            1   a run that would fail was refused before it began
+    +-- EnvironmentBuildError     1   a managed Python environment could not be built or used
+    +-- StageError                1   a stage ended without a result
+    |   +-- WorkerError           1   the stage's worker process failed; its log is named
+    |   +-- VerificationError     1   the quantized weights are not sound
+    |   +-- UnexpectedStageError  3   a defect of ours; the stage's log has the traceback
+    +-- ServingError              1   the model server failed; its log's own reason is quoted
+    +-- EvaluationDataError       1   questions that are missing or malformed
+    +-- RegistryError             1   the model registry refused or could not be reached
+    +-- EvidenceError             1   an evidence bundle, or its signature, is not what it should be
+    +-- StoreError                1   the store is not writable, full or damaged
+
+Exit codes that are no errors: 0 promoted (or every asked-for gate passed), 4 the gates said no,
+5 undecided, 130 interrupted. 3 is an unexpected error, whose traceback goes to a log file.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any
+
+from pipeline.core.credentials import hide
+from pipeline.core.foreign.text import clipped
+
+LONGEST_PART = 20_000
+"""Characters of what an error says of one thing; all faults of a preflight are one text."""
+
+
+class ExitCode(IntEnum):
+    """How the `prepare` command ends."""
+
+    PROMOTED = 0
+    EXPECTED_ERROR = 1
+    USAGE = 2
+    UNEXPECTED = 3
+    GATES_FAILED = 4
+    UNDECIDED = 5
+    INTERRUPTED = 130
+
+
+class PrepareError(Exception):
+    """An expected error: one sentence on what happened, where, and what to do about it.
+
+    Credentials in its texts, which are often those of libraries, are hidden.
+
+    Args:
+        what: what went wrong, as a sentence without a full stop.
+        where: the file, key, URL or command concerned.
+        cure: what the user can do next, preferably a command.
+    """
+
+    exit_code = ExitCode.EXPECTED_ERROR
+
+    def __init__(self, what: str, *, where: str = "", cure: str = "") -> None:
+        super().__init__(hide(what))
+        self.what = hide(what)
+        self.where = hide(where)
+        self.cure = hide(cure)
+
+    def __str__(self) -> str:
+        lines = [self.what, f"  where: {self.where}", f"  cure:  {self.cure}"]
+        parts = (self.what, self.where, self.cure)
+        told = [line for line, part in zip(lines, parts, strict=True) if part]
+        # What somebody named a file or a key may be of any length.
+        return "\n".join(clipped(line, LONGEST_PART) for line in told)
+
+    def to_dict(self) -> dict[str, str]:
+        """The error as plain data, to cross a process boundary as JSON."""
+        return {
+            "kind": type(self).__name__,
+            "what": self.what,
+            "where": self.where,
+            "cure": self.cure,
+        }
+
+
+class UsageError(PrepareError):
+    """The command line or a file the user wrote asks for something that does not exist."""
+
+    exit_code = ExitCode.USAGE
+
+
+class CheckpointError(PrepareError):
+    """A checkpoint is missing, damaged or of a kind that is not supported."""
+
+
+class HubError(CheckpointError):
+    """The Hub did not hand over what was asked."""
+
+
+class PreflightError(PrepareError):
+    """The run would fail: refused before any work, with everything that stands in its way."""
+
+
+class EnvironmentBuildError(PrepareError):
+    """A managed Python environment could not be built or used."""
+
+
+class StageError(PrepareError):
+    """A stage ended without a result."""
+
+
+class WorkerError(StageError):
+    """A stage's worker process failed; `where` names its log."""
+
+
+class VerificationError(StageError):
+    """The quantized weights are not what the recipe promises."""
+
+
+class UnexpectedStageError(StageError):
+    """A stage failed in a way that nobody thought of; its log has the traceback."""
+
+    exit_code = ExitCode.UNEXPECTED
+
+
+class ServingError(PrepareError):
+    """The model server failed to start, answer or stop."""
+
+
+class EvaluationDataError(PrepareError):
+    """Evaluation or calibration data is missing or malformed."""
+
+
+class RegistryError(PrepareError):
+    """The model registry refused a request or could not be reached."""
+
+
+class EvidenceError(PrepareError):
+    """An evidence bundle, or the signature on it, is missing, damaged or not to be trusted."""
+
+
+class StoreError(PrepareError):
+    """The store is not writable, full or damaged."""
+
+
+def from_dict(data: dict[str, Any]) -> PrepareError:
+    """The error that :meth:`PrepareError.to_dict` wrote, as its own class again."""
+    kinds: dict[str, type[PrepareError]] = {"PrepareError": PrepareError}
+    pending: list[type[PrepareError]] = [PrepareError]
+    while pending:
+        for kind in pending.pop().__subclasses__():
+            kinds[kind.__name__] = kind
+            pending.append(kind)
+    kind = kinds.get(str(data.get("kind")), PrepareError)
+    return kind(
+        str(data.get("what", "unknown error")),
+        where=str(data.get("where", "")),
+        cure=str(data.get("cure", "")),
+    )

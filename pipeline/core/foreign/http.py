@@ -1,0 +1,100 @@
+"""Asks an HTTP server of somebody else's, and bounds what comes back: bytes, and seconds in all.
+
+An HTTP library's timeout is for one read, so a server that sends a byte a minute holds its client
+for years; and 10 MB of gzip are 10 GB of text. Here the time is that of the whole exchange,
+headers too, and a compressed answer, which nobody asked for, is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from pipeline.core.credentials import put_back
+from pipeline.core.foreign.file import MEBIBYTE
+from pipeline.core.foreign.json import parse_json
+
+MAX_BYTES = 16 * MEBIBYTE
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a server answered."""
+
+    status: int
+    content: bytes
+
+    @property
+    def text(self) -> str:
+        """For messages."""
+        return self.content[:2000].decode(errors="replace")
+
+    def json(self) -> Any:
+        """Its JSON, in which a broken model's numbers may be NaN; ValueError where it is none."""
+        return parse_json(self.content, whole_text=False, finite=False)
+
+
+def ask(
+    method: str,
+    url: str,
+    *,
+    seconds: float,
+    json: Any = None,
+    headers: dict[str, str] | None = None,
+    socket: Path | None = None,
+    trust_env: bool = True,
+    limit: int = MAX_BYTES,
+) -> Answer:
+    """Ask, once.
+
+    Args:
+        method: GET or POST.
+        url: whole, its credentials hidden where it had some.
+        seconds: of the exchange, from connecting to the last byte.
+        json: the request's body.
+        headers: of the request.
+        socket: a Unix socket to go through.
+        trust_env: go through the proxy that the environment names.
+        limit: the most bytes that the answer's body may have.
+
+    Raises:
+        httpx.HTTPError: there is no whole answer, within that time and of that size.
+        httpx.InvalidURL: the URL is none.
+    """
+
+    address = put_back(url)
+    told = {**(headers or {}), "Accept-Encoding": "identity"}
+
+    async def exchange() -> Answer:
+        transport = httpx.AsyncHTTPTransport(uds=str(socket)) if socket else None
+        async with (
+            httpx.AsyncClient(timeout=seconds, trust_env=trust_env, transport=transport) as client,
+            client.stream(
+                method,
+                address,
+                json=json,
+                headers=told,
+            ) as response,
+        ):
+            encoding = response.headers.get("Content-Encoding", "identity")
+            if encoding != "identity":
+                raise httpx.DecodingError(f"the answer is compressed ({encoding[:20]})")
+            parts, size = [], 0
+            async for part in response.aiter_raw():
+                parts.append(part)
+                size += len(part)
+                if size > limit:
+                    raise httpx.ReadError(f"the answer is larger than {limit:,} bytes")
+            return Answer(response.status_code, b"".join(parts))
+
+    async def in_time() -> Answer:
+        return await asyncio.wait_for(exchange(), seconds)
+
+    try:
+        return asyncio.run(in_time())
+    except TimeoutError as error:
+        raise httpx.ReadTimeout(f"no whole answer within {seconds:g} s") from error

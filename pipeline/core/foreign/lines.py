@@ -1,0 +1,50 @@
+"""Reads the lines of text files that users bring, plain or gzipped, within limits.
+
+Standard library only: workers and suites read with it too.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from pipeline.core.foreign.file import open_regular
+
+MAX_LINE_LETTERS = 8_000_000  # a line is one question, or one text to calibrate with
+MAX_LETTERS = 1_000_000_000  # of all lines, unpacked
+MAX_LINES = 1_000_000
+
+
+class ForeignLinesError(ValueError):
+    """A file of lines that is damaged, no text, or has more or longer ones than are read."""
+
+
+def read_lines(path: Path) -> Iterator[str]:
+    """The lines of a UTF-8 text file without their ends; gzipped where its name ends in .gz.
+
+    Raises:
+        ForeignLinesError: it is not UTF-8, cut short, or beyond a limit; names the line.
+        OSError: it is no regular file, or cannot be read.
+    """
+    letters, number = 0, 0
+    with open_regular(path, None) as file:
+        content = gzip.GzipFile(fileobj=file) if path.name.endswith(".gz") else file
+        lines = io.TextIOWrapper(io.BufferedReader(content), encoding="utf-8")
+        try:
+            while line := lines.readline(MAX_LINE_LETTERS + 1):
+                number += 1
+                letters += len(line)
+                if len(line) > MAX_LINE_LETTERS:
+                    raise ForeignLinesError(
+                        f"line {number} has more than {MAX_LINE_LETTERS:,} letters"
+                    )
+                if letters > MAX_LETTERS or number > MAX_LINES:
+                    raise ForeignLinesError(
+                        f"it has more than {MAX_LINES:,} lines or {MAX_LETTERS:,} letters"
+                    )
+                yield line.removesuffix("\n")
+        except (EOFError, zlib.error, gzip.BadGzipFile, UnicodeDecodeError) as error:
+            raise ForeignLinesError(f"it is damaged after line {number}: {error}") from error

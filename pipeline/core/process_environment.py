@@ -1,0 +1,133 @@
+"""Which environment variables a process that we start is given: those of a list, and no others.
+
+A shell holds tokens, `LD_PRELOAD` and another engine's settings. A checkpoint's own code may run in
+workers and in the model server, and what a shell happens to set would change what is measured
+without being part of any key. So nothing is inherited that does not stand here, and a credential
+goes only to a process that has to show it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator, Mapping
+from enum import StrEnum
+from pathlib import Path
+
+from pipeline.core.credentials import HANDED_ON
+
+
+class Need(StrEnum):
+    """What a process has to reach that asks for a credential, or lies behind a proxy."""
+
+    HUB = "hub"
+    REGISTRY = "registry"
+    ENDPOINT = "endpoint"
+    PACKAGES = "packages"
+
+
+# A name that ends in '*' stands for all that begin so.
+_ALL_GET = (
+    *("PATH", "HOME", "USER", "LOGNAME", "TMPDIR", "TMP", "TEMP", "TZ", "XDG_*"),
+    *("LANG", "LANGUAGE", "LC_*"),
+    # Where a driver's libraries lie that the system's own list does not name, as in containers.
+    "LD_LIBRARY_PATH",
+    *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES"),
+    *("NCCL_*", "GLOO_SOCKET_IFNAME"),
+    # Threads. What of the CPU is used is in the keys, so PREPARE_CPU_FEATURES says it alone.
+    *("OMP_*", "GOMP_*", "KMP_*", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MALLOC_*"),
+    # Compilers that an engine calls, and where it keeps what they made.
+    *("CC", "CXX", "TRITON_CACHE_DIR", "FLASHINFER_WORKSPACE_BASE"),
+    # Where models, data sets and word lists that were downloaded before are found.
+    *("HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE", "HF_MODULES_CACHE", "HF_HUB_OFFLINE"),
+    *("HUGGINGFACE_HUB_CACHE", "TRANSFORMERS_CACHE", "NLTK_DATA"),
+    *("NO_PROXY", "no_proxy"),
+)
+_OF_THE_NETWORK = (
+    *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"),
+    *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
+)
+_HUB = ("HF_TOKEN", "HF_TOKEN_PATH", "HUGGING_FACE_HUB_TOKEN", "HF_ENDPOINT", "HF_HUB_*")
+ENDPOINT_KEY = "OPENAI_API_KEY"
+_BY_NEED: dict[Need, tuple[str, ...]] = {
+    Need.HUB: _HUB,
+    # MLflow's client reads its own; what a managed server or a database asks for beside.
+    Need.REGISTRY: (
+        *(HANDED_ON, "MLFLOW_*", "DATABRICKS_*", "AWS_*", "PGPASSWORD", "PGPASSFILE", "PGSSL*"),
+        *_HUB,
+        *("GITHUB_ACTOR", "GITLAB_USER_LOGIN"),
+    ),
+    Need.ENDPOINT: (ENDPOINT_KEY, HANDED_ON),
+    # uv installs, and takes pip's index and links for its own; an index may ask for a password.
+    Need.PACKAGES: ("UV_*", "PIP_*", "NETRC"),
+}
+# A stage runs in our own interpreter; of our variables it has no use for credentials.
+_OURS = ("PREPARE_*", "PYTHON*", "CI", "COLUMNS")
+_NOT_OURS = (
+    *("PREPARE_KEY_PASSWORD", "PREPARE_REGISTRY", "PREPARE_BASELINE", "PREPARE_CANDIDATE"),
+    HANDED_ON,
+)
+# Stages whose process has to reach something; their workers are given less, see `run_worker`.
+_STAGES: dict[str, Need] = {
+    "demo_checkpoint": Need.PACKAGES,
+    "questions": Need.HUB,
+    "quantize": Need.HUB,
+    "dry_run": Need.HUB,
+    "promote": Need.REGISTRY,
+    "coherence": Need.ENDPOINT,
+    "evaluate": Need.ENDPOINT,
+}
+# The folder that the command is given in is no place to import from: it may be one that was pulled,
+# with Python code beside the weights. Python 3.10 and older knows no such variable.
+NO_FOLDER_OF_OTHERS = {"PYTHONSAFEPATH": "1"}
+# Variables that keep a server or worker from phoning home, or looking on the Hub for a local model.
+OFFLINE_VARIABLES = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+}
+
+
+def server_environment(
+    base: Mapping[str, str],
+    own: Mapping[str, str],
+    *,
+    python: Path | None = None,
+    needs: Collection[Need] = (),
+) -> dict[str, str]:
+    """Variables of a model server or worker: the listed ones, offline, then its own.
+
+    Args:
+        base: the environment that we run in.
+        own: what a profile sets, or a stage for its worker; wins.
+        python: the interpreter that runs there; programs beside it are found first.
+        needs: what it has to reach; with the Hub among them it is not offline.
+    """
+    given = dict(_listed(base, needs, _ALL_GET))
+    for name in ("NO_PROXY", "no_proxy"):
+        given[name] = ",".join(filter(None, [base.get(name, ""), "127.0.0.1,localhost"]))
+    if python is not None:
+        given["PATH"] = os.pathsep.join(
+            filter(None, [str(python.parent), base.get("PATH", os.defpath)])
+        )
+    given |= OFFLINE_VARIABLES
+    if Need.HUB in needs:
+        del given["HF_HUB_OFFLINE"]
+    return {**given, **NO_FOLDER_OF_OTHERS, **own}
+
+
+def stage_environment(base: Mapping[str, str], stage: str) -> dict[str, str]:
+    """Variables of the process that runs one of our stages, in which no foreign code runs."""
+    needs = [_STAGES[stage]] if stage in _STAGES else []
+    return dict(_listed(base, needs, (*_ALL_GET, *_OURS)))
+
+
+def _listed(
+    base: Mapping[str, str], needs: Collection[Need], names: tuple[str, ...]
+) -> Iterator[tuple[str, str]]:
+    wanted = [*names, *(name for need in needs for name in _BY_NEED[need])]
+    wanted += _OF_THE_NETWORK if needs else ()
+    exact = {name for name in wanted if not name.endswith("*")}
+    beginnings = tuple(name[:-1] for name in wanted if name.endswith("*"))
+    for name, value in base.items():
+        if name in exact or (name.startswith(beginnings) and name not in _NOT_OURS):
+            yield name, value

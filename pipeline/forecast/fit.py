@@ -1,0 +1,197 @@
+"""One variant on so many GPUs: weights, what is left for the cache, and what is in the way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pipeline.forecast.serving_limits import ServingLimits
+from pipeline.forecast.sharding import Shards
+from pipeline.inspection.inspection import Inspection
+from pipeline.inspection.kv_cache import KvCapacity
+from recipes.gpu import Gpu
+from recipes.schema import Recipe, ServingProfile
+
+Obstacle = Literal["", "recipe", "hardware", "split", "weights", "context"]
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What a variant needs and holds, tensor-parallel over so many GPUs.
+
+    Attributes:
+        variant: name of the recipe.
+        tensor_parallel: GPUs that one copy is spread over.
+        replicas: copies that all the GPUs hold.
+        weights_bytes: on each GPU.
+        reserve_bytes: on each GPU, for all that is neither weights nor cache; an estimate.
+        cache_bytes: on each GPU, left for keys and values.
+        tokens: of KV cache that a copy has, as vLLM counts them.
+        sequences: of the context's length that a copy serves at once.
+        tokens_per_s_at_most: of one sequence, by the memory's bandwidth alone.
+        obstacle: what stands in the way; empty where it can be served.
+        reason: the obstacle in words.
+        cure: what to do about it.
+    """
+
+    variant: str
+    tensor_parallel: int
+    replicas: int
+    weights_bytes: int
+    reserve_bytes: int
+    cache_bytes: int
+    tokens: int
+    sequences: int
+    tokens_per_s_at_most: float
+    obstacle: Obstacle
+    reason: str
+    cure: str = ""
+
+    @property
+    def fits(self) -> bool:
+        """Whether it can be served."""
+        return not self.obstacle
+
+    @property
+    def sequences_of_all(self) -> int:
+        """Sequences at once over all copies."""
+        return self.replicas * self.sequences if self.fits else 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for `--json`."""
+        return {**vars(self), "fits": self.fits, "sequences_of_all": self.sequences_of_all}
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A variant, ready to be laid on GPUs.
+
+    Attributes:
+        recipe: that makes it.
+        shards: its weights by how they are spread.
+        undivided: columns that none of the recipe's group sizes divides.
+    """
+
+    recipe: Recipe
+    shards: Shards
+    undivided: tuple[int, ...]
+
+    @property
+    def is_baseline(self) -> bool:
+        """Whether it is the checkpoint as it is."""
+        return self.recipe.family == "baseline"
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where candidates are laid.
+
+    Attributes:
+        inspection: of the checkpoint.
+        gpu: kind of GPU.
+        gpus: how many there are.
+        limits: how the engine is started.
+        context: tokens of a sequence.
+    """
+
+    inspection: Inspection
+    gpu: Gpu
+    gpus: int
+    limits: ServingLimits
+    context: int
+
+    @classmethod
+    def of(
+        cls,
+        inspection: Inspection,
+        gpu: Gpu,
+        gpus: int,
+        profile: ServingProfile | None,
+        context: int | None = None,
+    ) -> Site:
+        """The site where the engine is started as a profile says.
+
+        Args:
+            inspection: of the checkpoint.
+            gpu: kind of GPU.
+            gpus: how many there are.
+            profile: None for vLLM's defaults.
+            context: tokens of a sequence; None for the model's, or the profile's limit.
+
+        Raises:
+            UsageError: the profile does not go with it.
+        """
+        limits = ServingLimits.of(gpu, profile)
+        longest = limits.context(inspection.shape.context)
+        return cls(inspection, gpu, gpus, limits, context or longest)
+
+    def fit(self, candidate: Candidate, tensor_parallel: int) -> Fit:
+        """Lay the candidate on so many GPUs of the site."""
+        weights = candidate.shards.bytes_on_gpu(tensor_parallel)
+        reserve = self.limits.reserve_bytes(self.inspection.shape, tensor_parallel)
+        left = self.limits.usable_bytes(self.gpu) - weights - reserve
+        capacity = self.capacity(candidate, tensor_parallel, left, self.context)
+        obstacle, reason = self._obstacle(candidate, tensor_parallel, left, capacity)
+        read = candidate.shards.read_per_token
+        bandwidth = self.gpu.memory_bandwidth_gb_per_s * 1e9 * tensor_parallel
+        return Fit(
+            variant=candidate.recipe.name,
+            tensor_parallel=tensor_parallel,
+            replicas=self.gpus // tensor_parallel,
+            weights_bytes=weights,
+            reserve_bytes=reserve,
+            cache_bytes=max(0, left),
+            tokens=capacity.tokens,
+            sequences=min(int(capacity.sequences), self.limits.sequences),
+            tokens_per_s_at_most=bandwidth / read if read else 0.0,
+            obstacle=obstacle,
+            reason=reason,
+        )
+
+    def capacity(
+        self, candidate: Candidate, tensor_parallel: int, memory: int, context: int
+    ) -> KvCapacity:
+        """What the cache holds in that much memory on each GPU."""
+        return self.inspection.cache.capacity(
+            memory,
+            context=context,
+            block_size=self.limits.block_size,
+            element_bytes=self.limits.element_bytes(is_baseline=candidate.is_baseline),
+            tensor_parallel=tensor_parallel,
+            in_flight=self.limits.step_tokens,
+            batches=self.limits.batches,
+        )
+
+    def longest_context(self, candidate: Candidate, fit: Fit) -> int:
+        """Tokens of the longest sequence that fits alone, in whole blocks; 0 where none does."""
+        low, high = 0, self.context // self.limits.block_size
+        while low < high:
+            middle = (low + high + 1) // 2
+            tokens = middle * self.limits.block_size
+            found = self.capacity(candidate, fit.tensor_parallel, fit.cache_bytes, tokens)
+            low, high = (middle, high) if found.sequences >= 1 else (low, middle - 1)
+        return low * self.limits.block_size
+
+    def _obstacle(
+        self, candidate: Candidate, tensor_parallel: int, left: int, capacity: KvCapacity
+    ) -> tuple[Obstacle, str]:
+        recipe = candidate.recipe
+        if candidate.undivided:
+            widths = ", ".join(map(str, candidate.undivided))
+            return "recipe", f"no group size of the recipe divides layers of {widths} columns"
+        needed = recipe.minimum_compute_capability
+        if needed is not None and self.gpu.compute_capability < needed:
+            return "hardware", (
+                f"{recipe.name} needs compute capability {needed}, "
+                f"{self.gpu.name} has {self.gpu.compute_capability}"
+            )
+        if reason := candidate.shards.obstacle(tensor_parallel):
+            return "split", reason
+        if left <= 0:
+            return "weights", f"{-left / 1e9:,.1f} GB too much on each GPU, without any cache"
+        if self.inspection.cache.windows and capacity.sequences < 1:
+            return "context", (
+                f"the cache holds {capacity.tokens:,} tokens, "
+                f"less than one sequence of {self.context:,}"
+            )
+        return "", ""

@@ -1,0 +1,280 @@
+"""Every variant on every way to use the GPUs: which fit, which is best, and cures for the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pipeline.core.errors import UsageError
+from pipeline.forecast.fit import Candidate, Fit, Site
+from pipeline.forecast.serving_limits import NATIVE_FP8
+from pipeline.forecast.sharding import shards
+from pipeline.forecast.stage_minutes import SeenStages, StageMinutes, stage_minutes
+from pipeline.forecast.stage_needs import StageNeed, stage_needs
+from pipeline.inspection.inspection import Inspection
+from pipeline.inspection.variant_size import VariantWeights
+from recipes import catalog
+from recipes.gpu import Gpu
+from recipes.schema import Recipe, ServingProfile
+
+MOST_GPUS = 64  # that a cure looks at
+FAIR_SHARE = 0.5  # of the sequences that the roomiest way holds
+BFLOAT16 = 8.0  # compute capability
+
+
+@dataclass(frozen=True)
+class CapacityPlan:
+    """All that `prepare plan --gpu` tells.
+
+    Attributes:
+        site: the GPUs, how the engine is started, and the checkpoint.
+        weights: what each variant's recipe makes of the checkpoint, by its name.
+        fits: each variant on each number of GPUs, the baseline first.
+        notes: what the figures leave out, or a user should know.
+        needs: memory of the machine and disk of each variant's stages.
+        minutes: expected time of each variant's stages.
+    """
+
+    site: Site
+    weights: dict[str, VariantWeights]
+    fits: tuple[Fit, ...]
+    notes: tuple[str, ...]
+    needs: tuple[StageNeed, ...] = ()
+    minutes: tuple[StageMinutes, ...] = ()
+
+    def best(self, variant: str) -> Fit | None:
+        """The way to serve it: the fewest GPUs a copy that do not starve the caches.
+
+        Copies need no all-reduce and no common clock, so they beat tensor parallelism as long as
+        they together hold a fair share of the sequences that any other way would hold.
+        """
+        found = [fit for fit in self.fits if fit.variant == variant and fit.fits]
+        enough = FAIR_SHARE * max((fit.sequences_of_all for fit in found), default=0)
+        fair = [fit for fit in found if fit.sequences_of_all >= enough]
+        return min(fair, key=lambda fit: fit.tensor_parallel) if fair else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for `--json`."""
+        site, inspection = self.site, self.site.inspection
+        best = {name: self.best(name) for name in self.weights}
+        return {
+            "schema_version": 1,
+            "checkpoint": inspection.to_dict(),
+            "gpu": site.gpu.model_dump(),
+            "gpus": site.gpus,
+            "context": site.context,
+            "serving": site.limits.to_dict(),
+            "variants": {
+                name: {
+                    "weights_bytes": weights.bytes,
+                    "precision": weights.precision.name if weights.precision else None,
+                    "quantized_parameters": inspection.quantized(weights),
+                    "left_parameters": inspection.left_alone(weights),
+                    "tensor_parallel": chosen.tensor_parallel if chosen else None,
+                    "replicas": chosen.replicas if chosen else None,
+                }
+                for name, weights in self.weights.items()
+                for chosen in (best[name],)
+            },
+            "fits": [fit.to_dict() for fit in self.fits],
+            "stages": self.stages(),
+            "disk_bytes": self.disk_bytes(),
+            "notes": list(self.notes),
+        }
+
+    def stages(self) -> list[dict[str, Any]]:
+        """Each variant's stages: minutes, memory of the machine, disk; null where not known."""
+        needs = {(need.variant, need.stage): need for need in self.needs}
+        return [
+            {
+                "variant": each.variant,
+                "stage": each.stage,
+                "minutes": each.minutes,
+                "minutes_basis": each.basis,
+                "host_bytes": need.host_bytes if need else None,
+                "host_bytes_basis": need.basis if need else "not known",
+                "disk_bytes": need.disk_bytes if need else 0,
+            }
+            for each in self.minutes
+            for need in (needs.get((each.variant, each.stage)),)
+        ]
+
+    def disk_bytes(self) -> int:
+        """Bytes that the checkpoint and all its variants take on disk."""
+        source = self.site.inspection.source.weights_bytes
+        baseline = catalog.BASELINE
+        return source + sum(w.bytes for name, w in self.weights.items() if name != baseline)
+
+
+def capacity_plan(
+    inspection: Inspection,
+    recipes: Sequence[Recipe],
+    gpu: Gpu,
+    gpus: int,
+    *,
+    profile: ServingProfile | None,
+    context: int | None = None,
+    store: Path | None = None,
+) -> CapacityPlan:
+    """Lay the baseline and the recipes' variants on the GPUs.
+
+    Args:
+        inspection: of the checkpoint.
+        recipes: of the variants.
+        gpu: kind of GPU.
+        gpus: how many there are.
+        profile: says how the engine is started; None for vLLM's defaults.
+        context: tokens of a sequence; None for the model's, or the profile's limit.
+        store: folder of finished stages, to see how long such took; None to look at none.
+
+    Raises:
+        UsageError: the profile or the context does not go with it.
+    """
+    if context is not None and context > inspection.shape.context:
+        raise UsageError(
+            f"the model was trained for {inspection.shape.context:,} tokens of context, "
+            f"not for {context:,}",
+            where=f"--context {context}",
+            cure=f"give at most {inspection.shape.context}",
+        )
+    site = Site.of(inspection, gpu, gpus, profile, context)
+    baseline = catalog.load_recipe(catalog.BASELINE)
+    # No recipe starts from a quantized checkpoint; as it is, it can be served.
+    wanted = [baseline, *([] if inspection.source.quantized else recipes)]
+    weights = {recipe.name: inspection.variant(recipe.quantization) for recipe in wanted}
+    candidates = candidates_of(inspection, wanted, weights)
+    fits = tuple(
+        fit if fit.fits else replace(fit, cure=cure(fit, candidate, candidates, site))
+        for candidate in candidates
+        for fit in (site.fit(candidate, number) for number in divisors(gpus))
+    )
+    seen = SeenStages.of(store, gpu, weights) if store else SeenStages()
+    return CapacityPlan(
+        site,
+        weights,
+        fits,
+        tuple(notes(site, weights)),
+        tuple(stage_needs(inspection, wanted, weights, profile)),
+        tuple(stage_minutes(inspection, wanted, weights, gpu, profile, seen)),
+    )
+
+
+def candidates_of(
+    inspection: Inspection, recipes: Iterable[Recipe], weights: Mapping[str, VariantWeights]
+) -> list[Candidate]:
+    """The recipes' variants, ready to be laid on GPUs.
+
+    Args:
+        inspection: of the checkpoint.
+        recipes: of the variants.
+        weights: what each of them makes of the checkpoint, by name.
+    """
+    return [
+        Candidate(recipe, shards(inspection, made), made.undivided)
+        for recipe in recipes
+        for made in (weights[recipe.name],)
+    ]
+
+
+def divisors(gpus: int) -> list[int]:
+    """Ways to use all the GPUs with equal copies."""
+    return [number for number in range(1, gpus + 1) if gpus % number == 0]
+
+
+def cure(fit: Fit, candidate: Candidate, candidates: Sequence[Candidate], site: Site) -> str:
+    """What to do about a variant that cannot be served so; alternatives, the nearest first.
+
+    Args:
+        fit: that fails.
+        candidate: that it is of.
+        candidates: variants that could be served instead; empty where that is no cure.
+        site: the GPUs.
+    """
+    if fit.obstacle == "recipe":
+        return "add a group size that divides to the recipe, or ignore those layers"
+    if fit.obstacle == "hardware":
+        found = [other_recipe(fit, candidates, site), capable_gpus(candidate)]
+    elif fit.obstacle == "split":
+        found = [more_or_fewer_gpus(fit, candidate, site)]
+    else:
+        found = [
+            shorter_context(fit, candidate, site),
+            more_or_fewer_gpus(fit, candidate, site),
+            other_recipe(fit, candidates, site),
+            larger_gpu(fit, candidate, site),
+        ]
+    return "; or ".join(words for words in found if words) or "no cure is known here"
+
+
+def shorter_context(fit: Fit, candidate: Candidate, site: Site) -> str:
+    """A context that the cache can hold."""
+    tokens = site.longest_context(candidate, fit) if fit.obstacle == "context" else 0
+    return f"set max-model-len to at most {tokens}" if tokens else ""
+
+
+def more_or_fewer_gpus(fit: Fit, candidate: Candidate, site: Site) -> str:
+    """The nearest number of GPUs for a copy that works; more rather than fewer."""
+    now = fit.tensor_parallel
+    for number in (*range(now + 1, MOST_GPUS + 1), *range(now - 1, 0, -1)):
+        if site.fit(candidate, number).fits:
+            return f"tensor-parallel-size {number}"
+    return ""
+
+
+def other_recipe(fit: Fit, candidates: Iterable[Candidate], site: Site) -> str:
+    """A variant that can be served where this one cannot."""
+    names = [
+        c.recipe.name
+        for c in candidates
+        if not c.is_baseline and site.fit(c, fit.tensor_parallel).fits
+    ]
+    return f"recipe {' or '.join(names)}" if names else ""
+
+
+def larger_gpu(fit: Fit, candidate: Candidate, site: Site) -> str:
+    """The smallest kind of GPU that holds it in the same number."""
+    for name in catalog.gpu_names():
+        gpu = catalog.load_gpu(name)
+        if gpu.memory_gib <= site.gpu.memory_gib:
+            continue
+        if replace(site, gpu=gpu).fit(candidate, fit.tensor_parallel).fits:
+            return f"a GPU such as {name}"
+    return ""
+
+
+def capable_gpus(candidate: Candidate) -> str:
+    """Kinds of GPU that have what the recipe needs."""
+    needed = candidate.recipe.minimum_compute_capability or 0.0
+    names = [n for n in catalog.gpu_names() if catalog.load_gpu(n).compute_capability >= needed]
+    return f"a GPU such as {', '.join(names)}" if names else ""
+
+
+def notes(site: Site, weights: dict[str, VariantWeights]) -> Iterable[str]:
+    """What the figures leave out, and what looks odd about a recipe with this checkpoint."""
+    inspection = site.inspection
+    yield from inspection.cache.notes
+    if inspection.shape.experts:
+        yield (
+            "the reserve is too small for mixtures of experts: by public logs of vLLM on H100s the "
+            "cache had 33 to 42 % fewer tokens than planned (Qwen3-235B in FP8 on 4) and less"
+        )
+    if inspection.source.quantized:
+        yield "the checkpoint is quantized already: no recipe starts from it"
+    if "mtp" in inspection.parameters:
+        yield "the head for multi-token prediction is not loaded, so not counted on the GPUs"
+    if site.limits.kv_dtype.startswith("fp8") and site.gpu.compute_capability < NATIVE_FP8:
+        yield f"{site.gpu.name} has no FP8: whether it serves an FP8 KV cache is not known here"
+    if site.gpu.compute_capability < BFLOAT16 and "BF16" in stored_types(inspection):
+        yield f"{site.gpu.name} has no bfloat16: serve with dtype float16"
+    for name, made in weights.items():
+        if made.precision is None:
+            continue
+        if inspection.left_alone(made).get("experts"):
+            yield f"{name} leaves experts in 16 bits: they are stored as stacks, not as matrices"
+
+
+def stored_types(inspection: Inspection) -> set[str]:
+    """Types of the checkpoint's tensors."""
+    return {tensor.dtype for tensor in inspection.source.tensors.values()}

@@ -1,0 +1,139 @@
+"""What a serving profile, or vLLM's defaults, grant the cache on one kind of GPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.core.errors import UsageError
+from pipeline.inspection.kv_cache import BATCHES_IN_FLIGHT, GIB, element_bytes
+from pipeline.inspection.model_shape import ModelShape
+from recipes.gpu import Gpu
+from recipes.schema import ServingProfile
+
+UTILIZATION = 0.92
+BLOCK_SIZE = 16
+NATIVE_FP8 = 8.9
+# vLLM 0.33's defaults for its OpenAI server: from this much memory on, so many tokens a step and
+# so many sequences.
+DEFAULTS = ((160 * GIB, 16384, 1024), (70 * GIB, 8192, 1024), (0, 2048, 256))
+SMALLER_STEPS = "A100"  # which it gives the last line's, whatever its memory
+
+# The reserve. Context: the CUDA context and libraries. Graphs: what vLLM captures for decoding.
+CONTEXT_BYTES = GIB // 2
+GRAPH_BYTES = 3 * GIB // 4
+COMMUNICATION_BYTES = GIB // 2  # buffers of all-reduce, with more than one GPU
+ACTIVATION_BYTES = 2
+HIDDEN_COPIES = 4  # residual, normed input, query with key and value, output
+INNER_COPIES = 3  # gate, up, and their product
+SAMPLER_BYTES = 16  # a vocabulary entry: float32 logit, sorted probability, 64-bit index
+
+
+@dataclass(frozen=True)
+class ServingLimits:
+    """How the engine is started, as far as memory depends on it.
+
+    Attributes:
+        source: the profile's name, or words.
+        utilization: share of the GPU's memory that the engine may use.
+        block_size: tokens of a KV block.
+        step_tokens: max-num-batched-tokens.
+        batches: of so many tokens that may be under way at once.
+        sequences: max-num-seqs.
+        context_limit: max-model-len, where it is set.
+        kv_dtype: of variants.
+        baseline_kv_dtype: of the baseline.
+        model_bytes: of an element of the type that the model runs in.
+    """
+
+    source: str
+    utilization: float
+    block_size: int
+    step_tokens: int
+    batches: int
+    sequences: int
+    context_limit: int | None
+    kv_dtype: str
+    baseline_kv_dtype: str
+    model_bytes: int
+
+    @classmethod
+    def of(cls, gpu: Gpu, profile: ServingProfile | None) -> ServingLimits:
+        """The profile's; without one vLLM's defaults, and an FP8 cache where the GPU has FP8.
+
+        Raises:
+            UsageError: the profile is not for GPUs, or one of its values is of the wrong kind.
+        """
+        if profile is not None and profile.accelerator != "cuda":
+            raise UsageError(
+                f"the profile '{profile.name}' is not for GPUs",
+                where=f"--profile {profile.name}",
+                cure="leave --profile out, or name a profile whose accelerator is cuda",
+            )
+        arguments = profile.engine_arguments if profile else {}
+        step_tokens, sequences = _defaults(gpu)
+        return cls(
+            source=f"profile {profile.name}" if profile else "vLLM's defaults",
+            utilization=float(_number(arguments, "gpu-memory-utilization", UTILIZATION)),
+            block_size=int(_number(arguments, "block-size", BLOCK_SIZE)),
+            step_tokens=int(_number(arguments, "max-num-batched-tokens", step_tokens)),
+            batches=1 if arguments.get("no-async-scheduling") is True else BATCHES_IN_FLIGHT,
+            sequences=int(_number(arguments, "max-num-seqs", sequences)),
+            context_limit=int(_number(arguments, "max-model-len", 0)) or None,
+            kv_dtype=profile.kv_cache_dtype if profile else _default_kv_dtype(gpu),
+            baseline_kv_dtype=profile.baseline_kv_cache_dtype if profile else "auto",
+            model_bytes=4 if arguments.get("dtype") in ("float32", "float") else 2,
+        )
+
+    def element_bytes(self, *, is_baseline: bool) -> int:
+        """Bytes of an element of the KV cache."""
+        dtype = self.baseline_kv_dtype if is_baseline else self.kv_dtype
+        return element_bytes(dtype, self.model_bytes)
+
+    def context(self, model_context: int) -> int:
+        """Tokens of a sequence: the model's, or the profile's limit."""
+        return min(model_context, self.context_limit or model_context)
+
+    def usable_bytes(self, gpu: Gpu) -> int:
+        """Bytes of each GPU that the engine may use."""
+        return int(gpu.memory_bytes * self.utilization)
+
+    def reserve_bytes(self, shape: ModelShape, tensor_parallel: int) -> int:
+        """Bytes of each GPU that neither weights nor cache may have; an estimate.
+
+        CUDA context, graphs, communication buffers, and the larger of a step's activations and
+        the sampler's work on the logits. vLLM measures instead, when it starts.
+        """
+        inner = -(-INNER_COPIES * shape.inner // tensor_parallel)
+        step = self.step_tokens * (HIDDEN_COPIES * shape.hidden + inner) * ACTIVATION_BYTES
+        sampler = self.sequences * shape.vocabulary * SAMPLER_BYTES
+        buffers = COMMUNICATION_BYTES if tensor_parallel > 1 else 0
+        return CONTEXT_BYTES + GRAPH_BYTES + buffers + max(step, sampler)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for `--json`."""
+        return dict(vars(self))
+
+
+def _defaults(gpu: Gpu) -> tuple[int, int]:
+    """Tokens a step, and sequences."""
+    memory = 0 if SMALLER_STEPS in gpu.driver_name else gpu.memory_bytes
+    for least, step_tokens, sequences in DEFAULTS:
+        if memory >= least:
+            return step_tokens, sequences
+    raise AssertionError("the last line takes every GPU")
+
+
+def _default_kv_dtype(gpu: Gpu) -> str:
+    return "fp8" if gpu.compute_capability >= NATIVE_FP8 else "auto"
+
+
+def _number(arguments: dict[str, Any], key: str, default: float) -> float:
+    value = arguments.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0:
+        raise UsageError(
+            f"{key} is {value!r}, and has to be a number",
+            where=f"profile key engine_arguments.{key}",
+            cure="give a number, without quotes",
+        )
+    return value

@@ -1,0 +1,206 @@
+"""Minutes of a variant's stages on a kind of GPU: as seen here, else estimated, else not known.
+
+*Seen* means finished stages of the store, of a model whose variant had the same size, on that
+kind of GPU. An *estimate* is arithmetic from published figures and two assumed ones
+(`DISK_BYTES_PER_S`, `SHARE_OF_PEAK`), a lower one: it counts nothing but disk and matrix products,
+and was not compared with runs on GPUs. Serving and measuring have none: they depend on the engine,
+and on how soon the gates are decided.
+"""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pipeline.core.stage_record import StageRecord
+from pipeline.core.store import Store
+from pipeline.forecast.stage_needs import limited
+from pipeline.inspection.inspection import Inspection
+from pipeline.inspection.variant_size import VariantWeights
+from pipeline.plan.quantizers import is_streamed
+from recipes.gpu import Gpu
+from recipes.quantization import (
+    AutoAwqQuantization,
+    AwqQuantization,
+    NoQuantization,
+    PresetQuantization,
+    Quantization,
+)
+from recipes.schema import Recipe, ServingProfile
+
+NOT_KNOWN = "not known"
+DISK_BYTES_PER_S = 1e9
+SHARE_OF_PEAK = 0.3
+FLOP_PER_PARAMETER = 2  # one multiplication and one addition a token
+SEQUENTIAL_PASSES = 2  # layer by layer: once to see activations, once to pass them on
+# A candidate scale of AWQ runs the parts of a layer that are smoothed: attention, MLP and, a second
+# time, what comes after the products inside of them.
+AWQ_SHARE_OF_LAYER = 1.3
+AUTOAWQ_GRID_POINTS = 20  # fixed in AutoAWQ 0.2.9
+SAME_SIZE = 0.02  # a variant of the same model differs by no more
+MEASURED = ("coherence", "evaluate", "benchmark")
+
+
+@dataclass(frozen=True)
+class StageMinutes:
+    """Expected time of one stage.
+
+    Attributes:
+        stage: quantize, verify, serve (one start), or measure (all suites and the load test).
+        variant: name of the recipe.
+        minutes: None where it is not known.
+        basis: "seen here", or what an estimate was made from.
+    """
+
+    stage: str
+    variant: str
+    minutes: float | None
+    basis: str
+
+
+@dataclass
+class SeenStages:
+    """Seconds of the store's finished stages of one model on one kind of GPU.
+
+    Attributes:
+        seconds: by (stage, variant); one entry a run. For `measure`, a run's stages are summed.
+    """
+
+    seconds: dict[tuple[str, str], list[float]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, store: Path, gpu: Gpu, weights: dict[str, VariantWeights]) -> SeenStages:
+        """Look through the store; its records are read, nothing is written.
+
+        Args:
+            store: folder of the store.
+            gpu: kind of GPU that it has to have been on.
+            weights: what each recipe makes of the checkpoint: by their sizes it is recognized.
+        """
+        records = list(Store(store).records(leave_out_damaged=True))
+        digests = _digests_on(records, gpu) & _digests_of(records, weights)
+        seen = cls()
+        measured: dict[tuple[str, str], float] = {}
+        for record in records:
+            digest, stage = record.parameters.get("checkpoint"), record.stage
+            if digest not in digests:
+                continue
+            if stage in ("quantize", "verify"):
+                seen._add(stage, record.variant, record.seconds)
+            elif stage in MEASURED and _gpu_of(record) == gpu.driver_name:
+                label = (record.variant, digest)
+                measured[label] = measured.get(label, 0.0) + record.seconds
+                if stage == "coherence":
+                    ready = float(record.result["server"]["ready_seconds"])
+                    seen._add("serve", record.variant, ready)
+        for (variant, _), total in measured.items():
+            seen._add("measure", variant, total)
+        return seen
+
+    def minutes(self, stage: str, variant: str) -> float | None:
+        """The median; None where none was seen."""
+        found = self.seconds.get((stage, variant))
+        return statistics.median(found) / 60 if found else None
+
+    def _add(self, stage: str, variant: str, seconds: float) -> None:
+        self.seconds.setdefault((stage, variant), []).append(seconds)
+
+
+def stage_minutes(
+    inspection: Inspection,
+    recipes: list[Recipe],
+    weights: dict[str, VariantWeights],
+    gpu: Gpu,
+    profile: ServingProfile | None,
+    seen: SeenStages,
+) -> list[StageMinutes]:
+    """Every variant's stages, the baseline's first; it has neither quantize nor verify."""
+    found = []
+    for recipe in recipes:
+        is_baseline = isinstance(recipe.quantization, NoQuantization)
+        for stage in (*(() if is_baseline else ("quantize", "verify")), "serve", "measure"):
+            known = seen.minutes(stage, recipe.name)
+            if known is not None:
+                found.append(StageMinutes(stage, recipe.name, known, "seen here"))
+            elif stage == "quantize":
+                made = weights[recipe.name]
+                found.append(estimated(inspection, recipe, made, gpu, profile))
+            else:
+                found.append(StageMinutes(stage, recipe.name, None, NOT_KNOWN))
+    return found
+
+
+def estimated(
+    inspection: Inspection,
+    recipe: Recipe,
+    weights: VariantWeights,
+    gpu: Gpu,
+    profile: ServingProfile | None,
+) -> StageMinutes:
+    """The estimate of a recipe's `quantize`; not known for what is not modelled (GPTQ's solver)."""
+    moved = inspection.source.weights_bytes + weights.bytes
+    disk = f"{moved / 1e9:,.1f} GB of disk at an assumed {DISK_BYTES_PER_S / 1e9:g} GB/s"
+    seconds = moved / DISK_BYTES_PER_S
+    if is_streamed(recipe.quantization.model_dump()):
+        return StageMinutes("quantize", recipe.name, seconds / 60, f"lower estimate: {disk}")
+    passes = forward_passes(recipe.quantization)
+    calibration = limited(recipe.quantization.calibration, profile)
+    if passes is None or calibration is None or gpu.tflops_16_bit is None:
+        return StageMinutes("quantize", recipe.name, None, NOT_KNOWN)
+    tokens = calibration.samples * calibration.max_tokens
+    parameters = sum(each.tensor.elements for each in weights.tensors if each.quantized)
+    flop = FLOP_PER_PARAMETER * parameters * tokens * passes
+    seconds += flop / (SHARE_OF_PEAK * gpu.tflops_16_bit * 1e12)
+    return StageMinutes(
+        "quantize",
+        recipe.name,
+        seconds / 60,
+        f"lower estimate: {tokens:,} tokens x {passes:.0f} passes x {FLOP_PER_PARAMETER} FLOP x "
+        f"{parameters / 1e9:,.1f} B parameters at {100 * SHARE_OF_PEAK:.0f} % of "
+        f"{gpu.tflops_16_bit:g} TFLOPS; {disk}",
+    )
+
+
+def forward_passes(quantization: Quantization) -> float | None:
+    """How often the calibration's tokens go through the layers; None where more than that counts.
+
+    GPTQ's solver and AutoAWQ's clip search take most of their time elsewhere.
+    """
+    if isinstance(quantization, PresetQuantization):
+        return SEQUENTIAL_PASSES if quantization.calibration else None
+    if isinstance(quantization, AwqQuantization):
+        points = quantization.grid_points
+    elif isinstance(quantization, AutoAwqQuantization) and not quantization.clip_search:
+        points = AUTOAWQ_GRID_POINTS
+    else:
+        return None
+    return SEQUENTIAL_PASSES + AWQ_SHARE_OF_LAYER * (points + 1)  # and once as it is
+
+
+def _gpu_of(record: StageRecord) -> str | None:
+    hardware = record.parameters.get("hardware") or {}
+    gpu: str | None = hardware.get("gpu")
+    return gpu
+
+
+def _digests_on(records: list[StageRecord], gpu: Gpu) -> set[str]:
+    """Checkpoints that were served on such a GPU."""
+    return {
+        record.parameters["checkpoint"]
+        for record in records
+        if record.stage == "coherence"
+        and _gpu_of(record) == gpu.driver_name
+        and "checkpoint" in record.parameters
+    }
+
+
+def _digests_of(records: list[StageRecord], weights: dict[str, VariantWeights]) -> set[str]:
+    """Checkpoints of which a variant was made that is as large as planned."""
+    return {
+        record.parameters["checkpoint"]
+        for record in records
+        if record.stage == "quantize"
+        and record.variant in weights
+        and abs(record.result["weights_bytes"] / weights[record.variant].bytes - 1) <= SAME_SIZE
+    }

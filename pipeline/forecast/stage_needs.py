@@ -1,0 +1,154 @@
+"""How much memory of the machine and disk each stage of a variant takes: estimates, no measuring.
+
+Each figure is a sum of things that are known from headers, and a constant for what the libraries
+take. docs/plan.md says how far that was compared with real runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from pipeline.forecast.sharding import WIDE_TYPES
+from pipeline.inspection.inspection import Inspection
+from pipeline.inspection.kv_cache import GIB
+from pipeline.inspection.variant_size import VariantWeights
+from pipeline.plan.quantizers import is_streamed
+from recipes.quantization import (
+    Calibration,
+    GptqQuantization,
+    NoQuantization,
+    PresetQuantization,
+    Quantization,
+)
+from recipes.schema import Recipe, ServingProfile
+
+LIBRARIES_BYTES = GIB  # Python with torch and a quantizer: 0.6 to 0.8 GiB beside the demo's weights
+SERVER_BYTES = 2 * GIB  # vLLM's processes on a CPU, without weights and cache
+STREAMED_SHARDS = 2  # one being read or cast, one being written
+ELEMENT_BYTES = 2  # of the type that models are loaded in
+CACHED_COPIES = 2  # the inputs of a layer, and its outputs, of all samples
+LAYER_COPIES = 4  # of one batch inside a layer, in 32 bits: input, gate, up and their product
+FP8_BYTES_ON_CPU = 4  # the serving plugin widens FP8 weights to 32 bits
+FOUR_BITS_IN_FLOAT32 = 8  # it does so with 4-bit weights where the profile serves in float32
+SMALL_FILES_BYTES = 50_000_000  # tokenizer, config, record and logs of a variant
+
+
+@dataclass(frozen=True)
+class StageNeed:
+    """What one stage of a variant takes.
+
+    Attributes:
+        stage: its name; "serve" for the server.
+        variant: name of the recipe.
+        host_bytes: memory of the machine, not of a GPU; None where it is not known.
+        disk_bytes: that stay on disk.
+        basis: what the memory is made of, in words.
+    """
+
+    stage: str
+    variant: str
+    host_bytes: int | None
+    disk_bytes: int
+    basis: str
+
+
+def stage_needs(
+    inspection: Inspection,
+    recipes: Sequence[Recipe],
+    weights: dict[str, VariantWeights],
+    profile: ServingProfile | None,
+    made: Collection[str] = (),
+) -> list[StageNeed]:
+    """What each variant's `quantize` and server take, the baseline's server first.
+
+    Args:
+        inspection: of the checkpoint.
+        recipes: the baseline and those of the variants.
+        weights: what each of them makes of the checkpoint, by name.
+        profile: says how it is served; None for some GPU.
+        made: names of recipes whose weights are there already: nothing is quantized for them.
+    """
+    to_make = [recipe for recipe in recipes if recipe.name not in made]
+    quantized = [quantize_need(inspection, r, weights[r.name], profile) for r in to_make]
+    served = [serve_need(inspection, r, weights[r.name], profile) for r in recipes]
+    return [*(need for need in quantized if need is not None), *served]
+
+
+def quantize_need(
+    inspection: Inspection, recipe: Recipe, weights: VariantWeights, profile: ServingProfile | None
+) -> StageNeed | None:
+    """Memory and disk of a recipe's `quantize`; None for the baseline, which has none."""
+    quantization = recipe.quantization
+    if isinstance(quantization, NoQuantization):
+        return None
+    disk = weights.bytes + SMALL_FILES_BYTES
+    if is_streamed(quantization.model_dump()):
+        # A published model whose files' sizes are not known counts as one file: rather too much.
+        shard = inspection.source.largest_file_bytes or inspection.source.weights_bytes
+        host = STREAMED_SHARDS * shard + LIBRARIES_BYTES
+        return StageNeed("quantize", recipe.name, host, disk, "two weight files and the libraries")
+    wide = profile is not None and profile.quantizes_in_float32
+    loaded = sixteen_bit_bytes(inspection) * (2 if wide else 1)
+    calibration = limited(quantization.calibration, profile)
+    activations = activation_bytes(inspection, calibration) if calibration else 0
+    bits = "32" if wide else "16"
+    words = f"weights in {bits} bits, activations of all samples" if calibration else "weights"
+    return StageNeed(
+        "quantize",
+        recipe.name,
+        loaded + activations + LIBRARIES_BYTES,
+        disk,
+        f"{words} and the libraries",
+    )
+
+
+def serve_need(
+    inspection: Inspection, recipe: Recipe, weights: VariantWeights, profile: ServingProfile | None
+) -> StageNeed:
+    """Memory of a variant's server; on a GPU the weights are in the GPU's, so not known here."""
+    if profile is None or profile.accelerator != "cpu":
+        return StageNeed("serve", recipe.name, None, 0, "weights and cache are on the GPU")
+    wide = profile.engine_arguments.get("dtype") in ("float32", "float")
+    served = sum(
+        _quantized_on_cpu(each.bytes, recipe.quantization, wide=wide)
+        if each.quantized
+        else _plain_on_cpu(each.bytes, each.tensor.dtype, wide=wide)
+        for each in weights.tensors
+    )
+    space = profile.environment.get("VLLM_CPU_KVCACHE_SPACE", "")
+    cache = int(space) * GIB if space.isdigit() else 0
+    words = "weights, KV cache and the server" if cache else "weights and the server, no KV cache"
+    return StageNeed("serve", recipe.name, served + cache + SERVER_BYTES, 0, words)
+
+
+def sixteen_bit_bytes(inspection: Inspection) -> int:
+    """Bytes of all tensors as a quantizer loads them: stored 32 bits stay 32."""
+    return sum(t.end - t.begin for t in inspection.source.tensors.values())
+
+
+def activation_bytes(inspection: Inspection, calibration: Calibration) -> int:
+    """Bytes of the samples between two layers, and of one batch inside of one."""
+    shape = inspection.shape
+    tokens = calibration.samples * calibration.max_tokens
+    batch = calibration.batch_size * calibration.max_tokens
+    between = CACHED_COPIES * tokens * shape.hidden * ELEMENT_BYTES
+    return between + LAYER_COPIES * batch * max(shape.hidden, shape.inner) * 4
+
+
+def limited(calibration: Calibration | None, profile: ServingProfile | None) -> Calibration | None:
+    """The calibration that a run does: a profile may limit it."""
+    limit = profile.calibration_limit if profile else None
+    return limit.applied_to(calibration) if calibration and limit else calibration
+
+
+def _plain_on_cpu(size: int, dtype: str, *, wide: bool) -> int:
+    sixteen = size // 2 if dtype in WIDE_TYPES else size
+    return 2 * sixteen if wide else sixteen
+
+
+def _quantized_on_cpu(size: int, quantization: Quantization, *, wide: bool) -> int:
+    if isinstance(quantization, PresetQuantization) and quantization.scheme.startswith("FP8"):
+        return FP8_BYTES_ON_CPU * size
+    eight_bits = isinstance(quantization, GptqQuantization) and quantization.scheme == "W8A8"
+    return FOUR_BITS_IN_FLOAT32 * size if wide and not eight_bits else size

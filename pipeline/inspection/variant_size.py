@@ -1,0 +1,99 @@
+"""How many bytes a variant's weights will take, from the source's headers alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.checkpoint.safetensors_header import Tensor
+from pipeline.inspection.divisibility import undivided_columns
+from pipeline.inspection.ignored import ignore_list
+from pipeline.inspection.linear_layers import is_head, is_quantizable, is_tied
+from pipeline.inspection.precision import Precision, precision_of
+from pipeline.inspection.source import read_folder
+from recipes.quantization import NoQuantization, Quantization
+
+
+@dataclass(frozen=True)
+class VariantTensor:
+    """A tensor of the source, and what the recipe makes of it.
+
+    Attributes:
+        name: in the source.
+        tensor: of the source.
+        bytes: that it takes in the variant, with scales and zero points.
+        quantized: the recipe quantizes it.
+    """
+
+    name: str
+    tensor: Tensor
+    bytes: int
+    quantized: bool
+
+
+@dataclass(frozen=True)
+class VariantWeights:
+    """All tensors of a variant.
+
+    Attributes:
+        tensors: in the source's order.
+        precision: of the quantized ones; None where nothing is quantized.
+        undivided: columns that none of the recipe's group sizes divides; quantizing will refuse.
+    """
+
+    tensors: tuple[VariantTensor, ...]
+    precision: Precision | None
+    undivided: tuple[int, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Of all tensors; the files have headers besides."""
+        return sum(tensor.bytes for tensor in self.tensors)
+
+
+def estimated_bytes(folder: Path, quantization: Quantization) -> int:
+    """Bytes of the quantized weights, headers left out.
+
+    Raises:
+        CheckpointError: the source's files are missing or damaged.
+    """
+    source = read_folder(folder)
+    return variant_weights(source.tensors, quantization, source.config).bytes
+
+
+def variant_weights(
+    tensors: Mapping[str, Tensor], quantization: Quantization, config: Mapping[str, Any]
+) -> VariantWeights:
+    """What the recipe quantizes and leaves, with the bytes of each tensor.
+
+    Args:
+        tensors: of the source, by name.
+        quantization: of the recipe.
+        config: the source's config.json. Where it ties the output head to the embedding and the
+            source stores both, the variant has it once.
+    """
+    tied = is_tied(config)
+    kept = {name: tensor for name, tensor in tensors.items() if not (tied and is_head(name))}
+    chosen = set()
+    if not isinstance(quantization, NoQuantization):
+        ignore = ignore_list(tensors, config, quantization.ignore)
+        chosen = {n for n, t in kept.items() if is_quantizable(n, t, ignore)}
+    columns = {kept[name].shape[1] for name in chosen}
+    precision = precision_of(quantization, columns) if chosen else None
+    return VariantWeights(
+        tensors=tuple(
+            VariantTensor(name, tensor, _bytes(tensor, precision, name in chosen), name in chosen)
+            for name, tensor in kept.items()
+        ),
+        precision=precision,
+        undivided=undivided_columns(quantization, columns),
+    )
+
+
+def _bytes(tensor: Tensor, precision: Precision | None, chosen: bool) -> int:
+    if precision is None or not chosen:
+        return tensor.end - tensor.begin
+    rows, columns = tensor.shape
+    return precision.matrix_bytes(rows, columns)

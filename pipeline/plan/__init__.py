@@ -1,0 +1,1 @@
+"""A run laid out as stages with their keys, before anything is done."""

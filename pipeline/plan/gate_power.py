@@ -1,0 +1,404 @@
+"""What a policy's gates can show with the questions there are, told before any work is done.
+
+The figures come from imagined runs of each gate (eval_gates/statistics/power.py, fixed_power.py).
+A gate that could not pass even a variant that answers everything as the baseline does is refused,
+since it would only cost time.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from eval_gates.rounds import expected_questions
+from eval_gates.statistics.betting import LARGEST_BET, NUMBER_OF_BETS
+from eval_gates.statistics.comparison import Comparison
+from eval_gates.statistics.fixed_power import fixed_power_plan, least_fixed_questions
+from eval_gates.statistics.multiplicity import level_of
+from eval_gates.statistics.power import (
+    WANTED_CHANCE,
+    PowerPlan,
+    least_questions,
+    power_plan,
+    strictest_decidable,
+)
+from eval_gates.statistics.sight import least_to_see
+from eval_gates.stopping import comparison_of
+from eval_gates.suites.mmlu import GUESSING
+from pipeline.core.errors import UsageError
+from pipeline.core.events import Progress
+from pipeline.plan.independence import check_known_tasks
+from pipeline.plan.of_suites import typical_change
+from recipes.policy import AnySuite, Policy
+from recipes.schema import Family, Recipe
+
+Counts = Mapping[str, int | None]
+
+# What a recovery margin is planned with, since no baseline has answered yet.
+ASSUMED_BASELINE = {"rouge": 0.3}
+ASSUMED_BASELINE_ELSE = 0.5
+_REPLAYS = 200  # a chance of 95 % is then known to 1.5 points (standard error)
+
+
+@dataclass(frozen=True)
+class GatePower:
+    """One suite's gate on variants of one family; chances are those when nothing is lost.
+
+    Args:
+        suite: its name in the policy.
+        tier: as in the policy.
+        test: as in the policy.
+        about: as in the policy.
+        family: of recipes.
+        margin: in words.
+        alpha: error rate at which it is decided: the trial's share of the policy's, over the
+            number of variants.
+        questions: at most; None where that is not known before they are read.
+        expected_questions: mean number until it is decided.
+        chance_of_decision: None where the number of questions is not known.
+        chance_of_pass: likewise.
+        chance_of_pass_at_half: likewise, of a variant that truly lost half of the margin.
+        smallest_visible_drop: of the mean score, that fails with a chance of 80 %; None if none.
+        decidable: whether it could pass a variant that loses nothing; None where not known.
+        words: all this as a sentence.
+    """
+
+    suite: str
+    tier: str
+    test: str
+    about: str
+    family: Family
+    margin: str
+    alpha: float
+    questions: int | None
+    expected_questions: float
+    chance_of_decision: float | None
+    chance_of_pass: float | None
+    chance_of_pass_at_half: float | None
+    smallest_visible_drop: float | None
+    decidable: bool | None
+    words: str
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether a variant that loses nothing may well not pass."""
+        return self.chance_of_pass is not None and self.chance_of_pass < WANTED_CHANCE
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for `--json`."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class JointPower:
+    """What to expect of all critical suites of a policy together, for variants of one family.
+
+    Args:
+        family: of recipes.
+        chance_of_pass: that all of them pass if nothing is lost on any; None where the number of
+            questions of one is not known.
+        chance_of_pass_at_half: likewise, if half of each margin is lost.
+    """
+
+    family: Family
+    chance_of_pass: float | None
+    chance_of_pass_at_half: float | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for `--json`."""
+        return asdict(self)
+
+
+def joint_power(gates: Sequence[GatePower]) -> tuple[JointPower, ...]:
+    """The chance that every critical suite passes, their questions being drawn independently."""
+    critical = [gate for gate in gates if gate.tier == "critical"]
+    return tuple(
+        JointPower(
+            family,
+            _product(gate.chance_of_pass for gate in critical if gate.family == family),
+            _product(gate.chance_of_pass_at_half for gate in critical if gate.family == family),
+        )
+        for family in dict.fromkeys(gate.family for gate in critical)
+    )
+
+
+def _product(chances: Iterable[float | None]) -> float | None:
+    product = 1.0
+    for chance in chances:
+        if chance is None:
+            return None
+        product *= chance
+    return product
+
+
+def policy_power(
+    policy: Policy, recipes: Sequence[Recipe], counts: Counts, level: float | None = None
+) -> tuple[GatePower, ...]:
+    """What to expect of every gate; 0.1 to 0.4 s for each.
+
+    Args:
+        policy: suites and margins; every suite has one for every recipe's family.
+        recipes: of all variants.
+        counts: by suite, questions that its source has, where known.
+        level: at which gates are decided; that of a first trial when None.
+    """
+    return tuple(_power_of(gate) for gate in _gates(policy, recipes, counts, level))
+
+
+def check_decidable(
+    policy: Policy,
+    recipes: Sequence[Recipe],
+    counts: Counts,
+    progress: Progress,
+    level: float | None = None,
+) -> None:
+    """Refuse a suite that cannot decide its margin; takes microseconds where all can.
+
+    Args:
+        policy: as for :func:`policy_power`.
+        recipes: likewise.
+        counts: likewise; a suite whose number of questions is not known is not refused.
+        progress: hears of advisory suites that cannot decide.
+        level: as for :func:`policy_power`.
+
+    Raises:
+        UsageError: a critical or supporting suite could not pass a variant that loses nothing, or
+            is blind whatever the baseline scores; or its task has several questions a passage.
+    """
+    check_known_tasks(policy, progress)
+    for gate in _gates(policy, recipes, counts, level):
+        if not gate.can_see():
+            refusal = gate.blindness()
+        elif not gate.is_decidable():
+            refusal = gate.refusal()
+        else:
+            continue
+        if gate.suite.tier != "advisory":
+            raise refusal
+        progress.note(f"{refusal.what}; it is advisory, so this blocks nothing")
+
+
+@dataclass(frozen=True)
+class _Gate:
+    """One suite for one family, with what its decidability depends on."""
+
+    name: str
+    suite: AnySuite
+    family: Family
+    alpha: float
+    available: int | None
+
+    @property
+    def comparison(self) -> Comparison:
+        return comparison_of(self.suite.margins[self.family].model_dump())
+
+    @property
+    def questions(self) -> int | None:
+        known = (self.suite.questions, self.available)
+        return min((number for number in known if number is not None), default=None)
+
+    @property
+    def population(self) -> int | None:
+        if self.suite.about == "population":
+            return None
+        return self.available if self.available is not None else self.questions
+
+    @property
+    def flip_size(self) -> float:
+        return typical_change(self.suite)
+
+    @property
+    def baseline(self) -> float | None:
+        """Its assumed mean score, where the margin is a share of it."""
+        if self.comparison.kind == "points":
+            return None
+        return ASSUMED_BASELINE.get(self.suite.kind, ASSUMED_BASELINE_ELSE)
+
+    def is_decidable(self) -> bool:
+        """Whether it could pass where no answer changes, with the best of baselines."""
+        if self.questions is None or self.questions >= self._surely_enough():
+            return True
+        least = self._least(self.comparison)
+        return least is not None and least <= self.questions
+
+    @property
+    def guessing(self) -> float:
+        """Of who knows nothing, as far as the suite's kind tells before anything is read."""
+        return GUESSING if self.suite.kind == "mmlu" else 0.0
+
+    @property
+    def must_exceed(self) -> float:
+        """What the baseline has to be shown to score more than, or the gate is blind."""
+        if self.comparison.kind == "points":
+            return self.guessing + self.comparison.size
+        return self.guessing / self.comparison.size
+
+    def can_see(self) -> bool:
+        """Whether a baseline without a single error could show that the gate is not blind."""
+        if self.must_exceed >= 1:
+            return False
+        if self.questions is None:
+            return True
+        room = math.log1p(LARGEST_BET * (1 / self.must_exceed - 1)) if self.must_exceed else 1.0
+        if self.questions * room >= math.log(NUMBER_OF_BETS) - math.log(self.alpha):
+            return True
+        least = least_to_see(self.comparison, self.guessing, self.alpha, self.population)
+        return least is not None and least <= self.questions
+
+    def blindness(self) -> UsageError:
+        """The error that says so; of a gate that cannot see only."""
+        return UsageError(
+            f"the suite '{self.name}' is blind at its margin of "
+            f"{self.suite.margins[self.family].words}: it reaches down to what guessing scores "
+            f"({100 * self.guessing:g} %), unless the baseline is shown to score more than "
+            f"{100 * self.must_exceed:g} %, which "
+            + ("cannot be" if self.must_exceed >= 1 else f"{self.questions} questions cannot show"),
+            where=f"policy key suites.{self.name}.margins.{self.family}",
+            cure="a stricter margin; or more questions; or 'tier: advisory'",
+        )
+
+    def refusal(self) -> UsageError:
+        """The error that says so; of a gate that is not decidable only."""
+        return UsageError(
+            f"the suite '{self.name}' cannot decide its margin of "
+            f"{self.suite.margins[self.family].words}: even when no answer changes it takes "
+            f"{self._least(self.comparison)} questions, and there are {self.questions}",
+            where=f"policy key suites.{self.name}.margins.{self.family}",
+            cure="; or ".join(self._cures()),
+        )
+
+    def _least(self, comparison: Comparison) -> int | None:
+        if self.suite.test == "fixed":
+            return least_fixed_questions(comparison, self.alpha, graded=self.flip_size < 1)
+        return least_questions(comparison, self.alpha, self.population)
+
+    def _surely_enough(self) -> float:
+        """No less than the least number, without numpy: by the largest of the bets alone."""
+        if self.suite.test == "fixed":
+            return math.inf
+        allowed = self.comparison.allowed_drop(1.0)
+        growth = math.log1p(LARGEST_BET * allowed / (1 - allowed))
+        return (math.log(NUMBER_OF_BETS) - math.log(self.alpha)) / growth + 1
+
+    def _cures(self) -> Iterator[str]:
+        if self.suite.questions is not None and self.suite.questions == self.questions:
+            yield f"ask more than {self.questions} questions (suites.{self.name}.questions)"
+        else:
+            yield "give more questions (--eval-data, or where the Hub can be reached)"
+        strictest = self._strictest()
+        if strictest is not None and strictest.kind == "points":
+            yield f"a margin of at least {100 * strictest.size:g} points ({strictest.size:g})"
+        elif strictest is not None:
+            yield f"a recovery of at most {strictest.size:g}"
+        if self.suite.test == "sequential" and self.suite.about == "population":
+            yield "'about: benchmark', a claim about these very questions alone"
+        yield "'tier: advisory'"
+
+    def _strictest(self) -> Comparison | None:
+        """The strictest margin of its kind that could pass, in steps of a tenth of a point."""
+        assert self.questions is not None
+        if self.suite.test == "sequential":
+            return strictest_decidable(self.comparison, self.alpha, self.questions, self.population)
+
+        def candidate(tenths: int) -> Comparison:
+            if self.comparison.kind == "points":
+                return Comparison.points(tenths / 1000)
+            return Comparison.recovery((1000 - tenths) / 1000)
+
+        def passes(tenths: int) -> bool:
+            least = self._least(candidate(tenths))
+            return least is not None and least <= (self.questions or 0)
+
+        found = bisect_left(range(1, 1000), True, key=passes) + 1
+        return candidate(found) if found < 1000 else None
+
+
+def _gates(
+    policy: Policy, recipes: Sequence[Recipe], counts: Counts, level: float | None
+) -> Iterator[_Gate]:
+    families: dict[Family, None] = {
+        recipe.family: None for recipe in recipes if recipe.family != "baseline"
+    }
+    alpha = level_of(policy.alpha, len(recipes), 1) if level is None else level
+    for name, suite in policy.suites.items():
+        for family in families:
+            yield _Gate(name, suite, family, alpha, counts[name])
+
+
+def _power_of(gate: _Gate) -> GatePower:
+    suite, plan = gate.suite, _plan_of(gate)
+    decidable = gate.can_see() and gate.is_decidable() if plan else None
+    return GatePower(
+        suite=gate.name,
+        tier=suite.tier,
+        test=suite.test,
+        about=suite.about,
+        family=gate.family,
+        margin=suite.margins[gate.family].words,
+        alpha=gate.alpha,
+        questions=gate.questions,
+        expected_questions=plan.expected_questions if plan else _expected(gate),
+        chance_of_decision=plan.chance_of_decision if plan else None,
+        chance_of_pass=plan.chance_of_pass if plan else None,
+        chance_of_pass_at_half=plan.chance_of_pass_at_half if plan else None,
+        smallest_visible_drop=plan.smallest_visible_drop if plan else None,
+        decidable=decidable,
+        words=_words(gate, plan, decidable),
+    )
+
+
+def _plan_of(gate: _Gate) -> PowerPlan | None:
+    """From the real gate's imagined runs; None where the number of questions is not known."""
+    if gate.questions is None:
+        return None
+    if gate.suite.test == "fixed":
+        return fixed_power_plan(
+            gate.comparison,
+            alpha=gate.alpha,
+            questions=gate.questions,
+            flips=gate.suite.expected_flips,
+            flip_size=gate.flip_size,
+            baseline=gate.baseline,
+        )
+    return power_plan(
+        gate.comparison,
+        alpha=gate.alpha,
+        questions=gate.questions,
+        flips=gate.suite.expected_flips,
+        flip_size=gate.flip_size,
+        population=gate.population,
+        baseline=gate.baseline,
+        batch=gate.suite.batch,
+        replays=_REPLAYS,
+    )
+
+
+def _expected(gate: _Gate) -> float:
+    margin = gate.suite.margins[gate.family].model_dump()
+    return expected_questions(margin, gate.alpha, gate.suite.expected_flips, gate.flip_size)
+
+
+def _words(gate: _Gate, plan: PowerPlan | None, decidable: bool | None) -> str:
+    if plan is None:
+        return (
+            f"{gate.comparison.words}: about {_expected(gate):.0f} questions decide; how many "
+            "there are is known once they are read"
+        )
+    if not gate.can_see():
+        return gate.blindness().what
+    if not decidable:
+        return gate.refusal().what
+    assumed = f" (taking a baseline of {100 * gate.baseline:g} %)" if gate.baseline else ""
+    return plan.words + assumed + _sight_words(gate)
+
+
+def _sight_words(gate: _Gate) -> str:
+    """What the baseline must score for the gate not to be blind; a score of 0 goes without it."""
+    least = f"{100 * gate.must_exceed:.3g} %"
+    above = f"; blind unless the baseline is shown to score more than {least}"
+    if gate.suite.kind == "rouge":
+        return f"{above} and, by that margin, more than its summaries of other documents"
+    return above if gate.must_exceed else ""

@@ -1,0 +1,73 @@
+"""Refuses gates that would count several questions about one text as evidence of their own.
+
+Answers to questions about one passage rise and fall together. A claim about all such questions then
+errs in 7 to 15 % of runs where 5 is promised; by the means of passages (`cluster`) it does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pipeline.core.errors import UsageError
+from pipeline.core.events import Progress
+from recipes.policy import AnySuite, Policy
+
+# lm-eval's tasks with several questions a passage, and the field that tells which.
+CLUSTERED_TASKS = {
+    "boolq": "passage",
+    "drop": "passage",
+    "mnli": "premise",
+    "mnli_mismatch": "premise",
+    "multirc": "paragraph",
+    "qasper_bool": "abstract",
+    "qasper_freeform": "abstract",
+    "record": "passage",
+    "squadv2": "context",
+}
+
+
+def check_known_tasks(policy: Policy, progress: Progress) -> None:
+    """Before anything is read: of the tasks that are known to have several questions a passage.
+
+    Raises:
+        UsageError: a suite that is not advisory asks one of them, and puts nothing together.
+    """
+    for name, suite in policy.suites.items():
+        if suite.kind == "lm_eval" and suite.task in CLUSTERED_TASKS:
+            _check(name, suite, CLUSTERED_TASKS[suite.task], progress)
+
+
+def check_laid_out(policy: Policy, laid_out: Mapping[str, Any], progress: Progress) -> None:
+    """Once the questions are laid out: of those that have long texts in common.
+
+    Args:
+        policy: whose suites are asked.
+        laid_out: by suite, the result of its stage `questions`.
+        progress: hears of advisory suites.
+
+    Raises:
+        UsageError: as :func:`check_known_tasks`.
+    """
+    for name, suite in policy.suites.items():
+        shared = laid_out.get(name, {}).get("shared_text")
+        if shared is not None:
+            _check(name, suite, shared, progress)
+
+
+def _check(name: str, suite: AnySuite, field: str, progress: Progress) -> None:
+    if suite.cluster is not None or suite.about == "benchmark":
+        return
+    what = (
+        f"the suite '{name}' has several questions with one '{field}', whose answers rise and fall "
+        "together; each would count as evidence of its own"
+    )
+    if suite.tier == "advisory":
+        progress.note(f"{what}; it is advisory, so this blocks nothing")
+        return
+    raise UsageError(
+        what,
+        where=f"policy key suites.{name}.cluster",
+        cure=f"add 'cluster: {field}', and each {field} is one value; or 'about: benchmark', a "
+        "claim about these very questions alone",
+    )

@@ -1,0 +1,327 @@
+"""Builds the plan of `prepare model` from what was chosen and found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from artifacts.evidence.trials import Count, Trial, variant_key
+from artifacts.serving_arguments import ServingArguments
+from pipeline.checkpoint.folder import Checkpoint
+from pipeline.core.cpu_features import limiting_variables
+from pipeline.core.hardware import machine
+from pipeline.core.stage_key import stage_spec
+from pipeline.core.stage_record import StageSpec
+from pipeline.inspection.ignored import added_words, ignore_list
+from pipeline.inspection.source import Source, read_folder
+from pipeline.plan.data_sources import SourceResolver
+from pipeline.plan.dry_run import dry_run_stage
+from pipeline.plan.of_suites import EvaluationPlanner, Served
+from pipeline.plan.plan import Plan, VariantPlan
+from pipeline.plan.quantizers import is_streamed, quantizer_of
+from recipes.policy import Policy
+from recipes.quantization import Quantization
+from recipes.schema import Recipe, ServingProfile
+
+Begin = Callable[[Count, Mapping[str, str]], Trial]
+
+
+@dataclass(frozen=True)
+class Planner:
+    """Builds a Plan.
+
+    Args:
+        checkpoint: inspected.
+        profile: serving profile.
+        policy: gates and margins.
+        recipes: of the variants.
+        baseline: the recipe that changes nothing.
+        identities: environment name to identity digest.
+        hardware: facts about the machine that the serving tuple depends on.
+        sources: resolves questions and calibration texts.
+        store: folder of the store.
+        trust_remote_code: run Python code from the checkpoint's folder.
+        rungs: names of those recipes that are a ladder, in order.
+        dry_run: try variants with calibration on two layers first.
+        made: stages that hand out weights which are there already, by recipe; they take the place
+            of quantizing.
+        tried: recipes whose number and margins a verdict counts, where these are others than
+            `recipes`.
+        again: tells answers from those of the same tuple that are kept; '' to use these.
+        begin: counts the trial that these variants are, from what they are; None not to count.
+    """
+
+    checkpoint: Checkpoint
+    profile: ServingProfile
+    policy: Policy
+    recipes: tuple[Recipe, ...]
+    baseline: Recipe
+    identities: Mapping[str, str]
+    hardware: dict[str, Any]
+    sources: SourceResolver
+    store: Path
+    trust_remote_code: bool = False
+    rungs: tuple[str, ...] = ()
+    dry_run: bool = False
+    made: Mapping[str, StageSpec] = field(default_factory=dict)
+    tried: tuple[Recipe, ...] = ()
+    again: str = ""
+    begin: Begin | None = None
+
+    @cached_property
+    def trial(self) -> Trial | None:
+        """Which trial against this checkpoint this is; None where trials are not counted."""
+        if self.begin is None:
+            return None
+        count = Count(baseline={"checkpoint": self.checkpoint.digest}, policy=self.policy.name)
+        return self.begin(
+            count,
+            {
+                recipe.name: variant_key(self._coherence_of(recipe).key, self.policy)
+                for recipe in self.recipes
+            },
+        )
+
+    @cached_property
+    def evaluation(self) -> EvaluationPlanner:
+        """Plans the suites."""
+        return EvaluationPlanner(
+            self.policy,
+            self.tried or self.recipes,
+            self.sources,
+            self.identities["evaluate"],
+            self.store,
+            self.trial,
+        )
+
+    @cached_property
+    def source(self) -> Source:
+        """The checkpoint's config.json and headers."""
+        return read_folder(self.checkpoint.path)
+
+    def plan(self) -> Plan:
+        """The plan for these recipes; raises EvaluationDataError where a suite has no questions.
+
+        Whether they suit the checkpoint and the machine is seen before, by pipeline/preflight.
+        """
+        baseline = self._baseline()
+        return Plan(
+            policy=self.policy,
+            shared=self.evaluation.questions,
+            baseline=baseline,
+            variants=tuple(self._variant(recipe, baseline) for recipe in self.recipes),
+            accelerator=self.profile.accelerator,
+            throughput_note=self.profile.throughput_note,
+            rungs=self.rungs,
+            fallbacks=told(self.profile),
+            tried=tuple(recipe.name for recipe in self.tried),
+            trial=self.trial,
+        )
+
+    @cached_property
+    def _made_by(self) -> dict[str, tuple[StageSpec, StageSpec]]:
+        """By recipe, the stages that make the weights and see that they are sound."""
+        made = {}
+        for recipe in self.recipes:
+            quantization = self._quantization(recipe)
+            quantize = self.made.get(recipe.name) or self._quantize_stage(recipe, quantization)
+            made[recipe.name] = quantize, self._verify_stage(recipe, quantization, quantize)
+        return made
+
+    def _coherence_of(self, recipe: Recipe) -> StageSpec:
+        """The stage in which the variant is first heard."""
+        _, verify = self._made_by[recipe.name]
+        arguments = ServingArguments.of(self.profile, is_baseline=False)
+        return self._coherence_stage(
+            recipe, arguments, {"weights": verify, "baseline": self._first_heard}
+        )
+
+    @cached_property
+    def _first_heard(self) -> StageSpec:
+        """As `_coherence_of`, of the baseline."""
+        arguments = ServingArguments.of(self.profile, is_baseline=True)
+        return self._coherence_stage(self.baseline, arguments, {})
+
+    def _baseline(self) -> VariantPlan:
+        arguments = ServingArguments.of(self.profile, is_baseline=True)
+        model = self.checkpoint.path
+        coherence = self._first_heard
+        served = self._served(self.baseline, arguments, {"coherence": coherence}, model)
+        rounds = self.evaluation.rounds(served, None)
+        stages = {
+            "coherence": coherence,
+            **{name: specs[0] for name, specs in rounds.items()},
+            **self.evaluation.repeats(rounds),
+            "benchmark": self._benchmark_stage(served),
+        }
+        return self._variant_plan(self.baseline, arguments, model, stages, tuple(stages), rounds)
+
+    def _variant(self, recipe: Recipe, baseline: VariantPlan) -> VariantPlan:
+        arguments = ServingArguments.of(self.profile, is_baseline=False)
+        quantize, verify = self._made_by[recipe.name]
+        model = Path(quantize.store) / "stages" / quantize.stage / quantize.key / "output"
+        coherence = self._coherence_of(recipe)
+        after = {"weights": verify, "coherence": coherence}
+        served = self._served(recipe, arguments, after, model)
+        rounds = self.evaluation.rounds(served, baseline.rounds)
+        stages = {
+            "coherence": coherence,
+            **{name: specs[0] for name, specs in rounds.items()},
+            "benchmark": self._benchmark_stage(served),
+        }
+        made = {"quantize": quantize, "verify": verify}
+        if self.dry_run and (dry_run := dry_run_stage(quantize, verify)):
+            made["dry_run"] = dry_run
+        return self._variant_plan(
+            recipe, arguments, model, {**made, **stages}, tuple(stages), rounds
+        )
+
+    def _variant_plan(
+        self,
+        recipe: Recipe,
+        arguments: ServingArguments,
+        model: Path,
+        stages: dict[str, StageSpec],
+        served: tuple[str, ...],
+        rounds: Mapping[str, tuple[StageSpec, ...]],
+    ) -> VariantPlan:
+        return VariantPlan(
+            recipe=recipe,
+            model=model,
+            arguments=arguments,
+            stages=stages,
+            served=served,
+            rounds=rounds,
+            trust_remote_code=self.trust_remote_code,
+        )
+
+    def _quantize_stage(self, recipe: Recipe, quantization: Quantization) -> StageSpec:
+        environment = quantizer_of(quantization.kind).environment
+        tensors, config = self.source.tensors, self.source.config
+        runtime: dict[str, Any] = {
+            "checkpoint": self.checkpoint.model_dump(mode="json"),
+            "environment": environment,
+            "recipe": recipe.model_dump(mode="json"),
+            "left_alone": added_words(
+                tensors, config, recipe.quantization.ignore, quantization.ignore
+            ),
+        }
+        data: dict[str, Any] = {}
+        compute = {} if is_streamed(quantization.model_dump()) else self._compute()
+        if quantization.calibration is not None:
+            calibration, data, file = self.sources.calibration(
+                quantization.calibration, self.profile.calibration_limit, recipe.name
+            )
+            quantization = quantization.model_copy(update={"calibration": calibration})
+            runtime["calibration_file"] = str(file) if file else None
+            runtime["needs_hub"] = file is None
+        return stage_spec(
+            "quantize",
+            recipe.name,
+            {
+                "checkpoint": self.checkpoint.digest,
+                "quantization": quantization.model_dump(),
+                "calibration_data": data,
+                "environment": self.identities[environment],
+                "trust_remote_code": self.trust_remote_code,
+                **({"compute": compute} if compute else {}),
+            },
+            {},
+            runtime,
+            self.store,
+        )
+
+    def _compute(self) -> dict[str, Any]:
+        """What changes the numbers of a calibration; empty where it is done in the model's type."""
+        limits = limiting_variables() if self.profile.accelerator == "cpu" else {}
+        return {
+            **({"dtype": "float32"} if self.profile.quantizes_in_float32 else {}),
+            **({"environment": limits} if limits else {}),
+        }
+
+    def _quantization(self, recipe: Recipe) -> Quantization:
+        """The recipe's, its ignore list made right for the checkpoint's architecture."""
+        ignore = ignore_list(self.source.tensors, self.source.config, recipe.quantization.ignore)
+        return recipe.quantization.model_copy(update={"ignore": ignore})
+
+    def _verify_stage(
+        self, recipe: Recipe, quantization: Quantization, quantize: StageSpec
+    ) -> StageSpec:
+        return stage_spec(
+            "verify",
+            recipe.name,
+            {
+                "checkpoint": self.checkpoint.digest,
+                # Where the calibration data lies is not in the key; what it is, is in `quantize`'s.
+                "quantization": quantization.model_dump(
+                    mode="json", exclude={"calibration": {"dataset"}}
+                ),
+            },
+            {"weights": quantize},
+            {"checkpoint": self.checkpoint.model_dump(mode="json")},
+            self.store,
+        )
+
+    def _coherence_stage(
+        self, recipe: Recipe, arguments: ServingArguments, inputs: dict[str, StageSpec]
+    ) -> StageSpec:
+        identity = self._identity(arguments)
+        return stage_spec("coherence", recipe.name, identity, inputs, {}, self.store)
+
+    def _benchmark_stage(self, served: Served) -> StageSpec:
+        return stage_spec(
+            "benchmark",
+            served.recipe.name,
+            {
+                **served.identity,
+                "workload": self.profile.workload.model_dump(),
+                "machine": machine(),
+                **self._beside(),
+            },
+            served.after,
+            {"tokenizer": str(served.tokenizer), "environment": "serve"},
+            self.store,
+        )
+
+    def _beside(self) -> dict[str, Any]:
+        """Of weights that were there already: both load tests belong together.
+
+        The baseline's that is kept may be of another day, when the machine had less or more to do.
+        """
+        return {"beside": sorted(stage.key for stage in self.made.values())} if self.made else {}
+
+    def _served(
+        self,
+        recipe: Recipe,
+        arguments: ServingArguments,
+        after: dict[str, StageSpec],
+        model: Path,
+    ) -> Served:
+        return Served(recipe, self._identity(arguments), after, model, self._max_length())
+
+    def _identity(self, arguments: ServingArguments) -> dict[str, Any]:
+        """What answers, and how it is served; the weights come by the stages before."""
+        return {
+            "checkpoint": self.checkpoint.digest,
+            "serving": arguments.to_dict(),
+            "engine": self.identities["serve"],
+            "hardware": self.hardware,
+            "trust_remote_code": self.trust_remote_code,
+            **({"again": self.again} if self.again else {}),
+        }
+
+    def _max_length(self) -> int:
+        """Tokens that prompt and answer may have together: the engine's limit, or the model's."""
+        limit = self.profile.engine_arguments.get("max-model-len")
+        return int(limit) if limit else self.checkpoint.max_position_embeddings
+
+
+def told(profile: ServingProfile) -> dict[str, dict[str, str]]:
+    """The profile's fallbacks that are in effect, by name, as verdicts carry them."""
+    return {
+        name: {"without": each.without, "because": each.because}
+        for name, each in profile.in_effect.items()
+    }

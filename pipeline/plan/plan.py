@@ -1,0 +1,230 @@
+"""A run laid out as stages with their keys, before anything is done.
+
+A stage's key is the digest of its name, revision, parameters and inputs' keys: everything that
+can change its output. So the whole plan, and what of it is already in the store, is known from
+the start; only how many rounds of questions it takes, and so the verdict and the promotion, wait
+for the answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import chain, pairwise
+from pathlib import Path
+
+from artifacts.evidence.trials import Trial
+from artifacts.serving_arguments import ServingArguments
+from eval_gates.statistics.multiplicity import share_of
+from pipeline.core.stage_key import stage_spec
+from pipeline.core.stage_record import StageRecord, StageReference, StageSpec
+from recipes.policy import Policy
+from recipes.schema import Recipe
+
+Rounds = Mapping[str, tuple[StageSpec, ...]]
+Find = Callable[[StageSpec], StageRecord | None]
+
+
+@dataclass(frozen=True)
+class VariantPlan:
+    """One recipe's stages, in the order they run.
+
+    Args:
+        recipe: of the variant, or the baseline's.
+        model: folder of the checkpoint that is served; of an endpoint that someone else serves,
+            of its tokenizer.
+        arguments: how it is served; None where someone else does.
+        stages: by role; a suite's is its first round.
+        served: roles that the first life of the variant's server answers.
+        rounds: by suite, all rounds of questions that there could be.
+        trust_remote_code: run Python code from the checkpoint's folder.
+    """
+
+    recipe: Recipe
+    model: Path
+    arguments: ServingArguments | None
+    stages: Mapping[str, StageSpec]
+    served: tuple[str, ...]
+    rounds: Rounds
+    trust_remote_code: bool = False
+
+    def wants_dry_run(self, find: Find) -> bool:
+        """Whether two layers are to be tried first: not where the whole is quantized already."""
+        return "dry_run" in self.stages and find(self.stages["quantize"]) is None
+
+    def reached(self, find: Find) -> dict[str, StageSpec]:
+        """By suite, the last round that the answers so far call for; it may be still to run."""
+        reached = {}
+        for suite, rounds in self.rounds.items():
+            number = 0
+            while number + 1 < len(rounds) and wants_more(find(rounds[number])):
+                number += 1
+            reached[suite] = rounds[number]
+        return reached
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A whole run: shared stages, the baseline, then the variants.
+
+    Args:
+        policy: gates and margins.
+        shared: stages that all need, by role.
+        baseline: what every variant is judged against.
+        variants: one a recipe.
+        accelerator: that it is served on.
+        throughput_note: said beside throughput ratios.
+        rungs: recipes of a ladder, in order; empty without one.
+        fallbacks: of the profile, that this machine's CPU put into effect; said beside verdicts.
+        tried: names of all recipes whose number a verdict counts, where these are others than the
+            variants'.
+        trial: which one of the baseline's this is, where trials are counted.
+    """
+
+    policy: Policy
+    shared: Mapping[str, StageSpec]
+    baseline: VariantPlan
+    variants: tuple[VariantPlan, ...]
+    accelerator: str = ""
+    throughput_note: str | None = None
+    rungs: tuple[str, ...] = ()
+    fallbacks: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    tried: tuple[str, ...] = ()
+    trial: Trial | None = None
+
+    @property
+    def counted(self) -> tuple[str, ...]:
+        """Names of all recipes whose number a verdict counts, sorted."""
+        if self.trial is not None:
+            return tuple(sorted(self.trial.variants))
+        return tuple(sorted(self.tried or [each.recipe.name for each in self.variants]))
+
+    @property
+    def alpha(self) -> float:
+        """The error rate of all variants together: the policy's, or the trial's share of it."""
+        return self.policy.alpha * share_of(self.trial.number if self.trial else None)
+
+    @property
+    def tried_at_once(self) -> tuple[VariantPlan, ...]:
+        """The variants that wait for no other: all but a ladder's rungs after the first."""
+        later = self.rungs[1:]
+        return tuple(each for each in self.variants if each.recipe.name not in later)
+
+    @property
+    def later_rungs(self) -> tuple[VariantPlan, ...]:
+        """The ladder's rungs after the first, in order: tried while none before has passed."""
+        by_name = {each.recipe.name: each for each in self.variants}
+        return tuple(by_name[name] for name in self.rungs[1:])
+
+    def stages(self, find: Find) -> list[StageSpec]:
+        """Every stage that the answers so far call for, about in the order in which they run."""
+        variants = self.reached_variants(find)
+        tried = [v.stages["dry_run"] for v in variants if v.wants_dry_run(find)]
+        made = [[v.stages["quantize"], v.stages["verify"]] for v in variants]
+        measured = [[v.stages[role] for role in v.served] for v in (self.baseline, *variants)]
+        judged = [self.judge_stage(v, self.last_rounds(v, find)) for v in variants]
+        return [
+            *self.shared.values(),
+            *tried,
+            *chain(*made),
+            *chain(*measured),
+            *self._further_rounds(variants, find),
+            *judged,
+        ]
+
+    def reached_variants(self, find: Find) -> tuple[VariantPlan, ...]:
+        """The variants that the verdicts so far call for: a rung, once that before has failed."""
+        reached = list(self.tried_at_once)
+        by_name = {each.recipe.name: each for each in self.variants}
+        for before, rung in pairwise(by_name[name] for name in self.rungs):
+            judged = find(self.judge_stage(before, self.last_rounds(before, find)))
+            if judged is None or judged.result["verdict"] == "pass":
+                break
+            reached.append(rung)
+        return tuple(reached)
+
+    def last_rounds(self, variant: VariantPlan, find: Find) -> dict[str, StageSpec]:
+        """By suite, the last round of the variant's; it may be still to run.
+
+        As `reached`, but a variant that has failed a suite which blocks is asked no more, so its
+        other suites end with the rounds that they have.
+        """
+        reached = variant.reached(find)
+        if not any(
+            self.policy.suites[suite].tier != "advisory" and has_failed(find(spec))
+            for suite, spec in reached.items()
+        ):
+            return reached
+        return {
+            suite: spec if find(spec) else rounds[max(0, rounds.index(spec) - 1)]
+            for suite, spec in reached.items()
+            for rounds in (variant.rounds[suite],)
+        }
+
+    def judge_stage(self, variant: VariantPlan, last: Mapping[str, StageSpec]) -> StageSpec:
+        """The verdict on a variant from its suites' last rounds."""
+        inputs: dict[str, StageSpec | StageReference] = {}
+        for suite, spec in last.items():
+            inputs[f"baseline.{suite}"] = spec.inputs["baseline"]
+            inputs[f"candidate.{suite}"] = spec
+            inputs[f"questions.{suite}"] = spec.inputs["questions"]
+            if again(suite) in self.baseline.stages:
+                inputs[f"again.{suite}"] = self.baseline.stages[again(suite)]
+        if "benchmark" in variant.stages:
+            inputs["baseline.benchmark"] = self.baseline.stages["benchmark"]
+            inputs["candidate.benchmark"] = variant.stages["benchmark"]
+        return stage_spec(
+            "judge",
+            variant.recipe.name,
+            {
+                "policy": self.policy.model_dump(),
+                "recipe": variant.recipe.name,
+                "tried": list(self.counted),
+                **({"trial": self.trial.model_dump(mode="json")} if self.trial else {}),
+                "family": variant.recipe.family,
+                "accelerator": self.accelerator,
+                "throughput_note": self.throughput_note,
+                **({"fallbacks": self.fallbacks} if self.fallbacks else {}),
+            },
+            inputs,
+            {},
+            Path(variant.stages["coherence"].store),
+        )
+
+    def _further_rounds(self, variants: tuple[VariantPlan, ...], find: Find) -> list[StageSpec]:
+        """Rounds after the first, the baseline's before each variant's."""
+        specs: dict[str, StageSpec] = {}
+        for variant in variants:
+            for suite, last in self.last_rounds(variant, find).items():
+                for number in range(1, variant.rounds[suite].index(last) + 1):
+                    for side in (self.baseline, variant):
+                        spec = side.rounds[suite][number]
+                        specs[spec.key] = spec
+        return list(specs.values())
+
+
+def trial_words(plan: Plan) -> str:
+    """What is said of a trial that is not the first one; '' of the first."""
+    trial = plan.trial
+    if trial is None or trial.number == 1:
+        return ""
+    return (
+        f"this is trial {trial.number} against this baseline under the policy "
+        f"'{plan.policy.name}': it has {plan.alpha:.2g} of the error rate of {plan.policy.alpha:g} "
+        "(`prepare runs trials` lists them)"
+    )
+
+
+def wants_more(record: StageRecord | None) -> bool:
+    """Whether that round is done and left its gate open, with more questions to ask."""
+    return record is not None and bool(record.result["more"])
+
+
+def has_failed(record: StageRecord | None) -> bool:
+    """Whether that round is done and decided against the variant."""
+    return record is not None and record.result.get("state") == "fail"
+
+
+def again(suite: str) -> str:
+    """The role of the stage in which the baseline is asked a suite's first questions again."""
+    return f"{suite} again"

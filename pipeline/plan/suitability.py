@@ -1,0 +1,161 @@
+"""Whether a recipe suits a checkpoint and a machine, seen before any work."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from pipeline.checkpoint.safetensors_header import Tensor
+from pipeline.core.errors import StageError, UsageError
+from pipeline.inspection.divisibility import undivided_rows
+from pipeline.inspection.ignored import decoder_layers
+from pipeline.inspection.module_kind import is_expert_stack, module_kind
+from pipeline.inspection.variant_size import VariantWeights
+from pipeline.plan.quantizers import is_streamed
+from recipes.schema import AcceleratorName, Recipe, ServingProfile
+
+
+def check_processor(profile: ServingProfile, features: Collection[str]) -> None:
+    """See that vLLM can serve at all on this CPU, and with the profile's KV cache.
+
+    Args:
+        profile: of a CPU, fitted to it.
+        features: as :func:`pipeline.core.cpu_features.cpu_features` finds them.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    # Other kinds of CPU have features of their own, and interpreters that the user names.
+    if "avx2" not in features and platform.machine() == "x86_64":
+        raise UsageError(
+            "this CPU has no AVX2, without which vLLM does not serve on a CPU",
+            where=f"--profile {profile.name}",
+            cure="run on a newer machine, or on one with a GPU",
+        )
+    for dtype in (profile.kv_cache_dtype, profile.baseline_kv_cache_dtype):
+        if dtype.startswith("fp8") and "avx512f" not in features:
+            raise UsageError(
+                f"vLLM has no KV cache of type {dtype} on a CPU without AVX-512",
+                where=f"--profile {profile.name}, key kv_cache_dtype",
+                cure="give the profile a fallback, as `cpu` has one (docs/recipes.md), or "
+                "kv_cache_dtype: auto",
+            )
+
+
+def check_servable(recipe: Recipe, accelerator: AcceleratorName, features: Collection[str]) -> None:
+    """See that vLLM can serve what the recipe makes.
+
+    Args:
+        recipe: that is asked for.
+        accelerator: of the serving profile.
+        features: as :func:`pipeline.core.cpu_features.cpu_features` finds them.
+
+    Raises:
+        UsageError: it has no kernels for such weights there.
+    """
+    places: list[str] = [accelerator]
+    if accelerator == "cpu" and "amx" not in features:
+        places.append("cpu-without-amx")
+    for place, reason in recipe.cannot_serve_on.items():
+        if place in places:
+            raise UsageError(
+                f"'{recipe.name}' cannot be served on this machine: {reason}",
+                where=f"--recipe {recipe.name}",
+                cure="leave the recipe out, or run on a machine that has the kernels",
+            )
+
+
+def check_architecture(recipe: Recipe, architecture: str) -> None:
+    """Raise UsageError where the recipe says that it is not for such models."""
+    if not recipe.suits(architecture):
+        known = ", ".join(recipe.architectures) or "all others"
+        raise UsageError(
+            f"'{recipe.name}' is not for {architecture}: it is for {known}",
+            where=f"--recipe {recipe.name}",
+            cure=f"use the recipe {recipe.instead}"
+            if recipe.instead
+            else "leave the recipe out, or choose another: prepare recipes list",
+        )
+
+
+def check_shapes(recipe: Recipe, weights: VariantWeights) -> None:
+    """See that the recipe's groups or blocks divide every layer that it quantizes.
+
+    Args:
+        recipe: that is asked for.
+        weights: what it makes of the checkpoint.
+
+    Raises:
+        StageError: they do not; the widths in the way are named.
+    """
+    cure = "choose a recipe without groups or blocks, such as fp8-dynamic"
+    if weights.undivided:
+        raise StageError(
+            f"'{recipe.name}' does not suit this checkpoint: none of its group sizes divides "
+            f"layers of {', '.join(map(str, weights.undivided))} columns",
+            where=f"--recipe {recipe.name}",
+            cure=f"{cure}; where the recipe has the key quantization.smaller_group_sizes, "
+            "a size there that divides them will do",
+        )
+    shapes = {each.name: each.tensor.shape for each in weights.tensors if each.quantized}
+    rows = undivided_rows(recipe.quantization, shapes)
+    if rows:
+        name, count = next(iter(rows.items()))
+        raise StageError(
+            f"'{recipe.name}' does not suit this checkpoint: its blocks do not divide the {count} "
+            f"rows of '{name}', which vLLM puts together with others",
+            where=f"--recipe {recipe.name}",
+            cure=cure,
+        )
+
+
+def check_experts(recipe: Recipe, tensors: Mapping[str, Tensor]) -> None:
+    """See that a mixture's experts are matrices of their own, as vLLM is to find them again.
+
+    A stream leaves stacks as they are. llm-compressor takes them apart and calibrates each expert,
+    but saves the experts apart too, under names that the source does not have, so nothing of them
+    could be verified.
+
+    Raises:
+        StageError: the source has the experts of a layer in one tensor, and the recipe would have
+            to take them apart.
+    """
+    if is_streamed(recipe.quantization.model_dump()):
+        return
+    for name, tensor in tensors.items():
+        if is_expert_stack(name, len(tensor.shape)):
+            raise StageError(
+                f"'{recipe.name}' does not suit this checkpoint: '{name}' has all experts of a "
+                "layer in one tensor",
+                where=f"--recipe {recipe.name}",
+                cure="choose fp8-dynamic, which leaves such experts in 16 bits",
+            )
+
+
+def check_mtp(recipe: Recipe, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> None:
+    """See that no layers for multi-token prediction would be lost.
+
+    A stream copies them. transformers does not load them, so a recipe that builds the model would
+    not save them. llm-compressor copies some back: names that begin with `mtp`, where config.json
+    counts them under two keys that it knows. That was never tried here, so those are refused too.
+
+    Args:
+        recipe: that is asked for.
+        tensors: of the checkpoint's headers, by name.
+        config: the checkpoint's config.json.
+
+    Raises:
+        StageError: the source has such layers, and the recipe is not streamed.
+    """
+    if is_streamed(recipe.quantization.model_dump()):
+        return
+    layers = decoder_layers(config)
+    for name, tensor in tensors.items():
+        if module_kind(name, len(tensor.shape), layers) == "mtp":
+            raise StageError(
+                f"'{recipe.name}' does not suit this checkpoint: '{name}' is of a head for "
+                "multi-token prediction, which transformers does not load, so it would be lost",
+                where=f"--recipe {recipe.name}",
+                cure="choose fp8-dynamic, which copies such heads as they are",
+            )

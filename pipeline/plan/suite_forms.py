@@ -1,0 +1,59 @@
+"""Whether suites are asked by the model's chat template or as text to go on from.
+
+A base model has no template. `form: auto` takes what there is, and is settled when the run is
+planned: the settled form stands in each stage's parameters, so in its key, and in the verdict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pipeline.core.errors import PrepareError, UsageError
+from recipes.policy import Policy
+
+
+def with_forms(policy: Policy, *, has_template: bool) -> Policy:
+    """The policy with each `form: auto` settled: `chat` where there is a template, else `base`."""
+    form = "chat" if has_template else "base"
+    return policy.model_copy(
+        update={
+            "suites": {
+                name: suite.model_copy(update={"form": form}) if suite.form == "auto" else suite
+                for name, suite in policy.suites.items()
+            }
+        }
+    )
+
+
+def form_faults(policy: Policy, where: str, *, has_template: bool) -> list[PrepareError]:
+    """Suites that insist on a chat template that there is not.
+
+    Args:
+        policy: as it was written.
+        where: the tokenizer lies, for messages.
+        has_template: of that tokenizer.
+    """
+    if has_template:
+        return []
+    return [
+        UsageError(
+            f"the suite '{name}' is asked in chat form, and the tokenizer has no chat template",
+            where=f"policy key suites.{name}.form; {where}",
+            cure="write 'form: auto' (chat where there is a template, else base) or 'form: base' "
+            "there, or give an instruction-tuned checkpoint",
+        )
+        for name, suite in policy.suites.items()
+        if suite.form == "chat"
+    ]
+
+
+def form_notes(policy: Policy, *, has_template: bool) -> Iterator[str]:
+    """What is to be said aloud of suites that are asked another way than usual."""
+    if has_template:
+        return
+    names = [name for name, suite in policy.suites.items() if suite.form == "auto"]
+    if names:
+        yield (
+            f"the tokenizer has no chat template: {', '.join(names)} asked in base form, as text "
+            "to go on from"
+        )

@@ -1,1 +1,0 @@
-"""What would make a run fail, found from config, headers and this machine before work starts."""

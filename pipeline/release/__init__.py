@@ -1,0 +1,1 @@
+"""Registered versions: promoted, found, copied, served, and held against what was judged."""

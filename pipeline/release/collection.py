@@ -1,0 +1,303 @@
+"""Finds what the store need not keep, and removes it: stages, runs and answers that nobody names.
+
+Kept is what a registry's alias or history names, what a run younger than some days used, and all
+that these rest on. What was made within those days is kept too.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from artifacts.kept_runs import RUN_RECORD, is_alive, read_run
+from artifacts.registry.hub_registry import SCHEME as HUB
+from artifacts.registry.mlflow_registry import EMBEDDED
+from artifacts.registry.registry import Registry, Version, open_registry
+from pipeline.core.errors import RegistryError, StoreError
+from pipeline.core.events import Progress
+from pipeline.core.stage_record import StageRecord, StageReference, StageSpec
+from pipeline.core.store import RECORD, Store
+from pipeline.release.recheck_record import rechecks_of
+from pipeline.stages.evaluate import book_key
+
+Stage = tuple[str, str]
+Doomed = tuple[str, Path]
+
+
+@dataclass
+class Kept:
+    """What must stay: stages as (name, key), and runs by id."""
+
+    stages: set[Stage] = field(default_factory=set)
+    runs: set[str] = field(default_factory=set)
+
+
+@dataclass(frozen=True)
+class Garbage:
+    """One thing to remove.
+
+    Args:
+        kind: stage, unfinished stage, run or answers.
+        path: folder or file.
+        size: bytes that come free when all that was found with it goes too.
+    """
+
+    kind: str
+    path: Path
+    size: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for `--json`."""
+        return {"kind": self.kind, "path": str(self.path), "bytes": self.size}
+
+
+def find_garbage(
+    store: Store, registries: Iterable[str], days: float, progress: Progress
+) -> list[Garbage]:
+    """Everything that may go, the largest first.
+
+    Args:
+        store: to look through.
+        registries: URIs of those that may name something in it, beside those that its own
+            promotions went to.
+        days: what is younger stays.
+        progress: hears of records that cannot be read; their runs stay.
+
+    Raises:
+        RegistryError: a registry cannot be asked, so it is not known what it names.
+        StoreError: a run is going on.
+    """
+    refuse_while_running(store)
+    oldest = datetime.now(UTC) - timedelta(days=days)
+    kept = Kept()
+    for uri in registries_of(store, registries):
+        keep_named(store, open_registry(uri), kept)
+    keep_of_runs(store, oldest, kept, progress)
+    records = keep_inputs(store, kept)
+    found = [
+        *stages_to_go(store, kept, oldest.timestamp()),
+        *runs_to_go(store, kept, oldest.timestamp()),
+        *answers_to_go(store, records, oldest.timestamp()),
+    ]
+    sizes = freed_bytes([path for _, path in found])
+    garbage = [Garbage(kind, path, size) for (kind, path), size in zip(found, sizes, strict=True)]
+    return sorted(garbage, key=lambda each: each.size, reverse=True)
+
+
+def remove(garbage: Garbage, store: Store) -> None:
+    """Remove it, unless someone holds it by now; raises StoreError when it cannot be removed."""
+    path = garbage.path
+    if garbage.kind == "stage":
+        store.discard(path.parent.name, path.name)
+        return
+    with store.errors_explained():
+        if garbage.kind == "unfinished stage":
+            remove_unfinished(path, store)
+        elif path.is_dir():
+            doomed = path.with_name(f".{path.name}.removed")
+            path.rename(doomed)
+            shutil.rmtree(doomed)
+        else:
+            with FileLock(f"{path}.lock"):
+                path.unlink(missing_ok=True)
+
+
+def remove_unfinished(path: Path, store: Store) -> None:
+    """Remove what a killed stage left, unless the stage is being written again."""
+    key = path.name.partition(".")[0]
+    lock = FileLock(store.root / "locks" / f"{key}.lock")
+    try:
+        with lock.acquire(timeout=0):
+            shutil.rmtree(path)
+    except Timeout:
+        return
+
+
+def refuse_while_running(store: Store) -> None:
+    """Raise StoreError while a run is going on: it counts on stages that its record lacks yet."""
+    for folder in store.run_folders():
+        if (folder / RUN_RECORD).is_file() and is_alive(folder):
+            raise StoreError(
+                f"run {folder.name} is going on, and what it will use is not known yet",
+                where=str(folder),
+                cure="wait until it is done",
+            )
+
+
+def registries_of(store: Store, others: Iterable[str]) -> list[str]:
+    """URIs of every registry that a promotion or recheck of this store went to, and of its own."""
+    uris = dict.fromkeys(others)
+    own = store.root.resolve() / "registry.db"
+    if own.is_file():
+        uris[f"{EMBEDDED}{own}"] = None
+    promoted = [str(record.parameters["registry"]) for record in store.records("promote")]
+    for uri in (*promoted, *rechecked_in(store)):
+        # A file that is gone names nothing; making an empty one would not help.
+        if not uri.startswith(EMBEDDED) or Path(uri.removeprefix(EMBEDDED)).is_file():
+            uris[uri] = None
+    return list(uris)
+
+
+def rechecked_in(store: Store) -> Iterator[str]:
+    """URIs of the registries, beside the store's own, whose versions were rechecked here."""
+    for folder in store.run_folders():
+        try:
+            command = read_run(folder).command
+        except StoreError:  # its run stays, and is told of
+            continue
+        if command.get("recheck") and command.get("registry"):
+            yield str(command["registry"])
+
+
+def keep_named(store: Store, registry: Registry, kept: Kept) -> None:
+    """Keep what any alias or history of the registry names.
+
+    Raises:
+        RegistryError: a model that this store promoted there is not shown to us.
+    """
+    promoted = {
+        str(record.parameters["name"])
+        for record in store.records("promote")
+        if record.parameters["registry"] == registry.uri
+    }
+    for name in sorted({*registry.names(), *promoted}):
+        versions = registry.versions(name)
+        if not versions and name in promoted and registry.uri.startswith(HUB):
+            # The Hub answers so to whoever may not see the repository.
+            raise RegistryError(
+                f"'{name}' was promoted there, and is not shown to us",
+                where=registry.uri,
+                cure="log in with a token that may read it; when it was deleted on purpose, delete "
+                f"{store.root / 'stages' / 'promote'} of that promotion, too",
+            )
+        history = registry.history(name)
+        numbers = set(registry.aliases(name).values())
+        for entry in history:
+            numbers |= {v for v in (*entry.changes.values(), entry.replaced) if v is not None}
+            kept.runs.add(entry.run)
+        for version in versions:
+            if version.version in numbers:
+                kept.stages |= set(stages_of(store, version))
+                kept.runs.add(version.tags.get("prepare.run", ""))
+                kept.runs |= {recheck.run for recheck in rechecks_of(version)}
+
+
+def stages_of(store: Store, version: Version) -> Iterator[Stage]:
+    """The stages that a registered version names: its weights' and its verdict's."""
+    if "prepare.verdict.stage" in version.tags:
+        yield "judge", version.tags["prepare.verdict.stage"]
+    stages = (store.root / "stages").resolve()
+    source = Path(version.source)
+    if source.is_absolute() and source.resolve().is_relative_to(stages):
+        stage, key, *_ = source.resolve().relative_to(stages).parts
+        yield stage, key
+
+
+def keep_of_runs(store: Store, oldest: datetime, kept: Kept, progress: Progress) -> None:
+    """Keep young runs, those that are named already, and what all of them used."""
+    for folder in store.run_folders():
+        try:
+            report = read_run(folder)
+        except StoreError as error:
+            progress.note(f"kept, for it cannot be read: {error}")
+            kept.runs.add(folder.name)
+            continue
+        if folder.name in kept.runs or datetime.fromisoformat(report.started) >= oldest:
+            kept.runs.add(folder.name)
+            kept.stages |= {(s.name.split()[0], s.key) for s in report.stages if s.key}
+
+
+def keep_inputs(store: Store, kept: Kept) -> list[StageRecord]:
+    """Keep also what the kept stages rest on; returns the records of all that are kept."""
+    pending, seen, records = list(kept.stages), set(kept.stages), []
+    while pending:
+        record = store.find(*pending.pop())
+        if record is None:
+            continue
+        records.append(record)
+        for reference in record.inputs.values():
+            stage = (reference.stage, reference.key)
+            if stage not in seen:
+                seen.add(stage)
+                pending.append(stage)
+    kept.stages = seen
+    return records
+
+
+def stages_to_go(store: Store, kept: Kept, oldest: float) -> Iterator[Doomed]:
+    """Finished stages that nobody names, and old unfinished ones.
+
+    Records of promotions stay: they tell which registries to ask, and are small.
+    """
+    for folder in sorted((store.root / "stages").glob("*/*")):
+        stage, name = folder.parent.name, folder.name
+        if stage == "promote":
+            continue
+        finished = (folder / RECORD).is_file() and "." not in name
+        written = (folder / RECORD if finished else folder).stat().st_mtime
+        if (finished and (stage, name) in kept.stages) or written >= oldest:
+            continue
+        yield "stage" if finished else "unfinished stage", folder
+
+
+def runs_to_go(store: Store, kept: Kept, oldest: float) -> Iterator[Doomed]:
+    """Records and logs of runs that nobody names."""
+    for folder in store.run_folders():
+        if folder.name not in kept.runs and folder.stat().st_mtime < oldest:
+            yield "run", folder
+
+
+def answers_to_go(store: Store, records: Iterable[StageRecord], oldest: float) -> Iterator[Doomed]:
+    """Answer books that no kept round was copied from."""
+    used = {book_of(record, store) for record in records if record.stage == "evaluate"}
+    for file in sorted((store.root / "answers").glob("*.jsonl")):
+        if file.stem not in used and file.stat().st_mtime < oldest:
+            yield "answers", file
+
+
+def book_of(record: StageRecord, store: Store) -> str | None:
+    """The name of a round's answer book; None where what it depends on is gone."""
+    spec = StageSpec(
+        stage=record.stage,
+        variant=record.variant,
+        key=record.key,
+        parameters=record.parameters,
+        inputs={role: StageReference(**r.model_dump()) for role, r in record.inputs.items()},
+        runtime={},
+        store=str(store.root),
+    )
+    try:
+        return book_key(spec, store)
+    except StoreError:
+        return None
+
+
+def freed_bytes(paths: Sequence[Path]) -> list[int]:
+    """How many bytes removing all of these folders and files frees, by path.
+
+    A file with several names (the stage `evidence` links the weights of `quantize`) frees its bytes
+    only when all of its names go; they count for the first path that has one.
+    """
+    names: Counter[tuple[int, int]] = Counter()
+    first: dict[tuple[int, int], tuple[int, os.stat_result]] = {}
+    for number, path in enumerate(paths):
+        for file in path.rglob("*") if path.is_dir() else [path]:
+            found = file.lstat()
+            if stat.S_ISDIR(found.st_mode):
+                continue
+            names[found.st_dev, found.st_ino] += 1
+            first.setdefault((found.st_dev, found.st_ino), (number, found))
+    sizes = [0] * len(paths)
+    for each, (number, found) in first.items():
+        if names[each] == found.st_nlink:
+            sizes[number] += found.st_size
+    return sizes

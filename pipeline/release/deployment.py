@@ -1,0 +1,232 @@
+"""A registered version as files to deploy: found, copied, and held against what was registered."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Protocol
+
+from artifacts.deployable import JudgedTuple
+from artifacts.evidence.bundle import BUNDLE
+from artifacts.evidence.manifest import (
+    ADDED_LATER,
+    MANIFEST,
+    digest_of_other_files,
+    plain_files,
+    read_manifest,
+)
+from artifacts.registry.registry import EVIDENCE_TAG, FILES_TAG, WEIGHTS_TAG, Registry, Version
+from pipeline.checkpoint.weight_files import weights_digest
+from pipeline.core.digest import FileDigests, digest_file
+from pipeline.core.errors import RegistryError, UsageError
+from pipeline.core.foreign.text import clipped
+from pipeline.core.process_environment import server_environment
+from pipeline.environments.environment import Environment
+from pipeline.release.past_verdict import PastVerdict
+
+ENGINE_SECONDS = 120
+ASK_ENGINE = "import vllm; print('engine-version', vllm.__version__)"
+
+
+class HoldsFiles(Protocol):
+    """What has a version's files: a registry of models, or a repository of an OCI registry."""
+
+    def fetch(self, version: Version, folder: Path) -> None:
+        """Copy the version's files into that folder, which exists and is empty."""
+
+
+def folder_of(version: Version, weights: Path | None, command: str) -> Path:
+    """The folder of a version's files.
+
+    Args:
+        version: as registered.
+        weights: folder that `prepare pull` made; None: the version's own source.
+        command: of prepare, that asks; for the cure.
+
+    Raises:
+        RegistryError: its files are not on this machine.
+    """
+    if weights is None and not Path(version.source).is_dir():
+        reference = f"{version.name}@{version.version}"
+        raise RegistryError(
+            "the version's files are not on this machine",
+            where=version.source,
+            cure=f"prepare pull {reference} FOLDER, then {command.format(reference=reference)}",
+        )
+    return (weights or Path(version.source)).absolute()
+
+
+def judged_tuple(version: Version, past: PastVerdict) -> JudgedTuple:
+    """The tuple that the version's evidence is about."""
+    return JudgedTuple.of_members(
+        past.members,
+        f"{version.name} version {version.version}",
+        trust_remote_code=past.judged.trust_remote_code,
+    )
+
+
+def engine_version_of(serve: Environment) -> str:
+    """The engine's version, as it tells it itself; raises RegistryError when it does not."""
+    try:
+        answer = subprocess.run(
+            [str(serve.python), "-c", ASK_ENGINE],
+            env=server_environment(os.environ, {}, python=serve.python),
+            capture_output=True,
+            text=True,
+            timeout=ENGINE_SECONDS,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise RegistryError(
+            f"the engine does not tell its version: {error}",
+            where=str(serve.python),
+            cure="`prepare env doctor` checks the environments",
+        ) from error
+    # vLLM says things of its own on standard output.
+    lines = [line for line in answer.stdout.splitlines() if line.startswith("engine-version ")]
+    return lines[-1].split()[1] if lines else "unknown"
+
+
+def find_version(registry: Registry, reference: str) -> Version:
+    """The version that NAME@ALIAS or NAME@NUMBER names; moves left unfinished are finished before.
+
+    Raises:
+        UsageError: it is not of that form, or there is none.
+    """
+    name, mark, wanted = reference.rpartition("@")
+    if not (mark and name and wanted):
+        raise UsageError(
+            f"'{reference}' names no version",
+            where="NAME@ALIAS",
+            cure="write the model's name, '@', and an alias or a version's number: "
+            "smollm2-135m@champion, smollm2-135m@3",
+        )
+    registry.settle(name)
+    versions = registry.versions(name)
+    for version in versions:
+        if wanted in version.aliases or wanted == version.version:
+            return version
+    known = sorted({alias for version in versions for alias in version.aliases})
+    raise UsageError(
+        f"'{name}' has no version or alias '{wanted}'" if versions else f"no model '{name}'",
+        where=registry.uri,
+        cure=f"its aliases: {', '.join(known) or 'none'}; versions: "
+        f"{', '.join(v.version for v in versions)}"
+        if versions
+        else f"known: {', '.join(registry.names()) or 'nothing yet'}",
+    )
+
+
+def check_files(
+    version: Version,
+    folder: Path,
+    digests: FileDigests | None = None,
+    *,
+    added: tuple[str, ...] = ADDED_LATER,
+) -> int:
+    """Hold a folder's files against the digests that were registered; returns how many.
+
+    Args:
+        version: as registered.
+        folder: of its files.
+        digests: of files, remembered.
+        added: files that may have been added since.
+
+    Raises:
+        RegistryError: they are not the files that were judged, or there is no digest to tell.
+        CheckpointError: the folder has no weights, or a file cannot be read.
+        EvidenceError: there is something that is neither a file nor a folder.
+    """
+    words = {WEIGHTS_TAG: "weights", FILES_TAG: "other files (config, tokenizer, card, evidence)"}
+    for tag in words:
+        if tag not in version.tags:
+            raise RegistryError(
+                f"version {version.version} of '{version.name}' has no digest to check its files "
+                "by",
+                where=f"tag {tag}",
+                cure="it was not registered by `prepare`, or its tags were changed: `prepare "
+                f"promote {version.tags.get('prepare.run') or 'RUN'}` registers it again",
+            )
+    listed = list(plain_files(folder, added))
+    found = {
+        WEIGHTS_TAG: weights_digest(folder, digests.of if digests else digest_file),
+        FILES_TAG: digest_of_other_files(folder, added),
+    }
+    for tag, digest in found.items():
+        if version.tags[tag] != digest:
+            raise RegistryError(
+                f"the {words[tag]} are not those that were judged: their digest is "
+                f"{digest[:12]}, registered is {clipped(version.tags[tag], 12)}",
+                where=str(folder),
+                cure="somebody changed, added or removed a file; the verdict says nothing of these",
+            )
+    return len(listed)
+
+
+def pull_version(registry: HoldsFiles, version: Version, destination: Path) -> int:
+    """Copy the version's files into a new folder, which appears when they are whole.
+
+    Returns:
+        how many files.
+
+    Raises:
+        UsageError: the folder is there already.
+        RegistryError: the files cannot be had, or are not those that were judged.
+    """
+    if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
+        raise UsageError(
+            "the destination is there already, and not empty",
+            where=str(destination),
+            cure="name a new folder",
+        )
+    partial = destination.with_name(f".{destination.name}.{os.getpid()}.partial")
+    try:
+        partial.mkdir(parents=True)
+        registry.fetch(version, partial)
+        files = check_files(version, partial, added=())
+        refuse_unlisted(version, partial)
+        if destination.exists():
+            destination.rmdir()
+        partial.rename(destination)
+    except OSError as error:
+        raise RegistryError(
+            f"the files cannot be copied: {error.strerror or error}",
+            where=str(error.filename or destination),
+            cure="name a folder on a disk with room that you may write",
+        ) from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return files
+
+
+def refuse_unlisted(version: Version, folder: Path) -> None:
+    """Refuse files that the evidence beside the weights does not list, by name.
+
+    Their digest is a tag, and whoever can add a file to a registry may be able to set that too.
+
+    Raises:
+        RegistryError: there is such a file, or the evidence that the version names is not there.
+        EvidenceError: its list cannot be read.
+    """
+    bundle = folder / BUNDLE
+    if not (bundle / MANIFEST).is_file():
+        if EVIDENCE_TAG not in version.tags:  # of a registration without evidence, as by hand
+            return
+        raise RegistryError(
+            "the evidence that the version names is not among its files",
+            where=f"{version.name} version {version.version}, tag {EVIDENCE_TAG}",
+            cure="somebody removed it: `prepare promote` its run again",
+        )
+    manifest = read_manifest(bundle)
+    listed = {each.path for each in manifest.beside} | {f"{BUNDLE}/{MANIFEST}"}
+    listed |= {f"{BUNDLE}/{each.path}" for each in manifest.bundle}
+    there = {path for path, _ in plain_files(folder)}
+    if differing := sorted(there ^ listed):
+        raise RegistryError(
+            f"{len(differing)} files are not as the evidence lists them: "
+            f"{clipped(', '.join(differing), 200)}",
+            where=f"{version.name} version {version.version}",
+            cure="somebody added or removed files; the verdict says nothing of these",
+        )

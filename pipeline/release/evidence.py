@@ -1,0 +1,105 @@
+"""Lays out and runs the stage `evidence` of a judged variant, from the records of its run.
+
+Whoever promotes calls :func:`evidence_stage` for each variant, runs it, and registers its
+`output/` in the place of the quantized weights, which are in it.
+"""
+
+from __future__ import annotations
+
+from artifacts.command_line import command_line
+from artifacts.evidence.judged_variant import JudgedVariant, reached
+from artifacts.evidence.recompute import claims_of
+from artifacts.run_record import RunReport
+from pipeline.checkpoint.source_facts import source_of
+from pipeline.core.digest import digest_json
+from pipeline.core.errors import UsageError
+from pipeline.core.events import Progress
+from pipeline.core.stage_key import stage_spec
+from pipeline.core.stage_record import StageRecord, StageReference, StageSpec
+from pipeline.core.store import Store
+from pipeline.stages.context import execute
+from pipeline.stages.evidence import JUDGE
+
+
+def write_evidence(
+    run: RunReport,
+    recipe: str,
+    store: Store,
+    progress: Progress,
+    *,
+    override: str | None = None,
+    name: str | None = None,
+) -> StageRecord:
+    """Make the folder to deploy for one judged variant, or find it made.
+
+    Args:
+        run: whose stages are in the store.
+        recipe: of the variant.
+        store: of the run.
+        progress: hears of it.
+        override: why it is promoted though it did not pass.
+        name: in the registry; None: the run's.
+
+    Returns:
+        the record of the stage `evidence`; its folder has `output/`.
+
+    Raises:
+        EvidenceError: a stage that the verdict rests on is gone, or the weights changed since.
+        UsageError: the variant was not judged.
+    """
+    return execute(evidence_stage(run, recipe, store, override=override, name=name), progress)
+
+
+def evidence_stage(
+    run: RunReport,
+    recipe: str,
+    store: Store,
+    *,
+    override: str | None = None,
+    name: str | None = None,
+) -> StageSpec:
+    """The stage `evidence` of one variant; its key is the same while all that it rests on is.
+
+    Raises:
+        EvidenceError: a stage that the verdict rests on is gone from the store.
+        UsageError: the variant was not judged.
+    """
+    claims = claims_of(run)
+    if recipe not in claims.judges or run.checkpoint is None:
+        raise UsageError(
+            f"run {run.run} did not judge '{recipe}', so there is no evidence to bundle",
+            cure=f"judged were: {', '.join(claims.judges) or 'none'}",
+        )
+    judged = JudgedVariant.found(store.find, claims.judges[recipe])
+    inputs = {
+        "weights": StageReference(stage="quantize", key=judged.quantize.key),
+        "verify": StageReference(stage="verify", key=judged.verify.key),
+        **{
+            JUDGE + each: StageReference(stage="judge", key=key)
+            for each, key in claims.judges.items()
+        },
+    }
+    outcomes = {v.recipe: v.verdict for v in claims.variants if v.recipe not in claims.judges}
+    tried = sorted(claims.tried)
+    source = run.checkpoint.source or source_of(run.checkpoint.ref, run.checkpoint.digest, None)
+    return stage_spec(
+        "evidence",
+        recipe,
+        {
+            "recipe": recipe,
+            "override": override,
+            "name": name or run.registered_name or recipe,
+            "profile": str(run.command.get("profile", "")),
+            "policy": str(run.command.get("policy", "")),
+            "source": source.model_dump(),
+            "tried": tried,
+            "unjudged": outcomes,
+            # Versions point to the folder: what came out otherwise another time has another.
+            "rests_on": digest_json(
+                [[r.stage, r.key, r.result] for r in reached(store.find, list(inputs.values()))]
+            ),
+        },
+        inputs,
+        {"run": run.run, "command": command_line(run.command, public=True)},
+        store.root,
+    )

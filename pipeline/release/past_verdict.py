@@ -1,0 +1,221 @@
+"""What a registered version was judged by, read from the evidence bundle beside its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from artifacts.evidence.bundle import BUNDLE, BundleVerdict
+from artifacts.evidence.bundle_check import check_bundle, find_bundle, read_verdict
+from artifacts.evidence.bundled_evidence import BundledEvidence
+from artifacts.evidence.judged_variant import Find, JudgedVariant, record_of
+from artifacts.evidence.manifest import read_manifest
+from artifacts.evidence.trials import Count, Trial
+from artifacts.registry.registry import TUPLE_TAG, WEIGHTS_TAG, Version
+from artifacts.serving_arguments import ServingArguments
+from pipeline.core.digest import digest_json
+from pipeline.core.errors import EvidenceError
+from recipes.policy import Policy
+from recipes.quantization import Quantization
+from recipes.schema import Fallback, Family, Recipe, ServingProfile, Workload
+
+POLICY_TAG = "prepare.policy.digest"
+KV_DTYPE = "kv-cache-dtype"
+# How long loading takes is no part of the evidence; as `prepare serve` waits.
+READY_TIMEOUT_SECONDS = 1800.0
+
+
+@dataclass(frozen=True)
+class PastVerdict:
+    """A version's verdict with all that it takes to judge the same weights again.
+
+    Args:
+        bundle: what the evidence says.
+        judged: the records of the stages that the verdict rests on.
+        members: the deployable tuple that was judged.
+        source: name of the source checkpoint, with its commit where it is on the Hub.
+        families: of the recipes that were tried with it and judged.
+        sources: where each suite's questions came from.
+    """
+
+    bundle: BundleVerdict
+    judged: JudgedVariant
+    members: Mapping[str, Any]
+    source: str
+    families: Mapping[str, Family]
+    sources: Mapping[str, Any]
+
+    @property
+    def policy(self) -> Policy:
+        """That judged."""
+        return Policy.model_validate(self.judged.judge.parameters["policy"])
+
+    @property
+    def trial_of_then(self) -> Callable[[Count, Mapping[str, str]], Trial] | None:
+        """Counts a recheck as the trial that it checks: it has the same share and no new one."""
+        kept = self.judged.judge.parameters.get("trial")
+        if kept is None:
+            return None
+        trial = Trial.model_validate(kept)
+        return lambda count, variants: trial
+
+    @property
+    def checkpoint_digest(self) -> str:
+        """Of the source that the baseline was."""
+        return str(self.judged.coherence.parameters["checkpoint"])
+
+    @property
+    def recipe(self) -> Recipe:
+        """The variant's, as it was carried out."""
+        quantization: Quantization = TypeAdapter(Quantization).validate_python(
+            self.judged.quantize.parameters["quantization"]
+        )
+        return Recipe(
+            name=self.bundle.recipe,
+            summary="registered weights",
+            family=self.judged.judge.parameters["family"],
+            quantization=quantization,
+        )
+
+    @property
+    def tried(self) -> tuple[Recipe, ...]:
+        """The variant's recipe and those tried with it: as many as the verdict was corrected for.
+
+        Only number and families count. A recipe that never got to its gates is taken as one of
+        the variant's family.
+        """
+        own = self.recipe
+        others = [name for name in self.bundle.tried if name != own.name]
+        family = own.family
+        return (
+            own,
+            *(
+                own.model_copy(update={"name": name, "family": self.families.get(name, family)})
+                for name in others
+            ),
+        )
+
+    @property
+    def profile(self) -> ServingProfile:
+        """The serving profile as it was carried out.
+
+        Raises:
+            EvidenceError: baseline and variant were not served alike.
+        """
+        judged = self.judged
+        arguments = dict(judged.serving["engine_arguments"])
+        baseline = judged.baseline_benchmark.parameters["serving"]
+        profile = ServingProfile(
+            name=self.bundle.profile or "judged",
+            summary="as judged",
+            accelerator=judged.judge.parameters["accelerator"],
+            kv_cache_dtype=arguments.pop(KV_DTYPE),
+            baseline_kv_cache_dtype=baseline["engine_arguments"][KV_DTYPE],
+            engine_arguments=arguments,
+            environment=judged.serving["environment"],
+            ready_timeout_seconds=READY_TIMEOUT_SECONDS,
+            workload=Workload.model_validate(judged.benchmark.parameters["workload"]),
+            throughput_note=judged.judge.parameters["throughput_note"],
+        ).changed_by(
+            {
+                name: Fallback.model_validate(each)
+                for name, each in judged.judge.parameters.get("fallbacks", {}).items()
+            }
+        )
+        if ServingArguments.of(profile, is_baseline=True).to_dict() != baseline:
+            raise EvidenceError(
+                "baseline and variant were served with other engine arguments than the KV dtype",
+                where=f"{BUNDLE}/stages/benchmark",
+                cure="name a serving profile to judge with: --profile",
+            )
+        return profile
+
+
+def read_past(version: Version, folder: Path) -> PastVerdict:
+    """Read and check the bundle in a version's folder.
+
+    Args:
+        version: as registered.
+        folder: of its files, which have been held against the version's digests.
+
+    Raises:
+        EvidenceError: there is no bundle, it is not sound, or it is about something else than the
+            version says.
+    """
+    bundle = find_bundle(folder)
+    if bundle is None:
+        raise EvidenceError(
+            f"version {version.version} of '{version.name}' has no evidence beside its weights, "
+            "so how it was judged is not known",
+            where=str(folder / BUNDLE),
+            cure=f"`prepare promote {version.tags.get('prepare.run') or 'RUN'}` in the store of "
+            "that run registers it with its evidence",
+        )
+    check = check_bundle(bundle)
+    problems = [*check.problems, *(d for each in check.variants for d in each.differences)]
+    if problems:
+        raise EvidenceError(
+            f"the evidence does not give the verdict: {problems[0]}",
+            where=str(bundle),
+            cure=f"`prepare verify {bundle}` names every difference; get the version again with "
+            "`prepare pull`",
+        )
+    verdict = read_verdict(bundle)
+    evidence = BundledEvidence(bundle, read_manifest(bundle), verdict.revisions)
+    judged = JudgedVariant.found(evidence.find, verdict.judges[verdict.recipe])
+    members = judged.deployable(evidence.find)
+    check_same(version, judged, members, bundle)
+    judges = {
+        name: evidence.find("judge", key)
+        for name, key in verdict.judges.items()
+        if name != verdict.recipe
+    }
+    return PastVerdict(
+        bundle=verdict,
+        judged=judged,
+        members=members,
+        source=source_of(version, verdict),
+        families={n: j.parameters["family"] for n, j in judges.items() if j is not None},
+        sources=sources_of(judged, evidence.find),
+    )
+
+
+def source_of(version: Version, verdict: BundleVerdict) -> str:
+    """The source's name; a folder's path is told by the tags alone, evidence has no paths in it."""
+    ref = version.tags.get("prepare.source.ref") or verdict.source.ref
+    revision = verdict.source.revision
+    # A name that leads nowhere here is told when it is looked for.
+    is_folder = ref.startswith((".", "/", "~")) or Path(ref).exists()
+    return f"{ref.partition('@')[0]}@{revision}" if revision and not is_folder else ref
+
+
+def sources_of(judged: JudgedVariant, find: Find) -> dict[str, Any]:
+    """Where each suite's questions came from, as its stage's parameters tell."""
+    return {
+        suite: record_of(find, judged.judge.inputs[f"questions.{suite}"]).parameters.get("source")
+        for suite in judged.judge.parameters["policy"]["suites"]
+    }
+
+
+def check_same(
+    version: Version, judged: JudgedVariant, members: Mapping[str, Any], bundle: Path
+) -> None:
+    """Raise EvidenceError where registry and evidence speak of different things."""
+    pairs = {
+        WEIGHTS_TAG: ("weights", members["weights"]),
+        TUPLE_TAG: ("deployable tuple", digest_json(members)),
+        POLICY_TAG: ("policy", digest_json(judged.judge.parameters["policy"])),
+    }
+    for tag, (words, digest) in pairs.items():
+        if version.tags.get(tag) != digest:
+            raise EvidenceError(
+                f"the {words} of the evidence is not the one of the version: its digest is "
+                f"{digest[:12]}, registered is {str(version.tags.get(tag))[:12]}",
+                where=f"{bundle} and {version.name} version {version.version}, tag {tag}",
+                cure="somebody changed one of them after the promotion; "
+                f"`prepare verify {bundle}` tells of the evidence",
+            )

@@ -1,0 +1,121 @@
+"""Promotes from a finished run's record, as `prepare promote` does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from artifacts.evidence.recompute import check_run, claims_of
+from artifacts.run_record import RunReport, VariantReport
+from artifacts.selection import first_of_the_ladder
+from pipeline.core.errors import StoreError, UsageError
+from pipeline.core.events import Progress
+from pipeline.core.stage_record import StageRecord
+from pipeline.core.store import Store
+from pipeline.release.evidence import write_evidence
+from pipeline.release.promotion_stage import Order, promotion_stage
+from pipeline.stages.context import execute
+from pipeline.stages.promote import still_holds
+
+
+def promote_run(run: RunReport, store: Store, order: Order, progress: Progress) -> StageRecord:
+    """Promote from a finished run's record, once its evidence was seen to give its verdicts.
+
+    Returns:
+        the record of the stage `promote`.
+
+    Raises:
+        UsageError: the run or variant has nothing that could be promoted, or did not pass.
+        StoreError: the evidence is gone, or does not give the verdict that the record tells.
+        RegistryError: see `pipeline.stages.promote`.
+    """
+    chosen = chosen_variants(run, order)
+    if order.override is not None and chosen[0].verdict == "pass":
+        progress.note(f"{chosen[0].recipe} passed: there is nothing to override")
+        order = replace(order, override=None)
+    check_evidence(run, store)
+    for variant in chosen:
+        write_evidence(
+            run, variant.recipe, store, progress, override=order.override, name=order.name
+        )
+    spec = promotion_stage(run, chosen, order, store, runtime={"explicit": True})
+    found = store.find(spec.stage, spec.key)
+    if found is not None:
+        if order.replaces is None and store.current(spec.stage, spec.key) and still_holds(found):
+            progress.note("nothing to do: the alias points there already")
+            return found
+        store.discard(spec.stage, spec.key)
+    return execute(spec, progress)
+
+
+def chosen_variants(run: RunReport, order: Order) -> list[VariantReport]:
+    """The variants that the order is about; raises UsageError where there is none."""
+    where = f"run {run.run}"
+    if run.command.get("gate"):
+        raise UsageError(
+            "this run judged endpoints that someone else serves: it has no weights to promote",
+            where=where,
+            cure="`prepare model CHECKPOINT` makes variants that can be promoted",
+        )
+    if run.command.get("recheck"):
+        raise UsageError(
+            f"this run rechecked {run.command['recheck']}, which is registered already",
+            where=where,
+            cure="`prepare registry show NAME` tells what the recheck found; to promote the "
+            "weights as a version of another tuple, run `prepare model` there",
+        )
+    if run.status == "running":
+        raise UsageError(
+            "this run is not finished", where=where, cure="wait for it, then promote its variant"
+        )
+    judges = claims_of(run).judges
+    judged = [variant for variant in run.variants if variant.recipe in judges]
+    if order.variant is not None:
+        judged = [variant for variant in judged if variant.recipe == order.variant]
+    names = ", ".join(f"{v.recipe} ({v.verdict})" for v in run.variants) or "none"
+    if not judged:
+        raise UsageError(
+            f"the run judged no variant '{order.variant}'"
+            if order.variant
+            else "the run judged no variant",
+            where=where,
+            cure=f"its variants: {names}",
+        )
+    if order.override is not None:
+        if not order.override.strip():
+            raise UsageError(
+                "--override wants a reason", where=where, cure="say why; it is kept in the history"
+            )
+        if len(judged) > 1:
+            raise UsageError(
+                "--override is about one variant, and the run has several",
+                where=where,
+                cure=f"name it: RUN:VARIANT; its variants: {names}",
+            )
+        return judged
+    passed = [variant for variant in judged if variant.verdict == "pass"]
+    if not passed:
+        raise UsageError(
+            "no variant passed, so none is promoted"
+            if order.variant is None
+            else f"the verdict on '{order.variant}' is '{judged[0].verdict}', not 'pass'",
+            where=where,
+            cure="if it is to be promoted all the same: --override REASON, which is kept in the "
+            f"history; the run's variants: {names}",
+        )
+    return first_of_the_ladder(passed, tuple(run.command.get("ladder") or ()))
+
+
+def check_evidence(run: RunReport, store: Store) -> None:
+    """Compute every verdict of the run again: the bundle of one variant has the others' too.
+
+    Raises:
+        StoreError: a verdict does not follow from the evidence.
+    """
+    for check in check_run(run, store):
+        if check.differences:
+            raise StoreError(
+                f"the evidence on '{check.recipe}' does not give the verdict of the record: "
+                f"{check.differences[0]}",
+                where=str(store.root / "runs" / run.run),
+                cure=f"`prepare verify {run.run}` names every difference; run the model again",
+            )

@@ -1,0 +1,67 @@
+"""What a recheck leaves in the registry: a tag on the version for each tuple, and the newest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field, ValidationError
+
+from artifacts.registry.registry import Version
+from eval_gates.records import Verdict
+from pipeline.core.errors import RegistryError
+from pipeline.core.record import Record
+
+RECHECK_TAG = "prepare.recheck"
+DIGITS = 12  # of the tuple's digest, in a tag's name
+
+
+class RecheckRecord(Record):
+    """The outcome of one recheck."""
+
+    schema_version: int = Field(1, description="of this record")
+    when: str = Field(description="UTC, ISO 8601")
+    who: str = Field(description="who asked for it")
+    run: str = Field(description="id of the run that has the evidence, in the store of `who`")
+    tuple_digest: str = Field(description="of the members")
+    members: dict[str, Any] = Field(description="the deployable tuple that was measured")
+    changed: tuple[str, ...] = Field(description="in which members it was not the judged one")
+    verdict: Verdict = Field(description="of the gates on this tuple")
+    stands: bool = Field(description="whether the version's verdict holds for this tuple")
+    reason: str = Field(description="why, in words")
+
+    def tags(self) -> dict[str, str]:
+        """As tags: one of this tuple's own, and the newest of all."""
+        text = self.model_dump_json()
+        return {RECHECK_TAG: text, f"{RECHECK_TAG}.{self.tuple_digest[:DIGITS]}": text}
+
+
+def rechecks_of(version: Version) -> list[RecheckRecord]:
+    """The newest recheck of each tuple.
+
+    Raises:
+        RegistryError: a tag is damaged.
+    """
+    found = []
+    for tag in sorted(version.tags):
+        if not tag.startswith(f"{RECHECK_TAG}."):
+            continue
+        try:
+            found.append(RecheckRecord.model_validate_json(version.tags[tag]))
+        except ValidationError as error:
+            raise RegistryError(
+                f"what a recheck left cannot be read: {error.errors()[0]['msg']}",
+                where=f"{version.name} version {version.version}, tag {tag}",
+                cure="another version of prepare wrote it, or the tag was changed: run "
+                f"`prepare recheck {version.name}@{version.version}` again",
+            ) from error
+    return found
+
+
+def stands(then: str, now: str) -> bool | None:
+    """Whether a verdict holds after another one: it passes, or is what it was; None for an error.
+
+    What did not pass and was promoted all the same stands while it does no worse.
+    """
+    if now not in ("pass", "fail", "undecided"):
+        return None
+    return now in ("pass", then) or then == "fail"

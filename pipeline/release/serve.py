@@ -1,0 +1,170 @@
+"""Serves a registered version on this machine, once it is seen to be the tuple that was judged."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NoReturn
+
+from artifacts.deployable import JudgedTuple, refuse_code
+from artifacts.registry.registry import TUPLE_TAG, Version
+from pipeline.core.digest import FileDigests
+from pipeline.core.errors import RegistryError, ServingError
+from pipeline.core.events import Progress
+from pipeline.core.private_files import make_private
+from pipeline.core.store import Store
+from pipeline.environments.environment import Accelerator, Environment, ensure, identity
+from pipeline.environments.settings import Settings
+from pipeline.release.deployment import check_files, engine_version_of, folder_of, judged_tuple
+from pipeline.release.past_verdict import PastVerdict, read_past
+from pipeline.release.recheck_proof import proven_tuple
+from pipeline.release.recheck_record import rechecks_of
+from pipeline.release.tag_check import refuse_changed_tags
+from pipeline.serving.server import Server
+from pipeline.serving.server_address import port_is_free
+
+SECONDS_BETWEEN_LOOKS = 2.0
+
+
+class Deployment:
+    """One registered version, to be served here.
+
+    How it is served is taken from the evidence beside its weights, never from a tag.
+
+    Args:
+        version: as registered.
+        weights: folder of its files; None: the version's own source.
+        settings: where environments, rechecks and logs are.
+        progress: hears of what takes time.
+        trust_remote_code: whether somebody here agreed to run code that comes with it.
+
+    Raises:
+        RegistryError: its files are not on this machine, or not those that were judged; or its
+            tags are not what the evidence says.
+        EvidenceError: there is no evidence, or it does not give the verdict.
+        CheckpointError: it comes with code, and nobody here agreed to that.
+    """
+
+    def __init__(
+        self,
+        version: Version,
+        weights: Path | None,
+        settings: Settings,
+        progress: Progress,
+        *,
+        trust_remote_code: bool = False,
+    ) -> None:
+        self.version = version
+        self.weights = folder_of(version, weights, "prepare serve {reference} --weights FOLDER")
+        self._settings = settings
+        self._progress = progress
+        # Of the tuples that are tried, some may be of another kind of machine.
+        self._environments: dict[Accelerator, Environment] = {}
+        self._engine_versions: dict[Accelerator, str] = {}
+        check_files(version, self.weights, FileDigests(settings.home / "digests.json"))
+        past = read_past(version, self.weights)
+        refuse_changed_tags(version, past)
+        self._accepted = accepted_tuples(version, past, Store(settings.store))
+        self.judged = judged_tuple(version, past)
+        if not trust_remote_code:
+            for judged in (self.judged, *self._accepted):
+                refuse_code(judged.trust_remote_code, f"{version.name} version {version.version}")
+
+    def differences(self) -> list[str]:
+        """Members in which this machine is not the one judged on.
+
+        An environment is built only where all else is as judged, so never for another kind of
+        machine: what the engine calls itself is the last thing to be asked.
+
+        Where a recheck has passed on what is here, nothing differs, and it is served as rechecked.
+        """
+        for judged in self._accepted:
+            if not self._differences_to(judged):
+                self.judged = judged
+                return []
+        return self._differences_to(self.judged) or [
+            "a recheck of this very tuple did not pass; `prepare registry show` tells of it"
+        ]
+
+    def _differences_to(self, judged: JudgedTuple) -> list[str]:
+        accelerator = judged.accelerator
+        differing = judged.differences(identity("serve", accelerator, self._settings))
+        if differing:
+            return differing
+        version = self._engine_version(accelerator)
+        if version == judged.engine_version:
+            return []
+        return [f"engine version: judged {judged.engine_version}, here {version}"]
+
+    def refuse(self, differences: list[str]) -> NoReturn:
+        """Raise RegistryError with what differs."""
+        name, version = self.version.name, self.version.version
+        raise RegistryError(
+            "this machine is not what the version was judged on: " + "; ".join(differences),
+            where=f"{name} version {version}",
+            cure=f"judge it here (`prepare recheck {name}@{version}` says whether its verdict "
+            "stands; one that was made elsewhere counts where --store names its store), or add "
+            "--anyway to serve it without one that holds",
+        )
+
+    @contextmanager
+    def serving(self, port: int, ready_timeout_seconds: float) -> Iterator[Server]:
+        """A server that answers; raises ServingError when it does not start."""
+        if not port_is_free(port):
+            raise ServingError(
+                f"port {port} is taken", where=f"127.0.0.1:{port}", cure="choose another --port"
+            )
+        folder = self._settings.store / "served"
+        make_private(folder)
+        server = Server(
+            self._environment(self.judged.accelerator).python,
+            self.weights,
+            self.judged.arguments,
+            folder / f"{self.version.name}.{self.version.version}.log",
+            trust_remote_code=self.judged.trust_remote_code,
+            port=port,
+        )
+        try:
+            server.start(ready_timeout_seconds, self._progress)
+            yield server
+        finally:
+            server.stop()
+
+    def watch(self, server: Server) -> NoReturn:
+        """Stay until the server ends (ServingError) or we are interrupted."""
+        while True:
+            server.check_alive()
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+
+    def _engine_version(self, accelerator: Accelerator) -> str:
+        if accelerator not in self._engine_versions:
+            self._engine_versions[accelerator] = engine_version_of(self._environment(accelerator))
+        return self._engine_versions[accelerator]
+
+    def _environment(self, accelerator: Accelerator) -> Environment:
+        if accelerator not in self._environments:
+            self._environments[accelerator] = ensure(
+                "serve", accelerator, self._settings, self._progress
+            )
+        return self._environments[accelerator]
+
+
+def accepted_tuples(version: Version, past: PastVerdict, store: Store) -> list[JudgedTuple]:
+    """The tuples for which the version's verdict holds: as judged, then as rechecked.
+
+    A recheck of the judged tuple itself that did not stand takes its place away. One that stands
+    counts where its evidence is in the store.
+
+    Raises:
+        RegistryError: a tag is damaged.
+        EvidenceError: what was judged cannot be served.
+    """
+    rechecks = rechecks_of(version)
+    refuted = {each.tuple_digest for each in rechecks if not each.stands}
+    proven = [proven_tuple(each, past, store) for each in rechecks if each.stands]
+    return [
+        *([judged_tuple(version, past)] if version.tags.get(TUPLE_TAG) not in refuted else []),
+        *(each for each in proven if each is not None),
+    ]

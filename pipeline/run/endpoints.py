@@ -1,0 +1,131 @@
+"""Where a variant's questions go: a server that this run starts, one variant at a time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+from filelock import FileLock, Timeout
+
+from artifacts.run_record import StageReport, StageStatus
+from pipeline.plan.plan import VariantPlan
+from pipeline.run.stage_runner import StageRunner
+from pipeline.serving.server import Server, engine_facts
+from pipeline.serving.serving_names import SERVED_NAME
+
+
+class Endpoints(Protocol):
+    """Gives a variant's stages an endpoint to ask."""
+
+    def opened(self, variant: VariantPlan) -> dict[str, Any]:
+        """What a stage must know of the variant's endpoint, which is opened if need be."""
+
+    def check_alive(self) -> None:
+        """Raise ServingError, with a reason, when the open endpoint is gone."""
+
+    def exclusively(self) -> Any:
+        """A context in which no other run on this machine has a server up; closes at its end."""
+
+    def close(self) -> None:
+        """Close the open endpoint, if there is one."""
+
+
+class LocalServers:
+    """vLLM servers on this machine, one at a time.
+
+    Args:
+        stages: runs stages, and keeps the run's log.
+        lock: file locked while a server is up; of this machine, whatever the store, so that two
+            runs neither share a GPU's memory nor spoil each other's benchmark.
+        ready_timeout_seconds: for a server to answer.
+    """
+
+    def __init__(self, stages: StageRunner, lock: Path, ready_timeout_seconds: float) -> None:
+        self._stages = stages
+        self._lock = lock
+        self._ready_timeout_seconds = ready_timeout_seconds
+        self._server: Server | None = None
+        self._facts: dict[str, Any] = {}
+
+    def opened(self, variant: VariantPlan) -> dict[str, Any]:
+        """Facts of the variant's server, which is started unless it is up.
+
+        Raises:
+            ServingError: it does not start.
+        """
+        if self._server is None:
+            if variant.arguments is None:
+                raise ValueError(f"{variant.recipe.name} is not ours to serve")
+            log = self._free_log(variant.recipe.name)
+            # Kept before it starts, so that it is stopped whatever happens.
+            self._server = Server(
+                self._stages.python_of("serve"),
+                variant.model,
+                variant.arguments,
+                log,
+                trust_remote_code=variant.trust_remote_code,
+            )
+            ready = self._start(self._server, variant.recipe.name)
+            facts = {"ready_seconds": ready, "command": self._server.command[1:]}
+            self._facts = {
+                "url": self._server.url,
+                "socket": str(self._server.address.socket),
+                "model": SERVED_NAME,
+                "server_log": str(log),
+                "server": {**facts, **engine_facts(log)},
+            }
+        return self._facts
+
+    def check_alive(self) -> None:
+        """Raise ServingError, with the log's reason, when the server is gone."""
+        if self._server is not None:
+            self._server.check_alive()
+
+    @contextmanager
+    def exclusively(self) -> Iterator[None]:
+        """Wait until no other run on this machine has a server up."""
+        self._lock.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(self._lock)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            self._stages.progress.note("waiting for another run's server on this machine to end")
+            lock.acquire()
+        try:
+            yield
+        finally:
+            # The next server must find the memory free, so ours goes first.
+            self.close()
+            lock.release()
+
+    def close(self) -> None:
+        """Stop the server, if one is up, and wait until its processes are gone."""
+        if self._server is not None:
+            self._server.stop()
+            self._server = None
+            self._facts = {}
+
+    def _free_log(self, variant: str) -> Path:
+        """A log file of its own for each life of a variant's server."""
+        folder = self._stages.log.folder
+        lives = len(list(folder.glob(f"server.{variant}.*log")))
+        return folder / (f"server.{variant}.{lives + 1}.log" if lives else f"server.{variant}.log")
+
+    def _start(self, server: Server, variant: str) -> float:
+        """Start it; the run's record has a row for it, though a server is no stage."""
+        progress = self._stages.progress
+        started = time.monotonic()
+        status: StageStatus = "failed"
+        try:
+            ready = server.start(self._ready_timeout_seconds, progress)
+            status = "ran"
+        finally:
+            seconds = time.monotonic() - started
+            self._stages.log.stage(
+                StageReport(name="serve", variant=variant, status=status, seconds=seconds, key=None)
+            )
+        progress.note(f"{variant}: server ready ({ready:.1f} s)")
+        return ready

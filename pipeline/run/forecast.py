@@ -1,0 +1,317 @@
+"""What `prepare model` would do, without doing it.
+
+What is cached, sizes, expected times, and what the gates can show with the questions there are.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.checkpoint.folder import Checkpoint
+from pipeline.checkpoint.hub import bytes_to_download
+from pipeline.core.digest import FileDigests
+from pipeline.core.errors import PrepareError
+from pipeline.core.events import Progress
+from pipeline.core.stage_record import StageRecord, StageSpec
+from pipeline.core.store import Store
+from pipeline.environments.environment import Accelerator, EnvironmentStatus, status
+from pipeline.environments.settings import Settings
+from pipeline.forecast.before_run import (
+    early_faults,
+    late_faults,
+    preflight_of,
+    registry_faults,
+)
+from pipeline.forecast.preflight import line
+from pipeline.plan.gate_power import GatePower, joint_power, policy_power
+from pipeline.plan.plan import Find, Plan, trial_words
+from pipeline.plan.prepare import (
+    Choices,
+    Request,
+    choose,
+    demo_stage,
+    find_data,
+    locate,
+    make_plan,
+)
+from pipeline.plan.quantizers import environments_for
+from pipeline.stages.evaluate import is_answered
+
+Seen = dict[tuple[str, str], list[float]]
+SERVED = ("coherence", "evaluate", "benchmark")
+
+
+class NotHereYetError(Exception):
+    """The checkpoint must be made or downloaded first, so nothing later has a key yet."""
+
+
+@dataclass(frozen=True)
+class PlannedStage:
+    """One stage: is it done, and how long did such stages take here so far."""
+
+    name: str
+    variant: str
+    cached: bool
+    expected_seconds: float | None
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """All that `prepare plan` tells."""
+
+    choices: Choices
+    checkpoint: Checkpoint | None
+    stages: tuple[PlannedStage, ...]
+    power: tuple[GatePower, ...]
+    may_ask_more: bool
+    environments: tuple[EnvironmentStatus, ...]
+    weights_bytes: dict[str, int]
+    not_here: str
+    faults: tuple[PrepareError, ...] = ()
+    trial: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for `--json`."""
+        checkpoint = self.checkpoint
+        return {
+            "schema_version": 1,
+            "options": self.choices.to_dict(),
+            "checkpoint": checkpoint.model_dump(mode="json", exclude={"files"})
+            if checkpoint
+            else None,
+            "estimated_weights_bytes": self.weights_bytes,
+            "stages": [vars(stage) for stage in self.stages],
+            "more_rounds_may_follow": self.may_ask_more,
+            "rungs_that_may_follow": self.rungs_that_may_follow(),
+            "gates": [gate.to_dict() for gate in self.power],
+            "joint": [joint.to_dict() for joint in joint_power(self.power)],
+            "environments": [
+                {"environment": env.key, "state": str(env.state), "size_bytes": env.size_bytes}
+                for env in self.environments
+            ],
+            "expected_seconds": self.expected_seconds(),
+            "refused": [fault.to_dict() for fault in self.faults],
+        }
+
+    def headline(self) -> str:
+        """The checkpoint in a line."""
+        if self.checkpoint is None:
+            return (
+                f"{self.choices.reference.text}: {self.not_here}; "
+                "what is cached of the later stages is known after that"
+            )
+        c = self.checkpoint
+        return (
+            f"{c.ref}: {c.architecture}, {c.parameters / 1e6:,.0f} M parameters, {c.dtype}, "
+            f"{c.weights_bytes / 1e6:,.1f} MB, digest {c.digest[:12]}"
+        )
+
+    def stage_rows(self) -> list[list[str]]:
+        """Rows of the stages' table."""
+        return [
+            [s.name, s.variant, "cached" if s.cached else "to run", expected_words(s)]
+            for s in self.stages
+        ]
+
+    def size_rows(self) -> list[list[str]]:
+        """Rows of the variants' table; empty while there is no checkpoint to estimate from."""
+        if self.checkpoint is None:
+            return []
+        source = self.checkpoint.weights_bytes
+        return [
+            [recipe, f"{size / 1e6:,.1f} MB", f"{100 * size / source:.0f} % of the source"]
+            for recipe, size in self.weights_bytes.items()
+        ]
+
+    def environment_rows(self) -> list[list[str]]:
+        """Rows of the environments' table."""
+        return [
+            [env.key, str(env.state), f"{env.size_bytes / 1e9:.1f} GB" if env.size_bytes else "-"]
+            for env in self.environments
+        ]
+
+    def expected_seconds(self) -> float | None:
+        """Sum over stages to run; None while one of them was never measured here."""
+        times = [stage.expected_seconds for stage in self.stages if not stage.cached]
+        known = [time for time in times if time is not None]
+        return sum(known) if len(known) == len(times) else None
+
+    def refusals(self) -> list[str]:
+        """What `prepare model` would refuse to begin with, a line each."""
+        return [f"would be refused: {line(fault)}" for fault in self.faults]
+
+    def rungs_that_may_follow(self) -> list[str]:
+        """Recipes of the ladder that are made only if none before them passes, in order."""
+        planned = {stage.variant for stage in self.stages}
+        return [name for name in self.choices.rungs if name not in planned]
+
+    def total(self) -> str:
+        """The bottom line."""
+        to_run = sum(not stage.cached for stage in self.stages)
+        seconds = self.expected_seconds()
+        words = f"about {seconds / 60:.1f} minutes" if seconds is not None else "time not known yet"
+        rungs = self.rungs_that_may_follow()
+        return "; ".join(
+            [
+                f"{to_run} stages to run, {len(self.stages) - to_run} cached",
+                words,
+                *(["more rounds of questions may follow while gates are open"] * self.may_ask_more),
+                *([f"while no rung of the ladder passes: {', '.join(rungs)}"] if rungs else []),
+            ]
+        )
+
+
+def expected_words(stage: PlannedStage) -> str:
+    """The expected time in words."""
+    if stage.cached:
+        return "-"
+    if stage.expected_seconds is None:
+        return "not measured here yet"
+    return f"{stage.expected_seconds:.0f} s"
+
+
+def forecast(request: Request, settings: Settings, progress: Progress) -> Forecast:
+    """Lay out the request's plan and look up what is cached; no stage is run.
+
+    Raises:
+        PrepareError: as `prepare model` would, for bad options or a bad checkpoint.
+    """
+    choices = choose(request, settings)
+    store = Store(settings.store.resolve())
+    accelerator = Accelerator(choices.profile.accelerator)
+    digests = FileDigests(settings.home / "digests.json")
+
+    def made_demo(spec: StageSpec) -> Path:
+        if store.find(spec.stage, spec.key) is None:
+            raise NotHereYetError("to be made first")
+        return store.stage_folder(spec.stage, spec.key) / "output"
+
+    def find(spec: StageSpec) -> StageRecord | None:
+        return store.current(spec.stage, spec.key)
+
+    sources = find_data(choices, settings, digests, progress)
+    checkpoint: Checkpoint | None = None
+    not_here, may_ask_more, trial = "", False, ""
+    level: float | None = None
+    preflight = preflight_of(choices, settings)
+    faults = early_faults(preflight, choices) if preflight is not None else []
+    faults += registry_faults(choices, settings)
+    try:
+        check_downloaded(choices)
+        checkpoint = locate(choices, settings, made_demo, digests, progress)
+        plan = make_plan(choices, checkpoint, settings, sources)
+        trial, level = trial_words(plan), plan.alpha / len(plan.counted)
+        specs = plan.stages(find)
+        may_ask_more = rounds_may_follow(plan, find)
+        faults += late_faults(preflight, plan, find) if preflight is not None else []
+    except NotHereYetError as reason:
+        not_here = str(reason)
+        specs = [demo_stage(choices, settings)] if choices.reference.kind == "demo" else []
+    return Forecast(
+        choices=choices,
+        checkpoint=checkpoint,
+        not_here=not_here,
+        stages=tuple(with_servers(specs, store, seen_seconds(store))),
+        power=policy_power(choices.policy, choices.recipes, sources.counts(choices.policy), level),
+        trial=trial,
+        may_ask_more=may_ask_more,
+        weights_bytes={
+            recipe.name: preflight.weights[recipe.name].bytes for recipe in choices.recipes
+        }
+        if checkpoint and preflight
+        else {},
+        environments=tuple(
+            status(name, accelerator, settings)
+            for name in environments_for(recipe.quantization for recipe in choices.recipes)
+        ),
+        faults=tuple(faults),
+    )
+
+
+def rounds_may_follow(plan: Plan, find: Find) -> bool:
+    """Whether some suite has more rounds, and the last that is planned may leave its gate open."""
+    return any(
+        last is not variant.rounds[suite][-1] and find(last) is None
+        for variant in plan.variants
+        for suite, last in plan.last_rounds(variant, find).items()
+    )
+
+
+def check_downloaded(choices: Choices) -> None:
+    """Raise NotHereYetError for a Hub checkpoint that is not wholly in the Hub's cache."""
+    reference = choices.reference
+    if reference.kind == "hub":
+        missing = bytes_to_download(reference.name, reference.revision)
+        if missing:
+            raise NotHereYetError(f"{missing / 1e9:,.2f} GB to download first")
+
+
+def with_servers(specs: list[StageSpec], store: Store, seen: Seen) -> Iterator[PlannedStage]:
+    """The stages, and before the first that needs a variant's server a row for its start."""
+    served: set[str] = set()
+    for spec in specs:
+        stage = planned(spec, store, seen)
+        if needs_server(spec, stage, store) and spec.variant not in served:
+            served.add(spec.variant)
+            times = seen.get(("serve", ""))
+            expected = statistics.median(times) if times else None
+            yield PlannedStage("serve", spec.variant, cached=False, expected_seconds=expected)
+        yield stage
+
+
+def needs_server(spec: StageSpec, stage: PlannedStage, store: Store) -> bool:
+    """Whether a server has to come up for it: not where the answers that are kept suffice."""
+    if spec.stage not in SERVED or stage.cached:
+        return False
+    try:
+        return not (
+            spec.stage == "evaluate" and has_inputs(spec, store) and is_answered(spec, store)
+        )
+    except (PrepareError, OSError):
+        return True  # damaged; `prepare model` says so when it needs it
+
+
+def has_inputs(spec: StageSpec, store: Store) -> bool:
+    """Whether all that the stage reads is there."""
+    return all(store.current(each.stage, each.key) for each in spec.inputs.values())
+
+
+def planned(spec: StageSpec, store: Store, seen: Seen) -> PlannedStage:
+    """One stage with what the store knows of such stages."""
+    kind = kind_of(spec.stage, spec.parameters)
+    times = seen.get((spec.stage, kind))
+    suite = spec.runtime.get("suite")
+    return PlannedStage(
+        name=f"{spec.stage} {suite}" if suite else spec.stage,
+        variant=spec.variant,
+        cached=store.current(spec.stage, spec.key) is not None,
+        expected_seconds=statistics.median(times) if times else None,
+    )
+
+
+def kind_of(stage: str, parameters: dict[str, Any]) -> str:
+    """What a stage's duration depends on most."""
+    if stage in ("evaluate", "questions"):
+        repeated = " again" if parameters.get("repeat") else ""
+        return f"{parameters['suite']['kind']}{repeated}"
+    if stage == "dry_run":
+        return str(parameters["quantize"]["quantization"]["kind"])
+    if stage == "quantize":
+        return str(parameters["quantization"]["kind"])
+    return ""
+
+
+def seen_seconds(store: Store) -> Seen:
+    """Durations of the finished stages in the store, by stage and kind."""
+    seen: Seen = {}
+    for record in store.records(leave_out_damaged=True):  # `prepare model` says it if it needs one
+        kind = kind_of(record.stage, record.parameters)
+        seen.setdefault((record.stage, kind), []).append(record.seconds)
+        if record.stage == "coherence":
+            ready = float(record.result["server"]["ready_seconds"])
+            seen.setdefault(("serve", ""), []).append(ready)
+    return seen

@@ -1,0 +1,311 @@
+"""Judges two endpoints that someone else serves, with the evidence and verdicts of `prepare model`.
+
+Nothing is quantized, served, measured under load or promoted: the same questions go to both, round
+by round, until every gate is decided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from artifacts.evidence.trials import Count, Trials, variant_key
+from artifacts.run_record import RunReport
+from artifacts.selection import exit_code_of
+from pipeline.checkpoint.folder import SMALL_FILES
+from pipeline.core.digest import FileDigests, digest_json
+from pipeline.core.errors import ExitCode, UsageError
+from pipeline.core.events import Progress
+from pipeline.core.stage_key import stage_spec
+from pipeline.core.stage_record import StageSpec
+from pipeline.core.store import Store
+from pipeline.environments.environment import Accelerator, identity, interpreters
+from pipeline.environments.settings import Settings
+from pipeline.forecast.preflight import refuse
+from pipeline.inspection.chat_template import folder_has_chat_template
+from pipeline.plan.data_sources import SourceResolver
+from pipeline.plan.gate_power import check_decidable
+from pipeline.plan.of_suites import EvaluationPlanner, Served
+from pipeline.plan.plan import Plan, VariantPlan, trial_words
+from pipeline.plan.prepare import beginner
+from pipeline.plan.suite_forms import form_faults, form_notes, with_forms
+from pipeline.run.executors.local import LocalExecutor
+from pipeline.run.kept_run import kept_to_the_end
+from pipeline.run.run_log import NotingProgress, RunLog
+from pipeline.run.runner import Runner
+from pipeline.run.stage_runner import StageRunner
+from pipeline.serving.openai_endpoint import OpenAIEndpoint
+from recipes.catalog import load_policy
+from recipes.policy import Policy
+from recipes.quantization import NoQuantization
+from recipes.schema import Family, Recipe
+
+
+@dataclass(frozen=True)
+class GateRequest:
+    """The options of `prepare gate`."""
+
+    baseline: OpenAIEndpoint
+    candidate: OpenAIEndpoint
+    policy: str
+    family: Family
+    tokenizer: Path
+    max_length: int | None
+    eval_data: Path | None
+    session: str | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for the run's record."""
+        return {
+            "gate": True,
+            "checkpoint": f"{self.candidate.url} against {self.baseline.url}",
+            "baseline": self.baseline.url,
+            "candidate": self.candidate.url,
+            "baseline_model": self.baseline.model,
+            "candidate_model": self.candidate.model,
+            "family": self.family,
+            "max_length": self.max_length,
+            "recipes": ["candidate"],
+            "policy": self.policy,
+            "profile": f"endpoints, margins for {self.family}",
+            "tokenizer": str(self.tokenizer),
+            "eval_data": str(self.eval_data) if self.eval_data else None,
+            "session": self.session,
+        }
+
+
+class ExternalEndpoints:
+    """The two endpoints, which are neither started nor stopped here."""
+
+    def __init__(self, endpoints: dict[str, OpenAIEndpoint]) -> None:
+        self._endpoints = endpoints
+
+    def opened(self, variant: VariantPlan) -> dict[str, Any]:
+        """What a stage must know of the side's endpoint."""
+        endpoint = self._endpoints[variant.recipe.name]
+        return {
+            "url": endpoint.url,
+            "model": endpoint.model,
+            "server_log": f"the log of {endpoint.url}",
+            "server": {"url": endpoint.url, "model": endpoint.model, "ready_seconds": 0.0},
+        }
+
+    def check_alive(self) -> None:
+        """Nothing to look at: a request that fails says so itself."""
+
+    @contextmanager
+    def exclusively(self) -> Iterator[None]:
+        """They run whether we ask them or not."""
+        yield
+
+    def close(self) -> None:
+        """Nothing was opened."""
+
+
+def run_gate(request: GateRequest, settings: Settings, progress: Progress) -> RunReport:
+    """Judge the candidate against the baseline.
+
+    Returns:
+        the report, whose `exit_code` says how it went: 0 pass, 4 fail, 5 undecided.
+
+    Raises:
+        PrepareError: the request itself is wrong, or an endpoint does not answer at all.
+    """
+    wanted = checked_policy(request)
+    has_template = folder_has_chat_template(request.tokenizer)
+    refuse(form_faults(wanted, f"--tokenizer {request.tokenizer}", has_template=has_template))
+    policy = with_forms(wanted, has_template=has_template)
+    request = answered(request)
+    store = Store(settings.store.resolve())
+    log = RunLog(store, request.to_dict())
+    noting = NotingProgress(progress, log)
+    for note in form_notes(wanted, has_template=has_template):
+        noting.note(note)
+    return kept_to_the_end(
+        log, lambda: judge_endpoints(request, policy, settings, store, noting, log)
+    )
+
+
+def judge_endpoints(
+    request: GateRequest,
+    policy: Policy,
+    settings: Settings,
+    store: Store,
+    progress: Progress,
+    log: RunLog,
+) -> ExitCode:
+    """Ask, judge, and say how it ends."""
+    # Which accelerator someone else serves on does not matter for the asking.
+    python_of = interpreters(Accelerator.CPU, settings, progress)
+    stages = StageRunner(store, LocalExecutor(), python_of, log, progress)
+    plan = plan_of(request, policy, settings, store.root, log.run_id, progress)
+    if words := trial_words(plan):
+        progress.note(words)
+    endpoints = ExternalEndpoints({"baseline": request.baseline, "candidate": request.candidate})
+    Runner(plan, stages, endpoints).run()
+    (report,) = log.variants()
+    return exit_code_of([report.verdict])
+
+
+def plan_of(
+    request: GateRequest,
+    policy: Policy,
+    settings: Settings,
+    store: Path,
+    run_id: str,
+    progress: Progress,
+) -> Plan:
+    """The plan: the suites for both sides, nothing to make and no load test."""
+    evaluate = identity("evaluate", Accelerator.CPU, settings)
+    candidate = Recipe(
+        name="candidate",
+        summary="served by someone else",
+        family=request.family,
+        quantization=NoQuantization(),
+    )
+    digests = FileDigests(settings.home / "digests.json")
+    planner = EvaluationPlanner(
+        policy,
+        (candidate,),
+        SourceResolver(request.eval_data, evaluate, digests, progress),
+        evaluate,
+        store,
+    )
+    counts = {name: source.questions for name, source in planner.found.items()}
+    check_decidable(policy, (candidate,), counts, progress)
+    asked_as = {
+        "session": request.session or run_id,
+        "tokenizer": tokenizer_digest(request.tokenizer, digests),
+    }
+    begin = beginner(Trials(store), policy, (candidate,), counts, run_id)
+    served = digest_json([served_as(request, name, asked_as) for name in ("baseline", "candidate")])
+    trial = begin(
+        # Not the URL: a port is another each time, and so would the count be.
+        Count(
+            baseline={"model": request.baseline.model, "tokenizer": asked_as["tokenizer"]},
+            policy=policy.name,
+        ),
+        {candidate.name: variant_key(served, policy)},
+    )
+    planner = replace(planner, trial=trial)
+    baseline = side(planner, request, candidate, asked_as, None)
+    return Plan(
+        trial=trial,
+        policy=policy,
+        shared=planner.questions,
+        baseline=baseline,
+        variants=(side(planner, request, candidate, asked_as, baseline),),
+    )
+
+
+def tokenizer_digest(folder: Path, digests: FileDigests) -> str:
+    """Of all files that a prompt's tokens depend on: another tokenizer asks other questions."""
+    files = {path for pattern in SMALL_FILES for path in folder.glob(pattern) if path.is_file()}
+    return digest_json([[path.name, digests.of(path)] for path in sorted(files)])
+
+
+def served_as(request: GateRequest, name: str, asked_as: Mapping[str, str]) -> dict[str, str]:
+    """What tells a side's answers from others.
+
+    Another day another model may answer there: answers are kept for one session only. And a model
+    may be judged against itself, which is asked twice then.
+
+    Args:
+        request: names the endpoints.
+        name: `baseline` or `candidate`.
+        asked_as: session and tokenizer, of both sides.
+    """
+    endpoint = request.baseline if name == "baseline" else request.candidate
+    return {"side": name, "endpoint": endpoint.url, "model": endpoint.model, **asked_as}
+
+
+def side(
+    planner: EvaluationPlanner,
+    request: GateRequest,
+    candidate: Recipe,
+    asked_as: Mapping[str, str],
+    baseline: VariantPlan | None,
+) -> VariantPlan:
+    """The baseline's stages, or the candidate's that follow them.
+
+    Args:
+        planner: of the suites.
+        request: names the endpoints.
+        candidate: the recipe that stands for it.
+        asked_as: session and tokenizer, of both sides.
+        baseline: None for the baseline itself.
+    """
+    recipe = candidate
+    if baseline is None:
+        recipe = candidate.model_copy(update={"name": "baseline", "family": "baseline"})
+    identity_of_side = served_as(request, recipe.name, asked_as)
+    before = {"baseline": baseline.stages["coherence"]} if baseline is not None else {}
+    coherence = stage_spec("coherence", recipe.name, identity_of_side, before, {}, planner.store)
+    length = request.max_length or min(request.baseline.max_length, request.candidate.max_length)
+    served = Served(
+        recipe,
+        {**identity_of_side, "trust_remote_code": False},
+        {"coherence": coherence},
+        request.tokenizer,
+        length,
+    )
+    rounds = planner.rounds(served, baseline.rounds if baseline is not None else None)
+    stages: dict[str, StageSpec] = {
+        "coherence": coherence,
+        **{name: specs[0] for name, specs in rounds.items()},
+        **(planner.repeats(rounds) if baseline is None else {}),
+    }
+    return VariantPlan(
+        recipe=recipe,
+        model=request.tokenizer,
+        arguments=None,
+        stages=stages,
+        served=tuple(stages),
+        rounds=rounds,
+    )
+
+
+def checked_policy(request: GateRequest) -> Policy:
+    """The policy, which must say what a variant of that family may lose.
+
+    Raises:
+        UsageError: it does not, or the tokenizer's folder has no tokenizer.
+    """
+    policy = load_policy(request.policy)
+    for name, suite in policy.suites.items():
+        if request.family not in suite.margins:
+            raise UsageError(
+                f"the policy '{policy.name}' has no margin for {request.family} variants",
+                where=f"policy key suites.{name}.margins",
+                cure=f"add '{request.family}: 0.02' there, or name another --family",
+            )
+    if not (request.tokenizer / "tokenizer_config.json").is_file():
+        raise UsageError(
+            "there is no tokenizer in that folder",
+            where=f"--tokenizer {request.tokenizer}",
+            cure="name the checkpoint's folder: it holds tokenizer_config.json and tokenizer.json",
+        )
+    return policy
+
+
+def answered(request: GateRequest) -> GateRequest:
+    """The request with the models' names as the endpoints themselves give them.
+
+    Raises:
+        ServingError: an endpoint does not answer, or serves several models and none was named.
+    """
+    if request.baseline.url == request.candidate.url and not (
+        request.baseline.model and request.candidate.model
+    ):
+        raise UsageError(
+            "baseline and candidate are the same endpoint",
+            where=f"--baseline and --candidate {request.baseline.url}",
+            cure="name two endpoints; of one that serves both, name the models with "
+            "--baseline-model and --candidate-model",
+        )
+    return replace(
+        request, baseline=request.baseline.resolved(), candidate=request.candidate.resolved()
+    )

@@ -1,0 +1,115 @@
+"""One `prepare model` from request to report; whatever happens, run.json tells it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from artifacts.run_record import RunReport
+from artifacts.selection import exit_code_of
+from pipeline.checkpoint.source_facts import reported
+from pipeline.core.digest import FileDigests
+from pipeline.core.errors import ExitCode, PrepareError
+from pipeline.core.events import Progress
+from pipeline.core.store import Store
+from pipeline.environments.environment import Accelerator, interpreters
+from pipeline.environments.settings import Settings
+from pipeline.forecast.before_run import (
+    early_faults,
+    late_faults,
+    preflight_of,
+    registry_faults,
+)
+from pipeline.forecast.preflight import Preflight, refuse
+from pipeline.plan.plan import trial_words
+from pipeline.plan.prepare import (
+    Choices,
+    Request,
+    choose,
+    find_data,
+    locate,
+    make_plan,
+    registry_uri,
+)
+from pipeline.plan.suite_forms import form_notes
+from pipeline.run.endpoints import LocalServers
+from pipeline.run.executors.local import LocalExecutor
+from pipeline.run.kept_run import kept_to_the_end
+from pipeline.run.promotion import Promotion
+from pipeline.run.run_log import NotingProgress, RunLog
+from pipeline.run.runner import Runner
+from pipeline.run.stage_runner import StageRunner
+
+
+def run_model(request: Request, settings: Settings, progress: Progress) -> RunReport:
+    """Run the request to its end.
+
+    Returns:
+        the report, whose `exit_code` and `error` say how it went; also kept as run.json.
+
+    Raises:
+        PrepareError: the request itself is wrong, so there is no run.
+        KeyboardInterrupt: passed on once servers are stopped and run.json is closed.
+    """
+    choices = choose(request, settings)
+    store = Store(settings.store.resolve())
+    log = RunLog(store, choices.to_dict())
+    noting = NotingProgress(progress, log)
+    return kept_to_the_end(log, lambda: run_choices(choices, settings, store, log, noting))
+
+
+def run_choices(
+    choices: Choices, settings: Settings, store: Store, log: RunLog, progress: Progress
+) -> ExitCode:
+    """Find the checkpoint, lay out the plan, run it."""
+    python_of = interpreters(Accelerator(choices.profile.accelerator), settings, progress)
+    stages = StageRunner(store, LocalExecutor(), python_of, log, progress)
+    digests = FileDigests(settings.home / "digests.json")
+    try:
+        sources = find_data(choices, settings, digests, progress)
+        preflight = preflight_of(choices, settings)
+        check_early(preflight, choices, progress, registry_faults(choices, settings))
+        checkpoint = locate(choices, settings, stages.output_of, digests, progress)
+        log.checkpoint(reported(checkpoint), choices.name)
+        plan = make_plan(choices, checkpoint, settings, sources, log.run_id)
+        log.counted(plan.counted)
+        if words := trial_words(plan):
+            progress.note(words)
+        if preflight is None and (preflight := preflight_of(choices, settings)):
+            check_early(preflight, choices, progress)
+        if preflight is not None:
+            refuse(late_faults(preflight, plan, stages.found))
+        servers = LocalServers(
+            stages, settings.home / "server.lock", choices.profile.ready_timeout_seconds
+        )
+        Runner(plan, stages, servers).run()
+        if not choices.promote:
+            return exit_code_of([report.verdict for report in log.variants()])
+        return Promotion(plan, stages).run(choices.name, registry_uri(choices.registry, settings))
+    finally:
+        stages.cancel()
+
+
+def check_early(
+    preflight: Preflight | None,
+    choices: Choices,
+    progress: Progress,
+    others: Sequence[PrepareError] = (),
+) -> None:
+    """Refuse now what would fail after hours; say what could not be checked.
+
+    Args:
+        preflight: None where nothing can be read of the checkpoint yet.
+        choices: of the run.
+        progress: hears what could not be checked.
+        others: faults that do not come from the checkpoint, told with its own.
+
+    Raises:
+        PrepareError: everything that stands in the way.
+    """
+    faults = list(others)
+    if preflight is not None:
+        has_template = preflight.source.has_chat_template
+        for note in (*preflight.notes(), *form_notes(choices.policy, has_template=has_template)):
+            progress.note(note)
+        faults = early_faults(preflight, choices) + faults
+    refuse(faults)

@@ -1,0 +1,77 @@
+"""Promotes what passed, at the end of `prepare model`: registers variants and moves the alias."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from artifacts.run_record import RunReport
+from artifacts.selection import exit_code_of, first_of_the_ladder
+from pipeline.core.errors import ExitCode
+from pipeline.plan.plan import Plan
+from pipeline.release.evidence import evidence_stage
+from pipeline.release.promotion_stage import Order, promotion_stage
+from pipeline.run.stage_runner import StageRunner
+
+
+class Promotion:
+    """Promotes the variants of one judged plan.
+
+    Args:
+        plan: as judged.
+        stages: runs single stages, and has the run's log with the verdicts.
+    """
+
+    def __init__(self, plan: Plan, stages: StageRunner) -> None:
+        self._plan = plan
+        self._stages = stages
+        self._log = stages.log
+
+    def run(self, name: str, registry: str) -> ExitCode:
+        """Promote, if a variant passed; the exit code says how the run ends.
+
+        Args:
+            name: in the registry.
+            registry: its URI.
+
+        Raises:
+            RegistryError: the registry refused or cannot be reached, the champion moved since the
+                run began, or the variant was rolled back.
+        """
+        run = self._log.report()
+        passed = first_of_the_ladder(
+            [report for report in run.variants if report.verdict == "pass"], self._plan.rungs
+        )
+        if not passed:
+            return exit_code_of([report.verdict for report in run.variants])
+        for report in passed:
+            self._stages.run(evidence_stage(run, report.recipe, self._stages.store, name=name))
+        spec = promotion_stage(
+            run,
+            passed,
+            Order(registry, name=name),
+            self._stages.store,
+            # Whoever moved the champion while we measured may not have meant to be replaced.
+            runtime={"since": start_of(run).isoformat(), "explicit": False},
+        )
+        record = self._stages.run(spec)
+        for report in passed:
+            champion = record.result["champion"]
+            is_champion = report.recipe == champion
+            self._log.variant(
+                report.model_copy(
+                    update={
+                        "promoted": is_champion,
+                        "registry_version": record.result["versions"][report.recipe],
+                        "reason": report.reason
+                        if is_champion
+                        else f"{report.reason}; registered, but {champion} was preferred for the "
+                        f"alias ({self._plan.policy.promotion.prefer})",
+                    }
+                )
+            )
+        return ExitCode.PROMOTED
+
+
+def start_of(run: RunReport) -> datetime:
+    """When the run began, to the microsecond, as its id tells."""
+    return datetime.strptime(run.run, "%Y%m%d-%H%M%S-%f").replace(tzinfo=UTC)

@@ -1,0 +1,253 @@
+"""Judges a registered version again on what would serve it here and now: `prepare recheck`.
+
+A verdict is about a tuple. Where no member of it has changed, the verdict stands and nothing is
+measured. Else baseline and registered weights are served and measured as `prepare model` would, by
+the policy that judged, and nothing is quantized.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from artifacts.deployable import refuse_code
+from artifacts.registry.registry import Registry, Version, open_registry, who_am_i
+from artifacts.run_record import RunReport, VariantReport
+from artifacts.selection import exit_code_of
+from artifacts.serving_arguments import ServingArguments
+from pipeline.core.cpu_features import cpu_features
+from pipeline.core.digest import FileDigests, digest_json
+from pipeline.core.errors import ExitCode, UsageError
+from pipeline.core.events import Progress
+from pipeline.core.hardware import gpu_name, hardware
+from pipeline.core.store import Store
+from pipeline.environments.environment import Accelerator, ensure, identity
+from pipeline.environments.settings import Settings
+from pipeline.plan.prepare import choose_profile, registry_uri
+from pipeline.plan.suitability import check_processor
+from pipeline.release.deployment import check_files, engine_version_of, find_version, folder_of
+from pipeline.release.past_verdict import PastVerdict, read_past
+from pipeline.release.recheck_changes import Change, changes, registered_members
+from pipeline.release.recheck_record import RecheckRecord, rechecks_of, stands
+from pipeline.run.kept_run import kept_to_the_end
+from pipeline.run.recheck_run import Recheck, attempt_of
+from pipeline.run.run_log import NotingProgress, RunLog
+from recipes.schema import ServingProfile
+
+WEIGHTS_COMMAND = "prepare recheck {reference} --weights FOLDER"
+
+
+@dataclass(frozen=True)
+class RecheckRequest:
+    """The options of `prepare recheck`, as given."""
+
+    reference: str
+    registry: str | None = None
+    weights: Path | None = None
+    source: str | None = None
+    profile: str | None = None
+    eval_data: Path | None = None
+    force: bool = False
+    trust_remote_code: bool = False
+
+    def asked(self) -> dict[str, str | bool | None]:
+        """What the record keeps as it was written."""
+        return {
+            "profile": self.profile,
+            "source": self.source,
+            "weights": str(self.weights) if self.weights else None,
+            "trust_remote_code": self.trust_remote_code,
+        }
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a recheck came to.
+
+    Args:
+        version: that was rechecked.
+        past: its verdict.
+        changed: members of the tuple that differ here.
+        report: of the run that measured; None where nothing had to be measured.
+        refuted: an earlier recheck of this very tuple, which did not stand.
+    """
+
+    version: Version
+    past: PastVerdict
+    changed: tuple[Change, ...]
+    report: RunReport | None = None
+    refuted: RecheckRecord | None = None
+
+    @property
+    def now(self) -> VariantReport | None:
+        """The new verdict; None where nothing was measured, or the run failed before it."""
+        return self.report.variants[0] if self.report and self.report.variants else None
+
+    @property
+    def stands(self) -> bool | None:
+        """Whether the version's verdict holds here; None where that is not known."""
+        if self.report is None:
+            return self.refuted is None
+        return stands(self.past.bundle.variant.verdict, self.now.verdict) if self.now else None
+
+    @property
+    def run(self) -> str | None:
+        """Id of the run that has the evidence of the new verdict."""
+        if self.report is not None:
+            return self.report.run
+        return self.refuted.run if self.refuted else None
+
+    @property
+    def exit_code(self) -> int:
+        """How the command ends."""
+        if self.report is None:
+            return exit_code_of([self.refuted.verdict]) if self.refuted else ExitCode.PROMOTED
+        code = self.report.exit_code
+        return ExitCode.UNEXPECTED if code is None else code
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for `--json`."""
+        return {
+            "schema_version": 1,
+            "name": self.version.name,
+            "version": self.version.version,
+            "recipe": self.past.bundle.recipe,
+            "changed": [change.to_dict() for change in self.changed],
+            "measured": self.report is not None,
+            "stands": self.stands,
+            "exit_code": self.exit_code,
+            "then": self.past.bundle.variant.model_dump(mode="json"),
+            "now": self.now.model_dump(mode="json") if self.now else None,
+            "run": self.run,
+            "error": self.report.error if self.report else None,
+        }
+
+
+def run_recheck(request: RecheckRequest, settings: Settings, progress: Progress) -> Outcome:
+    """Compare, and measure where something changed.
+
+    Returns:
+        the outcome; an error of the measuring itself is in its report.
+
+    Raises:
+        PrepareError: the version, its files or its evidence cannot be had or are not sound, or
+            this machine cannot measure it.
+    """
+    registry = open_registry(registry_uri(request.registry, settings))
+    version = find_version(registry, request.reference)
+    folder = folder_of(version, request.weights, WEIGHTS_COMMAND)
+    digests = FileDigests(settings.home / "digests.json")
+    check_files(version, folder, digests)
+    past = read_past(version, folder)
+    if not request.trust_remote_code:
+        refuse_code(past.judged.trust_remote_code, f"{version.name} version {version.version}")
+    profile = choose_profile(request.profile) if request.profile else past.profile
+    refuse_without_gpu(profile, request)
+    if profile.accelerator == "cpu":
+        check_processor(profile, cpu_features())
+    here = members_here(past, profile, settings, progress)
+    changed = changed_members(version, past, here)
+    if not changed and not request.force:
+        digest = digest_json(here)
+        of_this = [each for each in rechecks_of(version) if each.tuple_digest == digest]
+        refuted = next((each for each in of_this if not each.stands), None)
+        return Outcome(version, past, changed, refuted=refuted)
+    for change in changed:
+        progress.note(f"changed: {change}")
+    store = Store(settings.store.resolve())
+    again = attempt_of(store, request.registry, version) if request.force else ""
+    recheck = Recheck(
+        version=version,
+        registry=request.registry,
+        past=past,
+        folder=folder,
+        source=request.source or past.source,
+        profile=profile,
+        eval_data=request.eval_data,
+        again=again,
+    )
+    choices = recheck.choices()
+    command = recheck.command(choices, [str(change) for change in changed])
+    log = RunLog(store, {**command, "asked": request.asked()})
+    noting = NotingProgress(progress, log)
+
+    def measure() -> ExitCode:
+        recheck.run(choices, settings, store, log, noting, digests)
+        (report,) = log.variants()
+        keep(registry, version, outcome_record(past, here, changed, report, log.run_id))
+        return exit_code_of([report.verdict])
+
+    return Outcome(version, past, changed, kept_to_the_end(log, measure))
+
+
+def refuse_without_gpu(profile: ServingProfile, request: RecheckRequest) -> None:
+    """Raise UsageError before a serving environment for GPUs is built on a machine without one."""
+    if profile.accelerator == "cuda" and gpu_name() is None:
+        raise UsageError(
+            "it was judged on a GPU, and this machine has none"
+            if request.profile is None
+            else f"the profile '{profile.name}' is for a GPU, and this machine has none",
+            where="--profile",
+            cure="run it on the machine that is to serve, or name that of this machine: "
+            "--profile cpu",
+        )
+
+
+def members_here(
+    past: PastVerdict, profile: ServingProfile, settings: Settings, progress: Progress
+) -> dict[str, Any]:
+    """The deployable tuple as it would be here; builds the serving environment."""
+    accelerator = Accelerator(profile.accelerator)
+    serve = ensure("serve", accelerator, settings, progress)
+    return {
+        **past.members,
+        "engine_version": engine_version_of(serve),
+        "environment.serve": serve.identity,
+        "environment.evaluate": identity("evaluate", accelerator, settings),
+        "serving": ServingArguments.of(profile, is_baseline=False).to_dict(),
+        "hardware": hardware(profile.accelerator),
+    }
+
+
+def changed_members(
+    version: Version, past: PastVerdict, here: Mapping[str, Any]
+) -> tuple[Change, ...]:
+    """In what this differs from the tags or from the evidence, which normally say the same."""
+    found = [
+        *changes(registered_members(version, past.members), here),
+        *changes(past.members, here),
+    ]
+    return tuple({change.member: change for change in reversed(found)}.values())[::-1]
+
+
+def outcome_record(
+    past: PastVerdict,
+    here: Mapping[str, Any],
+    changed: tuple[Change, ...],
+    report: VariantReport,
+    run: str,
+) -> RecheckRecord | None:
+    """What the registry is to keep; None of a variant that came to no verdict."""
+    held = stands(past.bundle.variant.verdict, report.verdict)
+    if held is None or report.verdict in ("error", "skipped"):
+        return None
+    return RecheckRecord(
+        when=datetime.now(UTC).isoformat(timespec="seconds"),
+        who=who_am_i(),
+        run=run,
+        tuple_digest=digest_json(here),
+        members=dict(here),
+        changed=tuple(map(str, changed)),
+        verdict=report.verdict,
+        stands=held,
+        reason=report.reason,
+    )
+
+
+def keep(registry: Registry, version: Version, record: RecheckRecord | None) -> None:
+    """Put the outcome where people look for the version."""
+    if record is not None:
+        registry.set_tags(version.name, version.version, record.tags())

@@ -1,0 +1,117 @@
+"""Keeps the record of one run on disk, true at every moment: run.json in the run's folder."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from filelock import FileLock
+
+from artifacts.kept_runs import ALIVE_LOCK, RUN_RECORD
+from artifacts.run_record import RunReport, StageReport, VariantReport
+from pipeline.checkpoint.source_facts import CheckpointReport
+from pipeline.core.errors import PrepareError
+from pipeline.core.events import Progress
+from pipeline.core.store import Store, write_atomically
+
+Ended = Literal["finished", "failed", "interrupted"]
+
+
+class RunLog:
+    """The growing RunReport of one `prepare model`.
+
+    Args:
+        store: where the run's folder is made.
+        command: options as resolved.
+    """
+
+    def __init__(self, store: Store, command: dict[str, Any]) -> None:
+        now = datetime.now(UTC)
+        # Microseconds make ids of runs that start together differ.
+        self.run_id = now.strftime("%Y%m%d-%H%M%S-%f")
+        self._store = store
+        self.folder: Path = store.new_run_folder(self.run_id)
+        # Held as long as we live, however we end: a run that says 'running' without it was killed.
+        self._alive = FileLock(self.folder / ALIVE_LOCK, mode=0o600)
+        self._alive.acquire()
+        self._started = time.monotonic()
+        self._variants: dict[str, VariantReport] = {}
+        self._report = RunReport(
+            run=self.run_id,
+            status="running",
+            exit_code=None,
+            started=now.isoformat(timespec="seconds"),
+            seconds=0,
+            command=command,
+            checkpoint=None,
+            variants=[],
+            stages=[],
+            notes=[],
+        )
+        self._save()
+
+    def checkpoint(self, checkpoint: CheckpointReport, registered_name: str) -> None:
+        """The checkpoint has been inspected."""
+        self._update(checkpoint=checkpoint, registered_name=registered_name)
+
+    def counted(self, tried: Sequence[str]) -> None:
+        """These variants are counted by the verdicts, also those that this run does not try."""
+        self._update(command={**self._report.command, "tried": list(tried)})
+
+    def stage(self, stage: StageReport) -> None:
+        """A stage has ended."""
+        self._update(stages=[*self._report.stages, stage])
+
+    def variant(self, variant: VariantReport) -> None:
+        """A variant has got a verdict, or a new one."""
+        self._variants[variant.recipe] = variant
+        self._update(variants=self.variants())
+
+    def variants(self) -> list[VariantReport]:
+        """Variants judged so far."""
+        return list(self._variants.values())
+
+    def variant_named(self, recipe: str) -> VariantReport:
+        """The report of that recipe's variant; raises KeyError before it has one."""
+        return self._variants[recipe]
+
+    def note(self, text: str) -> None:
+        """Something was said aloud."""
+        self._update(notes=[*self._report.notes, text])
+
+    def finish(self, status: Ended, exit_code: int, error: PrepareError | None = None) -> None:
+        """The run has ended."""
+        self._update(status=status, exit_code=exit_code, error=error.to_dict() if error else None)
+
+    def report(self) -> RunReport:
+        """The record as it stands."""
+        return self._report
+
+    def _update(self, **changes: Any) -> None:
+        changes["seconds"] = time.monotonic() - self._started
+        self._report = self._report.model_copy(update=changes)
+        self._save()
+
+    def _save(self) -> None:
+        with self._store.errors_explained():
+            write_atomically(self.folder / RUN_RECORD, self._report.model_dump_json(indent=1))
+
+
+class NotingProgress:
+    """Passes progress on and keeps what is said aloud in the run's record."""
+
+    def __init__(self, progress: Progress, log: RunLog) -> None:
+        self._progress = progress
+        self._log = log
+
+    def advance(self, task: str, done: int, total: int | None, unit: str = "") -> None:
+        """Pass the event on."""
+        self._progress.advance(task, done, total, unit)
+
+    def note(self, text: str) -> None:
+        """Pass the text on and keep it."""
+        self._progress.note(text)
+        self._log.note(text)

@@ -1,0 +1,1 @@
+"""Servers of a model: ours, and those of somebody else."""

@@ -1,0 +1,173 @@
+"""Where a model server of ours answers, and whether it is ours that answers there.
+
+A run's server has a Unix socket in a folder that nobody else may enter: no other user can ask it,
+load it, read its metrics, or take its place. One that is to be reached by others' programs
+(`prepare serve`) has a port of the loopback; there, the listening socket must be of our process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import struct
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipeline.core.errors import ServingError
+
+if TYPE_CHECKING:
+    import httpx
+
+HOST = "127.0.0.1"
+LONGEST_SOCKET_PATH = 107  # bytes; of Linux's sockaddr_un
+_LISTENING = "0A"
+
+
+@dataclass(frozen=True)
+class ServerAddress:
+    """A Unix socket or a loopback port.
+
+    Args:
+        socket: in a folder of its own; None where it is a port.
+        port: 0 where it is a socket.
+        key: what the server asks its clients for; "" for nothing.
+    """
+
+    socket: Path | None
+    port: int = 0
+    key: str = ""
+
+    @property
+    def url(self) -> str:
+        """What requests are addressed to; through the socket, where there is one."""
+        return f"http://{HOST}:{self.port}" if self.socket is None else "http://localhost"
+
+    def arguments(self) -> list[str]:
+        """The engine's."""
+        if self.socket is None:
+            return ["--host", HOST, "--port", str(self.port)]
+        # Whatever else the engine may open beside the socket, it is not for other machines.
+        return ["--host", HOST, "--uds", str(self.socket)]
+
+    def client(self, timeout_seconds: float) -> httpx.Client:
+        """A client of the server, which no proxy comes between."""
+        return open_client(self.url, self.socket, timeout_seconds, self.key)
+
+    def is_of(self, group: int) -> bool:
+        """Whether a process of that group listens there, not a stranger who was there first."""
+        if self.socket is None:
+            inodes = _listening_inodes(self.port)
+            return bool(inodes) and inodes <= _sockets_of(group)
+        pid = _listener_of(self.socket)
+        with contextlib.suppress(ProcessLookupError):
+            return pid is not None and os.getpgid(pid) == group
+        return False
+
+    def is_free(self) -> bool:
+        """Whether nobody answers there."""
+        return self.socket is not None or port_is_free(self.port)
+
+    def remove(self) -> None:
+        """Remove the socket and its folder."""
+        if self.socket is not None:
+            shutil.rmtree(self.socket.parent, ignore_errors=True)
+
+
+def private_socket() -> ServerAddress:
+    """A socket in a new folder that only we may enter; raises ServingError where none can be."""
+    for parent in (tempfile.gettempdir(), "/tmp"):  # noqa: S108  # mkdtemp's folder is 0700
+        try:
+            folder = Path(tempfile.mkdtemp(prefix="prepare-", dir=parent))
+        except OSError:
+            continue
+        path = folder / "server"
+        if len(os.fsencode(path)) <= LONGEST_SOCKET_PATH:
+            return ServerAddress(path)
+        folder.rmdir()
+    raise ServingError(
+        "no folder for the model server's socket can be made",
+        where=tempfile.gettempdir(),
+        cure="set TMPDIR to a folder with a short path that you may write",
+    )
+
+
+def open_client(
+    url: str, through: Path | None, timeout_seconds: float, key: str = ""
+) -> httpx.Client:
+    """A client of that URL, through a Unix socket if one is named."""
+    import httpx
+
+    return httpx.Client(
+        base_url=url,
+        timeout=timeout_seconds,
+        trust_env=False,
+        transport=httpx.HTTPTransport(uds=str(through)) if through else None,
+        headers={"Authorization": f"Bearer {key}"} if key else {},
+    )
+
+
+def free_port() -> int:
+    """A free loopback port; raises ServingError when there is none."""
+    try:
+        with socket.socket() as probe:
+            probe.bind((HOST, 0))
+            return int(probe.getsockname()[1])
+    except OSError as error:
+        raise ServingError(
+            f"there is no free port on {HOST}: {error.strerror}",
+            cure="end processes that hold many connections, then run the command again",
+        ) from error
+
+
+def port_is_free(port: int) -> bool:
+    """Whether nothing listens on that loopback port."""
+    with socket.socket() as probe:
+        probe.settimeout(1)
+        return probe.connect_ex((HOST, port)) != 0
+
+
+def _listener_of(path: Path) -> int | None:
+    """Process that listens on the socket, as the kernel knows it; None where nobody does."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(1)
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return None
+        size = struct.calcsize("3i")  # ucred: process, user, group
+        found = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+        return int(struct.unpack("3i", found)[0])
+
+
+def _listening_inodes(port: int) -> set[str]:
+    """Inodes of the sockets that take connections to the loopback port, whoever's they are."""
+    # Addresses stand in hexadecimal, in the machine's byte order; all zero is any address.
+    (number,) = struct.unpack("=I", socket.inet_aton(HOST))
+    accepting = {f"{number:08X}:{port:04X}", f"{0:08X}:{port:04X}", f"{0:032X}:{port:04X}"}
+    found: set[str] = set()
+    for table in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError):
+            for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+                fields = line.split()
+                if fields[1] in accepting and fields[3] == _LISTENING:
+                    found.add(fields[9])
+    return found
+
+
+def _sockets_of(group: int) -> set[str]:
+    """Inodes of the sockets that the group's processes hold."""
+    found: set[str] = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it ended meanwhile, or is another user's
+            if os.getpgid(int(process.name)) != group:
+                continue
+            for descriptor in (process / "fd").iterdir():
+                with contextlib.suppress(OSError):
+                    target = str(descriptor.readlink())
+                    if target.startswith("socket:["):
+                        found.add(target[8:-1])
+    return found

@@ -1,0 +1,351 @@
+"""Finds recipes, profiles, policies and GPUs: by name, or as a YAML file of the user's."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic import ValidationError
+
+import recipes
+from pipeline.core.errors import UsageError
+from pipeline.core.foreign.yaml import read_yaml_file
+from pipeline.core.user_path import user_path
+from recipes.described import Described
+from recipes.gpu import Gpu
+from recipes.ladder import Ladder
+from recipes.policy import Policy
+from recipes.schema import Recipe, ServingProfile
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+RECIPES = Path(recipes.__file__).parent
+DESCRIBED = TypeVar("DESCRIBED", bound=Described)
+
+BASELINE = "baseline"
+BRIEF = 120  # letters of a name that a message repeats
+MAX_EXTENDED = 10  # recipes that extend one another in a row
+
+
+def load_recipe(name: str) -> Recipe:
+    """The recipe of that name, or in that YAML file, with all that it `extends` merged in.
+
+    Raises:
+        UsageError: no such recipe (the known ones are named), a malformed file, or one that
+            extends itself.
+    """
+    return _recipe_in(_find(name, RECIPES, "recipe"))
+
+
+def load_recipe_or_ladder(name: str) -> Recipe | Ladder:
+    """What `--recipe` names; raises UsageError as load_recipe does, and names the ladders too."""
+    if is_ladder(name):
+        return load_ladder(name)
+    return _recipe_in(_find(name, RECIPES, "recipe", also=ladder_names()))
+
+
+def load_policy(name: str) -> Policy:
+    """The policy of that name, or in that YAML file; raises UsageError as load_recipe does."""
+    return _load(name, RECIPES / "policies", "policy", Policy)
+
+
+def load_profile(name: str) -> ServingProfile:
+    """The profile of that name, or in that YAML file; raises UsageError as load_recipe does."""
+    return _load(name, RECIPES / "profiles", "profile", ServingProfile)
+
+
+def load_gpu(name: str) -> Gpu:
+    """The GPU of that name, or in that YAML file; raises UsageError as load_recipe does."""
+    return _load(name, RECIPES / "gpus", "gpu", Gpu)
+
+
+def gpu_names() -> list[str]:
+    """Names of the GPUs that the package carries, from the smallest memory to the largest."""
+    folder = RECIPES / "gpus"
+    return sorted(_names(folder), key=lambda name: load_gpu(name).memory_gib)
+
+
+def load_ladder(name: str) -> Ladder:
+    """The ladder of that name, or in that YAML file; raises UsageError as load_recipe does."""
+    return _load(name, RECIPES / "ladders", "ladder", Ladder)
+
+
+def is_ladder(name: str) -> bool:
+    """Whether the name, or the YAML file, that was given for a recipe is a ladder's."""
+    if not _is_path(name):
+        return name in ladder_names()
+    try:
+        data = read_yaml_file(user_path(name, "--recipe"))
+    except (ValueError, OSError):
+        return False  # what is wrong with it is told when it is read as a recipe
+    return isinstance(data, dict) and "rungs" in data
+
+
+def recipe_names() -> list[str]:
+    """Names of the recipes that the package carries, the baseline left out."""
+    return [name for name in _names(RECIPES) if name != BASELINE]
+
+
+def ladder_names() -> list[str]:
+    """Names of the ladders that the package carries."""
+    return _names(RECIPES / "ladders")
+
+
+def profile_names() -> list[str]:
+    """Names of the profiles that the package carries."""
+    return _names(RECIPES / "profiles")
+
+
+def policy_names() -> list[str]:
+    """Names of the policies that the package carries."""
+    return _names(RECIPES / "policies")
+
+
+def profile_for_gpu(gpu_name: str) -> ServingProfile | None:
+    """The carried profile that has a word of the GPU's name, as the driver gives it."""
+    for name in profile_names():
+        profile = load_profile(name)
+        # Whole words: an H200 is no H20, and a GH200 no H200.
+        if any(
+            re.search(rf"\b{re.escape(word)}\b", gpu_name) for word in profile.gpu_name_contains
+        ):
+            return profile
+    return None
+
+
+def gpu_of_driver(gpu_name: str) -> Gpu | None:
+    """The carried GPU of that name, as the driver gives it; None where no file describes it."""
+    gpus = (load_gpu(name) for name in gpu_names())
+    return next((gpu for gpu in gpus if gpu.driver_name == gpu_name), None)
+
+
+def _is_path(name: str) -> bool:
+    return name.endswith((".yaml", ".yml")) or "/" in name
+
+
+def _names(folder: Path) -> list[str]:
+    return sorted(path.stem for path in folder.glob("*.yaml"))
+
+
+def _load(name: str, folder: Path, noun: str, kind: type[DESCRIBED]) -> DESCRIBED:
+    return parse(_find(name, folder, noun), noun, kind)
+
+
+def _recipe_in(path: Path) -> Recipe:
+    return _validated(_merged_recipe(path, ()), path, "recipe", Recipe)
+
+
+def _find(name: str, folder: Path, noun: str, also: Sequence[str] = ()) -> Path:
+    """The file of that name; where there is none, those of the folder, and `also`, are named."""
+    is_path = _is_path(name)
+    path = user_path(name if is_path else folder / f"{name}.yaml", f"--{noun} {name[:80]}")
+    if not path.is_file():
+        known = [*_names(folder), *also]
+        close = difflib.get_close_matches(_brief(name), known, n=1)
+        hint = f"did you mean '{close[0]}'? " if close else ""
+        raise UsageError(
+            f"there is no {noun} '{_brief(name)}'" + (" that is a file" if path.exists() else ""),
+            where=_brief(str(path)) if is_path else f"--{noun} {_brief(name)}",
+            cure=f"{hint}known: {', '.join(known)}; or give the path of a YAML file",
+        )
+    return path
+
+
+def _merged_recipe(path: Path, before: tuple[Path, ...]) -> dict[str, Any]:
+    """A recipe file's content over that of the recipe that it extends.
+
+    Args:
+        path: of the file.
+        before: files that led here, each extending the next.
+    """
+    chain = (*before, path.resolve())
+    if len(chain) > MAX_EXTENDED:
+        raise UsageError(
+            f"more than {MAX_EXTENDED} recipes extend one another",
+            where=f"{path}, key extends",
+            cure="let one of them stand alone, without the key 'extends'",
+        )
+    data = _read(path, "recipe", Recipe)
+    if data.get("extends") is None:
+        return data
+    where = f"{path}, key extends"
+    parent = data.pop("extends")
+    if not isinstance(parent, str):
+        raise UsageError(
+            f"the recipe is wrong at 'extends': {_brief(repr(parent))} should be the name of one "
+            "recipe",
+            where=where,
+            cure=f"known: {', '.join(_names(RECIPES))}; or give the path of a YAML file",
+        )
+    if "name" not in data:
+        raise UsageError(
+            f"the recipe extends '{_brief(parent)}' and has no name of its own",
+            where=f"{path}, key name",
+            cure="add the key 'name': tables, files and tags tell variants apart by it",
+        )
+    try:
+        found = _find(_from_beside(parent, path, where), RECIPES, "recipe")
+    except UsageError as error:
+        raise UsageError(error.what, where=where, cure=error.cure) from error
+    if found.resolve() in chain:
+        circle = " -> ".join(file.name for file in (*chain, found))
+        raise UsageError(
+            f"the recipe extends itself: {circle}",
+            where=where,
+            cure="let one of them stand alone, without the key 'extends'",
+        )
+    base = _merged_recipe(found, chain)
+    # Faults of the extended recipe are told as such, with its own file.
+    _validated(base, found, "recipe", Recipe)
+    return merge(base, data)
+
+
+def _from_beside(name: str, path: Path, where: str) -> str:
+    """A relative path starts from the folder of the file that it stands in."""
+    if not _is_path(name) or user_path(name, where).is_absolute():
+        return name
+    return str(path.parent / name)
+
+
+def merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """The changes over the base: mappings key by key, all else whole.
+
+    A mapping whose `kind` changes replaces the base's: the keys of another kind mean nothing there.
+    """
+    merged = dict(base)
+    for key, value in changes.items():
+        old = merged.get(key)
+        if isinstance(old, dict) and isinstance(value, dict) and _of_one_kind(old, value):
+            merged[key] = merge(old, value)
+        else:
+            merged[key] = value
+    return merged
+
+
+def _of_one_kind(base: dict[str, Any], changes: dict[str, Any]) -> bool:
+    return bool(changes.get("kind", base.get("kind")) == base.get("kind"))
+
+
+def parse(path: Path, noun: str, kind: type[DESCRIBED]) -> DESCRIBED:
+    """Read one YAML file as `kind`.
+
+    Raises:
+        UsageError: not YAML, or a key that is unknown, missing or of the wrong kind.
+    """
+    return _validated(_read(path, noun, kind), path, noun, kind)
+
+
+def _read(path: Path, noun: str, kind: type[DESCRIBED]) -> dict[str, Any]:
+    try:
+        data: Any = read_yaml_file(path)
+    except OSError as error:
+        raise UsageError(
+            f"the {noun} cannot be read: {error.strerror}", where=str(path), cure="mend the file"
+        ) from error
+    except ValueError as error:
+        raise UsageError(
+            f"the {noun} cannot be read: {error}", where=str(path), cure="mend the file"
+        ) from error
+    if not isinstance(data, dict):
+        raise UsageError(f"the {noun} is not a mapping of keys", where=str(path), cure=_known(kind))
+    return data
+
+
+def _validated(data: dict[str, Any], path: Path, noun: str, kind: type[DESCRIBED]) -> DESCRIBED:
+    try:
+        return kind.model_validate(data)
+    except ValidationError as error:
+        # An unknown key is often a required one misspelt: it explains more than what is missing.
+        first = min(error.errors(), key=lambda fault: fault["type"] != "extra_forbidden")
+        key = ".".join(map(_brief, _users_path(first["loc"], data, first["type"])))
+        key = key or "(the whole file)"
+        raise UsageError(
+            f"the {noun} is wrong at '{key}': {_explained(first)}",
+            where=f"{path}, key {key}",
+            cure=_cure(kind, first),
+        ) from error
+
+
+def _users_path(location: tuple[int | str, ...], data: Any, fault: str) -> list[str]:
+    """The keys that the user wrote; pydantic puts the chosen `kind` of a union between them."""
+    path: list[str] = []
+    for number, part in enumerate(location, start=1):
+        is_key = isinstance(data, dict) and part in data
+        if is_key or (isinstance(data, list) and isinstance(part, int)):
+            data = data[part]
+        elif not (fault == "missing" and number == len(location)):
+            continue
+        path.append(str(part))
+    return path
+
+
+def _explained(fault: ErrorDetails) -> str:
+    """What is wrong, without the words of the library that found it."""
+    given, message = fault["input"], fault["msg"].removeprefix("Value error, ")
+    if fault["type"] == "extra_forbidden":
+        return "there is no such key"
+    if fault["type"] == "missing":
+        return "this key is required"
+    if fault["type"] == "union_tag_invalid":
+        tags = fault["ctx"]
+        return f"the kind '{_brief(tags['tag'])}' is not known: {tags['expected_tags']}"
+    if fault["type"] == "union_tag_not_found":
+        return "the key 'kind' is required"
+    if fault["type"] in ("model_type", "model_attributes_type", "dict_type"):
+        message = "Input should be a mapping of keys"
+    if isinstance(given, (bool, int, float, str)) or given is None:
+        return message.replace("Input should", f"{_brief(repr(given))} should", 1)
+    return message
+
+
+def _brief(text: str) -> str:
+    """A text of the user's as far as a message needs it."""
+    return text if len(text) <= BRIEF else f"{text[:BRIEF]}..."
+
+
+def _cure(kind: type[Described], fault: ErrorDetails) -> str:
+    """What the faulty key is for; or, where a key is not known or missing, which ones there are."""
+    schema = kind.model_json_schema()
+    node, keys, around = schema, list(schema["properties"]), "at the top"
+    meaning = ""
+    location = fault["loc"]
+    if location and location[-1] == "[key]":  # the key itself, so what it lies in is of interest
+        location = location[:-2]
+    for part in location:
+        node = _inside(node, part, schema)
+        if node.get("properties"):
+            keys, around = list(node["properties"]), f"in {part}"
+        meaning = f"{part}: {node['description']}" if node.get("description") else ""
+    known = f"keys known {around}: {', '.join(keys)}"
+    if fault["type"] == "extra_forbidden":
+        close = difflib.get_close_matches(_brief(str(fault["loc"][-1])), keys, n=1)
+        return f"did you mean '{close[0]}'? {known}" if close else known
+    return known if fault["type"] == "missing" or not meaning else meaning
+
+
+def _inside(node: dict[str, Any], part: int | str, schema: dict[str, Any]) -> dict[str, Any]:
+    """The JSON schema of what lies under that part of a location; empty where there is nothing."""
+    tags = node.get("discriminator", {}).get("mapping", {})
+    by_pattern = next(iter(node.get("patternProperties", {}).values()), None)
+    more = node.get("additionalProperties")
+    found = (
+        node.get("properties", {}).get(part)
+        or ({"$ref": tags[part]} if part in tags else None)
+        or by_pattern
+        or (more if isinstance(more, dict) else None)
+        or (node.get("items") if isinstance(part, int) else None)
+        or {}
+    )
+    options = [option for option in found.get("anyOf", []) if option.get("type") != "null"]
+    found = {**options[0], **found} if len(options) == 1 else found
+    if "$ref" in found:
+        return {**schema["$defs"][found["$ref"].rpartition("/")[2]], **found}
+    return dict(found)
+
+
+def _known(kind: type[Described]) -> str:
+    return f"keys known at the top: {', '.join(kind.model_fields)}"

@@ -1,0 +1,222 @@
+"""What was tried is counted over all runs, and trying again does not raise the error rate."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from artifacts.evidence.trials import Count, Trials, variant_key
+from artifacts.evidence.tries import miscounts
+from artifacts.run_record import VariantReport, unjudged
+from artifacts.selection import corrected
+from eval_gates.statistics.comparison import Comparison
+from eval_gates.statistics.multiplicity import level_of, share_of
+from eval_gates.statistics.sequential import log_evidence
+from pipeline.core.errors import StoreError
+from pipeline.core.stage_record import StageRecord
+from recipes.policy import Policy
+
+COUNT = Count(baseline={"checkpoint": "c"}, policy="p")
+
+
+def policy(**changes: Any) -> Policy:
+    mine = {"kind": "mmlu", "margins": {"fp8": 0.01}, **changes}
+    beside = {"kind": "mmlu", "margins": {"fp8": 0.5}, "tier": "advisory"}
+    return Policy.model_validate(
+        {
+            "name": "p",
+            "summary": "s",
+            "suites": {"mine": mine, "beside": beside},
+            "throughput": {"minimum_ratio": {}},
+        }
+    )
+
+
+class TestCount:
+    def test_what_is_new_is_a_trial_and_what_is_not_is_none(self, tmp_path: Path) -> None:
+        trials = Trials(tmp_path)
+        both = {"a": "1", "b": "2"}
+        assert trials.foreseen(COUNT, both).number == 1
+        assert not list(tmp_path.iterdir())
+        first = trials.begun(COUNT, both, "run 1")
+        assert first.number == trials.begun(COUNT, both, "run 2").number == 1
+        # Without the one that did not pass, it is the same trial of two.
+        assert trials.begun(COUNT, {"a": "1"}, "run 3") == first
+        second = trials.begun(COUNT, {"a": "1", "c": "3"}, "run 4")
+        assert (second.number, second.earlier) == (2, (both,))
+        assert trials.begun(COUNT, {"a": "another"}, "run 5").number == 3
+        assert trials.foreseen(COUNT, {"d": "4"}).number == 4
+        assert trials.find(COUNT, 2) == second
+        assert trials.find(COUNT, 4) is None
+        assert [trial.number for trial in trials.latest()] == [3]
+
+    @pytest.mark.parametrize(
+        "other",
+        [
+            COUNT.model_copy(update={"policy": "q"}),
+            COUNT.model_copy(update={"baseline": {"checkpoint": "d"}}),
+        ],
+    )
+    def test_another_baseline_or_policy_has_a_count_of_its_own(
+        self, tmp_path: Path, other: Count
+    ) -> None:
+        trials = Trials(tmp_path)
+        trials.begun(COUNT, {"a": "1"}, "run")
+        assert trials.begun(other, {"a": "2"}, "run").number == 1
+
+    def test_runs_that_begin_at_once_have_numbers_of_their_own(self, tmp_path: Path) -> None:
+        def begin(which: int) -> int:
+            return Trials(tmp_path).begun(COUNT, {"a": str(which)}, f"run {which}").number
+
+        with ThreadPoolExecutor(8) as pool:
+            assert sorted(pool.map(begin, range(16))) == list(range(1, 17))
+
+    def test_what_a_kill_left_is_no_trial(self, tmp_path: Path) -> None:
+        trials = Trials(tmp_path)
+        trials.begun(COUNT, {"a": "1"}, "run")
+        (tmp_path / "trials" / COUNT.key / ".000002.json.77").write_text('{"half')
+        assert trials.begun(COUNT, {"b": "2"}, "run").number == 2
+
+    @pytest.mark.parametrize("damage", ["removed", "changed"])
+    def test_a_count_with_a_hole_is_refused(self, tmp_path: Path, damage: str) -> None:
+        trials = Trials(tmp_path)
+        for name in "abc":
+            trials.begun(COUNT, {name: "1"}, "run")
+        file = tmp_path / "trials" / COUNT.key / "000002.json"
+        if damage == "removed":
+            file.unlink()
+        else:
+            file.write_text("{}")
+        with pytest.raises(StoreError) as caught:
+            trials.begun(COUNT, {"d": "1"}, "run")
+        assert caught.value.where == str(file)
+
+
+class TestWhatMakesATry:
+    @pytest.mark.parametrize(
+        "same",
+        [
+            {"questions": 500},
+            {"batch": 8},
+            {"concurrency": 1},
+            {"minutes": 3},
+            {"repeat": 5},
+            {"sources": ["hub"]},
+        ],
+    )
+    def test_more_of_the_same_is_none(self, same: dict[str, Any]) -> None:
+        assert variant_key("s", policy()) == variant_key("s", policy(**same))
+
+    @pytest.mark.parametrize(
+        "other",
+        [
+            {"margins": {"fp8": 0.02}},
+            {"test": "fixed"},
+            {"about": "benchmark"},
+            {"shots": 1},
+        ],
+    )
+    def test_another_rule_is_one(self, other: dict[str, Any]) -> None:
+        assert variant_key("s", policy()) != variant_key("s", policy(**other))
+        assert variant_key("s", policy()) != variant_key("t", policy())
+        assert variant_key("s", policy()) != variant_key(
+            "s", policy().model_copy(update={"alpha": 0.1})
+        )
+
+    def test_a_fixed_test_of_more_questions_is_one(self) -> None:
+        few, many = (policy(test="fixed", questions=number) for number in (500, 600))
+        assert variant_key("s", few) != variant_key("s", many)
+
+
+class TestShares:
+    def test_they_never_add_up_to_more_than_all(self) -> None:
+        shares = [share_of(number) for number in range(1, 10_000)]
+        assert 0.999 < sum(shares) <= 1
+        assert shares == sorted(shares, reverse=True)
+        assert share_of(None) == 1
+
+    def test_each_variant_of_a_trial_has_its_part(self) -> None:
+        assert level_of(0.05, 2, 1) == pytest.approx(0.0225)
+        assert level_of(0.05, 1, 3) == pytest.approx(0.05 * 0.1 / 6)
+        assert level_of(0.05, 4) == 0.0125
+
+    def test_a_pass_alone_may_be_none_in_a_later_trial(self) -> None:
+        report = unjudged("a", "fail", "", None).model_copy(
+            update={"verdict": "pass", "p_value": 0.01, "trial": 2}
+        )
+        assert corrected([report], 0.05 * share_of(1)) == []
+        (changed,) = corrected([report], 0.05 * share_of(2))
+        assert isinstance(changed, VariantReport)
+        assert changed.verdict == "undecided"
+        assert "in trial 2" in changed.reason
+
+
+def judge(**changes: Any) -> StageRecord:
+    trial = {"number": 2, "variants": {"a": "1"}, "earlier": [{"b": "2"}]}
+    return StageRecord(
+        stage="judge",
+        variant="a",
+        key="k",
+        parameters={
+            "policy": policy().model_dump(),
+            "family": "fp8",
+            "recipe": "a",
+            "tried": ["a"],
+            "trial": {**trial, **changes},
+        },
+        inputs={},
+        input_digests={},
+        result={},
+        notes=[],
+        seconds=0,
+        finished="",
+    )
+
+
+def asked_at(alpha: float) -> dict[str, StageRecord]:
+    rule = {"alpha": alpha, "margin": policy().suites["mine"].margins["fp8"].model_dump()}
+    record = judge().model_copy(update={"stage": "evaluate", "parameters": {"rule": rule}})
+    return {"candidate.mine": record}
+
+
+class TestEvidence:
+    def test_a_trial_that_fits(self) -> None:
+        assert list(miscounts(judge(), "a", ["a"], asked_at(level_of(0.05, 1, 2)))) == []
+
+    def test_asked_at_the_share_of_another_trial(self) -> None:
+        (found,) = miscounts(judge(), "a", ["a"], asked_at(level_of(0.05, 1, 1)))
+        assert "asked at the level" in found
+
+    def test_fewer_trials_than_there_were(self) -> None:
+        (found,) = miscounts(judge(number=1), "a", ["a"], asked_at(level_of(0.05, 1, 1)))
+        assert found == "it is said to be trial 1, after 1 others"
+
+    def test_other_variants(self) -> None:
+        changed = judge(variants={"c": "1"})
+        (found,) = miscounts(changed, "a", ["a"], asked_at(level_of(0.05, 1, 2)))
+        assert found == "its trial is of c"
+
+
+ALPHA, TRIES, REPLAYS = 0.05, 8, 400
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_gate_that_is_tried_until_it_passes_errs_no_more_often(shared: bool) -> None:
+    """A true drop of exactly the margin; the same baseline's answers each time, or new ones."""
+    generator, comparison = np.random.default_rng(4), Comparison.points(0.1)
+    shape = (REPLAYS, 1 if shared else TRIES, 300)
+    before = (generator.random(shape) < 0.7).astype(float)
+    # 1 in 7 of the right answers is lost: a drop of 10 points.
+    lost = generator.random((REPLAYS, TRIES, 300)) < 1 / 7
+    after = np.where(lost, 0.0, before)
+    log_pass, _ = log_evidence(after - before, comparison, None)
+    p_values = np.exp(-log_pass.max(axis=-1))
+    shares = np.asarray([share_of(number) for number in range(1, TRIES + 1)])
+    false_passes = float((p_values <= ALPHA * shares).any(axis=1).mean())
+    assert false_passes <= ALPHA + 2 * (ALPHA * (1 - ALPHA) / REPLAYS) ** 0.5
+    # Each at the whole of alpha, as before, passes far more.
+    assert float((p_values <= ALPHA).any(axis=1).mean()) > 0.1

@@ -1,0 +1,188 @@
+"""Credentials in addresses: what is shown, what is connected with, and what texts may say."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.core import credentials
+from pipeline.core.credentials import HANDED_ON, handed_on, hide, put_back, take_out
+from pipeline.core.errors import PrepareError, RegistryError, UsageError, from_dict
+from pipeline.core.process_environment import Need, server_environment, stage_environment
+
+SECRET = "urlSECRET9999"
+
+
+@pytest.fixture(autouse=True)
+def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(credentials, "_given", {})
+
+
+@pytest.mark.parametrize(
+    ("address", "shown"),
+    [
+        (f"http://me:{SECRET}@host:9/x", "http://***@host:9/x"),
+        (f"https://{SECRET}@host", "https://***@host"),
+        (f"http://me:{SECRET}%40{SECRET}@host", "http://***@host"),
+        (f"http://me:a@{SECRET}@host", "http://***@host"),
+        (f"postgresql://me:{SECRET}@host/db", "postgresql://***@host/db"),
+        (f"mysql+pymysql://me:{SECRET}@host/db", "mysql+pymysql://***@host/db"),
+        (f"https://host/x?a=1&sig={SECRET}&b=2", "https://host/x?a=1&sig=***&b=2"),
+        (f"https://host/#access_token={SECRET}", "https://host/#access_token=***"),
+        (f"postgresql://host/db?password={SECRET}", "postgresql://host/db?password=***"),
+        (f"https://host/v1?api-key={SECRET}", "https://host/v1?api-key=***"),
+        (f"https://host/v1?key={SECRET}&a=1", "https://host/v1?key=***&a=1"),
+        (f"https://host/v1?token=ab;{SECRET}&a=1", "https://host/v1?token=***&a=1"),
+    ],
+)
+def test_an_address_goes_on_without_its_credentials(address: str, shown: str) -> None:
+    assert take_out(address) == shown
+    assert put_back(shown) == address
+    assert SECRET not in hide(f"cannot reach {address} at all")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("http://127.0.0.1:5000", "hf://team", "oci:///folder", "sqlite:////x/registry.db"),
+        *("name@champion", "oci://host/name@sha256:abc", "org/name@main", "./folder", ""),
+        "postgresql://me@host/db",
+    ],
+)
+def test_what_has_no_credentials_stays(text: str) -> None:
+    assert take_out(text) == text == put_back(text)
+    assert handed_on() == {}
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        f"http://me:pa/{SECRET}@host",
+        f"http://me:12?{SECRET}@host",
+        f"http://me:p#{SECRET}@host",
+        f"sqlite:///x.db?user=me&password={SECRET}",
+    ],
+)
+def test_what_cannot_be_taken_out_is_refused_without_being_shown(address: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        take_out(address)
+    assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        "http://***@host.evil.example/x",
+        "http://***@hostile",
+        "http://***@host:9",
+        "http://***@host@x",
+    ],
+)
+def test_credentials_go_to_the_host_that_they_were_given_for(shown: str) -> None:
+    """A record of a run may be another's, and name an address that only begins like ours."""
+    take_out(f"http://me:{SECRET}@host")
+    with pytest.raises(UsageError):
+        put_back(shown)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"403 for url 'https://cdn.example/x?a=1&X-Amz-Signature={SECRET}&b=2'",
+        f"redirected to https://blob.example/x?sv=1&sig={SECRET}",
+        f"<https://host/x?access_token={SECRET}>",
+        f"https://host/x?api-key={SECRET}",
+    ],
+)
+def test_credentials_of_an_address_that_a_server_named_are_hidden(text: str) -> None:
+    told = RegistryError(text, where=text)
+    assert SECRET not in str(told)
+    assert "***" in str(told)
+
+
+def test_two_credentials_for_one_address_are_refused() -> None:
+    take_out("http://a:first@host")
+    with pytest.raises(UsageError):
+        take_out("http://a:second@host/v1")
+
+
+def test_a_path_may_be_cut_before_connecting() -> None:
+    shown = take_out(f"http://me:{SECRET}@host:8000/v1")
+    assert put_back(shown.removesuffix("/v1")) == f"http://me:{SECRET}@host:8000"
+
+
+def test_who_reads_it_from_a_record_is_asked_for_it_again() -> None:
+    with pytest.raises(UsageError) as caught:
+        put_back("http://***@host")
+    assert "PREPARE_REGISTRY" in caught.value.cure
+
+
+@given(
+    st.text(
+        st.characters(min_codepoint=33, max_codepoint=126, exclude_characters="/?#"), min_size=4
+    )
+)
+def test_no_password_is_shown(password: str) -> None:
+    credentials._given.clear()
+    secret = f"<{password}>"
+    shown = take_out(f"http://me:{secret}@host:80/x")
+    assert secret not in shown
+    assert secret not in hide(f"it said '{secret}'")
+    assert put_back(shown) == f"http://me:{secret}@host:80/x"
+
+
+def test_an_error_has_none_whatever_a_library_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_SECRET1111")
+    take_out(f"http://me:{SECRET}@host")
+    error = RegistryError(
+        f"GET http://me:{SECRET}@host failed", where=f"http://you:{SECRET}@b", cure="hf_SECRET1111"
+    )
+    told = [str(error), json.dumps(error.to_dict()), repr(error), str(from_dict(error.to_dict()))]
+    assert not [text for text in told if "SECRET" in text]
+    assert "//***@other" in PrepareError("at ftp://nobody:knows@other").what
+
+
+def test_a_stage_that_connects_is_handed_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = take_out(f"http://me:{SECRET}@host")
+    here = {"PATH": "/bin", "PREPARE_REGISTRY": f"http://me:{SECRET}@host", **handed_on()}
+    for stage in ("quantize", "judge", "verify", "benchmark", "questions"):
+        assert SECRET not in json.dumps(stage_environment(here, stage))
+    assert SECRET not in json.dumps(server_environment(here, {}))
+    assert SECRET in json.dumps(server_environment(here, {}, needs=[Need.ENDPOINT]))
+    there = stage_environment(here, "promote")
+    assert "PREPARE_REGISTRY" not in there
+    monkeypatch.setattr(credentials, "_given", {})
+    monkeypatch.setenv(HANDED_ON, there[HANDED_ON])
+    assert put_back(shown) == f"http://me:{SECRET}@host"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("registry", "list", "--registry"),
+        ("registry", "show", "x", "--registry"),
+        ("pull", "x@champion", "./d", "--registry"),
+        ("plan",),
+    ],
+)
+def test_a_command_does_not_print_them(words: tuple[str, ...], tmp_path: Path) -> None:
+    """Of a server that does not answer, whose client quotes the address in its error."""
+    ran = subprocess.run(
+        [sys.executable, "-m", "pipeline.cli.main", *words, f"http://me:{SECRET}@127.0.0.1:9"],
+        capture_output=True,
+        text=True,
+        env={
+            **{"PATH": "/bin", "PREPARE_HOME": str(tmp_path), "MLFLOW_HTTP_REQUEST_TIMEOUT": "2"},
+            "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
+        },
+        check=False,
+    )
+    assert ran.returncode in (1, 2)
+    assert "***@127.0.0.1:9" in ran.stderr
+    assert SECRET not in ran.stdout + ran.stderr

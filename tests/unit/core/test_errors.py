@@ -1,0 +1,89 @@
+"""Errors: every class crosses a process boundary as itself; exit codes are as documented."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import pipeline.core.errors
+from pipeline.core.errors import ExitCode, PrepareError, from_dict
+
+
+def tree() -> list[type[PrepareError]]:
+    """Every error of the module, found by name and not by the way that from_dict finds them."""
+    found = [
+        kind
+        for kind in vars(pipeline.core.errors).values()
+        if isinstance(kind, type) and issubclass(kind, PrepareError)
+    ]
+    assert len(found) >= 12
+    return found
+
+
+@pytest.mark.parametrize("kind", tree())
+def test_each_class_survives_json(kind: type[PrepareError]) -> None:
+    error = kind("it broke", where="/some/file, key x", cure="mend x")
+    back = from_dict(json.loads(json.dumps(error.to_dict())))
+    assert type(back) is kind
+    assert (back.what, back.where, back.cure) == ("it broke", "/some/file, key x", "mend x")
+    assert str(back) == str(error)
+    assert back.exit_code == error.exit_code
+
+
+@given(st.text(), st.text(), st.text())
+def test_any_text_survives(what: str, where: str, cure: str) -> None:
+    back = from_dict(json.loads(json.dumps(PrepareError(what, where=where, cure=cure).to_dict())))
+    assert (back.what, back.where, back.cure) == (what, where, cure)
+
+
+@pytest.mark.parametrize("kind", tree())
+def test_the_documented_tree_names_class_and_exit_code(kind: type[PrepareError]) -> None:
+    assert pipeline.core.errors.__doc__ is not None
+    lines = [
+        line.replace("|", " ").replace("+--", " ").split()
+        for line in pipeline.core.errors.__doc__.splitlines()
+    ]
+    [line] = [words for words in lines if words[:1] == [kind.__name__]]
+    assert int(line[1]) == kind.exit_code
+
+
+def test_exit_codes_are_a_promise() -> None:
+    assert {code.name: code.value for code in ExitCode} == {
+        "PROMOTED": 0,
+        "EXPECTED_ERROR": 1,
+        "USAGE": 2,
+        "UNEXPECTED": 3,
+        "GATES_FAILED": 4,
+        "UNDECIDED": 5,
+        "INTERRUPTED": 130,
+    }
+
+
+def test_what_where_and_cure_are_printed_each_on_its_line() -> None:
+    assert str(PrepareError("it broke", where="here", cure="do this")).splitlines() == [
+        "it broke",
+        "  where: here",
+        "  cure:  do this",
+    ]
+    assert str(PrepareError("it broke")) == "it broke"
+
+
+@pytest.mark.parametrize("kind", ["Exception", "SystemExit", "StageErr", "", None, 7])
+def test_a_kind_that_is_not_ours_becomes_the_general_error(kind: object) -> None:
+    error = from_dict({"kind": kind, "what": "it broke"})
+    assert type(error) is PrepareError
+    assert str(error) == "it broke"
+
+
+def test_a_subclass_defined_elsewhere_is_found_too() -> None:
+    class OwnError(pipeline.core.errors.StoreError):
+        """Of a plug-in."""
+
+    assert type(from_dict(OwnError("x").to_dict())) is OwnError
+
+
+def test_an_empty_report_is_still_an_error_that_says_so() -> None:
+    assert str(from_dict({})) == "unknown error"

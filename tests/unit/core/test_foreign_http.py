@@ -1,0 +1,118 @@
+"""Servers that never end, at a loopback port."""
+
+from __future__ import annotations
+
+import gzip
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+import httpx
+import pytest
+
+from pipeline.core.errors import ServingError
+from pipeline.core.foreign.http import ask
+from pipeline.serving.openai_endpoint import OpenAIEndpoint
+from pipeline.stages import coherence
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
+Answering = Callable[[socket.socket], None]
+
+
+@contextmanager
+def server(answering: Answering) -> Iterator[str]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            with suppress(OSError):
+                while True:
+                    connection, _ = listener.accept()
+                    with connection, suppress(OSError):
+                        connection.recv(65536)
+                        answering(connection)
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+def with_body(body: bytes, head: bytes = b"") -> Answering:
+    size = b"Content-Length: %d\r\n\r\n" % len(body)
+    return lambda connection: connection.sendall(HEAD + head + size + body)
+
+
+def dripping(first: bytes, drop: bytes) -> Answering:
+    def drip(connection: socket.socket) -> None:
+        connection.sendall(first)
+        while True:
+            connection.sendall(drop)
+            time.sleep(0.05)
+
+    return drip
+
+
+def test_an_answer_is_read() -> None:
+    with server(with_body(b'{"a": NaN}')) as url:
+        answer = ask("GET", f"{url}/x", seconds=10)
+    assert answer.status == 200
+    assert answer.json()["a"] != answer.json()["a"]
+
+
+@pytest.mark.parametrize(
+    "answering",
+    [
+        dripping(b"", b""),
+        dripping(b"HTTP/1.1 200 OK\r\nX: ", b"x"),
+        dripping(HEAD + b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\n \r\n"),
+    ],
+    ids=["silence", "endless headers", "endless body"],
+)
+def test_an_exchange_without_an_end_ends(answering: Answering) -> None:
+    started = time.monotonic()
+    with server(answering) as url, pytest.raises(httpx.ReadTimeout):
+        ask("GET", url, seconds=0.7)
+    assert time.monotonic() - started < 5
+
+
+def test_a_large_answer_is_refused() -> None:
+    with server(with_body(b" " * 100_001)) as url, pytest.raises(httpx.ReadError, match="larger"):
+        ask("GET", url, seconds=10, limit=100_000)
+
+
+def test_a_bomb_of_gzip_is_refused() -> None:
+    bomb = gzip.compress(b" " * 50_000_000)
+    with (
+        server(with_body(bomb, b"Content-Encoding: gzip\r\n")) as url,
+        pytest.raises(httpx.DecodingError, match="compressed"),
+    ):
+        ask("GET", url, seconds=10)
+
+
+ODD = [
+    b"", b"[]", b"null", b'{"data": {}}', b'{"data": [1]}', b"[" * 9000,
+    b'{"data": [{"id": "a"}, {"id": "b"}]}', b'{"data": "abc"}', b"\xff", b"9" * 9000,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("body", ODD)
+def test_an_endpoint_that_names_no_model_is_a_serving_error(body: bytes) -> None:
+    with server(with_body(body)) as url, pytest.raises(ServingError):
+        OpenAIEndpoint.at(url, None).resolved()
+
+
+@pytest.mark.parametrize("length", [b"-1", b'"x"', b"1e40", b"null", b"1" + b"0" * 30])
+def test_a_limit_that_cannot_be_is_not_taken(length: bytes) -> None:
+    body = b'{"data": [{"id": "a", "max_model_len": %s}]}' % length
+    with server(with_body(body)) as url:
+        assert OpenAIEndpoint.at(url, None).resolved().max_length == 4096
+
+
+@pytest.mark.parametrize("body", [*ODD, b'{"choices": []}', b'{"choices": [{"text": null}]}'])
+def test_a_server_that_answers_oddly_is_a_serving_error_or_silent(body: bytes) -> None:
+    with server(with_body(body)) as url:
+        asking = coherence.Asking(url, "m")
+        with suppress(ServingError):
+            asking.passage_perplexity()
+        with suppress(ServingError):
+            asking.complete()

@@ -1,0 +1,377 @@
+"""The store: a stage is whole or not there, two processes share it, its errors are explained."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import filelock  # noqa: F401 - before the user id is changed: it may then not be readable
+import pytest
+from finished_stage import put_record, stage_record
+
+from pipeline.core.digest import digest_json
+from pipeline.core.errors import ExitCode, StoreError
+from pipeline.core.store import RECORD, Store, write_atomically
+
+NOBODY = 65534
+WRITER = """
+import sys, time
+from pathlib import Path
+from pipeline.core.store import Store, write_atomically
+
+root, record, entered, go = sys.argv[1:]
+with Store(Path(root)).writing("judge", "abc") as folder:
+    if folder is None:
+        print("somebody else finished it")
+    else:
+        Path(entered).touch()
+        while not Path(go).exists():
+            time.sleep(0.02)
+        write_atomically(folder / "stage.json", record)
+        print("finished it")
+"""
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "store")
+
+
+def finish(store: Store, key: str = "abc", output: str = "") -> None:
+    with store.writing("judge", key) as folder:
+        assert folder is not None
+        (folder / "output.txt").write_text(output)
+        write_atomically(folder / RECORD, stage_record(key=key).model_dump_json())
+
+
+# --- writing and finding ------------------------------------------------------------------------
+
+
+def test_a_finished_stage_is_found_with_all_it_wrote(store: Store) -> None:
+    assert store.find("judge", "abc") is None
+    finish(store, output="whole")
+    assert store.find("judge", "abc") == stage_record()
+    assert (store.stage_folder("judge", "abc") / "output.txt").read_text() == "whole"
+    assert store.find("judge", "other") is None
+    assert store.find("verify", "abc") is None
+
+
+def test_the_final_name_appears_only_when_the_block_has_ended(store: Store) -> None:
+    final = store.stage_folder("judge", "abc")
+    with store.writing("judge", "abc") as folder:
+        assert folder == final.with_name("abc.partial")
+        assert list(folder.iterdir()) == []
+        write_atomically(folder / RECORD, stage_record().model_dump_json())
+        assert not final.exists()
+        assert store.find("judge", "abc") is None
+    assert final.is_dir()
+    assert not folder.exists()
+
+
+def test_what_a_killed_run_left_is_emptied(store: Store) -> None:
+    partial = store.stage_folder("judge", "abc").with_name("abc.partial")
+    (partial / "output").mkdir(parents=True)
+    (partial / "output" / "half.safetensors").write_bytes(b"half")
+    finish(store)
+    names = sorted(path.name for path in store.stage_folder("judge", "abc").iterdir())
+    assert names == ["output.txt", RECORD]
+
+
+def test_after_an_exception_there_is_no_final_folder_but_the_log(store: Store) -> None:
+    def fail() -> None:
+        with store.writing("judge", "abc") as folder:
+            assert folder is not None
+            (folder / "worker.log").write_text("last words")
+            write_atomically(folder / RECORD, stage_record().model_dump_json())
+            raise RuntimeError("the stage broke")
+
+    with pytest.raises(RuntimeError, match="the stage broke"):
+        fail()
+    final = store.stage_folder("judge", "abc")
+    assert not final.exists()
+    assert (final.with_name("abc.partial") / "worker.log").read_text() == "last words"
+    finish(store)  # the lock was given back
+    assert final.is_dir()
+
+
+def test_a_block_that_ends_without_a_record_is_an_error(store: Store) -> None:
+    def forget() -> None:
+        with store.writing("judge", "abc") as folder:
+            assert folder is not None
+            (folder / "output.txt").write_text("no record beside it")
+
+    with pytest.raises(StoreError, match="without a record") as caught:
+        forget()
+    assert caught.value.where.endswith("abc.partial")
+    assert not store.stage_folder("judge", "abc").exists()
+
+
+def test_a_finished_stage_is_not_written_again(store: Store) -> None:
+    finish(store, output="first")
+    with store.writing("judge", "abc") as folder:
+        assert folder is None
+    assert (store.stage_folder("judge", "abc") / "output.txt").read_text() == "first"
+
+
+def test_the_second_process_waits_and_then_reuses(store: Store, tmp_path: Path) -> None:
+    entered, go = tmp_path / "entered", tmp_path / "go"
+
+    def start() -> subprocess.Popen[str]:
+        arguments = [str(store.root), stage_record().model_dump_json(), str(entered), str(go)]
+        return subprocess.Popen(
+            [sys.executable, "-c", WRITER, *arguments], stdout=subprocess.PIPE, text=True
+        )
+
+    with start() as first:
+        wait_for(entered)
+        with start() as second:
+            time.sleep(0.7)  # time enough to get to the lock
+            assert second.poll() is None
+            assert store.find("judge", "abc") is None
+            go.touch()
+            said = first.communicate(timeout=20)[0], second.communicate(timeout=20)[0]
+    assert said == ("finished it\n", "somebody else finished it\n")
+    assert (first.returncode, second.returncode) == (0, 0)
+    assert store.find("judge", "abc") == stage_record()
+
+
+def test_the_lock_of_a_killed_process_does_not_stay(store: Store, tmp_path: Path) -> None:
+    entered = tmp_path / "entered"
+    arguments = [str(store.root), "", str(entered), str(tmp_path / "never")]
+    with subprocess.Popen([sys.executable, "-c", WRITER, *arguments]) as writer:
+        wait_for(entered)
+        writer.kill()
+    finish(store)
+    assert store.find("judge", "abc") == stage_record()
+
+
+def wait_for(path: Path) -> None:
+    deadline = time.monotonic() + 20
+    while not path.exists():
+        assert time.monotonic() < deadline, f"{path} did not appear"
+        time.sleep(0.02)
+
+
+# --- damage, discarding, runs -------------------------------------------------------------------
+
+
+def test_all_records(store: Store) -> None:
+    for stage, key in (
+        ("verify", "b"),
+        ("verify", "a"),
+        ("quantize", "c"),
+        ("verify", "d.partial"),
+    ):
+        put_record(store, stage_record(stage=stage, key=key))
+    assert [(r.stage, r.key) for r in store.records()] == [
+        ("quantize", "c"),
+        ("verify", "a"),
+        ("verify", "b"),
+    ]
+    (store.stage_folder("verify", "a") / RECORD).write_text("{")
+    assert [r.key for r in store.records("verify", leave_out_damaged=True)] == ["b"]
+    with pytest.raises(StoreError, match="damaged"):
+        list(store.records("verify"))
+    assert [r.key for r in store.records("quantize")] == ["c"]
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"stage": "judge"}', "[1, 2]"])
+def test_a_damaged_record_says_which_folder_to_delete(store: Store, text: str) -> None:
+    finish(store)
+    folder = store.stage_folder("judge", "abc")
+    (folder / RECORD).write_text(text)
+    with pytest.raises(StoreError, match="damaged") as caught:
+        store.find("judge", "abc")
+    assert caught.value.where == str(folder / RECORD)
+    assert str(folder) in caught.value.cure
+
+
+def test_a_record_that_cannot_be_read_is_a_store_error(store: Store) -> None:
+    (store.stage_folder("judge", "abc") / RECORD).mkdir(parents=True)
+    with pytest.raises(StoreError, match="cannot be read"):
+        store.find("judge", "abc")
+
+
+def test_a_discarded_stage_can_be_run_again(store: Store) -> None:
+    finish(store, output="first")
+    finish(store, key="other")
+    store.discard("judge", "abc")
+    assert store.find("judge", "abc") is None
+    assert [path.name for path in (store.root / "stages" / "judge").iterdir()] == ["other"]
+    finish(store, output="second")
+    assert (store.stage_folder("judge", "abc") / "output.txt").read_text() == "second"
+
+
+def test_a_stage_is_current_until_an_input_is_made_again(store: Store) -> None:
+    made_of = stage_record(
+        stage="quantize", key="def", inputs={}, input_digests={}, result={"a": 1}
+    )
+    record = stage_record(input_digests={"weights": digest_json({"a": 1})})
+    put_record(store, record)
+    assert store.current("judge", "abc") == record  # nothing is known of an input that is gone
+    put_record(store, made_of)
+    assert store.current("judge", "abc") == record
+    put_record(store, made_of.model_copy(update={"result": {"a": 2}}))
+    assert store.current("judge", "abc") is None
+    assert store.find("judge", "abc") == record
+    assert store.current("judge", "other") is None
+
+
+def test_runs_are_listed_oldest_first(store: Store) -> None:
+    assert store.run_folders() == []
+    for run in ("20261121-100000-000002", "20261120-235959-999999", "20261121-100000-000001"):
+        store.new_run_folder(run)
+    (store.root / "runs" / "a-stray-file").touch()
+    assert [folder.name for folder in store.run_folders()] == [
+        "20261120-235959-999999",
+        "20261121-100000-000001",
+        "20261121-100000-000002",
+    ]
+
+
+def test_writing_atomically_replaces_and_leaves_nothing_beside(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    write_atomically(path, "first")
+    write_atomically(path, "zweite Fassung, größer")
+    assert path.read_text(encoding="utf-8") == "zweite Fassung, größer"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+# --- errors explained ---------------------------------------------------------------------------
+
+
+@contextmanager
+def folder_one_may_not_write() -> Iterator[Path]:
+    """A read-only folder, and an effective user whom that stops (it does not stop root)."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o555)
+        is_root = os.geteuid() == 0
+        if is_root:
+            os.seteuid(NOBODY)
+        try:
+            yield folder
+        finally:
+            if is_root:
+                os.seteuid(0)
+            folder.chmod(0o755)
+
+
+def test_a_read_only_folder_is_explained() -> None:
+    with (
+        folder_one_may_not_write() as folder,
+        pytest.raises(StoreError, match="cannot be written") as caught,
+    ):
+        Store(folder).new_run_folder("run")
+    assert str(folder) in caught.value.where
+    assert "--store" in caught.value.cure
+    assert caught.value.exit_code == ExitCode.EXPECTED_ERROR
+    with (
+        folder_one_may_not_write() as folder,
+        pytest.raises(StoreError, match="cannot be written"),
+        Store(folder / "store").writing("judge", "abc"),
+    ):
+        pytest.fail("a folder was handed out in a store that cannot be written")
+
+
+def test_a_store_below_a_file_is_explained(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreError, match="cannot be written") as caught:
+        Store(tmp_path / "file" / "store").new_run_folder("run")
+    assert str(tmp_path / "file") in caught.value.where
+
+
+def test_a_full_disk_is_explained(store: Store) -> None:
+    def fill() -> None:
+        with store.writing("judge", "abc"):
+            # The kernel answers every write here with ENOSPC.
+            Path("/dev/full").write_text("weights")
+
+    with pytest.raises(StoreError, match="disk is full") as caught:
+        fill()
+    assert caught.value.where == str(store.root)
+    assert "free some space" in caught.value.cure
+    assert isinstance(caught.value.__cause__, OSError)
+    assert caught.value.__cause__.errno == errno.ENOSPC
+    assert not store.stage_folder("judge", "abc").exists()
+
+
+def test_other_system_errors_pass_as_they_are(store: Store) -> None:
+    with pytest.raises(FileNotFoundError), store.errors_explained():
+        (store.root / "missing").read_text()
+
+
+class TestResumed:
+    def killed_try(self, store: Store) -> None:
+        def be_killed() -> None:
+            with store.writing("quantize", "abc", "output") as folder:
+                assert folder is not None
+                (folder / "output").mkdir(exist_ok=True)
+                (folder / "output" / "shard").write_text("whole")
+                (folder / "worker.log").write_text("old")
+                (folder / "other").mkdir()
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            be_killed()
+
+    def found(self, store: Store, resumed: str | None) -> set[str]:
+        with store.writing("quantize", "abc", resumed) as folder:
+            assert folder is not None
+            names = {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
+            write_atomically(folder / RECORD, stage_record(stage="quantize").model_dump_json())
+        return names
+
+    def test_what_the_stage_goes_on_with_is_there(self, store: Store) -> None:
+        self.killed_try(store)
+        assert self.found(store, "output") == {"output", "output/shard"}
+
+    def test_other_stages_begin_anew(self, store: Store) -> None:
+        self.killed_try(store)
+        assert self.found(store, None) == set()
+
+
+def loose(folder: Path) -> list[Path]:
+    """What others have a right to, the folder among it."""
+    return [each for each in (folder, *folder.rglob("*")) if each.lstat().st_mode & 0o077]
+
+
+def test_a_store_is_its_owners_alone(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    (store.new_run_folder("r1") / "run.json").touch(mode=0o600)
+    with store.writing("quantize", "key") as folder:
+        assert folder is not None
+        write_atomically(folder / RECORD, "{}")
+    assert loose(store.root) == []
+    assert tmp_path.stat().st_mode & 0o077 == 0 or tmp_path not in loose(store.root)
+
+
+def test_a_store_that_others_could_read_is_closed_to_them(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    store.root.mkdir(mode=0o755)
+    store.root.chmod(0o755)
+    store.new_run_folder("r1")
+    assert loose(store.root) == []
+
+
+def test_another_users_open_store_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(tmp_path / "store")
+    store.root.mkdir()
+    store.root.chmod(0o755)
+
+    def denied(self: Path, mode: int) -> None:
+        raise PermissionError(1, "Operation not permitted", str(self))
+
+    monkeypatch.setattr(Path, "chmod", denied)
+    with pytest.raises(StoreError) as caught:
+        store.new_run_folder("r1")
+    assert "chmod go=" in caught.value.cure

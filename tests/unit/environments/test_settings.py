@@ -1,0 +1,174 @@
+"""Settings: who wins, and that a wrong file is explained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.core.errors import UsageError
+from pipeline.environments.settings import Settings, load_settings
+
+VARIABLES = (
+    "PREPARE_HOME",
+    "PREPARE_STORE",
+    "PREPARE_SETTINGS",
+    "XDG_CACHE_HOME",
+    "XDG_CONFIG_HOME",
+)
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "here").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path / "user"))
+    monkeypatch.chdir(tmp_path / "here")
+
+
+def said(tmp_path: Path, text: str) -> Settings:
+    (tmp_path / "here" / "prepare.yaml").write_text(text)
+    return load_settings()
+
+
+def complaint(tmp_path: Path, text: str) -> UsageError:
+    with pytest.raises(UsageError) as caught:
+        said(tmp_path, text)
+    assert caught.value.where == str(tmp_path / "here" / "prepare.yaml")
+    return caught.value
+
+
+def test_nothing_said(tmp_path: Path) -> None:
+    settings = load_settings()
+    assert settings.home == tmp_path / "user" / ".cache" / "prepare"
+    assert settings.store == settings.home / "store"
+    assert settings.environments == {}
+
+
+def test_xdg_cache_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert load_settings().home == tmp_path / "cache" / "prepare"
+
+
+def test_a_relative_xdg_folder_is_ignored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "cache")
+    assert load_settings().home == tmp_path / "user" / ".cache" / "prepare"
+
+
+def test_variables_win_over_the_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    text = "home: /from/file\nstore: /store/file\n"
+    assert said(tmp_path, text).home == Path("/from/file")
+    assert said(tmp_path, text).store == Path("/store/file")
+    monkeypatch.setenv("PREPARE_HOME", "/from/variable")
+    monkeypatch.setenv("PREPARE_STORE", "/store/variable")
+    assert said(tmp_path, text).home == Path("/from/variable")
+    assert said(tmp_path, text).store == Path("/store/variable")
+
+
+def test_the_argument_wins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PREPARE_STORE", "/store/variable")
+    assert load_settings(Path("mine")).store == tmp_path / "here" / "mine"
+
+
+def test_the_store_is_under_the_chosen_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREPARE_HOME", "/big")
+    assert load_settings().store == Path("/big/store")
+
+
+def test_an_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PREPARE_HOME", "")
+    assert load_settings().home == tmp_path / "user" / ".cache" / "prepare"
+
+
+def test_paths_are_meant_from_the_files_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "site.yaml"
+    file.write_text(
+        "home: data\nstore: ~/store\nenvironments:\n  serve: {python: vllm/bin/python}\n"
+    )
+    monkeypatch.setenv("PREPARE_SETTINGS", str(file))
+    settings = load_settings()
+    assert settings.home == tmp_path / "data"
+    assert settings.store == tmp_path / "user" / "store"
+    assert settings.environments["serve"].python == tmp_path / "vllm" / "bin" / "python"
+
+
+def test_a_link_to_an_interpreter_stays_a_link(tmp_path: Path) -> None:
+    link = tmp_path / "python"
+    link.symlink_to("/usr/bin/env")
+    settings = said(tmp_path, f"environments: {{quantize: {{python: {link}}}}}")
+    assert settings.environments["quantize"].python == link
+
+
+def test_the_file_in_the_current_folder_wins_over_the_users(tmp_path: Path) -> None:
+    users = tmp_path / "user" / ".config" / "prepare"
+    users.mkdir(parents=True)
+    (users / "settings.yaml").write_text("home: /users\n")
+    assert load_settings().home == Path("/users")
+    assert said(tmp_path, "home: /here\n").home == Path("/here")
+
+
+@pytest.mark.parametrize("text", ["", "# nothing yet\n", "environments: {}\n"])
+def test_a_file_may_say_nothing(tmp_path: Path, text: str) -> None:
+    assert said(tmp_path, text) == load_settings()
+    assert said(tmp_path, text).environments == {}
+
+
+def test_named_file_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PREPARE_SETTINGS", str(tmp_path / "none.yaml"))
+    with pytest.raises(UsageError, match="PREPARE_SETTINGS names no file") as caught:
+        load_settings()
+    assert caught.value.where == str(tmp_path / "none.yaml")
+
+
+def test_unknown_key_names_the_known_ones(tmp_path: Path) -> None:
+    error = complaint(tmp_path, "environment: {}\n")
+    assert "unknown key 'environment'" in error.what
+    assert "did you mean 'environments'?" in error.cure
+    assert "environments, home, store" in error.cure
+
+
+def test_unknown_environment(tmp_path: Path) -> None:
+    error = complaint(tmp_path, "environments: {served: {python: /p}}\n")
+    assert "unknown key 'environments.served'" in error.what
+    assert "did you mean 'serve'?" in error.cure
+    assert "evaluate, quantize, quantize-autoawq, serve" in error.cure
+
+
+def test_unknown_key_of_an_environment(tmp_path: Path) -> None:
+    error = complaint(tmp_path, "environments: {serve: {interpreter: /p}}\n")
+    assert "unknown key 'environments.serve.interpreter'" in error.what
+    assert "known here: python" in error.cure
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("home: [1]\n", "home"),
+        ("environments: {serve: {}}\n", "environments.serve.python"),
+        ("environments: {serve: /opt/python}\n", "environments.serve"),
+        ("environments: [serve]\n", "environments"),
+        ("- home\n", "the file"),
+    ],
+)
+def test_wrong_value_names_file_and_key(tmp_path: Path, text: str, key: str) -> None:
+    assert f"'{key}' is wrong" in complaint(tmp_path, text).what
+
+
+def test_not_yaml(tmp_path: Path) -> None:
+    error = complaint(tmp_path, "home: [\n")
+    assert "cannot be read" in error.what
+    assert "line" in error.what
+
+
+def test_not_text(tmp_path: Path) -> None:
+    (tmp_path / "here" / "prepare.yaml").write_bytes(b"home: \xff\xfe\n")
+    with pytest.raises(UsageError, match="cannot be read"):
+        load_settings()
+
+
+def test_settings_are_frozen() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        load_settings().home = Path("/other")  # type: ignore[misc]

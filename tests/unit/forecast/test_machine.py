@@ -1,0 +1,58 @@
+"""What the machine is said to have; the GPU's driver is a program on the PATH."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from pipeline.forecast import machine
+from pipeline.forecast.machine import existing_folder, memory_bytes, this_machine
+
+
+@pytest.fixture(autouse=True)
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The only folder on the PATH; without a driver at first."""
+    folder = tmp_path / "programs"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", str(folder))
+    return folder
+
+
+def test_without_a_gpu(tmp_path: Path) -> None:
+    found = this_machine(tmp_path / "not" / "there", with_gpu=True)
+    assert (found.gpu, found.gpus, found.compute_capability) == (None, 0, None)
+    status = os.statvfs(tmp_path)
+    assert found.free_disk_bytes == pytest.approx(status.f_bavail * status.f_frsize, rel=0.05)
+    assert 0 < found.memory_bytes <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def test_the_driver_is_asked_only_where_gpus_matter(tmp_path: Path, programs: Path) -> None:
+    program = programs / "nvidia-smi"
+    program.write_text(
+        '#!/bin/sh\ncase "$1" in\n'
+        "-L) echo 'GPU 0: NVIDIA L4 (UUID: GPU-1)'; echo 'GPU 1: NVIDIA L4 (UUID: GPU-2)';;\n"
+        "--query-gpu=name,*) echo 'NVIDIA L4, 535.1, 23034 MiB';;\n"
+        "--query-gpu=compute_cap) echo 8.9; echo 8.9;;\nesac\n"
+    )
+    program.chmod(0o755)
+    assert this_machine(tmp_path, with_gpu=False).gpu is None
+    found = this_machine(tmp_path, with_gpu=True)
+    assert (found.gpu, found.gpus, found.compute_capability) == ("NVIDIA L4", 2, 8.9)
+    assert found.driver == "535.1"
+
+
+def test_a_containers_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limit = tmp_path / "memory.max"
+    monkeypatch.setattr(machine, "CGROUP_LIMITS", (limit, tmp_path / "none"))
+    physical = memory_bytes()
+    limit.write_text("max\n")
+    assert memory_bytes() == physical
+    limit.write_text("1048576\n")
+    assert memory_bytes() == 1_048_576
+
+
+def test_a_store_that_is_not_there_yet(tmp_path: Path) -> None:
+    assert existing_folder(tmp_path / "a" / "b") == tmp_path
+    assert existing_folder(tmp_path) == tmp_path

@@ -1,0 +1,464 @@
+"""Where questions and calibration texts come from: the order, and what is said aloud."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hub_stand_in import HubStandIn, Repository
+from listener import Listener
+from small_checkpoint import write_files
+
+from pipeline.core.digest import FileDigests, digest_bytes
+from pipeline.core.errors import EvaluationDataError, UsageError
+from pipeline.plan.data_sources import (
+    CARRIED_CALIBRATION,
+    CARRIED_QUESTIONS,
+    SourceResolver,
+)
+from recipes.policy import (
+    AnySuite,
+    HumanEvalSuite,
+    LmEvalSuite,
+    Margin,
+    MbppSuite,
+    MmluSuite,
+    Policy,
+    RougeSuite,
+)
+from recipes.quantization import Calibration
+from recipes.schema import CalibrationLimit
+
+MARGINS: dict[Any, Margin] = {"fp8": Margin(points=0.1), "int4": Margin(recovery=0.9)}
+PACKAGES = {"kind": "packages", "environment": "evaluate's identity"}
+
+# huggingface_hub reads its settings when it is imported, so the Hub is asked in child processes.
+CHILD = """
+import json, sys
+from listener import Listener
+from pathlib import Path
+from pipeline.plan.data_sources import SourceResolver
+from pipeline.core.digest import FileDigests
+from pipeline.core.errors import PrepareError
+from recipes.policy import LmEvalSuite, MmluSuite
+from recipes.quantization import Calibration
+
+folder, asked = Path(sys.argv[1]), json.loads(sys.argv[2])
+listener = Listener()
+resolver = SourceResolver(None, "e", FileDigests(folder / "digests.json"), listener)
+answers = []
+for what, settings in asked:
+    try:
+        if what == "suite":
+            found = resolver.suite("mmlu", MmluSuite.model_validate(settings))
+            answers.append({"identity": found.identity, "questions": found.questions})
+        elif what == "task":
+            found = resolver.suite("mine", LmEvalSuite.model_validate(settings))
+            answers.append({"identity": found.identity, "questions": found.questions})
+        else:
+            wanted = Calibration.model_validate(settings)
+            used, identity, file = resolver.calibration(wanted, None, "awq")
+            answers.append({
+                "identity": identity,
+                "file": file and str(file),
+                "calibration": used.model_dump(),
+            })
+    except PrepareError as error:
+        answers.append(error.to_dict())
+print(json.dumps({"answers": answers, "notes": listener.notes}))
+"""
+
+
+def ask_in_child(tmp_path: Path, asked: list[tuple[str, Any]], **settings: str) -> Any:
+    """The answers of a resolver in a process with these variables, and what it said aloud."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    answer = subprocess.run(
+        [sys.executable, "-c", CHILD, str(tmp_path), json.dumps(asked)],
+        env={
+            **kept,
+            "PYTHONPATH": str(Path(__file__).parent),
+            "HF_HOME": str(tmp_path / "hub"),
+            **settings,
+        },
+        stdout=subprocess.PIPE,
+        check=True,
+        timeout=60,
+    )
+    return json.loads(answer.stdout)
+
+
+class Resolving:
+    """A resolver with a listener, and perhaps a folder of evaluation data."""
+
+    def __init__(self, tmp_path: Path, eval_data: Path | None = None) -> None:
+        self.listener = Listener()
+        self.resolver = SourceResolver(
+            eval_data,
+            PACKAGES["environment"],
+            FileDigests(tmp_path / "digests.json"),
+            self.listener,
+        )
+
+    @property
+    def notes(self) -> list[str]:
+        return self.listener.notes
+
+
+@pytest.fixture
+def resolving(tmp_path: Path) -> Resolving:
+    return Resolving(tmp_path)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """A folder with MMLU questions and nothing else."""
+    return write_files(tmp_path / "data", {"mmlu_test.jsonl": b"{}", "notes.txt": b""})
+
+
+class TestSuite:
+    def test_the_users_folder_comes_first(self, tmp_path: Path, data: Path) -> None:
+        resolving = Resolving(tmp_path, data)
+        found = resolving.resolver.suite("mmlu", MmluSuite(margins=MARGINS))
+        assert found.folder == data
+        assert found.identity["kind"] == "folder"
+        assert str(data) not in json.dumps(found.identity)
+        assert resolving.notes == []
+
+    def test_the_policys_order_holds(self, tmp_path: Path, data: Path) -> None:
+        suite = MmluSuite(margins=MARGINS, sources=["packages", "eval-data"])
+        found = Resolving(tmp_path, data).resolver.suite("mmlu", suite)
+        assert (found.identity, found.folder) == (PACKAGES, None)
+
+    def test_the_folders_content_is_its_identity(self, tmp_path: Path, data: Path) -> None:
+        suite = MmluSuite(margins=MARGINS)
+
+        def identity() -> dict[str, Any]:
+            return Resolving(tmp_path, data).resolver.suite("mmlu", suite).identity
+
+        before = identity()
+        (data / "notes.txt").write_text("not a question")
+        assert identity() == before
+        (data / "mmlu_test.jsonl").write_text("{ }")
+        changed = identity()
+        assert changed != before
+        (data / "mmlu_dev.jsonl").write_bytes(b"examples")
+        assert identity() not in (before, changed)
+
+    def test_a_folder_without_such_files_is_said_aloud(self, tmp_path: Path, data: Path) -> None:
+        resolving = Resolving(tmp_path, data)
+        suite = RougeSuite(margins=MARGINS, sources=["eval-data", "carried"])
+        found = resolving.resolver.suite("summaries", suite)
+        digest = digest_bytes(CARRIED_QUESTIONS["rouge"].read_bytes())
+        assert (found.identity, found.folder) == ({"kind": "carried", "digest": digest}, None)
+        words = f"summaries: {data} has no summarization*.jsonl[.gz] for it; looking elsewhere"
+        assert resolving.notes == [words]
+
+    def test_no_folder_given_is_nothing_to_say(self, resolving: Resolving) -> None:
+        suite = MmluSuite(margins=MARGINS, sources=["eval-data", "packages"])
+        assert resolving.resolver.suite("mmlu", suite).identity == PACKAGES
+        assert resolving.notes == []
+
+    def test_humaneval_is_in_the_packages(self, resolving: Resolving) -> None:
+        found = resolving.resolver.suite("humaneval", HumanEvalSuite(margins=MARGINS))
+        assert found.identity == PACKAGES
+
+    def test_humanevals_problems_beside_a_folders(self, tmp_path: Path) -> None:
+        folder = write_files(tmp_path / "data", {"mbpp.jsonl": b"{}"})
+
+        def found(**changes: Any) -> dict[str, Any]:
+            suite = MbppSuite(margins=MARGINS, **changes)
+            return Resolving(tmp_path, folder).resolver.suite("code", suite).identity
+
+        assert found(humaneval=True) == {**found(), "humaneval": PACKAGES["environment"]}
+
+    @pytest.mark.parametrize(
+        "suite",
+        [
+            MmluSuite(margins=MARGINS, sources=["eval-data"]),
+            MmluSuite(margins=MARGINS, sources=[]),
+            HumanEvalSuite(margins=MARGINS, sources=["eval-data", "carried"]),
+            RougeSuite(margins=MARGINS, sources=["packages"]),
+        ],
+    )
+    def test_none_left(self, resolving: Resolving, suite: AnySuite) -> None:
+        with pytest.raises(EvaluationDataError, match="no source has questions") as caught:
+            resolving.resolver.suite("mine", suite)
+        assert "'mine'" in caught.value.what
+        assert caught.value.where == f"policy key suites.mine.sources: {', '.join(suite.sources)}"
+        assert "--eval-data" in caught.value.cure
+
+    def test_the_carried_quiz(self, resolving: Resolving) -> None:
+        found = resolving.resolver.suite("quiz", MmluSuite(margins=MARGINS, sources=["carried"]))
+        digest = digest_bytes(CARRIED_QUESTIONS["mmlu"].read_bytes())
+        assert (found.identity, found.questions) == ({"kind": "carried", "digest": digest}, 120)
+
+    def test_examples_alone_are_no_questions(self, tmp_path: Path) -> None:
+        folder = write_files(tmp_path / "data", {"mmlu_dev.jsonl": b"{}"})
+        suite = MmluSuite(margins=MARGINS, sources=["eval-data", "packages"])
+        assert Resolving(tmp_path, folder).resolver.suite("mmlu", suite).identity == PACKAGES
+
+    def test_one_file_plain_and_gzipped_is_refused(self, tmp_path: Path, data: Path) -> None:
+        (data / "mmlu_test.jsonl.gz").write_bytes(gzip.compress(b"{}"))
+        with pytest.raises(EvaluationDataError, match="count every question twice"):
+            Resolving(tmp_path, data).resolver.suite("mmlu", MmluSuite(margins=MARGINS))
+
+    def test_a_folder_that_does_not_exist(self, tmp_path: Path) -> None:
+        with pytest.raises(UsageError, match="does not exist") as caught:
+            Resolving(tmp_path, tmp_path / "none")
+        assert caught.value.where == f"--eval-data {tmp_path / 'none'}"
+
+
+LINES = b"{}\n\n  \n{}\r\n{}"  # three questions, however the lines end
+
+
+class TestHowMany:
+    def of(self, tmp_path: Path, suite: AnySuite, files: dict[str, bytes]) -> int | None:
+        folder = write_files(tmp_path / "data", files) if files else None
+        return Resolving(tmp_path, folder).resolver.suite("mine", suite).questions
+
+    @pytest.mark.parametrize(
+        ("suite", "files", "number"),
+        [
+            (MmluSuite(margins=MARGINS), {"mmlu_test.jsonl": LINES}, 3),
+            (
+                MmluSuite(margins=MARGINS),
+                {
+                    "mmlu_test.jsonl": LINES,
+                    "mmlu.more.jsonl.gz": gzip.compress(LINES),
+                    "mmlu_dev.jsonl": LINES,
+                    "mmlu_old.jsonl.bak": LINES,
+                    "summarization.jsonl": LINES,
+                },
+                6,
+            ),
+            (RougeSuite(margins=MARGINS), {"summarization_test.jsonl": LINES}, 3),
+            (MmluSuite(margins=MARGINS, sources=["packages"]), {}, 280),
+            (HumanEvalSuite(margins=MARGINS), {}, 164),
+            (HumanEvalSuite(margins=MARGINS, problems=["HumanEval/1", "HumanEval/2"]), {}, 2),
+            (MbppSuite(margins=MARGINS), {"mbpp.jsonl": LINES, "mmlu_test.jsonl": b"{}"}, 3),
+            (MbppSuite(margins=MARGINS, humaneval=True), {"mbpp.jsonl": LINES}, 167),
+            (MbppSuite(margins=MARGINS, problems=["Mbpp/2"]), {"mbpp.jsonl": LINES}, 1),
+            (RougeSuite(margins=MARGINS, sources=["carried"]), {}, 32),
+            (LmEvalSuite(margins=MARGINS, task="arc_easy"), {}, None),
+        ],
+    )
+    def test_counted_without_reading_them(
+        self, tmp_path: Path, suite: AnySuite, files: dict[str, bytes], number: int | None
+    ) -> None:
+        assert self.of(tmp_path, suite, files) == number
+
+    @pytest.mark.parametrize("content", [b"", b"\n \n"])
+    def test_an_empty_file_is_said(self, tmp_path: Path, content: bytes) -> None:
+        with pytest.raises(EvaluationDataError, match="no questions in the evaluation data") as e:
+            self.of(tmp_path, MmluSuite(margins=MARGINS), {"mmlu_test.jsonl": content})
+        assert e.value.where == str(tmp_path / "data" / "mmlu_test.jsonl")
+
+    @pytest.mark.parametrize(
+        ("name", "content"),
+        [
+            ("mmlu_test.jsonl.gz", b"not gzip"),
+            ("mmlu_test.jsonl.gz", gzip.compress(LINES, mtime=0)[:-9]),
+            ("mmlu_test.jsonl.gz", gzip.compress(LINES, mtime=0)[:12] + b"\xff" * 20),
+            ("mmlu_test.jsonl", b"\xff\xfe"),
+        ],
+    )
+    def test_a_damaged_file_is_said(self, tmp_path: Path, name: str, content: bytes) -> None:
+        with pytest.raises(EvaluationDataError, match="cannot read the evaluation data") as e:
+            self.of(tmp_path, MmluSuite(margins=MARGINS), {name: content})
+        assert e.value.where == str(tmp_path / "data" / name)
+
+    def test_of_a_whole_policy(self, tmp_path: Path, data: Path) -> None:
+        policy = Policy.model_validate(
+            {
+                "name": "p",
+                "summary": "s",
+                "suites": {
+                    "knowledge": {"kind": "mmlu", "margins": {"fp8": 0.1}},
+                    "code": {"kind": "humaneval", "margins": {"fp8": 0.1}},
+                    "task": {"kind": "lm_eval", "task": "arc_easy", "margins": {"fp8": 0.1}},
+                },
+                "throughput": {"minimum_ratio": {}},
+            }
+        )
+        counts = Resolving(tmp_path, data).resolver.counts(policy)
+        assert counts == {"knowledge": 1, "code": 164, "task": None}
+
+
+TASK = b"task: mine\ninclude: base.yaml\n"
+BASE = b"dataset_path: json\ndataset_kwargs: {data_files: {test: qa*.jsonl}}\n"
+TASK_FILES = {"mine.yaml": TASK, "base.yaml": BASE, "qa_1.jsonl": b"{}"}
+
+
+class TestLmEvalTask:
+    def identity(self, tmp_path: Path, task: Path | str) -> dict[str, Any]:
+        suite = LmEvalSuite(margins=MARGINS, task=str(task))
+        return Resolving(tmp_path).resolver.suite("mine", suite).identity
+
+    def test_a_name_is_the_environments(self, tmp_path: Path) -> None:
+        assert self.identity(tmp_path, "arc_easy") == {
+            "kind": "hub",
+            "task": "arc_easy",
+            "environment": PACKAGES["environment"],
+        }
+
+    def test_a_file_is_its_content_and_that_of_all_it_names(self, tmp_path: Path) -> None:
+        task = write_files(tmp_path / "task", TASK_FILES) / "mine.yaml"
+        first = self.identity(tmp_path, task)
+        assert first.keys() == {"kind", "digest"}
+        assert first["kind"] == "task"
+        moved = write_files(tmp_path / "elsewhere", TASK_FILES) / "mine.yaml"
+        assert self.identity(tmp_path, moved) == first
+        seen = [first]
+        for name in TASK_FILES:
+            with (task.parent / name).open("ab") as file:
+                file.write(b"\n")
+            seen.append(self.identity(tmp_path, task))
+            assert seen[-1] not in seen[:-1], name
+
+    def test_the_folder_is_where_the_worker_looks(self, tmp_path: Path) -> None:
+        task = write_files(tmp_path / "task", TASK_FILES) / "mine.yaml"
+        suite = LmEvalSuite(margins=MARGINS, task=str(task), sources=[])
+        found = Resolving(tmp_path).resolver.suite("mine", suite)
+        assert (found.folder, found.questions) == (task.parent, None)
+
+    def test_a_missing_file_is_said(self, tmp_path: Path) -> None:
+        with pytest.raises(EvaluationDataError, match="cannot be read") as caught:
+            self.identity(tmp_path, tmp_path / "none.yaml")
+        assert caught.value.where == str(tmp_path / "none.yaml")
+
+    def test_a_dataset_on_the_hub_is_pinned(self, tmp_path: Path) -> None:
+        task = write_files(tmp_path / "task", {"mine.yaml": b"task: mine\ndataset_path: org/qa\n"})
+        asked = [("task", {"margins": {"fp8": 0.1}, "task": str(task / "mine.yaml")})]
+        (refused,) = ask_in_child(tmp_path, asked, HF_HUB_OFFLINE="1")["answers"]
+        assert refused["kind"] == "EvaluationDataError"
+        assert "org/qa" in refused["where"]
+        with HubStandIn() as hub:
+            hub.datasets = {"org/qa": Repository({"a.txt": b"a"})}
+            (found,) = ask_in_child(tmp_path, asked, HF_ENDPOINT=hub.url)["answers"]
+            assert (
+                found["identity"].items()
+                >= {
+                    "kind": "task",
+                    "dataset": "org/qa",
+                    "revision": hub.datasets["org/qa"].commit,
+                }.items()
+            )
+
+
+class TestCalibration:
+    @pytest.mark.parametrize("name", ["texts.jsonl", "texts.txt"])
+    def test_a_local_file(self, resolving: Resolving, tmp_path: Path, name: str) -> None:
+        file = tmp_path / name
+        file.write_text("text")
+        used, identity, path = resolving.resolver.calibration(
+            Calibration(dataset=str(file), samples=3), None, "awq"
+        )
+        assert (identity, path) == ({"file": digest_bytes(b"text")}, file)
+        assert (used.dataset, used.samples) == (name, 3)
+        assert resolving.notes == []
+
+    @pytest.mark.parametrize("dataset", ["carried", None])
+    def test_the_projects_own_texts(self, resolving: Resolving, dataset: str | None) -> None:
+        used, identity, path = resolving.resolver.calibration(
+            Calibration(dataset=dataset), None, "awq"
+        )
+        assert identity == {"file": digest_bytes(CARRIED_CALIBRATION.read_bytes())}
+        assert path == CARRIED_CALIBRATION
+        assert used.dataset == "carried"
+
+    @pytest.mark.parametrize("name", ["./none", "/none/at/all", "none.jsonl", "none.txt"])
+    def test_a_file_that_does_not_exist(self, resolving: Resolving, name: str) -> None:
+        with pytest.raises(UsageError, match="calibration file does not exist") as caught:
+            resolving.resolver.calibration(
+                Calibration(dataset=name, fallback="carried"), None, "awq"
+            )
+        assert caught.value.where.startswith(str(Path(name)))
+
+    def test_a_limit_that_bites_is_said_aloud(self, resolving: Resolving) -> None:
+        limit = CalibrationLimit(samples=16, max_tokens=256)
+        used, _, _ = resolving.resolver.calibration(
+            Calibration(dataset="carried", samples=256, max_tokens=512), limit, "awq-w4a16"
+        )
+        assert (used.samples, used.max_tokens) == (16, 256)
+        assert resolving.notes == [
+            "awq-w4a16: calibrating with 16 x 256 tokens instead of 256 x 512: "
+            "the profile limits it"
+        ]
+
+    def test_a_limit_of_one_of_the_two(self, resolving: Resolving) -> None:
+        limit = CalibrationLimit(samples=1000, max_tokens=100)
+        used, _, _ = resolving.resolver.calibration(
+            Calibration(dataset="carried", samples=8, max_tokens=512), limit, "awq"
+        )
+        assert (used.samples, used.max_tokens) == (8, 100)
+        assert "8 x 100 tokens instead of 8 x 512" in resolving.notes[0]
+
+    def test_a_limit_that_does_not_bite(self, resolving: Resolving) -> None:
+        limit = CalibrationLimit(samples=8, max_tokens=512)
+        used, _, _ = resolving.resolver.calibration(
+            Calibration(dataset="carried", samples=8, max_tokens=512), limit, "awq"
+        )
+        assert (used.samples, used.max_tokens) == (8, 512)
+        assert resolving.notes == []
+
+
+class TestHub:
+    ASKED: tuple[tuple[str, Any], ...] = (
+        ("calibration", {"dataset": "org/chats", "fallback": "carried"}),
+        ("calibration", {"dataset": "org/chats"}),
+        ("calibration", {"dataset": "org/chats", "revision": "abc"}),
+        ("suite", {"margins": {"fp8": 0.1}, "sources": ["hub", "packages"]}),
+        ("suite", {"margins": {"fp8": 0.1}, "sources": ["hub"]}),
+    )
+
+    def test_offline(self, tmp_path: Path) -> None:
+        said = ask_in_child(tmp_path, list(self.ASKED), HF_HUB_OFFLINE="1")
+        fallen_back, refused, pinned, elsewhere, none_left = said["answers"]
+        assert fallen_back["file"] == str(CARRIED_CALIBRATION)
+        assert fallen_back["calibration"]["dataset"] == "carried"
+        assert refused["kind"] == "UsageError"
+        assert "'org/chats' cannot be reached" in refused["what"]
+        assert "fallback: carried" in refused["cure"]
+        # A commit needs no looking up; whether it is in the Hub's cache shows when it is read.
+        assert pinned["identity"] == {"hub": "org/chats", "revision": "abc"}
+        assert elsewhere["identity"] == {"kind": "packages", "environment": "e"}
+        assert elsewhere["questions"] == 280
+        assert none_left["kind"] == "EvaluationDataError"
+        assert said["notes"] == [
+            "awq: the Hub cannot be reached for org/chats; "
+            "calibrating with the project's own texts",
+            *["mmlu: the Hub cannot be reached; looking elsewhere"] * 2,
+        ]
+
+    def test_reached(self, tmp_path: Path) -> None:
+        with HubStandIn() as hub:
+            hub.datasets = {
+                name: Repository({"a.txt": b"a"}) for name in ("org/chats", "cais/mmlu")
+            }
+            commit = hub.datasets["org/chats"].commit
+            said = ask_in_child(tmp_path, list(self.ASKED), HF_ENDPOINT=hub.url)
+            # huggingface_hub asks about things of its own, too.
+            asked = [r.path for r in hub.requests if r.path.startswith("/api/datasets/")]
+        first, second, _, suite, _ = said["answers"]
+        assert first["identity"] == {"hub": "org/chats", "revision": commit}
+        assert first["file"] is None
+        assert first["calibration"]["dataset"] == "org/chats"
+        assert first["calibration"]["revision"] == commit
+        assert second["identity"] == first["identity"]
+        assert suite["identity"] == {
+            "kind": "hub",
+            "id": "cais/mmlu",
+            "config": "all",
+            "split": "test",
+            "shots_split": "dev",
+            "revision": hub.datasets["cais/mmlu"].commit,
+        }
+        assert suite["questions"] == 14_042
+        assert said["notes"] == []
+        assert asked == ["/api/datasets/org/chats", "/api/datasets/cais/mmlu"]

@@ -1,0 +1,53 @@
+"""Questions that share a passage are not evidence of their own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from listener import Listener
+
+from pipeline.core.errors import UsageError
+from pipeline.plan.independence import CLUSTERED_TASKS, check_known_tasks, check_laid_out
+from recipes.policy import Policy
+
+
+def policy(**suite: Any) -> Policy:
+    drop = {"kind": "lm_eval", "task": "drop", "margins": {"fp8": 0.1}, **suite}
+    other = {"kind": "humaneval", "margins": {"fp8": 0.1}}
+    return Policy.model_validate(
+        {
+            "name": "p",
+            "summary": "s",
+            "suites": {"mine": drop, "code": other},
+            "throughput": {"minimum_ratio": {"cpu": 0.5}},
+        }
+    )
+
+
+@pytest.mark.parametrize("task", CLUSTERED_TASKS)
+def test_a_task_with_passages_is_refused_by_name(task: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        check_known_tasks(policy(task=task), Listener())
+    assert caught.value.where == "policy key suites.mine.cluster"
+    assert f"'cluster: {CLUSTERED_TASKS[task]}'" in caught.value.cure
+
+
+@pytest.mark.parametrize("mended", [{"cluster": "passage"}, {"about": "benchmark"}])
+def test_what_mends_it(mended: dict[str, str]) -> None:
+    listener = Listener()
+    check_known_tasks(policy(**mended), listener)
+    check_laid_out(policy(**mended), {"mine": {"shared_text": "passage"}}, listener)
+    assert listener.notes == []
+
+
+def test_texts_in_common_are_seen_in_the_questions_too() -> None:
+    with pytest.raises(UsageError, match="one 'story'"):
+        check_laid_out(policy(task="tales"), {"mine": {"shared_text": "story"}}, Listener())
+    check_laid_out(policy(task="tales"), {"mine": {"shared_text": None}, "code": {}}, Listener())
+
+
+def test_an_advisory_suite_gets_a_note() -> None:
+    listener = Listener()
+    check_known_tasks(policy(tier="advisory"), listener)
+    assert "advisory" in listener.notes[0]

@@ -1,0 +1,431 @@
+"""Keys of a plan: the same for the same work, and a change reaches its own branch only."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from listener import Listener
+from quantized_checkpoint import inspected, source_files
+from small_checkpoint import write_files
+from three_suites import three_suites
+
+from pipeline.checkpoint.folder import Checkpoint
+from pipeline.core.digest import FileDigests
+from pipeline.core.stage_record import StageRecord, StageSpec
+from pipeline.plan import of_checkpoint as planner
+from pipeline.plan.data_sources import SourceResolver
+from pipeline.plan.of_checkpoint import Planner
+from pipeline.plan.plan import Plan, again
+from recipes.catalog import load_profile, load_recipe
+from recipes.policy import RESERVED_SUITE_NAMES, Policy
+from recipes.quantization import AwqQuantization
+from recipes.schema import Recipe, ServingProfile
+
+BASELINE, FP8, AWQ = "baseline", "fp8-dynamic", "awq-w4a16"
+SUITES = ("mmlu", "humaneval", "rouge")
+SERVED = ("coherence", *SUITES, "benchmark")
+AGAIN = again("mmlu")
+MADE = ("quantize", "verify")
+TEXTS = '{"text": "The old library stood at the corner."}\n'
+
+Label = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Everything that a plan is made from."""
+
+    checkpoint: Checkpoint
+    calibration: Path
+    store: Path
+    policy: Policy = field(default_factory=lambda: policy())
+    profile: ServingProfile = field(default_factory=lambda: load_profile("cpu"))
+    identities: Mapping[str, str] = field(
+        default_factory=lambda: {"quantize": "q", "serve": "s", "evaluate": "e"}
+    )
+    hardware: Mapping[str, Any] = field(default_factory=lambda: {"accelerator": "cpu", "cores": 2})
+    fp8: Mapping[str, Any] = field(default_factory=dict)
+    awq: Mapping[str, Any] = field(default_factory=dict)
+    eval_data: Path | None = None
+    trust: bool = False
+    names: tuple[str, ...] = (FP8, AWQ)
+    dry_run: bool = False
+
+    def plan(self) -> Plan:
+        digests = FileDigests(self.calibration.parent / "digests.json")
+        planning = Planner(
+            checkpoint=self.checkpoint,
+            profile=self.profile,
+            policy=self.policy,
+            recipes=tuple(self.recipe(name) for name in self.names),
+            baseline=load_recipe(BASELINE),
+            identities=self.identities,
+            hardware=dict(self.hardware),
+            sources=SourceResolver(
+                self.eval_data, self.identities["evaluate"], digests, Listener()
+            ),
+            store=self.store,
+            trust_remote_code=self.trust,
+            dry_run=self.dry_run,
+        )
+        return planning.plan()
+
+    def recipe(self, name: str) -> Recipe:
+        recipe = load_recipe(name)
+        if name == FP8:
+            changes = dict(self.fp8)
+        else:
+            assert isinstance(recipe.quantization, AwqQuantization)
+            texts = {"dataset": str(self.calibration), "column": "text"}
+            calibration = recipe.quantization.calibration.model_copy(update=texts)
+            changes = {"calibration": calibration, **self.awq}
+        changed = recipe.quantization.model_copy(update=changes)
+        return recipe.model_copy(update={"quantization": changed})
+
+    def keys(self) -> dict[Label, str]:
+        """The key of every stage by variant ('shared' for the questions) and role."""
+        plan = self.plan()
+        variants = (plan.baseline, *plan.variants)
+        return (
+            {("shared", role): spec.key for role, spec in plan.shared.items()}
+            | {
+                (variant.recipe.name, role): spec.key
+                for variant in variants
+                for role, spec in variant.stages.items()
+            }
+            | {
+                (v.recipe.name, "judge"): plan.judge_stage(v, v.reached(nothing_found)).key
+                for v in plan.variants
+            }
+        )
+
+
+@pytest.fixture
+def wanted(tmp_path: Path) -> Wanted:
+    checkpoint = inspected(write_files(tmp_path / "checkpoint", source_files()))
+    calibration = tmp_path / "texts.jsonl"
+    calibration.write_text(TEXTS)
+    return Wanted(checkpoint, calibration, tmp_path / "store")
+
+
+def nothing_found(spec: StageSpec) -> None:
+    """The store of a run that has not begun."""
+
+
+def policy() -> Policy:
+    """Three suites; MMLU's first questions are asked of the baseline twice."""
+    demo = three_suites()
+    counts: dict[str, Any] = {"test": "sequential", "batch": 8, "questions": 128, "repeat": 0}
+    suites = {name: suite.model_copy(update=counts) for name, suite in demo.suites.items()}
+    suites["mmlu"] = suites["mmlu"].model_copy(update={"repeat": 4})
+    return demo.model_copy(update={"suites": suites})
+
+
+def changed(before: Wanted, after: Wanted) -> set[Label]:
+    """The stages whose keys differ; both plans have the same stages."""
+    old, new = before.keys(), after.keys()
+    assert old.keys() == new.keys()
+    return {label for label in old if old[label] != new[label]}
+
+
+def of(variants: tuple[str, ...], roles: tuple[str, ...]) -> set[Label]:
+    return {(variant, role) for variant in variants for role in roles}
+
+
+def with_suite(wanted: Wanted, name: str, **changes: Any) -> Wanted:
+    suite = wanted.policy.suites[name].model_copy(update=changes)
+    suites = {**wanted.policy.suites, name: suite}
+    return replace(wanted, policy=wanted.policy.model_copy(update={"suites": suites}))
+
+
+def with_profile(wanted: Wanted, **changes: Any) -> Wanted:
+    return replace(wanted, profile=wanted.profile.model_copy(update=changes))
+
+
+ALL_SERVED = of((BASELINE, FP8, AWQ), SERVED) | {(BASELINE, AGAIN)}
+JUDGES = of((FP8, AWQ), ("judge",))
+
+
+class TestStages:
+    def test_what_there_is(self, wanted: Wanted) -> None:
+        assert set(wanted.keys()) == (
+            {("shared", f"questions.{name}") for name in SUITES}
+            | ALL_SERVED
+            | of((FP8, AWQ), (*MADE, "judge"))
+        )
+
+    def test_no_suite_can_take_another_stages_name(self, wanted: Wanted) -> None:
+        plan = replace(wanted, dry_run=True).plan()
+        stages = {name for variant in plan.variants for name in variant.stages}
+        assert stages - set(SUITES) <= set(RESERVED_SUITE_NAMES)
+
+    def test_no_two_stages_share_a_key(self, wanted: Wanted) -> None:
+        keys = wanted.keys()
+        assert len(set(keys.values())) == len(keys)
+
+    def test_every_input_comes_before(self, wanted: Wanted) -> None:
+        seen: set[tuple[str, str]] = set()
+        for spec in wanted.plan().stages(nothing_found):
+            assert {(i.stage, i.key) for i in spec.inputs.values()} <= seen
+            seen.add((spec.stage, spec.key))
+        assert len(seen) == len(wanted.keys())
+
+    def test_variants_are_served_from_the_store(self, wanted: Wanted) -> None:
+        plan = wanted.plan()
+        assert plan.baseline.model == wanted.checkpoint.path
+        for variant in plan.variants:
+            key = variant.stages["quantize"].key
+            assert variant.model == wanted.store / "stages" / "quantize" / key / "output"
+
+
+class TestSame:
+    def test_built_twice(self, wanted: Wanted) -> None:
+        assert wanted.keys() == wanted.keys()
+
+    def test_other_order_of_recipes(self, wanted: Wanted) -> None:
+        assert changed(wanted, replace(wanted, names=(AWQ, FP8))) == set()
+
+    def test_a_recipe_alone(self, wanted: Wanted) -> None:
+        """It need not show as much as one of several; all else is the same."""
+        alone = replace(wanted, names=(AWQ,)).keys()
+        both = wanted.keys()
+        different = {label for label in alone if alone[label] != both[label]}
+        assert different <= {*of((BASELINE, AWQ), SUITES), (BASELINE, AGAIN), (AWQ, "judge")}
+        assert of((AWQ,), SUITES) <= different
+
+    def test_places_do_not_count(self, wanted: Wanted, tmp_path: Path) -> None:
+        """The same content in other folders: checkpoint, store and evaluation data."""
+        elsewhere = tmp_path / "elsewhere"
+        shutil.copytree(wanted.checkpoint.path, elsewhere / "checkpoint")
+        data = [tmp_path / "data", elsewhere / "data"]
+        for folder in data:
+            write_files(folder, {"mmlu_test.jsonl": b"{}", "summarization_test.jsonl": b"{}"})
+        moved = replace(
+            wanted,
+            checkpoint=inspected(elsewhere / "checkpoint"),
+            store=elsewhere / "store",
+            eval_data=data[1],
+        )
+        here = replace(wanted, eval_data=data[0])
+        assert changed(here, moved) == set()
+        runtime = moved.plan().variants[0].stages["quantize"].runtime
+        assert runtime["checkpoint"]["path"] == str(elsewhere / "checkpoint")
+
+    def test_the_calibration_files_folder_does_not_count(
+        self, wanted: Wanted, tmp_path: Path
+    ) -> None:
+        moved = write_files(tmp_path / "elsewhere", {"texts.jsonl": TEXTS.encode()})
+        assert changed(wanted, replace(wanted, calibration=moved / "texts.jsonl")) == set()
+
+    def test_where_texts_and_questions_lie_does_not_count(self, wanted: Wanted) -> None:
+        fewer = with_suite(wanted, "mmlu", sources=["packages"])
+        assert changed(wanted, fewer) == JUDGES  # which keep the whole policy
+
+    def test_how_many_requests_are_in_flight(self, wanted: Wanted) -> None:
+        assert changed(wanted, with_suite(wanted, "mmlu", concurrency=2)) == JUDGES
+
+    def test_a_longer_wait_for_the_server(self, wanted: Wanted) -> None:
+        assert changed(wanted, with_profile(wanted, ready_timeout_seconds=9.0)) == set()
+
+
+class TestRecipe:
+    def test_fp8(self, wanted: Wanted) -> None:
+        other = replace(wanted, fp8={"ignore": ["lm_head", "model.layers.0.mlp.down_proj"]})
+        assert changed(wanted, other) == of((FP8,), (*MADE, *SERVED, "judge"))
+
+    @pytest.mark.parametrize("change", [{"grid_points": 5}, {"symmetric": True}, {"bits": 8}])
+    def test_awq(self, wanted: Wanted, change: dict[str, Any]) -> None:
+        other = replace(wanted, awq=change)
+        assert changed(wanted, other) == of((AWQ,), (*MADE, *SERVED, "judge"))
+
+    def test_content_of_the_calibration_file(self, wanted: Wanted) -> None:
+        before = wanted.keys()
+        wanted.calibration.write_text(TEXTS * 2)
+        after = wanted.keys()
+        different = {label for label in before if before[label] != after[label]}
+        assert different == of((AWQ,), (*MADE, *SERVED, "judge"))
+
+    def test_the_profiles_limit_on_calibration(self, wanted: Wanted) -> None:
+        other = with_profile(wanted, calibration_limit=None)
+        assert changed(wanted, other) == of((AWQ,), (*MADE, *SERVED, "judge"))
+
+
+class TestDryRun:
+    def test_of_recipes_with_calibration_alone(self, wanted: Wanted) -> None:
+        tried = replace(wanted, dry_run=True)
+        assert set(tried.keys()) - set(wanted.keys()) == {(AWQ, "dry_run")}
+
+    def test_it_changes_no_other_stage(self, wanted: Wanted) -> None:
+        before, tried = wanted.keys(), replace(wanted, dry_run=True).keys()
+        assert {label: tried[label] for label in before} == before
+
+    def test_another_recipe_is_tried_anew(self, wanted: Wanted) -> None:
+        tried = replace(wanted, dry_run=True)
+        assert (AWQ, "dry_run") in changed(tried, replace(tried, awq={"grid_points": 5}))
+        assert (AWQ, "dry_run") not in changed(tried, replace(tried, fp8={"ignore": []}))
+
+
+class TestPolicy:
+    def test_margin(self, wanted: Wanted) -> None:
+        """Where asking stops; the baseline's questions are as many, up to the grid of rounds."""
+        margin = wanted.policy.suites["rouge"].margins["fp8"]
+        nearly = margin.model_copy(update={"points": (margin.points or 0) * 1.001})
+        margins = {**wanted.policy.suites["rouge"].margins, "fp8": nearly}
+        other = with_suite(wanted, "rouge", margins=margins)
+        assert changed(wanted, other) == {(FP8, "rouge")} | JUDGES
+
+    def test_alpha(self, wanted: Wanted) -> None:
+        other = replace(wanted, policy=wanted.policy.model_copy(update={"alpha": 0.0499}))
+        assert changed(wanted, other) == of((FP8, AWQ), SUITES) | JUDGES
+
+    def test_cap(self, wanted: Wanted) -> None:
+        """More questions go on from the same answers: neither questions nor repeats change."""
+        other = with_suite(wanted, "mmlu", questions=8)
+        assert changed(wanted, other) == of((BASELINE, FP8, AWQ), ("mmlu",)) | JUDGES
+
+    def test_tier_and_claim(self, wanted: Wanted) -> None:
+        assert changed(wanted, with_suite(wanted, "mmlu", tier="advisory")) == JUDGES
+        other = with_suite(wanted, "mmlu", about="benchmark")
+        assert changed(wanted, other) == of((FP8, AWQ), ("mmlu",)) | JUDGES
+
+    def test_how_questions_are_asked(self, wanted: Wanted) -> None:
+        other = with_suite(wanted, "rouge", max_tokens=31)
+        asked = {("shared", "questions.rouge"), *of((BASELINE, FP8, AWQ), ("rouge",))}
+        assert changed(wanted, other) == asked | JUDGES
+
+
+class TestRounds:
+    def test_each_variants_round_follows_the_baselines(self, wanted: Wanted) -> None:
+        plan = wanted.plan()
+        for variant in plan.variants:
+            for suite, rounds in variant.rounds.items():
+                theirs = plan.baseline.rounds[suite]
+                assert [spec.inputs["baseline"].key for spec in rounds] == [s.key for s in theirs]
+                sizes = [spec.parameters["upto"] for spec in rounds]
+                assert sizes == [spec.parameters["upto"] for spec in theirs]
+                assert sizes == sorted(set(sizes))
+
+    def test_the_last_round_is_the_cap(self, wanted: Wanted) -> None:
+        plan = with_suite(wanted, "mmlu", questions=99).plan()
+        assert plan.baseline.rounds["mmlu"][-1].parameters["upto"] == 99
+
+    def test_a_fixed_test_has_one_round_without_a_rule(self, wanted: Wanted) -> None:
+        plan = with_suite(wanted, "mmlu", test="fixed").plan()
+        (only,) = plan.variants[0].rounds["mmlu"]
+        assert only.parameters["rule"] is None
+        assert only.parameters["upto"] == 128
+
+    def test_asking_stops_at_the_strictest_of_holms_levels(self, wanted: Wanted) -> None:
+        rule = wanted.plan().variants[0].rounds["mmlu"][0].parameters["rule"]
+        assert rule["alpha"] == wanted.policy.alpha / 2
+
+    def test_open_rounds_call_for_the_next(self, wanted: Wanted) -> None:
+        plan = with_suite(wanted, "mmlu", questions=280, expected_flips=0.01).plan()
+        first, second, third, *_ = plan.variants[0].rounds["mmlu"]
+        open_rounds = {first.key: True, second.key: True}
+
+        def find(spec: StageSpec) -> StageRecord | None:
+            if spec.key not in open_rounds:
+                return None
+            return StageRecord(
+                **spec.model_dump(include={"stage", "variant", "key", "parameters", "inputs"}),
+                input_digests={},
+                result={"more": open_rounds[spec.key]},
+                notes=[],
+                seconds=1,
+                finished="",
+            )
+
+        assert plan.variants[0].reached(find)["mmlu"] == third
+        assert plan.variants[1].reached(find)["mmlu"] == plan.variants[1].rounds["mmlu"][0]
+        labels = [(spec.variant, spec.key) for spec in plan.stages(find)]
+        baseline = plan.baseline.rounds["mmlu"]
+        assert labels.index((BASELINE, baseline[2].key)) < labels.index((FP8, third.key))
+        judged = plan.judge_stage(plan.variants[0], plan.variants[0].reached(find))
+        assert judged.inputs["candidate.mmlu"].key == third.key
+        assert judged.inputs["baseline.mmlu"].key == baseline[2].key
+
+        open_rounds[second.key] = False
+        assert plan.variants[0].reached(find)["mmlu"] == second
+
+
+class TestMachine:
+    def test_kv_dtype_of_variants(self, wanted: Wanted) -> None:
+        other = with_profile(wanted, kv_cache_dtype="fp8_e5m2")
+        assert changed(wanted, other) == of((FP8, AWQ), (*SERVED, "judge"))
+
+    def test_kv_dtype_of_the_baseline(self, wanted: Wanted) -> None:
+        """Coherence of a variant is relative to the baseline's, so all that is served follows."""
+        other = with_profile(wanted, baseline_kv_cache_dtype="fp8")
+        assert changed(wanted, other) == ALL_SERVED | JUDGES
+
+    def test_a_cpus_fallbacks(self, wanted: Wanted) -> None:
+        """What is calibrated, served and judged is another; what only streams is the same."""
+        other = replace(wanted, profile=wanted.profile.fitted_to(("avx2",)))
+        calibrated = of((AWQ,), MADE)
+        assert changed(wanted, other) == ALL_SERVED | JUDGES | calibrated
+        awq = next(v for v in other.plan().variants if v.recipe.name == AWQ)
+        assert awq.stages["quantize"].parameters["compute"] == {"dtype": "float32"}
+        assert awq.arguments is not None
+        assert awq.arguments.engine_arguments["kv-cache-dtype"] == "auto"
+        assert awq.arguments.engine_arguments["dtype"] == "float32"
+        judge = other.plan().judge_stage(awq, {})
+        assert set(judge.parameters["fallbacks"]) == {"float32", "kv-cache-not-fp8"}
+
+    def test_a_cpu_that_lacks_nothing_has_no_fallback(self, wanted: Wanted) -> None:
+        fitted = wanted.profile.fitted_to(("avx2", "avx512f", "avx512_bf16"))
+        assert changed(wanted, replace(wanted, profile=fitted)) == set()
+        judge = wanted.plan().judge_stage(wanted.plan().variants[0], {})
+        assert "fallbacks" not in judge.parameters
+
+    def test_features_to_do_with_are_in_every_key(
+        self, wanted: Wanted, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        before = wanted.plan()
+        limits = {"ATEN_CPU_CAPABILITY": "avx2"}
+        monkeypatch.setattr(planner, "limiting_variables", lambda: limits)
+        awq = next(v for v in wanted.plan().variants if v.recipe.name == AWQ)
+        assert awq.stages["quantize"].parameters["compute"] == {"environment": limits}
+        assert awq.stages["quantize"].key != before.variants[1].stages["quantize"].key
+
+    def test_hardware(self, wanted: Wanted) -> None:
+        other = replace(wanted, hardware={"accelerator": "cpu", "cores": 64})
+        assert changed(wanted, other) == ALL_SERVED | JUDGES
+
+    def test_workload(self, wanted: Wanted) -> None:
+        workload = wanted.profile.workload.model_copy(update={"requests": 3})
+        other = with_profile(wanted, workload=workload)
+        assert changed(wanted, other) == of((BASELINE, FP8, AWQ), ("benchmark",)) | JUDGES
+
+    @pytest.mark.parametrize(
+        ("name", "roles"),
+        [("serve", SERVED), ("evaluate", SUITES), ("quantize", ())],
+    )
+    def test_environment(self, wanted: Wanted, name: str, roles: tuple[str, ...]) -> None:
+        other = replace(wanted, identities={**wanted.identities, name: "another"})
+        expected = of((BASELINE, FP8, AWQ), roles) | JUDGES
+        if "mmlu" in roles:
+            expected |= {(BASELINE, AGAIN)}
+        if name == "quantize":
+            expected |= of((FP8, AWQ), (*MADE, *SERVED))
+        if name == "evaluate":
+            # Their questions come out of the environment's own packages.
+            expected |= {("shared", "questions.mmlu"), ("shared", "questions.humaneval")}
+        assert changed(wanted, other) == expected
+
+
+class TestCheckpoint:
+    def test_other_content(self, wanted: Wanted, tmp_path: Path) -> None:
+        files = source_files() | {"chat_template.jinja": b"{{ other }}"}
+        other = replace(wanted, checkpoint=inspected(write_files(tmp_path / "other", files)))
+        expected = ALL_SERVED | JUDGES | of((FP8, AWQ), MADE)
+        assert changed(wanted, other) == expected
+
+    def test_running_its_code(self, wanted: Wanted) -> None:
+        other = replace(wanted, trust=True)
+        assert changed(wanted, other) == ALL_SERVED | JUDGES | of((FP8, AWQ), MADE)

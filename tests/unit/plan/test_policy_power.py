@@ -1,0 +1,283 @@
+"""What a policy's gates can show; a suite that cannot decide its margin is refused beforehand."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from listener import Listener
+
+from eval_gates.statistics.multiplicity import level_of
+from pipeline.core.errors import UsageError
+from pipeline.plan.gate_power import GatePower, check_decidable, joint_power, policy_power
+from pipeline.plan.of_suites import TYPICAL_CHANGE
+from recipes import catalog
+from recipes.policy import Policy
+from recipes.schema import Recipe
+
+FULL = {"mmlu": 14_042, "humaneval": 164, "humaneval_greedy": 164, "rouge": 11_490, "bleu": 11_490}
+CARRIED = {"quiz": 120, "humaneval": 16, "rouge": 32}
+BOTH = [catalog.load_recipe("fp8-dynamic"), catalog.load_recipe("awq-w4a16")]
+FP8 = BOTH[:1]
+
+
+def policy(kind: str = "mmlu", **changes: Any) -> Policy:
+    """One suite, called 'mine', beside one that any number of questions decides."""
+    suite = {"kind": kind, "margins": {"fp8": 0.01, "int4": 0.02}, **changes}
+    easy = {"kind": "mmlu", "margins": {"fp8": 0.7, "int4": 0.7}}
+    return Policy.model_validate(
+        {
+            "name": "p",
+            "summary": "s",
+            "suites": {"mine": suite, "easy": easy},
+            "throughput": {"minimum_ratio": {}},
+        }
+    )
+
+
+def refused(one: Policy, questions: int | None, recipes: list[Recipe] = FP8) -> UsageError:
+    with pytest.raises(UsageError) as caught:
+        check_decidable(one, recipes, {"mine": questions, "easy": 100}, Listener())
+    return caught.value
+
+
+def allowed(one: Policy, questions: int | None, recipes: list[Recipe] = FP8) -> list[str]:
+    """What is said aloud of a policy that is not refused."""
+    listener = Listener()
+    check_decidable(one, recipes, {"mine": questions, "easy": 100}, listener)
+    return listener.notes
+
+
+def power(one: Policy, questions: int | None, recipes: list[Recipe] = FP8) -> GatePower:
+    return policy_power(one, recipes, {"mine": questions, "easy": 100})[0]
+
+
+class TestRefusal:
+    def test_it_says_what_where_and_three_cures(self) -> None:
+        error = refused(policy(), 164)
+        assert re.fullmatch(
+            r"the suite 'mine' cannot decide its margin of 1 point: even when no answer changes "
+            r"it takes \d+ questions, and there are 164",
+            error.what,
+        )
+        assert error.where == "policy key suites.mine.margins.fp8"
+        assert "more questions" in error.cure
+        assert "a margin of at least" in error.cure
+        assert "'about: benchmark'" in error.cure
+        assert "'tier: advisory'" in error.cure
+
+    @pytest.mark.parametrize("test", ["sequential", "fixed"])
+    @pytest.mark.parametrize("kind", ["mmlu", "rouge"])
+    @pytest.mark.parametrize("questions", [16, 32, 164, 1000])
+    def test_the_margin_that_it_names_is_enough_and_no_smaller_one(
+        self, kind: str, test: str, questions: int
+    ) -> None:
+        error = refused(policy(kind, test=test, margins={"fp8": 0.001}), questions)
+        (found,) = re.findall(r"at least [\d.]+ points \(([\d.]+)\)", error.cure)
+        enough = float(found)
+        assert allowed(policy(kind, test=test, margins={"fp8": enough}), questions) == []
+        refused(policy(kind, test=test, margins={"fp8": enough - 0.001}), questions)
+
+    @pytest.mark.parametrize("test", ["sequential", "fixed"])
+    def test_the_recovery_that_it_names_is_enough(self, test: str) -> None:
+        error = refused(policy(test=test, margins={"fp8": {"recovery": 0.999}}), 164)
+        (found,) = re.findall(r"a recovery of at most ([\d.]+)", error.cure)
+        enough = {"fp8": {"recovery": float(found)}}
+        assert allowed(policy(test=test, margins=enough), 164) == []
+
+    def test_the_number_that_it_names_is_enough(self) -> None:
+        for test in ("sequential", "fixed"):
+            for kind in ("humaneval", "rouge"):
+                error = refused(policy(kind, test=test), 10)
+                (least,) = map(int, re.findall(r"it takes (\d+) questions", error.what))
+                assert allowed(policy(kind, test=test), least) == []
+                refused(policy(kind, test=test), least - 1)
+
+    def test_mbpps_and_humanevals_tasks_together_show_three_points(self) -> None:
+        sampled = {"samples": 16, "temperature": 0.2, "test": "fixed", "expected_flips": 0.55}
+        wanted = policy("mbpp", margins={"fp8": 0.03}, humaneval=True, **sampled)
+        passes = [power(wanted, questions).chance_of_pass for questions in (164, 378, 542)]
+        assert passes == sorted(passes, key=lambda chance: chance or 0.0)
+        assert (passes[0] or 0.0) < 0.8 < 0.95 < (passes[1] or 0.0) < 0.99 < (passes[2] or 0.0)
+
+    def test_the_cap_counts_not_the_source_alone(self) -> None:
+        error = refused(policy(questions=100), 14_042)
+        assert "ask more than 100 questions (suites.mine.questions)" in error.cure
+        assert "--eval-data" in refused(policy(questions=1000), 100).cure
+        assert allowed(policy(questions=1000), 14_042) == []
+
+    def test_a_claim_about_the_benchmark_is_decided_by_its_end(self) -> None:
+        assert allowed(policy(about="benchmark"), 164) == []
+        refused(policy(about="benchmark", questions=50), 164)
+
+    def test_an_advisory_suite_gets_a_note(self) -> None:
+        (note,) = allowed(policy(tier="advisory"), 164)
+        assert note.startswith("the suite 'mine' cannot decide its margin of 1 point")
+        assert note.endswith("it is advisory, so this blocks nothing")
+        refused(policy(tier="supporting"), 164)
+
+    def test_a_number_that_is_not_known_is_not_refused(self) -> None:
+        assert allowed(policy("lm_eval", task="arc_easy"), None) == []
+        refused(policy("lm_eval", task="arc_easy", questions=20), None)
+
+    @pytest.mark.parametrize("margin", [0.75, 0.9, {"recovery": 0.25}, {"recovery": 0.1}])
+    def test_a_margin_that_reaches_down_to_guessing_is_blind(self, margin: Any) -> None:
+        error = refused(policy(margins={"fp8": margin, "int4": 0.1}), 14_042)
+        assert "is blind at its margin" in error.what
+        assert error.where == "policy key suites.mine.margins.fp8"
+
+    def test_so_is_one_that_no_baseline_could_show_to_end_above_it(self) -> None:
+        """With 70 points the baseline must be above 95 %, which takes 120 right answers."""
+        few = refused(policy(margins={"fp8": 0.7, "int4": 0.7}), 60)
+        assert "more than 95 %, which 60 questions cannot show" in few.what
+        assert allowed(policy(margins={"fp8": 0.7, "int4": 0.7}), 200) == []
+
+    def test_what_the_baseline_must_score_is_told(self) -> None:
+        assert "shown to score more than 30 %" in power(policy(margins={"fp8": 0.05}), 2000).words
+        words = power(policy("rouge", margins={"fp8": 0.05}, expected_flips=1.0), 2000).words
+        assert "by that margin, more than its summaries of other documents" in words
+
+    def test_each_variant_has_its_familys_margin(self) -> None:
+        one = policy(margins={"fp8": 0.7, "int4": 0.001})
+        assert allowed(one, 164) == []
+        assert refused(one, 164, BOTH).where.endswith("margins.int4")
+
+    def test_several_variants_need_more(self) -> None:
+        error = refused(policy(), 100)
+        (alone,) = map(int, re.findall(r"it takes (\d+)", error.what))
+        (beside,) = map(int, re.findall(r"it takes (\d+)", refused(policy(), 100, BOTH).what))
+        assert beside > alone
+
+    def test_where_all_can_decide_nothing_heavy_is_imported(self) -> None:
+        code = (
+            "import sys\n"
+            "from pipeline import catalog\n"
+            "from pipeline.core.events import Silent\n"
+            "from pipeline.plan.gate_power import check_decidable\n"
+            "recipes = [catalog.load_recipe(n) for n in ('fp8-dynamic', 'awq-w4a16')]\n"
+            "counts = {'mmlu': 14042, 'humaneval': 164, 'rouge': 11490}\n"
+            "policy = catalog.load_policy('default')\n"
+            "suites = {n: s for n, s in policy.suites.items() if s.about == 'population'}\n"
+            "policy = policy.model_copy(update={'suites': suites})\n"
+            "check_decidable(policy, recipes, counts, Silent())\n"
+            "print({'numpy', 'scipy'} & set(sys.modules))\n"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        )
+        assert done.stdout == "set()\n"
+
+
+class TestPower:
+    def test_a_row_for_every_suite_and_family(self) -> None:
+        found = policy_power(policy(), BOTH, {"mine": 300, "easy": 100})
+        assert [(gate.suite, gate.family) for gate in found] == [
+            *(("mine", "fp8"), ("mine", "int4")),
+            *(("easy", "fp8"), ("easy", "int4")),
+        ]
+        assert {gate.alpha for gate in found} == {level_of(0.05, 2, 1)}
+        json.dumps([gate.to_dict() for gate in found])
+
+    def test_two_recipes_of_a_family_are_one_row_at_half_the_alpha(self) -> None:
+        twin = FP8[0].model_copy(update={"name": "twin"})
+        found = policy_power(policy(), [*FP8, twin], {"mine": 2000, "easy": 100})
+        assert [gate.family for gate in found] == ["fp8", "fp8"]
+        assert {gate.alpha for gate in found} == {level_of(0.05, 2, 1)}
+
+    def test_figures_of_the_literature(self) -> None:
+        """14,042 questions, 1 point, alpha 5 %, 2 % flips: about 1,800 questions."""
+        found = power(policy(expected_flips=0.02), 14_042)
+        assert 1500 < found.expected_questions < 2300
+        assert found.chance_of_pass == 1
+        assert found.smallest_visible_drop is not None
+        assert 0.01 < found.smallest_visible_drop < 0.02
+        assert (found.decidable, found.is_doubtful) == (True, False)
+
+    def test_more_flips_need_more_questions(self) -> None:
+        few, many = (power(policy(expected_flips=flips), 14_042) for flips in (0.02, 0.1))
+        assert many.expected_questions > 2 * few.expected_questions
+
+    def test_a_gate_that_may_well_stay_open(self) -> None:
+        found = power(policy("humaneval", margins={"fp8": 0.05}, expected_flips=0.06), 164)
+        assert found.decidable
+        assert found.is_doubtful
+        assert "needs more questions or a wider margin" in found.words
+
+    @pytest.mark.parametrize("test", ["sequential", "fixed"])
+    def test_one_that_cannot(self, test: str) -> None:
+        found = power(policy(test=test), 32)
+        assert found.decidable is False
+        assert found.is_doubtful
+        assert found.words == refused(policy(test=test), 32).what
+
+    def test_an_unknown_number(self) -> None:
+        found = power(policy("lm_eval", task="arc_easy", expected_flips=0.02), None)
+        assert 1500 < found.expected_questions < 2300
+        assert (found.questions, found.decidable, found.is_doubtful) == (None, None, False)
+        assert found.chance_of_pass is None
+        assert "known once they are read" in found.words
+
+    def test_a_fixed_gate_asks_all(self) -> None:
+        found = power(policy("rouge", test="fixed", expected_flips=1.0), 1000)
+        assert found.expected_questions == 1000
+        # sd 0.1, so z * 0.1 / sqrt(1000) = 0.5 points, and 0.2 for losses that 1,000 did not show
+        assert found.chance_of_pass == pytest.approx(0.77, abs=0.02)
+        assert TYPICAL_CHANGE == 0.1
+
+    def test_a_recovery_says_which_baseline_it_takes(self) -> None:
+        found = power(policy(margins={"fp8": {"recovery": 0.9}}), 2000)
+        assert found.margin == "90 % recovery"
+        assert "taking a baseline of 50 %" in found.words
+
+
+class TestBesideNothingLost:
+    def test_half_of_the_margin_is_harder(self) -> None:
+        found = power(policy(margins={"fp8": 0.02}), 3000)
+        assert found.chance_of_pass is not None
+        assert found.chance_of_pass_at_half is not None
+        assert found.chance_of_pass_at_half < found.chance_of_pass - 0.05
+        assert "if half the margin is lost" in found.words
+
+    def test_all_critical_suites_must_pass_at_once(self) -> None:
+        one = policy(margins={"fp8": 0.02, "int4": 0.04})
+        gates = policy_power(one, BOTH, {"mine": 3000, "easy": 100})
+        fp8, int4 = joint_power(gates)
+        assert (fp8.family, int4.family) == ("fp8", "int4")
+        halves = [g.chance_of_pass_at_half for g in gates if g.family == "fp8"]
+        assert None not in halves
+        assert fp8.chance_of_pass_at_half == pytest.approx(math.prod(h or 0 for h in halves))
+        assert fp8.to_dict().keys() == {"family", "chance_of_pass", "chance_of_pass_at_half"}
+
+    def test_of_a_number_that_is_not_known_nothing_is_said(self) -> None:
+        (found,) = joint_power(policy_power(policy(), FP8, {"mine": None, "easy": 100}))
+        assert (found.chance_of_pass, found.chance_of_pass_at_half) == (None, None)
+
+
+class TestCarriedPolicies:
+    @pytest.mark.parametrize(
+        ("name", "counts"), [("default", FULL), ("strict", FULL), ("demo", CARRIED)]
+    )
+    def test_they_decide_what_they_ask(self, name: str, counts: dict[str, int]) -> None:
+        one, listener = catalog.load_policy(name), Listener()
+        check_decidable(one, BOTH, counts, listener)
+        assert listener.notes == []
+        for gate in policy_power(one, BOTH, counts):
+            assert gate.chance_of_pass is not None
+            assert gate.chance_of_pass >= 0.8, gate.words
+
+    def test_the_default_stops_long_before_the_end_of_mmlu(self) -> None:
+        found = policy_power(catalog.load_policy("default"), BOTH, FULL)
+        assert [gate.expected_questions < 5500 for gate in found if gate.suite == "mmlu"] == [
+            True,
+            True,
+        ]
+
+    def test_the_strict_one_refuses_carried_questions(self) -> None:
+        counts = {"mmlu": 280, "humaneval": 164, "rouge": 32, "bleu": 32, "humaneval_greedy": 164}
+        with pytest.raises(UsageError, match="cannot decide"):
+            check_decidable(catalog.load_policy("strict"), BOTH, counts, Listener())

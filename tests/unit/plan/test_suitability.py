@@ -1,0 +1,199 @@
+"""What does not suit is refused before any work, with a cure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from published_models import (
+    DEEPSEEK_V3,
+    LLAMA_3_8B,
+    MIXTRAL_8X22B,
+    Shapes,
+    deepseek,
+    dense,
+    inspected,
+    mixtral,
+    source,
+)
+
+from pipeline.core.errors import StageError, UsageError
+from pipeline.plan.suitability import (
+    check_architecture,
+    check_experts,
+    check_mtp,
+    check_processor,
+    check_servable,
+    check_shapes,
+)
+from recipes.catalog import load_profile, load_recipe, recipe_names
+from recipes.schema import Recipe
+
+AMX = frozenset({"avx2", "avx512f", "avx512_bf16", "amx"})
+DEMO: dict[str, Any] = LLAMA_3_8B | {
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_attention_heads": 9,
+    "num_hidden_layers": 1,
+    "num_key_value_heads": 3,
+}
+
+
+def changed(name: str, **changes: Any) -> Recipe:
+    return load_recipe(name).model_copy(update=changes)
+
+
+class TestServers:
+    @pytest.mark.parametrize("name", recipe_names())
+    def test_gpus_serve_all(self, name: str) -> None:
+        check_servable(load_recipe(name), "cuda", frozenset())
+
+    def test_no_cpu_serves_nvfp4(self) -> None:
+        with pytest.raises(UsageError, match="'nvfp4' cannot be served on this machine") as caught:
+            check_servable(load_recipe("nvfp4"), "cpu", AMX)
+        assert caught.value.cure
+
+    def test_some_cpus_serve_blocks(self) -> None:
+        recipe = load_recipe("fp8-block")
+        check_servable(recipe, "cpu", AMX)
+        with pytest.raises(UsageError, match="AMX"):
+            check_servable(recipe, "cpu", frozenset({"avx512f"}))
+
+    def test_the_demos_recipes(self) -> None:
+        for name in ("fp8-dynamic", "awq-w4a16"):
+            check_servable(load_recipe(name), "cpu", frozenset())
+
+    def test_a_cpu_without_avx2_serves_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("platform.machine", lambda: "x86_64")
+        with pytest.raises(UsageError, match="no AVX2"):
+            check_processor(load_profile("cpu").fitted_to(()), ())
+
+    def test_another_kind_of_cpu_is_not_refused_for_want_of_it(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("platform.machine", lambda: "aarch64")
+        check_processor(load_profile("cpu").fitted_to(()), ())
+
+    def test_the_cpu_profile_is_served_on_every_other(self) -> None:
+        for features in (("avx2",), ("avx2", "avx512f"), sorted(AMX)):
+            check_processor(load_profile("cpu").fitted_to(features), features)
+
+    def test_a_profile_without_a_fallback_for_its_cache(self) -> None:
+        profile = load_profile("cpu").model_copy(update={"fallbacks": {}})
+        with pytest.raises(UsageError) as caught:
+            check_processor(profile.fitted_to(("avx2",)), ("avx2",))
+        assert "kv_cache_dtype" in caught.value.where
+
+
+class TestArchitectures:
+    @pytest.mark.parametrize(
+        ("suited", "unsuited", "suits"),
+        [
+            ([], [], True),
+            (["Llama*"], [], True),
+            (["Qwen*", "LlamaForCausalLM"], [], True),
+            (["Qwen*"], [], False),
+            ([], ["Llama*"], False),
+            (["Llama*"], ["LlamaForCausalLM"], False),
+            ([], ["Qwen*"], True),
+        ],
+    )
+    def test_patterns(self, suited: list[str], unsuited: list[str], suits: bool) -> None:
+        recipe = changed("awq-w4a16", architectures=suited, unsuited_architectures=unsuited)
+        if suits:
+            check_architecture(recipe, "LlamaForCausalLM")
+        else:
+            with pytest.raises(UsageError, match="'awq-w4a16' is not for LlamaForCausalLM"):
+                check_architecture(recipe, "LlamaForCausalLM")
+
+    def test_the_recipe_to_use_instead_is_named(self) -> None:
+        with pytest.raises(UsageError, match="'autoawq-w4a16' is not for OPTForCausalLM") as caught:
+            check_architecture(load_recipe("autoawq-w4a16"), "OPTForCausalLM")
+        assert caught.value.cure == "use the recipe awq-w4a16"
+
+
+def check(name: str, config: dict[str, Any], shapes: Shapes) -> None:
+    recipe = load_recipe(name)
+    check_shapes(recipe, inspected(config, shapes).variant(recipe.quantization))
+
+
+class TestShapes:
+    def refusal(self, recipe: str, config: dict[str, Any], shapes: Shapes) -> StageError:
+        with pytest.raises(StageError) as caught:
+            check(recipe, config, shapes)
+        assert caught.value.where == f"--recipe {recipe}"
+        return caught.value
+
+    @pytest.mark.parametrize("name", sorted({*recipe_names()} - {"fp8-block"}))
+    def test_the_demo_model_suits(self, name: str) -> None:
+        check(name, DEMO, dense(DEMO))
+
+    @pytest.mark.parametrize("name", recipe_names())
+    def test_large_models_suit(self, name: str) -> None:
+        for config, shapes in (
+            (LLAMA_3_8B, dense(LLAMA_3_8B)),
+            (MIXTRAL_8X22B, mixtral(MIXTRAL_8X22B)),
+        ):
+            check(name, config, shapes)
+
+    def test_blocks_and_the_demo_model(self) -> None:
+        error = self.refusal("fp8-block", DEMO, dense(DEMO))
+        assert "layers of 576 columns" in error.what
+        assert "fp8-dynamic" in error.cure
+
+    def test_rows(self) -> None:
+        narrow = LLAMA_3_8B | {"num_key_value_heads": 8, "num_hidden_layers": 1}
+        shapes = dense(narrow) | {"model.layers.0.self_attn.k_proj.weight": (64, 4096)}
+        error = self.refusal("fp8-block", narrow, shapes)
+        assert "the 64 rows of 'model.layers.0.self_attn.k_proj.weight'" in error.what
+
+    def test_what_is_ignored_may_have_any_shape(self) -> None:
+        shapes = dense(DEMO) | {"vision_tower.fc.weight": (7, 7), "lm_head.weight": (49152, 7)}
+        check("awq-w4a16", DEMO, shapes)
+
+
+STACKED: Shapes = {"model.layers.0.mlp.experts.gate_up_proj": (4, 32, 64)}
+
+
+class TestExperts:
+    @pytest.mark.parametrize("name", sorted({*recipe_names()} - {"fp8-dynamic", "fp8-block"}))
+    def test_stacks_are_refused(self, name: str) -> None:
+        tensors = source(LLAMA_3_8B, STACKED).tensors
+        with pytest.raises(StageError, match=r"experts\.gate_up_proj") as caught:
+            check_experts(load_recipe(name), tensors)
+        assert "fp8-dynamic" in caught.value.cure
+
+    def test_what_is_not_refused(self) -> None:
+        stacked = source(LLAMA_3_8B, STACKED).tensors
+        check_experts(load_recipe("fp8-dynamic"), stacked)
+        check_experts(load_recipe("fp8-block"), stacked)
+        apart = source(MIXTRAL_8X22B, mixtral(MIXTRAL_8X22B)).tensors
+        check_experts(load_recipe("awq-w4a16"), apart)
+
+
+class TestMultiTokenPrediction:
+    NAMED: Shapes = dense(DEMO) | {"mtp.layers.0.mlp.up_proj.weight": (32, 64)}
+
+    @pytest.mark.parametrize("name", sorted({*recipe_names()} - {"fp8-dynamic", "fp8-block"}))
+    def test_is_refused_by_name_and_as_a_layer_after_the_last(self, name: str) -> None:
+        recipe = load_recipe(name)
+        with pytest.raises(StageError, match=r"'mtp\.layers\.0\.mlp\.up_proj") as caught:
+            check_mtp(recipe, source(DEMO, self.NAMED).tensors, DEMO)
+        assert "fp8-dynamic" in caught.value.cure
+        layers = {"model.layers.61.input_layernorm.weight": (7168,)}
+        with pytest.raises(StageError, match=r"'model\.layers\.61\.input_layernorm"):
+            check_mtp(recipe, source(DEEPSEEK_V3, layers).tensors, DEEPSEEK_V3)
+
+    def test_is_copied_by_a_stream(self) -> None:
+        for name in ("fp8-dynamic", "fp8-block"):
+            check_mtp(load_recipe(name), source(DEMO, self.NAMED).tensors, DEMO)
+
+    def test_models_without_are_not_refused(self) -> None:
+        recipe = load_recipe("awq-w4a16")
+        for config, shapes in (
+            (LLAMA_3_8B, dense(LLAMA_3_8B)),
+            (MIXTRAL_8X22B, mixtral(MIXTRAL_8X22B)),
+        ):
+            check_mtp(recipe, source(config, shapes).tensors, config)
+        last = {n: s for n, s in deepseek(DEEPSEEK_V3).items() if "layers.61." not in n}
+        check_mtp(recipe, source(DEEPSEEK_V3, last).tensors, DEEPSEEK_V3)

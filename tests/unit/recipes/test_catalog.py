@@ -1,0 +1,457 @@
+"""The catalog: all that the package carries loads, and a wrong name or file is explained."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.core.errors import ExitCode, UsageError
+from recipes import catalog
+from recipes.described import Described
+from recipes.schema import Recipe
+
+Loader = Callable[[str], Described]
+LOADERS: dict[str, Loader] = {
+    "recipe": catalog.load_recipe,
+    "profile": catalog.load_profile,
+    "policy": catalog.load_policy,
+}
+
+
+def carried(noun: str) -> list[str]:
+    names = {
+        "recipe": [*catalog.recipe_names(), catalog.BASELINE],
+        "profile": catalog.profile_names(),
+        "policy": catalog.policy_names(),
+    }
+    return names[noun]
+
+
+CARRIED = [(noun, name) for noun in LOADERS for name in carried(noun)]
+
+
+def file_of(noun: str, name: str) -> Path:
+    folder = {"recipe": "", "profile": "profiles", "policy": "policies"}[noun]
+    return catalog.RECIPES / folder / f"{name}.yaml"
+
+
+def contents(noun: str, name: str) -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load(file_of(noun, name).read_text())
+    return copy.deepcopy(loaded)
+
+
+def complaint(tmp_path: Path, noun: str, data: object) -> UsageError:
+    """The error about a user's file with that content; it always names the file."""
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(data))
+    with pytest.raises(UsageError) as caught:
+        LOADERS[noun](str(path))
+    assert str(path) in caught.value.where
+    assert caught.value.exit_code == ExitCode.USAGE
+    assert caught.value.cure
+    return caught.value
+
+
+# --- what the package carries -------------------------------------------------------------------
+
+
+def test_the_package_carries_what_the_documentation_promises() -> None:
+    assert {"fp8-dynamic", "awq-w4a16"} <= set(catalog.recipe_names())
+    assert catalog.BASELINE not in catalog.recipe_names()
+    assert {"cpu", "h100", "h200"} <= set(catalog.profile_names())
+    assert {"default", "strict", "demo"} <= set(catalog.policy_names())
+
+
+@pytest.mark.parametrize(("noun", "name"), CARRIED)
+def test_everything_carried_loads_under_its_own_name(noun: str, name: str) -> None:
+    loaded = LOADERS[noun](name)
+    assert loaded.model_dump()["name"] == name
+    assert loaded.model_dump()["summary"]
+
+
+@pytest.mark.parametrize(("noun", "name"), CARRIED)
+def test_what_is_shown_of_it_loads_again(tmp_path: Path, noun: str, name: str) -> None:
+    path = tmp_path / "again.yaml"
+    path.write_text(yaml.safe_dump(LOADERS[noun](name).model_dump()))
+    assert LOADERS[noun](str(path)) == LOADERS[noun](name)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        *(catalog.load_policy(name) for name in catalog.policy_names()),
+        *(catalog.load_recipe(name) for name in catalog.recipe_names()),
+        *(catalog.load_profile(name) for name in catalog.profile_names()),
+    ],
+    ids=lambda data: data.name,
+)
+def test_what_a_record_keeps_reads_back_to_the_byte(data: Described) -> None:
+    """Keys are digests of it, and 10 is not 10.0 there."""
+    kept = json.dumps(data.model_dump())
+    assert json.dumps(type(data).model_validate_json(kept).model_dump()) == kept
+
+
+@pytest.mark.parametrize("policy", catalog.policy_names())
+def test_every_suite_has_a_margin_for_every_recipe(policy: str) -> None:
+    families = {catalog.load_recipe(name).family for name in catalog.recipe_names()}
+    assert families
+    for name, suite in catalog.load_policy(policy).suites.items():
+        assert families <= set(suite.margins), f"{policy}: {name}"
+
+
+@pytest.mark.parametrize("profile", catalog.profile_names())
+def test_every_policy_says_how_fast_on_every_profiles_machine(profile: str) -> None:
+    accelerator = catalog.load_profile(profile).accelerator
+    for policy in catalog.policy_names():
+        assert accelerator in catalog.load_policy(policy).throughput.minimum_ratio
+
+
+@pytest.mark.parametrize(
+    ("gpu", "profile"),
+    [
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA H100 NVL", "h100"),
+        ("NVIDIA A100-SXM4-80GB", "a100"),
+        ("NVIDIA H20", "h20"),
+        ("NVIDIA GH200 480GB", None),
+        ("Tesla T4", None),
+        ("", None),
+    ],
+)
+def test_a_profile_by_the_gpus_name(gpu: str, profile: str | None) -> None:
+    found = catalog.profile_for_gpu(gpu)
+    assert (found.name if found else None) == profile
+
+
+# --- wrong names --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("noun", LOADERS)
+def test_an_unknown_name_names_the_known_ones(noun: str) -> None:
+    with pytest.raises(UsageError, match=f"there is no {noun} 'nonsense'") as caught:
+        LOADERS[noun]("nonsense")
+    assert caught.value.where == f"--{noun} nonsense"
+    for name in carried(noun):
+        assert name in caught.value.cure
+
+
+def test_a_misspelt_name_is_guessed() -> None:
+    with pytest.raises(UsageError) as caught:
+        catalog.load_recipe("fp8-dinamic")
+    assert caught.value.cure.startswith("did you mean 'fp8-dynamic'?")
+
+
+@pytest.mark.parametrize("name", ["missing.yaml", "folder/missing", "./awq-w4a16"])
+def test_a_path_that_is_not_there_is_named(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="there is no recipe") as caught:
+        catalog.load_recipe(name)
+    assert caught.value.where == str(Path(name))
+
+
+# --- files of the user's own --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suffix", [".yaml", ".yml"])
+def test_a_file_of_the_users_own(
+    suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / f"mine{suffix}"
+    path.write_text(yaml.safe_dump(contents("recipe", "fp8-dynamic") | {"name": "mine"}))
+    assert catalog.load_recipe(str(path)).name == "mine"
+    monkeypatch.chdir(tmp_path)
+    assert catalog.load_recipe(f"mine{suffix}").name == "mine"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert catalog.load_recipe(f"~/mine{suffix}").name == "mine"
+
+
+@pytest.mark.parametrize(("noun", "name"), CARRIED)
+def test_an_unknown_key_is_named(tmp_path: Path, noun: str, name: str) -> None:
+    error = complaint(tmp_path, noun, contents(noun, name) | {"sumary": "misspelt"})
+    assert "'sumary'" in error.what
+    assert error.where.endswith("key sumary")
+    assert "summary" in error.cure  # the known keys are named
+
+
+def test_a_misspelt_key_is_named_rather_than_the_one_it_leaves_missing(tmp_path: Path) -> None:
+    data = contents("recipe", "fp8-dynamic")
+    data["famly"] = data.pop("family")
+    assert complaint(tmp_path, "recipe", data).where.endswith("key famly")
+
+
+def test_a_missing_key_is_named(tmp_path: Path) -> None:
+    data = contents("recipe", "awq-w4a16")
+    del data["quantization"]["calibration"]
+    error = complaint(tmp_path, "recipe", data)
+    assert error.where.endswith("key quantization.calibration")
+    assert "required" in error.what
+
+
+RECIPE_FAULTS = [
+    ("quantization.group_size", "many"),
+    ("quantization.bits", 3),
+    ("quantization.grid_points", 0),
+    ("quantization.grid_points", 2),
+    ("quantization.smaller_group_sizes", [64, "half"]),
+    ("quantization.calibration.samples", -1),
+    ("family", "int3"),
+    ("minimum_compute_capability", "new"),
+]
+POLICY_FAULTS = [
+    ("alpha", 0.5),
+    ("alpha", 0),
+    ("suites.mmlu.shots", 6),
+    ("suites.mmlu.questions", 0),
+    ("suites.mmlu.margins.fp8", "small"),
+    ("suites.rouge.metric", "meteor"),
+    ("suites.mmlu.tier", "critcal"),
+    ("suites.mmlu.margins.int4", {"recovery": 1.2}),
+    ("suites.mmlu.margins.fp8", {"points": 0.1, "recovery": 0.9}),
+    ("throughput.minimum_ratio", 1.0),
+    ("promotion.prefer", "newest"),
+]
+PROFILE_FAULTS = [
+    ("accelerator", "tpu"),
+    ("ready_timeout_seconds", 0),
+    ("workload.requests", 0),
+    ("engine_arguments.max-num-seqs", [1]),
+    ("environment.VLLM_CPU_KVCACHE_SPACE", 1),
+]
+FAULTS = [
+    *(("recipe", "awq-w4a16", key, value) for key, value in RECIPE_FAULTS),
+    *(("policy", "default", key, value) for key, value in POLICY_FAULTS),
+    *(("profile", "cpu", key, value) for key, value in PROFILE_FAULTS),
+]
+
+
+@pytest.mark.parametrize(("noun", "name", "key", "value"), FAULTS)
+def test_a_wrong_value_names_file_and_key(
+    tmp_path: Path, noun: str, name: str, key: str, value: object
+) -> None:
+    data = contents(noun, name)
+    *parents, last = key.split(".")
+    place = data
+    for parent in parents:
+        place = place[parent]
+    place[last] = value
+    # As the user wrote it: without the words that pydantic puts between for a `kind`.
+    found = complaint(tmp_path, noun, data).where.partition(", key ")[2]
+    assert found == key or found.startswith(f"{key}.")
+
+
+BOTH = {"points": 0.1, "recovery": 0.9}
+
+
+@pytest.mark.parametrize(
+    ("margin", "words", "cure"),
+    [
+        (0, "0 should be greater than 0", "0.01 is a point"),
+        (-0.01, "-0.01 should be greater than 0", "0.01 is a point"),
+        (1, "1 should be less than 1", "0.01 is a point"),
+        (1.5, "1.5 should be less than 1", "0.01 is a point"),
+        ("x", "'x' should be a mapping of keys", "`0.01` (one point)"),
+        (True, "True should be a mapping of keys", "`0.01` (one point)"),
+        (None, "None should be a mapping of keys", "`0.01` (one point)"),
+        (BOTH, "give a number of points such as 0.01, or one of", "`{recovery: 0.99}`"),
+        ({}, "give a number of points such as 0.01, or one of", "`{recovery: 0.99}`"),
+    ],
+)
+def test_an_impossible_margin_is_explained(
+    tmp_path: Path, margin: object, words: str, cure: str
+) -> None:
+    data = contents("policy", "default")
+    data["suites"]["humaneval"]["margins"]["int4"] = margin
+    error = complaint(tmp_path, "policy", data)
+    key = "suites.humaneval.margins.int4"
+    assert error.where.endswith(f"key {key}")
+    assert error.what.startswith(f"the policy is wrong at '{key}': {words}")
+    assert cure in error.cure
+
+
+def test_a_key_inside_a_margin_is_named(tmp_path: Path) -> None:
+    data = contents("policy", "default")
+    data["suites"]["mmlu"]["margins"]["fp8"] = {"recovery": 1.2}
+    error = complaint(tmp_path, "policy", data)
+    assert error.where.endswith("key suites.mmlu.margins.fp8.recovery")
+    assert "1.2 should be less than 1" in error.what
+    assert error.cure == "recovery: smallest acceptable share of the baseline's mean score"
+
+
+@pytest.mark.parametrize(
+    ("path", "misspelt", "known"),
+    [
+        ("suites.mmlu", "shot", "shots"),
+        ("suites.mmlu.margins.fp8", "recovry", "recovery"),
+        ("throughput", "minimum_ratios", "minimum_ratio"),
+    ],
+)
+def test_a_misspelt_key_inside_is_guessed_among_its_neighbours(
+    tmp_path: Path, path: str, misspelt: str, known: str
+) -> None:
+    data = contents("policy", "default")
+    data["suites"]["mmlu"]["margins"]["fp8"] = {"points": 0.01}
+    place = data
+    for key in path.split("."):
+        place = place[key]
+    place[misspelt] = 1
+    error = complaint(tmp_path, "policy", data)
+    assert error.where.endswith(f"key {path}.{misspelt}")
+    assert error.cure.startswith(f"did you mean '{known}'? keys known in {path.split('.')[-1]}: ")
+    assert "summary" not in error.cure  # a key of the whole file
+
+
+def test_an_unknown_family_names_the_known_ones(tmp_path: Path) -> None:
+    data = contents("policy", "default")
+    data["suites"]["mmlu"]["margins"]["fp9"] = 0.1
+    error = complaint(tmp_path, "policy", data)
+    assert error.where.endswith("key suites.mmlu.margins.fp9")
+    assert "'fp9' should be 'fp8', 'int8', 'int4' or 'fp4'" in error.what
+    assert error.cure.startswith("margins: largest acceptable loss")
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (
+            "mmlu-pro",
+            "the kind 'mmlu-pro' is not known: 'mmlu', 'humaneval', 'mbpp', 'rouge', 'lm_eval'",
+        ),
+        (None, "'mmlu', 'humaneval', 'mbpp', 'rouge', 'lm_eval'"),
+    ],
+)
+def test_an_unknown_kind_of_suite(tmp_path: Path, kind: str | None, words: str) -> None:
+    data = contents("policy", "default")
+    data["suites"]["mmlu"]["kind"] = kind
+    error = complaint(tmp_path, "policy", data)
+    assert error.where.endswith("key suites.mmlu")
+    assert words in error.what
+
+
+def test_a_suite_without_a_kind(tmp_path: Path) -> None:
+    data = contents("policy", "default")
+    del data["suites"]["mmlu"]["kind"]
+    error = complaint(tmp_path, "policy", data)
+    assert error.where.endswith("key suites.mmlu")
+    assert "'kind' is required" in error.what
+
+
+def test_what_no_key_alone_is_wrong_with(tmp_path: Path) -> None:
+    data = contents("policy", "default")
+    for suite in data["suites"].values():
+        suite["tier"] = "advisory"
+    error = complaint(tmp_path, "policy", data)
+    assert error.what == (
+        "the policy is wrong at '(the whole file)': no suite is critical, "
+        "so a variant need not show anything"
+    )
+
+
+@pytest.mark.parametrize("kind", ["hqq", None])
+def test_an_unknown_kind_names_the_known_ones(tmp_path: Path, kind: str | None) -> None:
+    data = contents("recipe", "awq-w4a16")
+    data["quantization"]["kind"] = kind
+    error = complaint(tmp_path, "recipe", data)
+    assert error.where.endswith("key quantization")
+    assert all(word in error.what for word in ("none", "preset", "awq", "gptq", "autoawq"))
+
+
+@pytest.mark.parametrize("text", ["", "just words", "- a\n- list\n", "42\n"])
+def test_a_file_without_keys_is_explained(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    with pytest.raises(UsageError, match="not a mapping of keys") as caught:
+        catalog.load_recipe(str(path))
+    assert caught.value.where == str(path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"name: [", b"\tname: x", b"\xff\xfe\x00", b"!!python/object/apply:os.getcwd []"],
+)
+def test_a_file_that_is_not_yaml_is_explained(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_bytes(content)
+    with pytest.raises(UsageError, match="cannot be read") as caught:
+        catalog.load_recipe(str(path))
+    assert caught.value.where == str(path)
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(
+                st.sampled_from([*Recipe.model_fields, "kind", "calibration", "x"]) | st.integers(),
+                inner,
+                max_size=6,
+            )
+        ),
+        max_leaves=12,
+    )
+)
+def test_whatever_a_file_holds_is_a_recipe_or_a_usage_error(
+    tmp_path_factory: pytest.TempPathFactory, data: object
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "any.yaml"
+    path.write_text(yaml.safe_dump(data, allow_unicode=True), encoding="utf-8")
+    try:
+        catalog.load_recipe(str(path))
+    except UsageError as error:
+        assert str(path) in error.where  # noqa: PT017 - a recipe is as good an answer
+
+
+class TestLadders:
+    @pytest.mark.parametrize("name", catalog.ladder_names())
+    def test_the_rungs_of_the_carried_ones_are_recipes(self, name: str) -> None:
+        assert catalog.is_ladder(name)
+        ladder = catalog.load_ladder(name)
+        assert ladder.name == name
+        assert set(ladder.rungs) <= set(catalog.recipe_names())
+
+    @pytest.mark.parametrize("slip", ["awq", "awq-lader"])
+    def test_an_unknown_recipe_names_them_too(self, slip: str) -> None:
+        with pytest.raises(UsageError, match=f"there is no recipe '{slip}'") as caught:
+            catalog.load_recipe_or_ladder(slip)
+        for name in (*catalog.recipe_names(), *catalog.ladder_names()):
+            assert name in caught.value.cure
+        assert catalog.load_recipe_or_ladder("awq-ladder").name == "awq-ladder"
+        assert isinstance(catalog.load_recipe_or_ladder("awq-w4a16"), Recipe)
+
+    def test_there_is_one(self) -> None:
+        assert "awq-ladder" in catalog.ladder_names()
+        assert not catalog.is_ladder("awq-w4a16")
+
+    def test_a_file_with_rungs_is_one(self, tmp_path: Path) -> None:
+        mine = tmp_path / "mine.yaml"
+        mine.write_text("name: mine\nsummary: s\nrungs: [fp8-dynamic, awq-w4a16]\n")
+        assert catalog.is_ladder(str(mine))
+        assert catalog.load_ladder(str(mine)).rungs == ["fp8-dynamic", "awq-w4a16"]
+
+    @pytest.mark.parametrize("text", ["- a\n", "", "{", "name: recipe\n"])
+    def test_other_files_are_not(self, tmp_path: Path, text: str) -> None:
+        mine = tmp_path / "mine.yaml"
+        mine.write_text(text)
+        assert not catalog.is_ladder(str(mine))
+        assert not catalog.is_ladder(str(tmp_path / "none.yaml"))
+
+    @pytest.mark.parametrize(
+        ("rungs", "words"),
+        [("[a, a]", "'a' is there twice"), ("[a]", "at least 2"), ("[]", "at least 2")],
+    )
+    def test_rungs_are_several_and_differ(self, tmp_path: Path, rungs: str, words: str) -> None:
+        mine = tmp_path / "mine.yaml"
+        mine.write_text(f"name: mine\nsummary: s\nrungs: {rungs}\n")
+        with pytest.raises(UsageError, match=words):
+            catalog.load_ladder(str(mine))

@@ -1,0 +1,136 @@
+"""A recipe that changes some keys of another: merged deep, explained where it cannot be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.core.errors import UsageError
+from recipes import catalog
+from recipes.quantization import AwqQuantization, GptqQuantization, PresetQuantization
+
+
+def write(path: Path, **data: Any) -> str:
+    path.write_text(yaml.safe_dump(data))
+    return str(path)
+
+
+def refused(name: str) -> UsageError:
+    with pytest.raises(UsageError) as caught:
+        catalog.load_recipe(name)
+    assert caught.value.cure
+    return caught.value
+
+
+class TestMerging:
+    def test_what_is_not_changed_stays(self, tmp_path: Path) -> None:
+        changes = {"calibration": {"samples": 8}, "ignore": ["lm_head", "*.o_proj"]}
+        mine = catalog.load_recipe(
+            write(tmp_path / "m.yaml", name="m", extends="awq-w4a16", quantization=changes)
+        )
+        base = catalog.load_recipe("awq-w4a16")
+        assert isinstance(mine.quantization, AwqQuantization)
+        assert isinstance(base.quantization, AwqQuantization)
+        calibration = base.quantization.calibration.model_copy(update={"samples": 8})
+        expected = base.quantization.model_copy(
+            update={"calibration": calibration, "ignore": ["lm_head", "*.o_proj"]}
+        )
+        assert mine.quantization == expected
+        assert (mine.name, mine.family, mine.summary) == ("m", base.family, base.summary)
+        assert mine.minimum_compute_capability == base.minimum_compute_capability
+
+    def test_the_resolved_copy_stands_alone(self, tmp_path: Path) -> None:
+        mine = catalog.load_recipe(write(tmp_path / "m.yaml", name="m", extends="awq-w4a16"))
+        assert "extends" not in mine.model_dump()
+        assert catalog.load_recipe(write(tmp_path / "again.yaml", **mine.model_dump())) == mine
+
+    def test_several_steps_from_files_beside_each_other(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        folder = tmp_path / "deep"
+        folder.mkdir()
+        write(tmp_path / "a.yaml", name="a", extends="gptq-w4a16", quantization={"dampening": 0.1})
+        write(folder / "b.yaml", name="b", extends="../a.yaml", quantization={"group_size": 64})
+        name = write(folder / "c.yaml", name="c", extends="./b.yaml", summary="third")
+        monkeypatch.chdir("/")
+        found = catalog.load_recipe(name)
+        assert isinstance(found.quantization, GptqQuantization)
+        assert (found.quantization.dampening, found.quantization.group_size) == (0.1, 64)
+        assert (found.name, found.summary) == ("c", "third")
+
+    def test_another_kind_replaces_the_quantization_whole(self, tmp_path: Path) -> None:
+        preset = {"kind": "preset", "scheme": "FP8_DYNAMIC"}
+        name = write(tmp_path / "m.yaml", name="m", extends="awq-w4a16", quantization=preset)
+        assert catalog.load_recipe(name).quantization == PresetQuantization.model_validate(preset)
+
+    def test_what_is_carried_and_extends(self) -> None:
+        base, sym = (catalog.load_recipe(name) for name in ("awq-w4a16", "awq-w4a16-sym"))
+        assert base.quantization.model_copy(update={"symmetric": True}) == sym.quantization
+        mse = catalog.load_recipe("awq-w4a16-mse").quantization
+        assert base.quantization.model_copy(update={"observer": "mse"}) == mse
+
+    @given(
+        st.dictionaries(st.sampled_from("abc"), st.integers() | st.just({"x": 1, "y": 2})),
+        st.dictionaries(st.sampled_from("abc"), st.integers() | st.just({"x": 3, "z": 4})),
+    )
+    def test_merging_mappings(self, base: dict[str, Any], changes: dict[str, Any]) -> None:
+        before = repr(base)
+        merged = catalog.merge(base, changes)
+        assert repr(base) == before
+        assert set(merged) == set(base) | set(changes)
+        for key, value in merged.items():
+            if isinstance(base.get(key), dict) and isinstance(changes.get(key), dict):
+                assert value == {"x": 3, "y": 2, "z": 4}
+            else:
+                assert value == changes.get(key, base.get(key))
+
+
+class TestRefusals:
+    def test_itself(self, tmp_path: Path) -> None:
+        name = write(tmp_path / "a.yaml", name="a", extends="./a.yaml")
+        error = refused(name)
+        assert error.what == "the recipe extends itself: a.yaml -> a.yaml"
+        assert error.where == f"{name}, key extends"
+
+    def test_in_a_circle(self, tmp_path: Path) -> None:
+        write(tmp_path / "b.yaml", name="b", extends="./c.yaml")
+        write(tmp_path / "c.yaml", name="c", extends="../" + tmp_path.name + "/a.yaml")
+        error = refused(write(tmp_path / "a.yaml", name="a", extends="b.yaml"))
+        assert error.what.endswith("a.yaml -> b.yaml -> c.yaml -> a.yaml")
+        assert error.where.startswith(str(tmp_path / "c.yaml"))
+
+    def test_an_unknown_name_is_guessed(self, tmp_path: Path) -> None:
+        name = write(tmp_path / "a.yaml", name="a", extends="awq-w4a61")
+        error = refused(name)
+        assert error.where == f"{name}, key extends"
+        assert "did you mean 'awq-w4a16'" in error.cure
+
+    @pytest.mark.parametrize("extends", [["awq-w4a16"], 7, {"name": "awq-w4a16"}])
+    def test_what_is_no_name(self, tmp_path: Path, extends: object) -> None:
+        error = refused(write(tmp_path / "a.yaml", name="a", extends=extends))
+        assert "should be the name of one recipe" in error.what
+
+    def test_without_a_name_of_its_own(self, tmp_path: Path) -> None:
+        name = write(tmp_path / "a.yaml", extends="awq-w4a16")
+        assert refused(name).where == f"{name}, key name"
+
+    def test_a_fault_of_the_extended_file_is_told_of_that_file(self, tmp_path: Path) -> None:
+        base = write(tmp_path / "base.yaml", name="base", extends="awq-w4a16", famly="int4")
+        error = refused(write(tmp_path / "a.yaml", name="a", extends=base))
+        assert error.where == f"{base}, key famly"
+
+    def test_a_fault_of_its_own(self, tmp_path: Path) -> None:
+        wrong = {"grop_size": 64}
+        name = write(tmp_path / "a.yaml", name="a", extends="awq-w4a16", quantization=wrong)
+        error = refused(name)
+        assert error.where == f"{name}, key quantization.grop_size"
+        assert "did you mean 'group_size'" in error.cure
+
+    def test_a_misspelt_extends_is_guessed(self, tmp_path: Path) -> None:
+        data = catalog.load_recipe("fp8-dynamic").model_dump() | {"extend": "awq-w4a16"}
+        assert "did you mean 'extends'" in refused(write(tmp_path / "a.yaml", **data)).cure

@@ -1,0 +1,262 @@
+"""Which of several accepted tuples is served, and which environments are built to find out."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from judged_run import JudgedRun
+from listener import Listener
+from registered_version import registered
+
+from artifacts import deployable as judged_tuple
+from artifacts.deployable import JudgedTuple
+from artifacts.evidence.bundle import BUNDLE
+from artifacts.evidence.manifest import digest_of_other_files
+from artifacts.registry.registry import FILES_TAG, Version
+from artifacts.serving_arguments import ServingArguments
+from pipeline.core.errors import CheckpointError, EvidenceError, RegistryError
+from pipeline.environments.settings import Settings
+from pipeline.release import serve as deployment_server
+from pipeline.release.recheck_proof import proven_tuple
+from pipeline.release.recheck_record import RecheckRecord
+from pipeline.release.serve import Deployment
+
+ENGINES = {"cpu": "0.32.0+cpu", "cuda": "0.32.0"}
+HARDWARE = {
+    "cpu": {"accelerator": "cpu", "cpu": "a processor", "cores": 2},
+    "cuda": {"accelerator": "cuda", "gpu": "NVIDIA H100 80GB HBM3"},
+}
+
+
+def members(accelerator: str) -> dict[str, Any]:
+    return {
+        "engine_version": ENGINES[accelerator],
+        "environment.serve": f"serve-{accelerator}",
+        "serving": {
+            "engine_arguments": {"seed": accelerator, "kv-cache-dtype": "fp8"},
+            "environment": {},
+        },
+        "hardware": HARDWARE[accelerator],
+    }
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, JudgedRun]:
+    """By accelerator, a run that was judged there."""
+    found = {}
+    for accelerator in ENGINES:
+        of = members(accelerator)
+        found[accelerator] = JudgedRun(
+            tmp_path_factory.mktemp(accelerator) / "store",
+            engine=of["environment.serve"],
+            engine_version=of["engine_version"],
+            serving=of["serving"],
+            hardware=of["hardware"],
+        )
+    return found
+
+
+def version(runs: dict[str, JudgedRun], judged: str, rechecked: str) -> Version:
+    """Judged on one kind of machine, and found to stand on the other."""
+    record = RecheckRecord(
+        when="2026-01-01T00:00:00+00:00",
+        who="ann",
+        run="r",
+        tuple_digest="2" * 64,
+        members=members(rechecked),
+        changed=("hardware, accelerator",),
+        verdict="pass",
+        stands=True,
+        reason="",
+    )
+    return registered(runs[judged], **record.tags())
+
+
+def taken_at_its_word(record: RecheckRecord, *_: Any) -> JudgedTuple:
+    """In the place of looking for the recheck's evidence, which test_recheck.py does."""
+    return JudgedTuple.of_members(record.members, "tag", trust_remote_code=False)
+
+
+@dataclass
+class Place:
+    """A machine that versions are to be served on, whose environments only count.
+
+    Args:
+        runs: that judged, by accelerator.
+        settings: name a home and a store.
+        engines: version of the engine in each environment, by accelerator.
+    """
+
+    runs: dict[str, JudgedRun]
+    settings: Settings
+    engines: dict[str, str] = field(default_factory=lambda: dict(ENGINES))
+    hardware: dict[str, dict[str, Any]] = field(default_factory=dict)
+    built: Counter[str] = field(default_factory=Counter)
+    asked: Counter[str] = field(default_factory=Counter)
+
+    def has(self, *, gpu: bool, cpu: str) -> None:
+        """Say what is in it."""
+        self.hardware = {
+            "cpu": {**HARDWARE["cpu"], "cpu": cpu},
+            "cuda": HARDWARE["cuda"] if gpu else {"accelerator": "cuda", "gpu": "not found"},
+        }
+
+    def ensure(self, name: str, accelerator: str, *_: Any) -> SimpleNamespace:
+        self.built[str(accelerator)] += 1
+        return SimpleNamespace(accelerator=str(accelerator), python=Path(f"{name}-{accelerator}"))
+
+    def engine_version_of(self, environment: SimpleNamespace) -> str:
+        self.asked[environment.accelerator] += 1
+        return self.engines[environment.accelerator]
+
+    def deployment(self, judged: str, rechecked: str) -> Deployment:
+        return Deployment(version(self.runs, judged, rechecked), None, self.settings, Listener())
+
+
+@pytest.fixture
+def place(runs: dict[str, JudgedRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    found = Place(runs, Settings(home=tmp_path / "home", store=tmp_path / "store"))
+    monkeypatch.setattr(judged_tuple, "hardware", lambda accelerator: found.hardware[accelerator])
+    monkeypatch.setattr(deployment_server, "identity", lambda name, kind, _: f"{name}-{kind}")
+    monkeypatch.setattr(deployment_server, "proven_tuple", taken_at_its_word)
+    monkeypatch.setattr(deployment_server, "ensure", found.ensure)
+    monkeypatch.setattr(deployment_server, "engine_version_of", found.engine_version_of)
+    return found
+
+
+def on_a_gpu_machine(place: Place) -> str:
+    place.has(gpu=True, cpu="a server's processor")
+    return "cuda"
+
+
+def on_a_cpu_machine(place: Place) -> str:
+    place.has(gpu=False, cpu="a processor")
+    return "cpu"
+
+
+HERE = pytest.mark.parametrize("machine", [on_a_gpu_machine, on_a_cpu_machine])
+VERDICTS = pytest.mark.parametrize(
+    ("judged", "rechecked"), [("cpu", "cuda"), ("cuda", "cpu")], ids=["cpu first", "cuda first"]
+)
+
+
+@HERE
+@VERDICTS
+def test_only_this_machines_environment_is_built(
+    place: Place, machine: Any, judged: str, rechecked: str
+) -> None:
+    here = machine(place)
+    found = place.deployment(judged, rechecked)
+    assert found.differences() == []
+    assert found.judged.hardware == HARDWARE[here]
+    assert place.built == place.asked == {here: 1}
+
+
+@VERDICTS
+def test_each_tuple_is_held_against_its_own_engine(
+    place: Place, judged: str, rechecked: str
+) -> None:
+    """A machine that is both: its processor is the judged one, and it has the GPU."""
+    place.has(gpu=True, cpu="a processor")
+    place.engines[judged] = "0.33.0"
+    found = place.deployment(judged, rechecked)
+    assert found.differences() == []
+    assert found.judged.hardware == HARDWARE[rechecked]
+    assert place.built == place.asked == {"cpu": 1, "cuda": 1}
+
+
+def test_engines_that_differ_are_asked_once(place: Place) -> None:
+    place.has(gpu=True, cpu="a processor")
+    place.engines = {"cpu": "0.33.0", "cuda": "0.34.0"}
+    found = place.deployment("cpu", "cuda")
+    assert found.differences() == ["engine version: judged 0.32.0+cpu, here 0.33.0"]
+    assert place.built == place.asked == {"cpu": 1, "cuda": 1}
+
+
+def test_nothing_is_built_where_no_tuple_fits(place: Place) -> None:
+    place.has(gpu=False, cpu="another processor")
+    found = place.deployment("cuda", "cpu")
+    assert found.differences() == ["hardware, gpu: judged NVIDIA H100 80GB HBM3, here not found"]
+    assert place.built == {}
+
+
+@HERE
+@VERDICTS
+def test_what_is_served_is_of_the_tuple_found(
+    place: Place, machine: Any, judged: str, rechecked: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[tuple[Path, ServingArguments]] = []
+
+    class Recorded:
+        """In the place of a server: notes what it was to be started with."""
+
+        def __init__(
+            self, python: Path, weights: Path, arguments: ServingArguments, *_: Any, **__: Any
+        ) -> None:
+            started.append((python, arguments))
+
+        def start(self, *_: Any) -> None: ...
+
+        def stop(self) -> None: ...
+
+    monkeypatch.setattr(deployment_server, "Server", Recorded)
+    monkeypatch.setattr(deployment_server, "port_is_free", lambda _: True)
+    here = machine(place)
+    found = place.deployment(judged, rechecked)
+    assert found.differences() == []
+    with found.serving(8000, 1.0):
+        ((python, arguments),) = started
+    assert python == Path(f"serve-{here}")
+    assert arguments.engine_arguments == {"seed": here, "kv-cache-dtype": "fp8"}
+    assert place.built == {here: 1}
+
+
+class TestWhatIsTrusted:
+    """A registry's writer may set any tag; nothing of that is served."""
+
+    def deployment(self, place: Place, run: JudgedRun, **options: Any) -> Deployment:
+        place.has(gpu=False, cpu="a processor")
+        changes = options.pop("changes", {})
+        return Deployment(registered(run, **changes), None, place.settings, Listener(), **options)
+
+    def test_a_tag_that_somebody_set(self, place: Place) -> None:
+        with pytest.raises(RegistryError, match=r"prepare\.serving says"):
+            self.deployment(place, place.runs["cpu"], changes={"prepare.serving": "{}"})
+        assert place.built == {}
+
+    def test_a_recheck_that_this_store_does_not_know(
+        self, place: Place, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(deployment_server, "proven_tuple", proven_tuple)
+        place.has(gpu=False, cpu="a processor")
+        found = place.deployment("cuda", "cpu")
+        assert found.differences() == [
+            "hardware, gpu: judged NVIDIA H100 80GB HBM3, here not found"
+        ]
+
+    def test_code_that_comes_with_it(self, place: Place, tmp_path: Path) -> None:
+        run = JudgedRun(
+            tmp_path / "own" / "store",
+            lost={"fp8-dynamic": 0},
+            engine="serve-cpu",
+            hardware=HARDWARE["cpu"],
+            trust_remote_code=True,
+        )
+        with pytest.raises(CheckpointError, match="Python code"):
+            self.deployment(place, run)
+        assert self.deployment(place, run, trust_remote_code=True).judged.trust_remote_code
+
+    def test_files_without_evidence(self, place: Place, tmp_path: Path) -> None:
+        whole = registered(place.runs["cpu"])
+        copy = Path(shutil.copytree(whole.source, tmp_path / "copy"))
+        shutil.rmtree(copy / BUNDLE)
+        tags = {FILES_TAG: digest_of_other_files(copy)}
+        bare = registered(place.runs["cpu"], **tags)
+        with pytest.raises(EvidenceError, match="has no evidence"):
+            Deployment(bare, copy, place.settings, Listener())

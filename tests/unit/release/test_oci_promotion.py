@@ -1,0 +1,122 @@
+"""The life of a model in an OCI layout: promoted, rolled back, listed, pulled, kept by gc."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from listener import Listener
+from test_promotion_of_run import Site, both_good
+from test_runner import ONE, TWO
+from typer.testing import CliRunner
+
+from artifacts.registry.oci_registry import OciRegistry
+from pipeline.cli.main import app
+from pipeline.core.errors import RegistryError
+from pipeline.release.collection import find_garbage, remove
+from pipeline.release.deployment import find_version, pull_version
+from pipeline.release.promote_run import promote_run
+from pipeline.release.promotion_stage import Order
+
+
+class OciSite(Site):
+    """A store with a judged run, and a folder of OCI layouts."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root, both_good)
+        self.layouts = OciRegistry(f"oci://{root / 'layouts'}")
+
+    def promote(self, **order: Any) -> dict[str, Any]:
+        wanted = Order(self.layouts.uri, **order)
+        return promote_run(self.run, self.store, wanted, Listener()).result
+
+    def command(self, *words: str) -> Any:
+        arguments = [*words, "--registry", self.layouts.uri, "--json"]
+        return json.loads(CliRunner().invoke(app, arguments, catch_exceptions=False).stdout)
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> OciSite:
+    made = OciSite(tmp_path)
+    assert made.promote(variant=ONE)["replaced"] is None
+    assert made.promote(variant=TWO)["replaced"] == "1"
+    return made
+
+
+def test_promoted_rolled_back_and_pulled(site: OciSite, tmp_path: Path) -> None:
+    listed = site.command("registry", "list")
+    assert [(v["version"], v["aliases"]) for v in listed] == [
+        ("2", ["champion"]),
+        ("1", ["previous"]),
+    ]
+    assert [v["tags"]["prepare.recipe"] for v in listed] == [TWO, ONE]
+    before = site.command("pull", "model@champion", str(tmp_path / "two"))
+    assert before["version"] == "2"
+    rolled = site.command("rollback", "model", "--reason", "too slow")
+    assert rolled["version"] == "1"
+    pulled = site.command("pull", "model@champion", str(tmp_path / "one"))
+    assert pulled["version"] == "1"
+    assert (tmp_path / "one" / "config.json").read_text() == ONE
+    assert (tmp_path / "two" / "config.json").read_text() == TWO
+    told = site.command("registry", "history", "model")
+    assert [(e["action"], e["version"]) for e in told] == [
+        ("promote", "1"),
+        ("promote", "2"),
+        ("rollback", "1"),
+    ]
+
+
+def test_the_same_promotion_again_changes_nothing(site: OciSite) -> None:
+    site.promote(variant=TWO)
+    assert len(site.layouts.versions("model")) == 2
+    assert len(site.layouts.history("model")) == 2
+
+
+def test_the_layout_does_not_need_the_store(site: OciSite, tmp_path: Path) -> None:
+    """A later change of the store's file does not reach the version."""
+    for file in site.store.root.rglob("config.json"):
+        file.write_text("changed")
+    version = find_version(site.layouts, "model@champion")
+    assert pull_version(site.layouts, version, tmp_path / "pulled") > 1
+    assert (tmp_path / "pulled" / "config.json").read_text() == TWO
+
+
+def test_a_changed_blob_is_not_pulled(site: OciSite, tmp_path: Path) -> None:
+    version = find_version(site.layouts, "model@champion")
+    (config,) = [f for f in site.layouts.pack_of(version).files if f.path == "config.json"]
+    blob = site.layouts.blob_path("model", config.blob)
+    blob.chmod(0o644)
+    blob.write_text(ONE[::-1])
+    with pytest.raises(RegistryError, match="a blob of the OCI layout was changed") as caught:
+        pull_version(site.layouts, version, tmp_path / "pulled")
+    assert caught.value.where == str(blob)
+    assert not (tmp_path / "pulled").exists()
+
+
+def test_a_lost_blob_is_copied_again_as_the_cure_says(site: OciSite, tmp_path: Path) -> None:
+    version = find_version(site.layouts, "model@champion")
+    (config,) = [f for f in site.layouts.pack_of(version).files if f.path == "config.json"]
+    site.layouts.blob_path("model", config.blob).unlink()
+    with pytest.raises(RegistryError, match="a blob of the OCI layout is missing") as caught:
+        pull_version(site.layouts, version, tmp_path / "pulled")
+    assert "--replaces" in caught.value.cure
+    site.promote(variant=TWO, replaces="2")
+    assert pull_version(site.layouts, version, tmp_path / "pulled") > 1
+    assert len(site.layouts.history("model")) == 2
+
+
+def test_gc_keeps_what_its_history_names(site: OciSite) -> None:
+    garbage = find_garbage(site.store, [], 0, Listener())
+    assert not [each for each in garbage if each.kind == "run"]
+    for each in garbage:
+        remove(each, site.store)
+    site.promote(variant=ONE)  # the evidence is still there
+    assert site.layouts.aliases("model") == {"champion": "1", "previous": "2"}
+
+
+def test_gc_stops_where_the_layout_is_damaged(site: OciSite) -> None:
+    (site.layouts.folder / "model" / "index.json").write_text("{")
+    with pytest.raises(RegistryError, match="the index of the OCI layout is damaged"):
+        find_garbage(site.store, [], 0, Listener())

@@ -1,0 +1,381 @@
+"""Promoting from a finished run's record, with verdicts that the real judge gave."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from listener import Listener
+from pretend_stages import PretendModels, edit
+from test_runner import ONE, TWO, Bench, policy, recipe
+from typer.testing import CliRunner
+
+from artifacts.evidence.bundle import BUNDLE, VERDICT
+from artifacts.evidence.bundle_check import check_bundle
+from artifacts.evidence.manifest import list_files
+from artifacts.kept_runs import RUN_RECORD
+from artifacts.registry.mlflow_registry import MlflowRegistry
+from artifacts.run_record import RunReport
+from artifacts.serving_arguments import ServingArguments
+from pipeline.cli.main import app
+from pipeline.core.errors import RegistryError, StoreError, UsageError
+from pipeline.core.stage_key import stage_spec
+from pipeline.core.store import Store, write_atomically
+from pipeline.plan.of_suites import EvaluationPlanner, Served
+from pipeline.plan.plan import VariantPlan
+from pipeline.release.collection import find_garbage, remove
+from pipeline.release.promote_run import promote_run
+from pipeline.release.promotion_stage import Order
+from recipes.schema import Recipe
+
+SERVING = {"engine_arguments": {"kv-cache-dtype": "fp8"}, "environment": {}}
+IDENTITY = {
+    "serving": SERVING,
+    "engine": "digest of serve",
+    "hardware": {"accelerator": "cpu", "cpu": "x", "cores": 2},
+    "trust_remote_code": False,
+}
+WORKLOAD = {"requests": 8, "input_tokens": 128, "output_tokens": 32, "concurrency": 4}
+
+
+class WholeBench(Bench):
+    """Runs whose stages tell how they were served, as those of a checkpoint do."""
+
+    def side(
+        self, planner: EvaluationPlanner, of: Recipe, baseline: VariantPlan | None
+    ) -> VariantPlan:
+        made: dict[str, Any] = {}
+        if baseline is not None:
+            parameters = {
+                "of": of.name,
+                "environment": "digest of quantize",
+                "quantization": {"kind": "none", "ignore": []},
+            }
+            made["quantize"] = stage_spec("quantize", of.name, parameters, {}, {}, self.root)
+            weights = {"weights": made["quantize"]}
+            made["verify"] = stage_spec("verify", of.name, {}, weights, {}, self.root)
+        weights = {"weights": made["verify"]} if made else {}
+        coherence = stage_spec("coherence", of.name, IDENTITY, weights, {}, self.root)
+        served = Served(of, IDENTITY, {**weights, "coherence": coherence}, self.root, 100)
+        rounds = planner.rounds(served, baseline.rounds if baseline else None)
+        stages = {
+            "coherence": coherence,
+            **{name: specs[0] for name, specs in rounds.items()},
+            **({} if baseline else planner.repeats(rounds)),
+            "benchmark": stage_spec(
+                "benchmark",
+                of.name,
+                {**IDENTITY, "workload": WORKLOAD},
+                served.after,
+                {},
+                self.root,
+            ),
+        }
+        arguments = ServingArguments({}, {})
+        return VariantPlan(of, self.root, arguments, {**made, **stages}, tuple(stages), rounds)
+
+
+def one_is_bad(variant: str, suite: str, number: int) -> float:
+    return 0.0 if variant == ONE else float(number % 2)
+
+
+def both_good(variant: str, suite: str, number: int) -> float:
+    return float(number % 2)
+
+
+class Site:
+    """A store with a judged run, and a registry."""
+
+    def __init__(self, root: Path, score: Callable[[str, str, int], float]) -> None:
+        self.store = Store(root / "store")
+        self.bench = WholeBench(self.store.root, PretendModels(score), policy(), (ONE, TWO))
+        self.uri = f"sqlite:///{self.store.root / 'registry.db'}"
+        self.run = self.judged()
+
+    def judged(self) -> RunReport:
+        """Run, or run again; the weights have a file."""
+        report = self.bench.run()
+        digest = "c" * 64
+        source = {"ref": "org/model", "digest": digest, "revision": "commit on the Hub"}
+        checkpoint = {"ref": "org/model", "digest": digest, "source": source}
+        command = {"checkpoint": "org/model", "registry": self.uri, "name": "model"}
+        report = RunReport.model_validate(
+            {**report.model_dump(), "checkpoint": checkpoint, "command": command}
+        )
+        folder = self.store.root / "runs" / report.run
+        write_atomically(folder / RUN_RECORD, report.model_dump_json())
+        for stage in report.stages:
+            if stage.name == "quantize":
+                output = self.store.stage_folder("quantize", str(stage.key)) / "output"
+                output.mkdir(exist_ok=True)
+                (output / "config.json").write_text(stage.variant)
+        return report
+
+    def promote(self, **order: Any) -> dict[str, Any]:
+        wanted = Order(self.uri, **order)
+        return promote_run(self.run, self.store, wanted, Listener()).result
+
+    def registry(self) -> MlflowRegistry:
+        return MlflowRegistry(self.uri)
+
+    def champion(self) -> str:
+        aliases = self.registry().aliases("model")
+        versions = {v.version: v.tags["prepare.recipe"] for v in self.registry().versions("model")}
+        return versions[aliases["champion"]]
+
+
+@pytest.fixture
+def mixed(tmp_path: Path) -> Site:
+    """ONE failed, TWO passed."""
+    site = Site(tmp_path, one_is_bad)
+    assert {v.recipe: v.verdict for v in site.run.variants} == {ONE: "fail", TWO: "pass"}
+    return site
+
+
+@pytest.fixture
+def good(tmp_path: Path) -> Site:
+    """Both passed."""
+    return Site(tmp_path, both_good)
+
+
+class TestPromoteRun:
+    def test_what_passed(self, mixed: Site) -> None:
+        result = mixed.promote()
+        assert (result["champion"], result["alias"], result["replaced"]) == (TWO, "champion", None)
+        (version,) = mixed.registry().versions("model")
+        assert version.tags["prepare.engine_version"] == "0.33.0"
+        assert version.tags["prepare.environment.serve"] == "digest of serve"
+        assert version.tags["prepare.environment.quantize"] == "digest of quantize"
+        assert version.tags["prepare.environment.evaluate"] == "e"
+        assert json.loads(version.tags["prepare.serving"]) == SERVING
+        assert version.tags["prepare.source.revision"] == "commit on the Hub"
+        assert len(version.tags["prepare.weights"]) == 64
+        (entry,) = mixed.registry().history("model")
+        assert (entry.action, entry.run, entry.verdict) == ("promote", mixed.run.run, "pass")
+        assert entry.reason == "all 2 gates passed"
+
+    def test_the_version_has_its_evidence(self, mixed: Site) -> None:
+        mixed.promote(variant=ONE, override="why not", name="other")
+        (version,) = mixed.registry().versions("other")
+        assert version.tags["prepare.evidence"] == Path(version.source).parent.name
+        check = check_bundle(Path(version.source))
+        assert check.problems == ()
+        verdict = json.loads((Path(version.source) / BUNDLE / VERDICT).read_text())
+        assert (verdict["override"], verdict["registered_name"]) == ("why not", "other")
+
+    def test_what_passed_needs_no_override(self, mixed: Site) -> None:
+        mixed.promote(variant=TWO, override="to be sure")
+        (entry,) = mixed.registry().history("model")
+        assert (entry.action, entry.reason) == ("promote", "all 2 gates passed")
+        (version,) = mixed.registry().versions("model")
+        assert version.tags["prepare.override"] == ""
+
+    def test_another_run_of_the_same_is_the_same_version(self, mixed: Site) -> None:
+        mixed.promote()
+        mixed.run = mixed.judged()
+        mixed.promote(alias="candidate")
+        (version,) = mixed.registry().versions("model")
+        assert set(version.aliases) == {"candidate", "champion"}
+
+    def test_a_version_keeps_its_files(self, mixed: Site) -> None:
+        """Though the same stages came to something else another time."""
+        mixed.promote()
+        (first,) = mixed.registry().versions("model")
+        before = list_files(Path(first.source))
+        (quantize,) = {
+            str(s.key) for s in mixed.run.stages if (s.name, s.variant) == ("quantize", TWO)
+        }
+        folder = mixed.store.stage_folder("quantize", quantize)
+        edit(folder / "stage.json", lambda record: record["result"].update(made="again"))
+        mixed.run = mixed.judged()
+        mixed.promote()
+        versions = mixed.registry().versions("model")
+        assert list_files(Path(first.source)) == before
+        assert first.source in {each.source for each in versions}
+
+    def test_again_there_is_nothing_to_do(self, mixed: Site) -> None:
+        mixed.promote()
+        assert mixed.promote()["champion"] == TWO
+        assert len(mixed.registry().history("model")) == 1
+
+    def test_back_and_forth(self, good: Site) -> None:
+        for variant in (ONE, TWO, ONE):
+            good.promote(variant=variant)
+            assert good.champion() == variant
+        assert len(good.registry().versions("model")) == 2
+        assert len(good.registry().history("model")) == 3
+
+    def test_a_candidate_first(self, good: Site) -> None:
+        good.promote(variant=ONE)
+        good.promote(variant=TWO, alias="candidate")
+        assert good.registry().aliases("model") == {"champion": "1", "candidate": "2"}
+        good.promote(variant=TWO)
+        assert good.registry().aliases("model") == {"champion": "2", "previous": "1"}
+
+    def test_what_failed_wants_a_reason(self, mixed: Site) -> None:
+        with pytest.raises(UsageError, match=f"the verdict on '{ONE}' is 'fail'") as caught:
+            mixed.promote(variant=ONE)
+        assert "--override REASON" in caught.value.cure
+        with pytest.raises(UsageError, match="wants a reason"):
+            mixed.promote(variant=ONE, override="  ")
+        with pytest.raises(UsageError, match="about one variant"):
+            mixed.promote(override="why not")
+        mixed.promote(variant=ONE, override="why not")
+        (entry,) = mixed.registry().history("model")
+        assert (entry.action, entry.verdict, entry.reason) == ("override", "fail", "why not")
+
+    def test_a_champion_that_is_not_the_one_named(self, good: Site) -> None:
+        good.promote(variant=ONE)
+        with pytest.raises(RegistryError, match="is version 1, not version 8"):
+            good.promote(variant=TWO, replaces="8")
+        assert good.champion() == ONE
+
+    def test_evidence_that_was_changed(self, mixed: Site) -> None:
+        """Not even with a reason: the record would tell a verdict that nobody found."""
+        (run,) = mixed.store.run_folders()
+        edit(run / RUN_RECORD, lambda run: run["variants"][0].update(verdict="pass"))
+        mixed.run = RunReport.model_validate_json((run / RUN_RECORD).read_text())
+        for override in (None, "why not"):
+            with pytest.raises(StoreError, match="does not give the verdict of the record"):
+                mixed.promote(variant=ONE, override=override)
+        assert not Path(mixed.uri.removeprefix("sqlite:///")).exists()
+
+    def test_evidence_on_another_variant_that_was_changed(self, good: Site) -> None:
+        """It would go into this one's bundle, which could not be verified then."""
+        (run,) = good.store.run_folders()
+        edit(run / RUN_RECORD, lambda run: run["variants"][0].update(verdict="fail"))
+        good.run = RunReport.model_validate_json((run / RUN_RECORD).read_text())
+        with pytest.raises(StoreError, match=f"evidence on '{ONE}' does not give the verdict"):
+            good.promote(variant=TWO)
+        assert not Path(good.uri.removeprefix("sqlite:///")).exists()
+
+    @pytest.mark.parametrize(
+        ("changes", "words"),
+        [
+            ({"status": "running"}, "is not finished"),
+            ({"command": {"gate": True}}, "has no weights to promote"),
+            ({"stages": []}, "judged no variant"),
+        ],
+    )
+    def test_runs_that_have_nothing_to_promote(
+        self, mixed: Site, changes: dict[str, Any], words: str
+    ) -> None:
+        mixed.run = mixed.run.model_copy(update=changes)
+        with pytest.raises(UsageError, match=words):
+            mixed.promote()
+
+
+def test_the_command(good: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREPARE_STORE", str(good.store.root))
+    monkeypatch.setenv("GITHUB_ACTOR", "ann")
+    result = CliRunner().invoke(app, ["promote", f"latest:{TWO}"], catch_exceptions=False)
+    assert result.stdout.splitlines()[0] == f"model@champion is version 1 ({TWO})"
+    arguments = ["promote", f"{good.run.run}:{ONE}", "--json", "--replaces", "1"]
+    told = json.loads(CliRunner().invoke(app, arguments, catch_exceptions=False).stdout)
+    assert told["versions"] == {ONE: "2"}
+    assert told["replaced"] == "1"
+    assert [entry.who for entry in good.registry().history("model")] == ["ann", "ann"]
+
+
+class TestCollection:
+    def paths(self, site: Site, days: float = 0) -> set[str]:
+        garbage = find_garbage(site.store, [], days, Listener())
+        return {f"{g.kind} {g.path.parent.name}/{g.path.name}" for g in garbage}
+
+    def test_what_is_young_stays(self, good: Site) -> None:
+        assert self.paths(good, days=1) == set()
+
+    def test_nothing_is_named(self, good: Site) -> None:
+        kinds = {path.split()[0] for path in self.paths(good)}
+        assert kinds == {"stage", "run", "answers"}
+        for each in find_garbage(good.store, [], 0, Listener()):
+            remove(each, good.store)
+        left = [p for p in good.store.root.rglob("*") if p.is_file() and p.suffix != ".lock"]
+        assert left == []
+
+    def test_what_a_history_names_stays(self, good: Site) -> None:
+        """The run is named, and with it all that it used; another run's branch goes."""
+        good.promote(variant=ONE)
+        stages_before = {s.key for s in good.run.stages}
+        good.bench = replace(good.bench, recipes=("three",))
+        three = good.judged()
+        own = {str(s.key) for s in three.stages} - stages_before
+        gone = self.paths(good)
+        assert {path.rpartition("/")[2] for path in gone if path.startswith("stage ")} == own
+        assert f"run runs/{three.run}" in gone
+        assert f"run runs/{good.run.run}" not in gone
+        books = {p.name for p in (good.store.root / "answers").glob("*.jsonl")}
+        books_gone = {p.rpartition("/")[2] for p in gone if p.startswith("answers")}
+        assert books_gone < books
+        assert len(books_gone) == 1
+        for each in find_garbage(good.store, [], 0, Listener()):
+            remove(each, good.store)
+        good.promote(variant=TWO)  # everything is still there
+        assert self.paths(good) == set()
+
+    def test_what_a_killed_stage_left_goes(self, good: Site) -> None:
+        good.promote(variant=ONE)
+        left = good.store.stage_folder("quantize", "abc.partial")
+        left.mkdir()
+        (left / "file").write_text("x")
+        assert self.paths(good) == {"unfinished stage quantize/abc.partial"}
+        with good.store._locked("abc"):  # it is being written again
+            for each in find_garbage(good.store, [], 0, Listener()):
+                remove(each, good.store)
+        assert left.is_dir()
+        for each in find_garbage(good.store, [], 0, Listener()):
+            remove(each, good.store)
+        assert not left.exists()
+
+    def test_a_file_with_several_names_counts_once(self, good: Site) -> None:
+        """The stage `evidence` links the weights of `quantize`."""
+        folders = [
+            good.store.stage_folder(stage, "of-nobody") for stage in ("evidence", "quantize")
+        ]
+        for folder in folders:
+            folder.mkdir(parents=True)
+        (folders[1] / "weights").write_bytes(b"x" * 5000)
+        (folders[0] / "weights").hardlink_to(folders[1] / "weights")
+        (folders[0] / "card").write_bytes(b"x" * 100)
+        found = find_garbage(good.store, [], 0, Listener())
+        sizes = [each.size for each in found if each.path in folders]
+        assert sum(sizes) == 5100
+        (good.store.root / "deployed").hardlink_to(folders[1] / "weights")  # a name that stays
+        found = find_garbage(good.store, [], 0, Listener())
+        assert [each.size for each in found if each.path in folders] == [100, 0]
+
+    def test_a_registry_that_does_not_answer(self, good: Site) -> None:
+        """What it names is not known, so nothing goes."""
+        good.promote(variant=ONE)
+        Path(good.uri.removeprefix("sqlite:///")).write_text("no database" * 1000)
+        with pytest.raises(RegistryError):
+            self.paths(good)
+
+    def test_while_a_run_is_going_on(self, good: Site) -> None:
+        from pipeline.run.run_log import RunLog
+
+        log = RunLog(good.store, {"checkpoint": "c"})
+        with pytest.raises(StoreError, match=f"run {log.run_id} is going on"):
+            self.paths(good)
+        log._alive.release()
+
+    def test_the_command(self, good: Site) -> None:
+        arguments = ["gc", "--days", "0", "--store", str(good.store.root), "--json"]
+        told = json.loads(
+            CliRunner().invoke(app, [*arguments, "--dry-run"], catch_exceptions=False).stdout
+        )
+        assert told["dry_run"]
+        assert told["bytes"] == sum(each["bytes"] for each in told["removed"]) > 0
+        assert all(Path(each["path"]).exists() for each in told["removed"])
+        again = json.loads(CliRunner().invoke(app, arguments, catch_exceptions=False).stdout)
+        assert again["removed"] == told["removed"]
+        assert not any(Path(each["path"]).exists() for each in told["removed"])
+
+
+def test_recipes_are_pretended() -> None:
+    """What the benches call one and two are recipes of the family that has a margin."""
+    assert recipe(ONE).family == "fp8"

@@ -1,0 +1,142 @@
+"""The plan of `prepare gate`: whose answers may be used again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from listener import Listener
+
+from eval_gates.statistics.multiplicity import share_of
+from pipeline.core.errors import UsageError
+from pipeline.environments import environment
+from pipeline.environments.settings import Settings
+from pipeline.plan.plan import Plan
+from pipeline.run import gate as endpoint_gate
+from pipeline.run.gate import GateRequest, plan_of
+from pipeline.serving.openai_endpoint import OpenAIEndpoint
+from recipes.catalog import load_policy
+
+
+@pytest.fixture
+def request_of(tmp_path: Path) -> GateRequest:
+    tokenizer = tmp_path / "tokenizer"
+    tokenizer.mkdir()
+    for name in ("tokenizer_config.json", "tokenizer.json", "model.safetensors"):
+        (tokenizer / name).write_text("{}")
+    return GateRequest(
+        baseline=OpenAIEndpoint("http://a", "m"),
+        candidate=OpenAIEndpoint("http://b", "m"),
+        policy="demo",
+        family="fp8",
+        tokenizer=tokenizer,
+        max_length=None,
+        eval_data=None,
+        session="s",
+    )
+
+
+def keys(request: GateRequest, run_id: str = "run") -> set[str]:
+    """Of all stages that ask."""
+    home = request.tokenizer.parent
+    settings = Settings(home=home / "home", store=home / "store")
+    policy = load_policy(request.policy)
+    plan = plan_of(request, policy, settings, settings.store, run_id, Listener())
+    sides = (plan.baseline, *plan.variants)
+    return {spec.key for side in sides for rounds in side.rounds.values() for spec in rounds}
+
+
+def test_a_session_goes_on(request_of: GateRequest) -> None:
+    assert keys(request_of, "one run") == keys(request_of, "another")
+    alone = replace(request_of, session=None, policy=str(easy(request_of)))
+    assert keys(alone, "one run").isdisjoint(keys(alone, "another"))
+
+
+def easy(request: GateRequest, margin: float = 0.3) -> Path:
+    """A policy that 164 problems decide at any share of the error rate, with a wide margin."""
+    file = request.tokenizer.parent / f"easy-{margin}.yaml"
+    file.write_text(
+        "{name: easy, summary: s, throughput: {minimum_ratio: {cpu: 0.5}},"
+        f" suites: {{code: {{kind: humaneval, margins: {{fp8: {margin}}}}}}}}}"
+    )
+    return file
+
+
+def plan_for(request: GateRequest, run_id: str) -> Plan:
+    home = request.tokenizer.parent
+    settings = Settings(home=home / "home", store=home / "store")
+    policy = load_policy(request.policy)
+    return plan_of(request, policy, settings, settings.store, run_id, Listener())
+
+
+def test_a_gate_that_is_tried_again_is_another_trial(request_of: GateRequest) -> None:
+    again = replace(request_of, session=None, policy=str(easy(request_of)))
+    plans = [plan_for(again, f"run {number}") for number in range(3)]
+    assert [plan.trial.number for plan in plans if plan.trial] == [1, 2, 3]
+    levels = [plan.variants[0].stages["code"].parameters["rule"]["alpha"] for plan in plans]
+    assert levels == [pytest.approx(0.05 * share_of(number)) for number in (1, 2, 3)]
+    # On another port it is the same baseline; a session that goes on is the same trial.
+    moved = replace(again, baseline=replace(again.baseline, url="http://c"))
+    assert plan_for(moved, "run 4").trial.number == 4  # type: ignore[union-attr]
+    session = replace(again, session="s")
+    assert {plan_for(session, run).trial.number for run in ("x", "y")} == {5}  # type: ignore[union-attr]
+
+
+def test_a_trial_whose_share_decides_nothing_is_refused(request_of: GateRequest) -> None:
+    again = replace(request_of, session=None, policy=str(easy(request_of, 0.035)))
+    plan_for(again, "run 1")
+    with pytest.raises(UsageError) as caught:
+        plan_for(again, "run 2")
+    assert "that trial 2 against this baseline has" in caught.value.what
+    assert "prepare runs trials" in caught.value.cure
+
+
+@pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"])
+def test_another_tokenizer_asks_anew(request_of: GateRequest, file: str) -> None:
+    before = keys(request_of)
+    (request_of.tokenizer / file).write_text('{"other": 1}')
+    assert keys(request_of).isdisjoint(before)
+
+
+def test_where_the_tokenizer_lies_is_of_no_account(request_of: GateRequest) -> None:
+    before = keys(request_of)
+    moved = request_of.tokenizer.rename(request_of.tokenizer.parent / "moved")
+    (moved / "model.safetensors").write_text("weights are not of the tokenizer")
+    assert keys(replace(request_of, tokenizer=moved)) == before
+
+
+def test_a_policy_that_cannot_decide_is_refused_before_an_environment_is_built(
+    request_of: GateRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: Any) -> None:
+        raise AssertionError("an environment was built")
+
+    monkeypatch.setattr(environment, "ensure", never)
+    monkeypatch.setattr(OpenAIEndpoint, "resolved", lambda self: self)
+    policy = tmp_path / "tight.yaml"
+    policy.write_text(
+        "{name: tight, summary: s, throughput: {minimum_ratio: {cpu: 0.5}},"
+        " suites: {code: {kind: humaneval, margins: {fp8: 0.001}}}}"
+    )
+    settings = Settings(home=tmp_path / "home", store=tmp_path / "store")
+    report = endpoint_gate.run_gate(replace(request_of, policy=str(policy)), settings, Listener())
+    assert report.exit_code == 2
+    assert report.error is not None
+    assert "cannot decide its margin" in report.error["what"]
+
+
+def test_a_policy_that_insists_on_chat_is_refused_for_a_tokenizer_without_a_template(
+    request_of: GateRequest, tmp_path: Path
+) -> None:
+    policy = tmp_path / "chat.yaml"
+    policy.write_text(
+        "{name: chat, summary: s, throughput: {minimum_ratio: {cpu: 0.5}},"
+        " suites: {code: {kind: humaneval, form: chat, margins: {fp8: 0.1}}}}"
+    )
+    settings = Settings(home=tmp_path / "home", store=tmp_path / "store")
+    with pytest.raises(UsageError) as caught:
+        endpoint_gate.run_gate(replace(request_of, policy=str(policy)), settings, Listener())
+    assert caught.value.where.startswith("policy key suites.code.form")
+    assert not settings.store.exists()

@@ -1,0 +1,260 @@
+"""The local executor: real stages in real child processes, how they fail, die and are cancelled.
+
+`verify` (small hand-made checkpoints) and `questions` (through a real worker, the carried texts)
+are quick stages; a stage that waits for its store lock is one that can be killed at leisure.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from filelock import FileLock
+from finished_stage import put_record, stage_record
+from listener import Listener
+from quantized_checkpoint import inspected
+from small_checkpoint import write_files
+from sound_variants import (
+    LINEAR,
+    overwrite,
+    recipe,
+    source_files,
+    source_tensors,
+    variant_files,
+)
+
+from pipeline.core.errors import (
+    EvaluationDataError,
+    PrepareError,
+    StageError,
+    UnexpectedStageError,
+    UsageError,
+    VerificationError,
+    WorkerError,
+)
+from pipeline.core.processes import GuardedProcess
+from pipeline.core.stage_key import stage_spec
+from pipeline.core.stage_record import StageReference, StageSpec
+from pipeline.core.store import Store
+from pipeline.run.executors import Executor
+from pipeline.run.executors.local import LocalExecutor, LocalJob
+from recipes.policy import RougeSuite
+
+SUITE = RougeSuite(margins={"fp8": 0.1, "int4": 0.1}, questions=5)
+
+
+class Run:
+    """A store, and a folder for the specs and logs of what is submitted."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.store = Store(folder / "store")
+        self.log = folder / "stage.log"
+        self.spec_file = folder / "stage.json"
+        self.listener = Listener()
+        self.executor: Executor = LocalExecutor()
+
+    def verify(self) -> StageSpec:
+        """The stage that compares a small checkpoint with its FP8 variant."""
+        write_files(self.folder / "source", source_files())
+        write_files(self.variant(), variant_files("fp8-dynamic"))
+        made = {"stage": "quantize", "key": "made", "inputs": {}, "input_digests": {}}
+        put_record(self.store, stage_record(**made, result={"weights_digest": "0" * 64}))
+        source = inspected(self.folder / "source")
+        quantization = recipe("fp8-dynamic")
+        return stage_spec(
+            "verify",
+            "fp8-dynamic",
+            {"checkpoint": source.digest, "quantization": quantization},
+            {"weights": StageReference(stage="quantize", key="made")},
+            {"checkpoint": source.model_dump(mode="json")},
+            self.store.root,
+        )
+
+    def variant(self) -> Path:
+        return self.store.stage_folder("quantize", "made") / "output"
+
+    def questions(self, source: dict[str, Any], **runtime: str) -> StageSpec:
+        """The stage that lays out five documents to summarize."""
+        parameters = {"suite": SUITE.model_dump(), "source": source, "seed": 1}
+        return stage_spec(
+            "questions",
+            "rouge",
+            parameters,
+            {},
+            {"python": sys.executable, **runtime},
+            self.store.root,
+        )
+
+    def submit(self, spec: StageSpec) -> Any:
+        self.spec_file.write_text(spec.model_dump_json())
+        return self.executor.submit(self.spec_file, self.log)
+
+    def failure(self, spec: StageSpec) -> PrepareError:
+        with pytest.raises(PrepareError) as caught:
+            self.submit(spec).wait(self.listener)
+        assert self.store.find(spec.stage, spec.key) is None
+        return caught.value
+
+    def processes(self) -> dict[int, bytes]:
+        """Running processes that were given our spec file, by id: guard and stage."""
+        found = {}
+        for entry in Path("/proc").glob("[0-9]*"):
+            try:
+                command = (entry / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if os.fsencode(self.spec_file) in command:
+                found[int(entry.name)] = command
+        return found
+
+    @contextmanager
+    def waiting(self, spec: StageSpec) -> Iterator[tuple[Any, int]]:
+        """The job of a stage that waits for its lock, and the stage's own process id."""
+        locks = self.store.root / "locks"
+        locks.mkdir(parents=True)
+        with FileLock(locks / f"{spec.key}.lock"):
+            job = self.submit(spec)
+            deadline = time.monotonic() + 20
+            stages: list[int] = []
+            while not stages:
+                assert time.monotonic() < deadline
+                stages = [pid for pid, line in self.processes().items() if b"guard.py" not in line]
+                time.sleep(0.02)
+            yield job, stages[0]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run(tmp_path)
+
+
+def test_a_stage_runs_into_the_store_and_its_events_arrive(run: Run) -> None:
+    spec = run.verify()
+    run.submit(spec).wait(run.listener)
+    record = run.store.find("verify", spec.key)
+    assert record is not None
+    assert record.result["scales_checked"] == len(LINEAR)
+    tensors = source_tensors()
+    assert len(run.listener.events) == len(tensors)
+    total = sum(tensor.array.nbytes for tensor in tensors.values())
+    assert run.listener.events[-1] == ("fp8-dynamic: verify", total, total, "bytes")
+    assert run.processes() == {}
+
+
+def test_a_worker_in_an_interpreter_of_its_own(run: Run) -> None:
+    spec = run.questions({"kind": "carried"})
+    run.submit(spec).wait(run.listener)
+    record = run.store.find("questions", spec.key)
+    assert record is not None
+    assert record.result["questions"] == 32
+    assert record.peak_memory_bytes is not None
+    assert record.peak_memory_bytes > 1_000_000
+    folder = run.store.stage_folder("questions", spec.key)
+    assert len((folder / "questions.jsonl").read_text().splitlines()) == 32
+
+
+def test_a_stage_that_is_done_is_not_run_again(run: Run) -> None:
+    spec = run.verify()
+    for _ in range(2):
+        run.submit(spec).wait(run.listener)
+    assert len(run.listener.events) == len(source_tensors())
+
+
+def test_a_stages_own_error_comes_back_as_its_class(run: Run) -> None:
+    spec = run.verify()
+    overwrite(run.variant(), f"{LINEAR[0]}.weight_scale", b"\0\0")
+    error = run.failure(spec)
+    assert type(error) is VerificationError
+    assert error.what == f"'{LINEAR[0]}.weight_scale' holds a scale that is not above zero"
+    assert error.where == str(run.variant() / "model.safetensors")
+    assert "the calibration overflowed" in error.cure
+
+
+def test_a_workers_own_error_crosses_two_processes(run: Run) -> None:
+    empty = run.folder / "eval-data"
+    empty.mkdir()
+    error = run.failure(run.questions({"kind": "folder"}, folder=str(empty)))
+    assert type(error) is EvaluationDataError
+    assert str(empty) in error.where
+
+
+def test_a_worker_that_dies_is_named_with_its_log(run: Run) -> None:
+    python = run.folder / "python"
+    python.write_text("#!/bin/sh\necho last words\nkill -KILL $$\n")
+    python.chmod(0o755)
+    spec = run.questions({"kind": "carried"}, python=str(python))
+    error = run.failure(spec)
+    assert type(error) is WorkerError
+    assert "exit code 137" in error.what
+    assert "out of memory" in error.what
+    assert Path(error.where).read_text() == "last words\n"
+
+
+def test_a_defect_in_a_stage_is_told_and_its_traceback_kept(run: Run) -> None:
+    spec = run.verify()
+    broken = spec.model_copy(update={"inputs": {}})
+    error = run.failure(broken)
+    assert type(error) is UnexpectedStageError
+    assert "KeyError: 'weights'" in error.what
+    assert str(run.log) in error.where
+    assert "Traceback" in run.log.read_text()
+    assert "KeyError: 'weights'" in run.log.read_text()
+
+
+def test_what_libraries_print_among_the_events_is_passed_over(run: Run) -> None:
+    lines = ["Loading: 50%", "7", '"text"', "null", "[1]", '{"event": "of another kind"}']
+    event = '{"event": "note", "text": "the one event"}'
+    process = GuardedProcess(
+        ["printf", r"%s\n", *lines, event], environment=os.environ, output=subprocess.PIPE
+    )
+    LocalJob(process, run.log).wait(run.listener)
+    assert run.listener.notes == ["the one event"]
+    assert run.listener.events == []
+
+
+def test_a_spec_that_cannot_be_read_is_a_usage_error(run: Run) -> None:
+    run.spec_file.write_text('{"stage": "verify"}')
+    with pytest.raises(UsageError, match="spec cannot be read") as caught:
+        run.executor.submit(run.spec_file, run.log).wait(run.listener)
+    assert caught.value.where == str(run.spec_file)
+    run.spec_file.unlink()
+    with pytest.raises(UsageError, match="No such file"):
+        run.executor.submit(run.spec_file, run.log).wait(run.listener)
+
+
+def test_a_stage_killed_by_the_kernel_is_an_error_that_names_the_log(run: Run) -> None:
+    with run.waiting(run.verify()) as (job, pid):
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(StageError, match="exit code 137 and no word of why") as caught:
+            job.wait(run.listener)
+    assert "out of memory" in caught.value.what
+    assert caught.value.where == str(run.log)
+    assert run.log.is_file()
+    assert run.processes() == {}
+
+
+def test_cancelling_leaves_no_process(run: Run) -> None:
+    with run.waiting(run.verify()) as (job, _):
+        assert len(run.processes()) == 2
+        job.cancel()
+        assert run.processes() == {}
+
+
+def test_a_folder_in_the_way_does_not_shadow_our_code(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (run.folder / "pipeline").mkdir()
+    (run.folder / "pipeline" / "__init__.py").write_text("raise RuntimeError('not ours')")
+    monkeypatch.chdir(run.folder)
+    spec = run.verify()
+    run.submit(spec).wait(run.listener)
+    assert run.store.find("verify", spec.key) is not None

@@ -1,0 +1,569 @@
+"""A registered version judged again: what changed, what is measured, what stands and is kept."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from judged_run import JudgedRun
+from listener import Listener
+from pretend_stages import PretendExecutor, PretendModels, edit
+from published_models import LLAMA_3_8B, dense, source
+from typer.testing import CliRunner
+
+from artifacts.evidence.bundle import BUNDLE
+from artifacts.evidence.manifest import digest_of_other_files
+from artifacts.evidence.recompute import check_run
+from artifacts.kept_runs import find_run
+from artifacts.registry.mlflow_registry import MlflowRegistry
+from artifacts.registry.registry import FILES_TAG
+from artifacts.run_record import RunReport
+from pipeline.cli.main import app
+from pipeline.core.digest import digest_json
+from pipeline.core.errors import (
+    CheckpointError,
+    EvidenceError,
+    ExitCode,
+    PrepareError,
+    RegistryError,
+    UsageError,
+)
+from pipeline.core.hardware import hardware
+from pipeline.core.store import Store
+from pipeline.environments import environment
+from pipeline.environments.environment import Accelerator, identity
+from pipeline.environments.settings import Settings, load_settings
+from pipeline.forecast.machine import Machine
+from pipeline.forecast.preflight import Preflight
+from pipeline.plan.prepare import Choices
+from pipeline.release.deployment import find_version
+from pipeline.release.past_verdict import read_past
+from pipeline.release.promote_run import promote_run
+from pipeline.release.promotion_stage import Order
+from pipeline.release.recheck_record import RECHECK_TAG, rechecks_of, stands
+from pipeline.release.serve import accepted_tuples
+from pipeline.run import recheck, recheck_run, runner
+from pipeline.run.recheck import Outcome, RecheckRequest, run_recheck
+from recipes.catalog import RECIPES, load_profile
+
+RECIPE = "fp8-dynamic"
+ENGINE = "0.33.0"  # as in judged_run.py
+
+
+def as_before(variant: str, suite: str, number: int) -> float:
+    return float(number % 2)
+
+
+def broken_now(variant: str, suite: str, number: int) -> float:
+    return 0.0 if variant == RECIPE else float(number % 2)
+
+
+@dataclass
+class Site:
+    """A registry with one champion, and the machine that may serve it.
+
+    Args:
+        root: folder of all of it.
+        judged: the run that the champion is from.
+        models: what answers now.
+        engine: version of the engine that is here.
+        serve: identity of the serving environment that is here.
+    """
+
+    root: Path
+    judged: JudgedRun
+    models: PretendModels
+    engine: str = ENGINE
+    serve: str = "1" * 64
+    said: Listener = field(default_factory=Listener)
+
+    @cached_property
+    def registry(self) -> MlflowRegistry:
+        return MlflowRegistry(f"sqlite:///{self.root / 'registry.db'}")
+
+    @property
+    def store(self) -> Store:
+        """Another one than the run's: of another machine."""
+        return Store(self.root / "here")
+
+    def accepted(self, store: Store | None = None) -> list[str]:
+        """The serving environments that the verdict holds for."""
+        version = find_version(self.registry, "tiny@champion")
+        past = read_past(version, Path(version.source))
+        return [each.environment for each in accepted_tuples(version, past, store or self.store)]
+
+    def recheck(self, reference: str = "tiny@champion", **options: Any) -> Outcome:
+        request = RecheckRequest(reference, registry=self.registry.uri, **options)
+        return run_recheck(request, load_settings(self.store.root), self.said)
+
+    def statuses(self, outcome: Outcome) -> dict[tuple[str, str], str]:
+        assert outcome.report is not None
+        return {(s.name, s.variant): s.status for s in outcome.report.stages}
+
+
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory: pytest.TempPathFactory) -> JudgedRun:
+    return JudgedRun(
+        tmp_path_factory.mktemp("judged") / "store",
+        hardware=hardware("cpu"),
+        evaluate=identity("evaluate", Accelerator.CPU, load_settings()),
+    )
+
+
+@pytest.fixture(scope="module")
+def promoted(judged: JudgedRun, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file of a registry whose champion is the run's FP8 variant."""
+    file = tmp_path_factory.mktemp("promoted") / "registry.db"
+    order = Order(f"sqlite:///{file}", variant=RECIPE)
+    promote_run(judged.report, judged.store, order, Listener())
+    return file
+
+
+@pytest.fixture
+def site(
+    judged: JudgedRun, promoted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Site:
+    shutil.copyfile(promoted, tmp_path / "registry.db")
+    found = Site(tmp_path, judged, PretendModels(as_before, questions=96))
+    monkeypatch.setenv("PREPARE_HOME", str(tmp_path / "home"))
+    for module in (recheck, environment):
+        monkeypatch.setattr(
+            module, "ensure", lambda *_: SimpleNamespace(identity=found.serve, python=Path("p"))
+        )
+    monkeypatch.setattr(recheck, "engine_version_of", lambda _: found.engine)
+    monkeypatch.setattr(
+        recheck_run,
+        "identity",
+        lambda name, *known: found.serve if name == "serve" else identity(name, *known),
+    )
+    monkeypatch.setattr(
+        recheck_run, "LocalExecutor", lambda: PretendExecutor(found.store, found.models)
+    )
+    monkeypatch.setattr(recheck_run, "LocalServers", lambda *_: found.models)
+    # No model-written program is run here, so none has to be kept in.
+    monkeypatch.setattr(runner, "choose_isolation", lambda *_: None)
+    # Tiny matrices are no real model's, and the questions are the judged run's, not the packages'.
+    monkeypatch.setattr(recheck_run, "preflight_of", lambda *_: None)
+    monkeypatch.setattr(recheck_run, "find_data", lambda *_: Questions())
+    return found
+
+
+class Questions:
+    """Every suite's questions come from one place."""
+
+    def suite(self, name: str, suite: Any) -> Any:
+        return SimpleNamespace(identity={"kind": "pretended"}, folder=None, questions=96)
+
+
+class TestNothingChanged:
+    def test_the_verdict_stands_and_nothing_is_run(self, site: Site) -> None:
+        outcome = site.recheck()
+        assert (outcome.stands, outcome.exit_code, outcome.changed) == (True, 0, ())
+        assert outcome.report is None
+        assert site.models.served == []
+        assert not (site.store.root / "runs").exists()
+
+    def test_force_measures_with_answers_of_its_own(self, site: Site) -> None:
+        outcome = site.recheck(force=True)
+        assert outcome.report is not None
+        assert (outcome.stands, outcome.exit_code) == (True, 0)
+        assert site.models.served == ["baseline", RECIPE]
+        site.recheck(force=True)
+        assert site.models.served == ["baseline", RECIPE] * 2
+
+    def test_a_forced_one_that_was_ended_is_gone_on_with(self, site: Site) -> None:
+        site.models.broken = {"baseline"}
+        first = site.recheck(force=True)
+        assert first.report is not None
+        assert (first.report.status, first.exit_code, first.stands) == ("failed", 1, None)
+        site.models.broken = set()
+        second = site.recheck(force=True)
+        assert second.report is not None
+        assert second.report.command["again"] == first.report.command["again"]
+        # Made before the baseline's server failed, and kept.
+        assert site.statuses(second)["adopt", RECIPE] == "reused"
+        assert second.exit_code == 0
+
+
+class TestSomethingChanged:
+    def test_weights_are_served_and_not_quantized(self, site: Site) -> None:
+        site.engine, site.serve = "0.34.0", "3" * 64
+        outcome = site.recheck()
+        assert [str(change) for change in outcome.changed] == [
+            "engine version: judged 0.33.0, here 0.34.0",
+            f"environment 'serve': judged {'1' * 12}, here {'3' * 12}",
+        ]
+        statuses = site.statuses(outcome)
+        assert statuses["adopt", RECIPE] == statuses["judge", RECIPE] == "ran"
+        assert not [name for name, _ in statuses if name == "quantize"]
+        assert (outcome.stands, outcome.exit_code) == (True, 0)
+        assert outcome.now is not None
+        assert {gate.suite for gate in outcome.now.gates} == {"code"}
+        assert outcome.now.throughput is not None
+        assert outcome.now.registry_version is None
+
+    def test_the_policy_and_arguments_are_those_of_the_verdict(self, site: Site) -> None:
+        site.serve = "3" * 64
+        outcome = site.recheck()
+        then = site.judged.store.find("judge", _key(site.judged.report))
+        now = site.store.find("judge", _key(_report(outcome)))
+        assert then is not None
+        assert now is not None
+        assert now.parameters == then.parameters
+        benchmark = site.store.find("benchmark", now.inputs["candidate.benchmark"].key)
+        assert benchmark is not None
+        assert benchmark.parameters["serving"] == outcome.past.judged.serving
+        assert benchmark.parameters["engine"] == site.serve
+        # Both load tests are of this recheck: one of the baseline's that is kept is not taken.
+        (adopt,) = [s.key for s in _report(outcome).stages if s.name == "adopt"]
+        for side in ("baseline", "candidate"):
+            load_test = site.store.find("benchmark", now.inputs[f"{side}.benchmark"].key)
+            assert load_test is not None
+            assert load_test.parameters["beside"] == [adopt]
+        # Two were tried then, so each must show more than one alone.
+        evaluate = site.store.find("evaluate", now.inputs["candidate.code"].key)
+        assert evaluate is not None
+        assert evaluate.parameters["rule"]["alpha"] == 0.025
+
+    def test_a_second_one_reuses_every_stage(self, site: Site) -> None:
+        site.serve = "3" * 64
+        site.recheck()
+        served = list(site.models.served)
+        again = site.recheck()
+        assert set(site.statuses(again).values()) == {"reused"}
+        assert site.models.served == served
+        assert again.exit_code == 0
+
+    def test_its_run_verifies_and_cannot_be_promoted(self, site: Site) -> None:
+        site.serve = "3" * 64
+        report = _report(site.recheck())
+        kept = find_run(site.store, "latest")
+        assert kept.run == report.run
+        (check,) = check_run(kept, site.store)
+        assert (check.kept, check.computed, check.differences) == ("pass", "pass", ())
+        with pytest.raises(UsageError, match="rechecked tiny@1, which is registered already"):
+            promote_run(kept, site.store, Order(site.registry.uri), Listener())
+
+    def test_a_verdict_that_does_not_stand(self, site: Site) -> None:
+        site.serve, site.models.score = "3" * 64, broken_now
+        before = site.registry.aliases("tiny")
+        outcome = site.recheck()
+        assert (outcome.stands, outcome.exit_code) == (False, ExitCode.GATES_FAILED)
+        assert site.registry.aliases("tiny") == before
+        (kept,) = rechecks_of(find_version(site.registry, "tiny@champion"))
+        assert (kept.verdict, kept.stands, kept.run) == ("fail", False, _report(outcome).run)
+
+    def test_a_server_that_does_not_come_up_is_no_verdict(self, site: Site) -> None:
+        site.serve, site.models.broken = "3" * 64, {RECIPE}
+        outcome = site.recheck()
+        assert (outcome.stands, outcome.exit_code) == (None, 1)
+        assert rechecks_of(find_version(site.registry, "tiny@champion")) == []
+
+    def test_a_tag_of_another_machine_is_a_change(self, site: Site) -> None:
+        other = json.dumps({**hardware("cpu"), "cores": 640})
+        site.registry.set_tags("tiny", "1", {"prepare.hardware": other})
+        (change,) = site.recheck().changed
+        assert str(change).startswith("hardware, cores: judged 640, here ")
+
+    def test_another_profile(self, site: Site, tmp_path: Path) -> None:
+        shown = (RECIPES / "profiles" / "cpu.yaml").read_text()
+        own = tmp_path / "own.yaml"
+        own.write_text(shown.replace("max-num-seqs: 32", "max-num-seqs: 16"))
+        outcome = site.recheck(profile=str(own))
+        members = [change.member for change in outcome.changed]
+        assert "serving, engine_arguments, max-num-seqs" in members
+        now = site.store.find("judge", _key(_report(outcome)))
+        assert now is not None
+        benchmark = site.store.find("benchmark", now.inputs["candidate.benchmark"].key)
+        assert benchmark is not None
+        assert benchmark.parameters["serving"]["engine_arguments"]["max-num-seqs"] == 16
+
+    def test_files_that_were_linked_and_removed_are_taken_in_again(
+        self, site: Site, tmp_path: Path
+    ) -> None:
+        site.serve = "3" * 64
+        site.recheck()
+        (adopted,) = (site.store.root / "stages" / "adopt").glob("*/output/config.json")
+        adopted.unlink()
+        again = site.recheck()
+        statuses = site.statuses(again)
+        assert statuses["adopt", RECIPE] == "ran"
+        # The same weights: what was measured of them still holds.
+        assert statuses["verify", RECIPE] == statuses["judge", RECIPE] == "reused"
+        assert adopted.is_file()
+
+
+class TestPreflight:
+    """A large source on a GPU whose machine has little memory; sizes are made up."""
+
+    def with_memory(self, site: Site, monkeypatch: pytest.MonkeyPatch, gpu: str) -> Outcome:
+        machine = Machine(10**9, 10**9, gpu=gpu, gpus=1, compute_capability=9.0)
+
+        def preflight_of(choices: Choices, settings: Settings) -> Preflight:
+            return Preflight(
+                source=source(LLAMA_3_8B, dense(LLAMA_3_8B)),
+                recipes=choices.recipes,
+                baseline=choices.baseline,
+                profile=load_profile("h100" if gpu else "cpu"),
+                machine=machine,
+                store=settings.store,
+            )
+
+        monkeypatch.setattr(recheck_run, "preflight_of", preflight_of)
+        site.serve = "3" * 64
+        return site.recheck()
+
+    def test_no_memory_is_asked_for_quantizing(
+        self, site: Site, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        outcome = self.with_memory(site, monkeypatch, "NVIDIA H100 80GB HBM3")
+        assert (outcome.stands, outcome.exit_code) == (True, 0)
+
+    def test_memory_is_asked_for_serving(self, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+        error = _report(self.with_memory(site, monkeypatch, "")).error
+        assert error is not None
+        assert f"the stage 'serve' of '{RECIPE}' needs" in error["what"]
+        assert "quantize" not in error["what"]
+        assert site.models.served == []
+
+
+class TestWhatIsKept:
+    def test_the_tag_tells_it(self, site: Site) -> None:
+        site.serve = "3" * 64
+        outcome = site.recheck()
+        version = find_version(site.registry, "tiny@champion")
+        (kept,) = rechecks_of(version)
+        assert json.loads(version.tags[RECHECK_TAG]) == json.loads(kept.model_dump_json())
+        assert kept.members["environment.serve"] == site.serve
+        assert kept.tuple_digest == digest_json(kept.members)
+        assert kept.changed == tuple(str(change) for change in outcome.changed)
+        assert (kept.verdict, kept.stands) == ("pass", True)
+
+    def test_serving_accepts_what_a_recheck_passed(self, site: Site) -> None:
+        assert site.accepted() == ["1" * 64]
+        site.serve = "3" * 64
+        site.recheck()
+        assert site.accepted() == ["1" * 64, "3" * 64]
+
+    def test_a_recheck_without_its_evidence_is_not_taken_at_its_word(self, site: Site) -> None:
+        site.serve = "3" * 64
+        site.recheck()
+        assert site.accepted(Store(site.root / "elsewhere")) == ["1" * 64]
+        # Nor one whose record was changed after it was made.
+        (kept,) = rechecks_of(find_version(site.registry, "tiny@champion"))
+        other = kept.model_copy(update={"tuple_digest": "4" * 64})
+        site.registry.set_tags("tiny", "1", {f"{RECHECK_TAG}.{'3' * 12}": other.model_dump_json()})
+        assert site.accepted() == ["1" * 64, "3" * 64]
+        name = f"{RECHECK_TAG}.{kept.tuple_digest[:12]}"
+        site.registry.set_tags("tiny", "1", {name: other.model_dump_json()})
+        assert site.accepted() == ["1" * 64]
+
+    def test_a_forced_one_that_fails_takes_the_judged_tuple_away(self, site: Site) -> None:
+        site.models.score = broken_now
+        assert site.recheck(force=True).exit_code == ExitCode.GATES_FAILED
+        assert site.accepted() == []
+        outcome = site.recheck()
+        assert (outcome.report, outcome.stands) == (None, False)
+        assert outcome.exit_code == ExitCode.GATES_FAILED
+        assert outcome.refuted is not None
+        assert outcome.to_dict()["run"] == outcome.refuted.run
+
+    def test_other_tags_and_aliases_stay(self, site: Site) -> None:
+        before = find_version(site.registry, "tiny@champion")
+        site.serve = "3" * 64
+        site.recheck()
+        after = find_version(site.registry, "tiny@champion")
+        kept = {tag: v for tag, v in after.tags.items() if not tag.startswith(RECHECK_TAG)}
+        assert kept == dict(before.tags)
+        assert (after.version, after.aliases) == (before.version, before.aliases)
+
+    def test_a_damaged_tag_is_told(self, site: Site) -> None:
+        site.registry.set_tags("tiny", "1", {f"{RECHECK_TAG}.0": "{}"})
+        with pytest.raises(RegistryError, match="what a recheck left cannot be read"):
+            rechecks_of(find_version(site.registry, "tiny@champion"))
+
+
+class TestErrors:
+    def refused(self, site: Site, kind: type[PrepareError], words: str, **options: Any) -> str:
+        with pytest.raises(kind, match=words) as caught:
+            site.recheck(**options)
+        assert site.models.served == []
+        return caught.value.cure
+
+    @pytest.mark.parametrize(
+        ("spoil", "words"),
+        [
+            (lambda bundle: shutil.rmtree(bundle), "has no evidence beside its weights"),
+            (
+                lambda bundle: edit_stage(
+                    bundle, "judge", lambda r: r["parameters"]["policy"].update(alpha=0.4)
+                ),
+                "the evidence does not give the verdict",
+            ),
+        ],
+    )
+    def test_evidence_that_is_gone_or_edited(
+        self, site: Site, tmp_path: Path, spoil: Callable[[Path], None], words: str
+    ) -> None:
+        version = find_version(site.registry, "tiny@champion")
+        copy = Path(shutil.copytree(version.source, tmp_path / "copy"))
+        spoil(copy / BUNDLE)
+        # The files' digest is the first to tell; who changes that tag too, is told by the evidence.
+        self.refused(site, RegistryError, "the other files", weights=copy)
+        site.registry.set_tags("tiny", "1", {FILES_TAG: digest_of_other_files(copy)})
+        self.refused(site, EvidenceError, words, weights=copy)
+
+    def test_a_version_of_another_policy_than_its_evidence(self, site: Site) -> None:
+        site.registry.set_tags("tiny", "1", {"prepare.policy.digest": "0" * 64})
+        cure = self.refused(site, EvidenceError, "the policy of the evidence is not the one")
+        assert "prepare verify" in cure
+
+    def test_changed_weights(self, site: Site, tmp_path: Path) -> None:
+        version = find_version(site.registry, "tiny@champion")
+        copy = Path(shutil.copytree(version.source, tmp_path / "copy"))
+        (copy / "model.safetensors").write_bytes(b"other")
+        self.refused(
+            site, RegistryError, "the weights are not those that were judged", weights=copy
+        )
+
+    def test_code_that_comes_with_it_and_that_nobody_here_agreed_to(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("PREPARE_HOME", str(tmp_path / "home"))
+        run = JudgedRun(tmp_path / "store", lost={RECIPE: 0}, trust_remote_code=True)
+        uri = f"sqlite:///{tmp_path / 'registry.db'}"
+        promote_run(run.report, run.store, Order(uri, variant=RECIPE), Listener())
+        request = RecheckRequest("tiny@champion", registry=uri)
+        with pytest.raises(CheckpointError, match="Python code"):
+            run_recheck(request, load_settings(tmp_path / "here"), Listener())
+
+    def test_weights_that_are_elsewhere(self, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+        version = find_version(site.registry, "tiny@champion")
+        elsewhere = SimpleNamespace(**{**version.to_dict(), "source": "/nowhere"})
+        monkeypatch.setattr(recheck, "find_version", lambda *_: elsewhere)
+        cure = self.refused(site, RegistryError, "files are not on this machine")
+        assert cure == ("prepare pull tiny@1 FOLDER, then prepare recheck tiny@1 --weights FOLDER")
+
+    @pytest.mark.parametrize("source", ["./moved", "moved"])
+    def test_a_source_that_cannot_be_had(self, site: Site, source: str) -> None:
+        site.serve = "3" * 64
+        try:
+            outcome = site.recheck(source=source)
+        except CheckpointError as error:
+            told = error.to_dict()
+        else:
+            assert outcome.report is not None
+            assert outcome.report.error is not None
+            assert outcome.exit_code == 1
+            told = outcome.report.error
+        assert told["what"].startswith("the source checkpoint, which is the baseline, cannot be")
+        assert "moved" in told["what"] + told["where"]
+        assert "--source CHECKPOINT" in told["cure"]
+        assert site.models.served == []
+
+    def test_another_source(self, site: Site, tmp_path: Path) -> None:
+        site.serve = "3" * 64
+        other = Path(shutil.copytree(site.judged.root.parent / "source", tmp_path / "other"))
+        (other / "tokenizer_config.json").write_text('{"a": 1}')
+        report = _report(site.recheck(source=str(other)))
+        assert report.error is not None
+        assert report.error["what"].startswith("this is not the checkpoint that the verdict was")
+        assert site.models.served == []
+
+    def test_a_gpus_verdict_without_a_gpu(
+        self, site: Site, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(recheck, "gpu_name", lambda: None)
+        cure = self.refused(site, UsageError, "this machine has none", profile="h100")
+        assert "--profile cpu" in cure
+
+
+class TestCommand:
+    def told(self, site: Site, *arguments: str) -> Any:
+        command = ["recheck", "tiny@champion", "--registry", site.registry.uri]
+        return CliRunner().invoke(
+            app,
+            [*command, "--store", str(site.store.root), *arguments],
+            catch_exceptions=False,
+        )
+
+    def test_nothing_changed(self, site: Site) -> None:
+        result = self.told(site)
+        assert result.exit_code == 0
+        assert "tiny version 1 (fp8-dynamic): the verdict stands: nothing changed" in result.stdout
+
+    def test_as_json(self, site: Site) -> None:
+        site.serve = "3" * 64
+        result = self.told(site, "--json")
+        assert result.exit_code == 0
+        told = json.loads(result.stdout)
+        assert told["changed"][0]["member"] == "environment 'serve'"
+        assert (told["stands"], told["measured"], told["exit_code"]) == (True, True, 0)
+        assert told["then"]["verdict"] == told["now"]["verdict"] == "pass"
+
+    def test_gates_then_and_now(self, site: Site) -> None:
+        site.serve, site.models.score = "3" * 64, broken_now
+        result = self.told(site)
+        assert result.exit_code == 4
+        assert "the verdict does not stand: fail" in result.stdout
+        assert "prepare rollback tiny" in result.stdout
+        assert f"prepare report {find_run(site.store, 'latest').run}" in result.stdout
+        (row,) = [line for line in result.stdout.splitlines() if line.strip().startswith("code")]
+        assert "pass" in row
+        assert "fail" in row
+        again = self.told(site)
+        assert again.exit_code == 4
+
+    def test_verify_takes_a_registered_version(self, site: Site) -> None:
+        command = ["verify", "tiny@champion", "--registry", site.registry.uri, "--json"]
+        result = CliRunner().invoke(app, command, catch_exceptions=False)
+        assert result.exit_code == 0, result.output
+        checked = json.loads(result.stdout)
+        assert (checked["same"], checked["recipe"], checked["weights_checked"]) == (
+            True,
+            RECIPE,
+            True,
+        )
+        with pytest.raises(UsageError, match="has no version or alias 'nope'"):
+            CliRunner().invoke(app, [command[0], "tiny@nope", *command[2:]], catch_exceptions=False)
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "expected"),
+    [
+        ("pass", "pass", True),
+        ("pass", "fail", False),
+        ("pass", "undecided", False),
+        ("undecided", "undecided", True),
+        ("undecided", "fail", False),
+        ("fail", "fail", True),
+        ("fail", "undecided", True),
+        ("fail", "pass", True),
+        ("pass", "error", None),
+    ],
+)
+def test_stands(then: str, now: str, expected: bool | None) -> None:
+    assert stands(then, now) is expected
+
+
+def edit_stage(bundle: Path, stage: str, change: Callable[[dict[str, Any]], None]) -> None:
+    for file in (bundle / "stages" / stage).glob("*/stage.json"):
+        edit(file, change)
+
+
+def _report(outcome: Outcome) -> RunReport:
+    assert outcome.report is not None
+    return outcome.report
+
+
+def _key(report: RunReport) -> str:
+    (key,) = [s.key for s in report.stages if (s.name, s.variant) == ("judge", RECIPE)]
+    assert key is not None
+    return key

@@ -1,0 +1,219 @@
+"""The record of a run: true on disk at every moment, and found again by id."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from listener import Listener
+from sample_reports import COMMAND, failed_variant_report, stage_report, variant_report
+
+from artifacts.kept_runs import ALIVE_LOCK, RUN_RECORD, find_run, is_alive, read_run
+from artifacts.run_record import RunReport
+from pipeline.checkpoint.source_facts import CheckpointReport
+from pipeline.core.errors import ServingError, StoreError, UsageError
+from pipeline.core.store import Store
+from pipeline.run.run_log import NotingProgress, RunLog
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "store")
+
+
+@pytest.fixture
+def log(store: Store) -> RunLog:
+    return RunLog(store, dict(COMMAND))
+
+
+def on_disk(log: RunLog) -> dict[str, Any]:
+    """What another program would read at this moment; the log itself knows nothing else."""
+    report = read_run(log.folder)
+    assert report == log.report()
+    assert {path.name for path in log.folder.iterdir()} == {RUN_RECORD, ALIVE_LOCK}
+    data: dict[str, Any] = json.loads((log.folder / RUN_RECORD).read_text())
+    return data
+
+
+def test_a_run_is_on_disk_from_its_first_moment(store: Store, log: RunLog) -> None:
+    data = on_disk(log)
+    assert data["run"] == log.run_id == log.folder.name
+    assert data["status"] == "running"
+    assert data["exit_code"] is None
+    assert data["command"] == COMMAND
+    assert data["schema_version"] == 2
+    assert store.run_folders() == [log.folder]
+
+
+def test_every_step_is_on_disk_once_it_is_told(log: RunLog) -> None:
+    checkpoint = CheckpointReport(ref="demo:smollm2-135m", digest="0" * 64)
+    log.checkpoint(checkpoint, "smollm2-135m")
+    assert on_disk(log)["checkpoint"] == checkpoint.model_dump()
+    assert on_disk(log)["registered_name"] == "smollm2-135m"
+    log.stage(stage_report(name="quantize"))
+    log.stage(stage_report(name="verify", status="failed"))
+    assert [stage["name"] for stage in on_disk(log)["stages"]] == ["quantize", "verify"]
+    log.note("group size 64")
+    assert on_disk(log)["notes"] == ["group size 64"]
+    log.finish("finished", 4)
+    data = on_disk(log)
+    assert (data["status"], data["exit_code"], data["error"]) == ("finished", 4, None)
+    assert data["seconds"] > 0
+
+
+def test_a_later_report_of_a_variant_takes_the_earliers_place(log: RunLog) -> None:
+    log.variant(variant_report(promoted=False))
+    log.variant(failed_variant_report())
+    log.variant(variant_report(promoted=True))
+    assert [(v["recipe"], v["promoted"]) for v in on_disk(log)["variants"]] == [
+        ("fp8-dynamic", True),
+        ("awq-w4a16", False),
+    ]
+    assert log.variant_named("awq-w4a16") == failed_variant_report()
+    assert log.variants() == log.report().variants
+    with pytest.raises(KeyError):
+        log.variant_named("never-judged")
+
+
+def test_a_failed_run_keeps_its_error(log: RunLog) -> None:
+    log.finish("failed", 1, ServingError("it died", where="server.log", cure="mend it"))
+    assert on_disk(log)["error"] == {
+        "kind": "ServingError",
+        "what": "it died",
+        "where": "server.log",
+        "cure": "mend it",
+    }
+
+
+def test_what_is_said_aloud_is_passed_on_and_kept(log: RunLog) -> None:
+    listener = Listener()
+    progress = NotingProgress(listener, log)
+    progress.note("group size 64")
+    progress.advance("evaluate", 1, 2, "questions")
+    assert listener.notes == on_disk(log)["notes"] == ["group size 64"]
+    assert listener.events == [("evaluate", 1, 2, "questions")]
+
+
+def test_runs_that_start_together_have_folders_of_their_own(store: Store) -> None:
+    runs = [RunLog(store, dict(COMMAND)).run_id for _ in range(5)]
+    assert [folder.name for folder in store.run_folders()] == runs == sorted(set(runs))
+
+
+RUN = """
+import os, signal
+from pathlib import Path
+from pipeline.run.run_log import RunLog
+from pipeline.core.store import Store
+import sys
+
+log = RunLog(Store(Path(sys.argv[1])), {"checkpoint": "x"})
+if sys.argv[2] == "finished":
+    log.finish("finished", 0)
+print(log.run_id, flush=True)
+sys.stdin.readline()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "while_alive", "once_dead"),
+    [("none", "running", "killed"), ("finished", "finished", "finished")],
+)
+def test_a_killed_run_does_not_look_as_if_it_ran(
+    store: Store, end: str, while_alive: str, once_dead: str
+) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", RUN, str(store.root), end],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as child:
+        assert child.stdout is not None
+        run_id = child.stdout.readline().strip()
+        [folder] = store.run_folders()
+        assert folder.name == run_id
+        assert is_alive(folder)
+        assert find_run(store, run_id).status == while_alive
+        child.communicate("\n", timeout=20)
+    assert child.returncode == -signal.SIGKILL
+    assert not is_alive(folder)
+    assert find_run(store, run_id).status == once_dead
+
+
+def test_a_full_disk_is_explained(log: RunLog) -> None:
+    # The record's neighbour, which is renamed into place, leads to where every write fails.
+    beside = log.folder / f".{RUN_RECORD}.{os.getpid()}"
+    beside.symlink_to("/dev/full")
+    with pytest.raises(StoreError, match="disk is full"):
+        log.note("x")
+    beside.unlink()
+    log.note("there is space again")
+    assert "there is space again" in on_disk(log)["notes"]
+
+
+# --- finding ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def three(store: Store) -> list[RunReport]:
+    logs = [RunLog(store, dict(COMMAND)) for _ in range(3)]
+    for log in logs:
+        log.finish("finished", 0)
+    return [log.report() for log in logs]
+
+
+def test_a_run_is_found_by_id_beginning_or_as_the_latest(
+    store: Store, three: list[RunReport]
+) -> None:
+    for report in three:
+        assert find_run(store, report.run) == report
+    assert find_run(store, "latest") == three[-1]
+    stray = store.new_run_folder("19990101-000000-000000")
+    (stray / RUN_RECORD).write_text(three[0].model_dump_json())
+    assert find_run(store, "1999") == three[0]
+
+
+def test_an_ambiguous_beginning_names_the_runs(store: Store, three: list[RunReport]) -> None:
+    with pytest.raises(UsageError, match="more than one run starts with '20'") as caught:
+        find_run(store, "20")
+    for report in three:
+        assert report.run in caught.value.cure
+    assert caught.value.where == str(store.root / "runs")
+
+
+@pytest.mark.parametrize("name", ["2001", "latest-one", "/", "../runs"])
+def test_an_unknown_run_names_the_newest(store: Store, three: list[RunReport], name: str) -> None:
+    with pytest.raises(UsageError, match="no run starts with") as caught:
+        find_run(store, name)
+    assert three[-1].run in caught.value.cure
+
+
+def test_a_record_of_another_version_says_so(log: RunLog) -> None:
+    path = log.folder / RUN_RECORD
+    path.write_text(path.read_text().replace('"schema_version": 2', '"schema_version": 1'))
+    with pytest.raises(StoreError, match="schema version 1, this prepare reads 2") as caught:
+        read_run(log.folder)
+    assert "run the command again" in caught.value.cure
+
+
+def test_no_runs_at_all(store: Store) -> None:
+    with pytest.raises(UsageError, match="no run starts with 'latest'") as caught:
+        find_run(store, "latest")
+    assert "none" in caught.value.cure
+
+
+@pytest.mark.parametrize("text", [None, "", "{}", '{"run": 1}'])
+def test_a_missing_or_damaged_record_is_a_store_error(log: RunLog, text: str | None) -> None:
+    path = log.folder / RUN_RECORD
+    path.unlink()
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(StoreError, match="run's record cannot be read") as caught:
+        read_run(log.folder)
+    assert caught.value.where == str(path)

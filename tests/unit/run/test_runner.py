@@ -1,0 +1,580 @@
+"""Rounds of questions, verdicts, and what is not asked twice: the runner with pretended models."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pretend_stages
+import pytest
+from listener import Listener
+from pretend_stages import PretendContext, PretendExecutor, PretendModels, Score, edit
+
+from artifacts.evidence.recompute import check_run
+from artifacts.run_record import RunReport, VariantReport
+from artifacts.serving_arguments import ServingArguments
+from pipeline.core.errors import PrepareError, ServingError, UsageError
+from pipeline.core.stage_key import stage_spec
+from pipeline.core.store import Store
+from pipeline.plan.data_sources import SuiteSource
+from pipeline.plan.of_suites import EvaluationPlanner, Served
+from pipeline.plan.plan import Plan, VariantPlan
+from pipeline.run.run_log import RunLog
+from pipeline.run.runner import Runner
+from pipeline.run.stage_runner import StageRunner
+from recipes.policy import Policy
+from recipes.quantization import NoQuantization
+from recipes.schema import Recipe
+
+ONE, TWO = "one", "two"
+
+
+def recipe(name: str) -> Recipe:
+    family: Any = "baseline" if name == "baseline" else "fp8"
+    return Recipe(name=name, summary="s", family=family, quantization=NoQuantization())
+
+
+def policy(**changes: Any) -> Policy:
+    suite = {
+        "kind": "humaneval",
+        "margins": {"fp8": 0.1},
+        "batch": 16,
+        "expected_flips": 0.1,
+        **changes,
+    }
+    return Policy.model_validate(
+        {
+            "name": "p",
+            "summary": "s",
+            "suites": {"code": suite},
+            "throughput": {"minimum_ratio": {"cpu": 0.5}},
+        }
+    )
+
+
+class Sources:
+    """Every suite's questions come from one place, and how many is known."""
+
+    def __init__(self, questions: int) -> None:
+        self.questions = questions
+
+    def suite(self, name: str, suite: Any) -> SuiteSource:
+        return SuiteSource({"kind": "pretended"}, questions=self.questions)
+
+
+@dataclass
+class Bench:
+    """One store, and runs on it."""
+
+    root: Path
+    models: PretendModels
+    policy: Policy
+    recipes: tuple[str, ...] = (ONE,)
+    rungs: tuple[str, ...] = ()
+    dry_run: bool = False
+
+    def plan(self) -> Plan:
+        recipes = tuple(recipe(name) for name in self.recipes)
+        planner = EvaluationPlanner(
+            self.policy,
+            recipes,
+            Sources(self.models.questions),
+            "e",
+            self.root,  # type: ignore[arg-type]
+        )
+        baseline = self.side(planner, recipe("baseline"), None)
+        return Plan(
+            policy=self.policy,
+            shared=planner.questions,
+            baseline=baseline,
+            variants=tuple(self.side(planner, each, baseline) for each in recipes),
+            accelerator="cpu",
+            rungs=self.rungs,
+        )
+
+    def side(
+        self, planner: EvaluationPlanner, of: Recipe, baseline: VariantPlan | None
+    ) -> VariantPlan:
+        made: dict[str, Any] = {}
+        if baseline is not None:
+            made["quantize"] = stage_spec("quantize", of.name, {"of": of.name}, {}, {}, self.root)
+            made["verify"] = stage_spec(
+                "verify", of.name, {}, {"weights": made["quantize"]}, {}, self.root
+            )
+            if self.dry_run:
+                of_two = {"two layers of": of.name}
+                made["dry_run"] = stage_spec("dry_run", of.name, of_two, {}, {}, self.root)
+        weights = {"weights": made["verify"]} if made else {}
+        coherence = stage_spec("coherence", of.name, {}, weights, {}, self.root)
+        served = Served(
+            of, {"trust_remote_code": False}, {**weights, "coherence": coherence}, self.root, 100
+        )
+        rounds = planner.rounds(served, baseline.rounds if baseline else None)
+        stages = {
+            "coherence": coherence,
+            **{name: specs[0] for name, specs in rounds.items()},
+            **({} if baseline else planner.repeats(rounds)),
+            "benchmark": stage_spec("benchmark", of.name, {}, served.after, {}, self.root),
+        }
+        arguments = ServingArguments({}, {})
+        return VariantPlan(of, self.root, arguments, {**made, **stages}, tuple(stages), rounds)
+
+    def run(self) -> RunReport:
+        store = Store(self.root)
+        log = RunLog(store, {"checkpoint": "c"})
+        stages = StageRunner(
+            store, PretendExecutor(store, self.models), lambda _: Path("python"), log, Listener()
+        )
+        Runner(self.plan(), stages, self.models).run()
+        log.finish("finished", 0)
+        return log.report()
+
+    def asked(self, variant: str) -> int:
+        return sum(number for who, _, number in self.models.asked if who == variant)
+
+    def verdict(self, variant: str = ONE) -> VariantReport:
+        (found,) = [report for report in self.run().variants if report.recipe == variant]
+        return found
+
+
+def equal(variant: str, suite: str, number: int) -> float:
+    return float(number % 2)
+
+
+def lost(one_in: int) -> Score:
+    """The variants lose every `one_in`-th question that the baseline gets right."""
+
+    def score(variant: str, suite: str, number: int) -> float:
+        right = number % 2 == 0
+        return float(right and (variant == "baseline" or number % (2 * one_in) != 0))
+
+    return score
+
+
+def flipping(one_in: int) -> Score:
+    """The variants lose as many as they gain."""
+
+    def score(variant: str, suite: str, number: int) -> float:
+        right = number % 2 == 0
+        flips = variant != "baseline" and number // 2 % one_in == 0
+        return float(right != flips)
+
+    return score
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path / "store", PretendModels(equal), policy())
+
+
+class TestRounds:
+    def test_a_clear_answer_stops_early(self, bench: Bench) -> None:
+        verdict = bench.verdict()
+        assert verdict.verdict == "pass"
+        (gate,) = verdict.gates
+        assert gate.decided_at is not None
+        assert gate.decided_at <= gate.n < gate.available == 400
+        assert gate.n - gate.decided_at < 16  # one batch
+        assert bench.models.served == ["baseline", ONE]
+
+    def test_that_the_server_lives_is_looked_at_after_every_stage(self, bench: Bench) -> None:
+        """What answers in a dead server's place would else be believed."""
+        bench.models.dies_at_look = 2
+        with pytest.raises(ServingError):
+            bench.run()
+        assert bench.models.looks == 2
+
+    def test_an_open_gate_gets_further_rounds(self, bench: Bench) -> None:
+        bench.models.score = flipping(3)
+        bench.models.questions = 4000
+        verdict = bench.verdict()
+        assert verdict.verdict == "pass"
+        assert bench.models.served[:4] == ["baseline", ONE, "baseline", ONE]
+        asked = {
+            v: sum(n for who, _, n in bench.models.asked if who == v) for v in ("baseline", ONE)
+        }
+        assert asked[ONE] == verdict.gates[0].n  # none was asked twice
+        assert asked["baseline"] >= asked[ONE]
+
+    def test_undecided_at_the_cap(self, bench: Bench) -> None:
+        bench.models.score = flipping(2)
+        bench.models.questions = 64
+        verdict = bench.verdict()
+        assert verdict.verdict == "undecided"
+        assert verdict.gates[0].n == 64
+        assert "needs more questions" in verdict.gates[0].reason
+
+    def test_a_clear_loss_fails_early(self, bench: Bench) -> None:
+        bench.models.score = lost(2)
+        verdict = bench.verdict()
+        assert verdict.verdict == "fail"
+        assert verdict.gates[0].n < 200
+
+    def test_a_failed_variant_gets_no_more_rounds(self, bench: Bench) -> None:
+        suites = {
+            "code": bench.policy.suites["code"],
+            # Not the same to be asked, or the two would share their stages.
+            "more": bench.policy.suites["code"].model_copy(update={"max_tokens": 600}),
+        }
+        bench.policy = bench.policy.model_copy(update={"suites": suites})
+        bench.models.questions = 4000
+
+        def score(variant: str, suite: str, number: int) -> float:
+            return (lost(2) if suite == "code" else flipping(3))(variant, suite, number)
+
+        bench.models.score = score
+        verdict = bench.verdict()
+        assert (verdict.verdict, verdict.reason) == ("fail", "code failed")
+        assert [gate.verdict for gate in verdict.gates] == ["fail", "undecided"]
+        assert bench.models.served == ["baseline", ONE]
+        assert {stage.status for stage in bench.run().stages} == {"reused"}
+        store = Store(bench.root)
+        planned = bench.plan().stages(lambda spec: store.current(spec.stage, spec.key))
+        assert all(store.find(spec.stage, spec.key) for spec in planned)
+
+
+class TestWhatIsKept:
+    def test_again_asks_nothing(self, bench: Bench) -> None:
+        first = bench.run()
+        bench.models.asked.clear()
+        bench.models.served.clear()
+        second = bench.run()
+        assert bench.models.asked == []
+        assert bench.models.served == []
+        assert {stage.status for stage in second.stages} == {"reused"}
+        assert second.variants == first.variants
+
+    def test_a_wider_margin_judges_the_same_answers_without_a_server(self, bench: Bench) -> None:
+        bench.models.score = flipping(4)
+        bench.run()
+        bench.models.served.clear()
+        bench.policy = policy(margins={"fp8": 0.11})
+        assert bench.verdict().verdict == "pass"
+        assert bench.models.served == []
+
+    def test_a_higher_cap_goes_on_where_it_stopped(self, bench: Bench) -> None:
+        bench.models.score = flipping(3)
+        bench.models.questions = 4000
+        bench.policy = policy(questions=48)
+        assert bench.verdict().verdict == "undecided"
+        bench.models.asked.clear()
+        bench.policy = policy()
+        verdict = bench.verdict()
+        assert verdict.verdict == "pass"
+        assert bench.asked(ONE) == verdict.gates[0].n - 48
+
+    def test_no_round_of_weights_that_are_gone_is_judged(
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        bench.models.score = flipping(3)
+        bench.models.questions = 4000
+        first = bench.verdict()
+        assert first.verdict == "pass"
+        in_first_round = bench.models.asked[1][2]
+        assert first.gates[0].n > in_first_round
+
+        # The same recipe gives other weights, which answer like the old ones only at first.
+        (questions,) = (bench.root / "stages" / "questions").glob("*/questions.jsonl")
+        order = [json.loads(line)["id"] for line in questions.read_text().splitlines()]
+        as_before = set(order[:in_first_round])
+
+        def score(variant: str, suite: str, number: int) -> float:
+            if variant == "baseline" or str(number) in as_before:
+                return flipping(3)(variant, suite, number)
+            return 0.0
+
+        bench.models.score = score
+        shutil.rmtree(bench.root / "stages" / "quantize")
+        found = pretend_stages.result_of
+
+        def result_of(context: PretendContext, models: PretendModels) -> dict[str, Any]:
+            other = context.spec.stage in ("quantize", "verify")
+            return found(context, models) | ({"weights_digest": "others"} if other else {})
+
+        monkeypatch.setattr(pretend_stages, "result_of", result_of)
+        again = bench.run()
+        assert again.variants[0].verdict == "fail"
+        assert all(not check.differences for check in check_run(again, Store(bench.root)))
+
+    def test_a_used_up_time_budget_leaves_the_gate_open(self, bench: Bench) -> None:
+        bench.models.score = flipping(3)
+        bench.models.questions = 4000
+        bench.policy = policy(minutes=1e-9, batch=8)
+        verdict = bench.verdict()
+        assert (verdict.verdict, verdict.gates[0].n) == ("undecided", 8)
+        bench.policy = policy(minutes=5, batch=8)
+        assert bench.verdict().verdict == "pass"
+
+
+class TestSeveralVariants:
+    def test_one_that_cannot_be_served_does_not_stop_the_other(self, bench: Bench) -> None:
+        bench.recipes = (ONE, TWO)
+        bench.models.broken = {ONE}
+        verdicts = {report.recipe: report.verdict for report in bench.run().variants}
+        assert verdicts == {ONE: "error", TWO: "pass"}
+
+    def test_one_that_does_not_speak_fails(self, bench: Bench) -> None:
+        bench.models.incoherent = {ONE}
+        verdict = bench.verdict()
+        assert (verdict.verdict, verdict.reason) == ("fail", "it babbles")
+        assert ONE not in {who for who, _, _ in bench.models.asked}
+
+    def test_a_baseline_that_does_not_speak_ends_the_run(self, bench: Bench) -> None:
+        bench.models.incoherent = {"baseline"}
+        with pytest.raises(PrepareError, match="it babbles"):
+            bench.run()
+
+    def test_more_variants_must_show_more(self, bench: Bench) -> None:
+        alone = bench.verdict().gates[0].n
+        both = replace(
+            bench,
+            root=bench.root.with_name("both"),
+            recipes=(ONE, TWO),
+            models=PretendModels(equal),
+        )
+        report = both.verdict()
+        assert report.verdict == "pass"
+        assert report.gates[0].n >= alone
+        assert report.p_value is not None
+        assert report.p_value <= 0.025
+
+
+class TestLadder:
+    @pytest.fixture
+    def ladder(self, bench: Bench) -> Bench:
+        bench.recipes = bench.rungs = (ONE, TWO, "three")
+        return bench
+
+    def verdicts(self, report: RunReport) -> dict[str, str]:
+        return {variant.recipe: variant.verdict for variant in report.variants}
+
+    def test_the_first_that_passes_ends_the_climb(self, ladder: Bench) -> None:
+        report = ladder.run()
+        assert self.verdicts(report) == {ONE: "pass", TWO: "skipped", "three": "skipped"}
+        assert report.variants[1].reason == f"not needed: {ONE} passed"
+        assert {stage.variant for stage in report.stages} == {"code", "baseline", ONE}
+        assert ladder.models.served == ["baseline", ONE]
+
+    def test_a_rung_is_made_once_that_before_has_not_passed(self, ladder: Bench) -> None:
+        ladder.models.score = lambda variant, suite, number: (lost(2) if variant == ONE else equal)(
+            variant, suite, number
+        )
+        report = ladder.run()
+        assert self.verdicts(report) == {ONE: "fail", TWO: "pass", "three": "skipped"}
+        assert set(ladder.models.served) == {"baseline", ONE, TWO}
+        order = [(stage.name, stage.variant) for stage in report.stages]
+        assert order.index(("judge", ONE)) < order.index(("quantize", TWO))
+
+    def test_a_rung_that_cannot_be_served_is_no_end(self, ladder: Bench) -> None:
+        ladder.models.broken = {ONE}
+        assert self.verdicts(ladder.run()) == {ONE: "error", TWO: "pass", "three": "skipped"}
+
+    def test_none_passes(self, ladder: Bench) -> None:
+        ladder.models.score = lost(2)
+        assert set(self.verdicts(ladder.run()).values()) == {"fail"}
+
+    def test_every_rung_counts_though_it_is_never_tried(self, ladder: Bench) -> None:
+        (first, *_) = ladder.run().variants
+        assert first.p_value is not None
+        assert first.p_value <= 0.05 / 3
+
+    def test_one_that_passes_alone_but_not_among_three_is_followed(self, ladder: Bench) -> None:
+        # 52 questions without a flip give a p-value of 0.032.
+        ladder.models.questions = 52
+        report = ladder.run()
+        assert self.verdicts(report) == dict.fromkeys((ONE, TWO, "three"), "undecided")
+        assert 0.05 / 3 < (report.variants[0].p_value or 0) <= 0.05
+        assert all(not check.differences for check in check_run(report, Store(ladder.root)))
+
+    def test_others_do_not_wait_for_the_ladder(self, ladder: Bench) -> None:
+        ladder.recipes = ("beside", *ladder.rungs)
+        report = ladder.run()
+        assert self.verdicts(report)["beside"] == "pass"
+        assert ladder.models.served == ["baseline", "beside", ONE]
+
+    def test_the_record_bears_checking(self, ladder: Bench) -> None:
+        report = ladder.run()
+        (check,) = check_run(report, Store(ladder.root))
+        assert (check.recipe, check.differences) == (ONE, ())
+
+    def test_the_plan_names_the_rungs_that_the_verdicts_call_for(self, ladder: Bench) -> None:
+        def planned() -> set[str]:
+            store = Store(ladder.root)
+            specs = ladder.plan().stages(lambda spec: store.current(spec.stage, spec.key))
+            return {spec.variant for spec in specs if spec.stage == "quantize"}
+
+        assert planned() == {ONE}
+        ladder.models.score = lambda variant, suite, number: (lost(2) if variant == ONE else equal)(
+            variant, suite, number
+        )
+        ladder.run()
+        assert planned() == {ONE, TWO}
+
+
+class TestDryRun:
+    def stages(self, report: RunReport) -> list[tuple[str, str, str]]:
+        made = ("dry_run", "quantize", "verify")
+        return [(s.variant, s.name, s.status) for s in report.stages if s.name in made]
+
+    @pytest.fixture
+    def bench(self, bench: Bench) -> Bench:
+        return replace(bench, recipes=(ONE, TWO), dry_run=True)
+
+    def test_all_come_before_the_first_quantization(self, bench: Bench) -> None:
+        assert self.stages(bench.run()) == [
+            (ONE, "dry_run", "ran"),
+            (TWO, "dry_run", "ran"),
+            (ONE, "quantize", "ran"),
+            (ONE, "verify", "ran"),
+            (TWO, "quantize", "ran"),
+            (TWO, "verify", "ran"),
+        ]
+
+    def test_none_for_what_is_quantized_already(self, bench: Bench) -> None:
+        replace(bench, dry_run=False, recipes=(ONE,)).run()
+        found = self.stages(bench.run())
+        assert (TWO, "dry_run", "ran") in found
+        assert ONE not in {variant for variant, name, _ in found if name == "dry_run"}
+
+    def test_one_that_fails_stops_its_own_variant_alone(self, bench: Bench) -> None:
+        bench.models.unquantizable = {TWO}
+        report = bench.run()
+        assert (TWO, "quantize") not in {stage[:2] for stage in self.stages(report)}
+        verdicts = {variant.recipe: variant for variant in report.variants}
+        assert verdicts[ONE].verdict == "pass"
+        assert verdicts[TWO].verdict == "error"
+        assert "cannot be quantized" in verdicts[TWO].reason
+        assert bench.models.served == ["baseline", ONE]
+
+    def test_it_is_planned_where_it_would_run(self, bench: Bench) -> None:
+        store = Store(bench.root)
+
+        def planned() -> list[tuple[str, str]]:
+            specs = bench.plan().stages(lambda spec: store.current(spec.stage, spec.key))
+            return [(s.variant, s.stage) for s in specs if s.stage in ("dry_run", "quantize")]
+
+        tried, made = [(ONE, "dry_run"), (TWO, "dry_run")], [(ONE, "quantize"), (TWO, "quantize")]
+        assert planned() == tried + made
+        bench.run()
+        assert planned() == made
+
+
+class TestFloor:
+    def test_the_baseline_is_asked_again(self, bench: Bench) -> None:
+        bench.policy = policy(repeat=32)
+        (gate,) = bench.verdict().gates
+        assert gate.floor is not None
+        assert (gate.floor.n, gate.floor.flips) == (32, 0)
+
+    def test_without_it_there_is_none(self, bench: Bench) -> None:
+        (gate,) = bench.verdict().gates
+        assert gate.floor is None
+
+
+class TestVerify:
+    @pytest.fixture
+    def run(self, bench: Bench) -> RunReport:
+        bench.models.score = flipping(4)
+        bench.recipes = (ONE, TWO)
+        bench.policy = policy(repeat=16)
+        return bench.run()
+
+    def differences(self, bench: Bench, run: RunReport) -> str:
+        return "\n".join(line for c in check_run(run, Store(bench.root)) for line in c.differences)
+
+    def folder(self, bench: Bench, stage: str, variant: str = ONE) -> Path:
+        """Of that stage; of a suite's rounds the last, whose answers are judged."""
+        store = Store(bench.root)
+        places = (bench.root / "stages" / stage).iterdir()
+        found = {place: store.find(stage, place.name) for place in places}
+        of_variant = {p: r for p, r in found.items() if r is not None and r.variant == variant}
+        return max(of_variant, key=lambda place: of_variant[place].result.get("n", 0))
+
+    def test_as_kept(self, bench: Bench, run: RunReport) -> None:
+        checks = check_run(run, Store(bench.root))
+        assert [(c.recipe, c.kept, c.computed) for c in checks] == [
+            (ONE, "pass", "pass"),
+            (TWO, "pass", "pass"),
+        ]
+        assert self.differences(bench, run) == ""
+        assert all(check.answers > 32 for check in checks)
+
+    def test_one_changed_byte(self, bench: Bench, run: RunReport) -> None:
+        file = self.folder(bench, "evaluate") / "answers.jsonl"
+        content = bytearray(file.read_bytes())
+        content[content.index(b'"x"') + 1] = ord("y")
+        file.write_bytes(content)
+        assert "the answers are not those that were given" in self.differences(bench, run)
+
+    def test_one_missing_answer(self, bench: Bench, run: RunReport) -> None:
+        file = self.folder(bench, "evaluate") / "answers.jsonl"
+        file.write_text("".join(file.read_text().splitlines(keepends=True)[:-1]))
+        assert "the answers are not those that were given" in self.differences(bench, run)
+
+    def test_all_answers_missing(self, bench: Bench, run: RunReport) -> None:
+        (self.folder(bench, "evaluate") / "answers.jsonl").unlink()
+        assert "answers.jsonl is missing" in self.differences(bench, run)
+        assert check_run(run, Store(bench.root))[0].computed is None
+
+    def test_a_question_edited_afterwards(self, bench: Bench, run: RunReport) -> None:
+        (file,) = (bench.root / "stages" / "questions").glob("*/questions.jsonl")
+        file.write_bytes(file.read_bytes().replace(b"399", b"398", 1))
+        assert "the questions are not those that were asked" in self.differences(bench, run)
+
+    def test_a_policy_edited_afterwards(self, bench: Bench, run: RunReport) -> None:
+        def widen(record: dict[str, Any]) -> None:
+            record["parameters"]["policy"]["suites"]["code"]["margins"]["fp8"]["points"] = 0.5
+
+        edit(self.folder(bench, "judge") / "stage.json", widen)
+        assert "were changed afterwards" in self.differences(bench, run)
+
+    def test_a_verdict_edited_afterwards(self, bench: Bench, run: RunReport) -> None:
+        better = run.variants[0].model_copy(update={"verdict": "fail", "reason": "I say so"})
+        edited = run.model_copy(update={"variants": [better, run.variants[1]]})
+        assert "verdict: kept 'fail', computed 'pass'" in self.differences(bench, edited)
+
+    def test_a_score_edited_in_the_report(self, bench: Bench, run: RunReport) -> None:
+        gate = run.variants[0].gates[0].model_copy(update={"candidate": 0.99})
+        better = run.variants[0].model_copy(update={"gates": [gate]})
+        edited = run.model_copy(update={"variants": [better, run.variants[1]]})
+        assert "gates[0].candidate: kept 0.99" in self.differences(bench, edited)
+
+    def test_a_load_test_edited_afterwards(self, bench: Bench, run: RunReport) -> None:
+        def faster(record: dict[str, Any]) -> None:
+            record["result"]["output_tokens_per_s"] = 900.0
+
+        edit(self.folder(bench, "benchmark") / "stage.json", faster)
+        found = self.differences(bench, run)
+        assert "its result is not the one that was judged" in found
+        assert "throughput.ratio: kept 1.0, computed 9.0" in found
+
+    def test_a_pass_without_a_judge(self, bench: Bench, run: RunReport) -> None:
+        stages = [stage for stage in run.stages if (stage.name, stage.variant) != ("judge", ONE)]
+        bare = run.variants[0].model_copy(update={"gates": []})
+        edited = run.model_copy(update={"stages": stages, "variants": [bare, run.variants[1]]})
+        assert "names no stage 'judge'" in self.differences(bench, edited)
+
+    def test_a_pass_without_its_gates(self, bench: Bench, run: RunReport) -> None:
+        bare = run.variants[0].model_copy(update={"gates": []})
+        edited = run.model_copy(update={"variants": [bare, run.variants[1]]})
+        assert "gates: kept 0 of them, computed 1" in self.differences(bench, edited)
+
+    def test_answers_of_other_weights(self, bench: Bench, run: RunReport) -> None:
+        def other(record: dict[str, Any]) -> None:
+            record["result"]["weights_digest"] = "others"
+
+        edit(self.folder(bench, "verify") / "stage.json", other)
+        assert "candidate.code: rests on another 'weights'" in self.differences(bench, run)
+
+    def test_an_error_is_no_verdict_to_check(self, bench: Bench) -> None:
+        bench.recipes = (ONE, TWO)
+        bench.models.broken = {ONE}
+        assert [check.recipe for check in check_run(bench.run(), Store(bench.root))] == [TWO]
+
+    def test_a_run_without_verdicts(self, bench: Bench) -> None:
+        bench.models.broken = {ONE}
+        with pytest.raises(UsageError, match=r"no variant of run .* was judged"):
+            check_run(bench.run(), Store(bench.root))

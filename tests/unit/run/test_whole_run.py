@@ -1,0 +1,128 @@
+"""A run that judges and promotes nothing: how it ends, and that the registry is left alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from listener import Listener
+from sample_reports import failed_variant_report, variant_report
+
+from artifacts.run_record import RunReport, VariantReport
+from artifacts.selection import exit_code_of
+from pipeline.checkpoint.folder import Checkpoint
+from pipeline.core.errors import ExitCode
+from pipeline.environments.settings import Settings
+from pipeline.plan.plan import Plan
+from pipeline.plan.prepare import Request
+from pipeline.run import model as whole_run
+from recipes.catalog import load_policy
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "code"),
+    [
+        (["pass"], ExitCode.PROMOTED),
+        (["error", "fail", "pass"], ExitCode.PROMOTED),
+        (["fail", "error"], ExitCode.EXPECTED_ERROR),
+        (["undecided", "fail", "skipped"], ExitCode.GATES_FAILED),
+        (["undecided", "skipped"], ExitCode.UNDECIDED),
+        ([], ExitCode.UNDECIDED),
+    ],
+)
+def test_the_exit_code_is_that_of_the_verdicts(verdicts: list[str], code: ExitCode) -> None:
+    assert exit_code_of(verdicts) == code
+
+
+def run_to(
+    verdicts: list[VariantReport],
+    promote: bool,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    registry: str | None = None,
+) -> RunReport:
+    """A run whose hours of work are replaced by these verdicts; nothing after them is."""
+
+    class Judged:
+        def __init__(self, plan: Any, stages: Any, servers: Any) -> None:
+            self.log = stages.log
+
+        def run(self) -> None:
+            for report in verdicts:
+                self.log.variant(report)
+
+    checkpoint = Checkpoint.__new__(Checkpoint)
+    object.__setattr__(checkpoint, "ref", "c")
+    object.__setattr__(checkpoint, "digest", "0" * 64)
+    object.__setattr__(checkpoint, "kind", "folder")
+    object.__setattr__(checkpoint, "path", folder)
+    monkeypatch.setattr(whole_run, "find_data", lambda *_: None)
+    monkeypatch.setattr(whole_run, "locate", lambda *_: checkpoint)
+    policy = load_policy("demo")
+    planned = Plan(policy=policy, shared={}, baseline=None, variants=(), tried=("fp8-dynamic",))  # type: ignore[arg-type]
+    monkeypatch.setattr(whole_run, "make_plan", lambda *_: planned)
+    monkeypatch.setattr(whole_run, "Runner", Judged)
+    request = Request(
+        checkpoint="demo:smollm2-135m",
+        recipes=("fp8-dynamic",),
+        profile="cpu",
+        policy="demo",
+        name=None,
+        registry=registry,
+        eval_data=None,
+        trust_remote_code=False,
+        promote=promote,
+    )
+    settings = Settings(home=folder / "home", store=folder / "store", environments={})
+    return whole_run.run_model(request, settings, Listener())
+
+
+def test_without_promotion_what_passed_is_not_registered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: Any) -> None:
+        raise AssertionError("it was promoted")
+
+    monkeypatch.setattr(whole_run, "Promotion", never)
+    passed = variant_report(promoted=False, registry_version=None)
+    report = run_to([failed_variant_report(), passed], False, tmp_path, monkeypatch)
+    assert (report.status, report.exit_code) == ("finished", 0)
+    assert report.command["promote"] is False
+    assert not any(variant.promoted for variant in report.variants)
+    assert not (tmp_path / "store" / "registry.db").exists()
+    failed = run_to([failed_variant_report()], False, tmp_path, monkeypatch)
+    assert failed.exit_code == 1
+
+
+def test_with_it_the_promotion_says_how_it_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    class Promotion:
+        def __init__(self, *_: Any) -> None: ...
+
+        def run(self, name: str, registry: str) -> ExitCode:
+            asked.append(name)
+            return ExitCode.UNDECIDED
+
+    monkeypatch.setattr(whole_run, "Promotion", Promotion)
+    assert run_to([variant_report()], True, tmp_path, monkeypatch).exit_code == 5
+    assert asked == ["smollm2-135m"]
+
+
+def test_a_registry_that_would_refuse_is_told_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file lies where the registry's folder is to be."""
+    (tmp_path / "file").touch()
+    registry = f"oci://{tmp_path / 'file'}/models"
+    passed = [variant_report(promoted=False, registry_version=None)]
+    report = run_to(passed, True, tmp_path, monkeypatch, registry)
+    assert (report.status, report.exit_code) == ("failed", 1)
+    assert report.variants == []
+    assert report.error is not None
+    assert "--no-promote" in report.error["cure"]
+    measured = run_to(passed, False, tmp_path, monkeypatch, registry)
+    assert measured.exit_code == 0

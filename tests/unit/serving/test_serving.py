@@ -1,0 +1,235 @@
+"""Serving: the command line, and the reasons found in vLLM's logs (a server's life: see there)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from artifacts.serving_arguments import ServingArguments
+from pipeline.serving.server import cure_for, engine_facts, reason_in_log
+from recipes.catalog import load_profile
+
+# --- arguments and environment ------------------------------------------------------------------
+
+
+def test_arguments_become_a_command_line() -> None:
+    arguments = ServingArguments(
+        {
+            "dtype": "bfloat16",
+            "max-num-seqs": 32,
+            "gpu-memory-utilization": 0.9,
+            "enforce-eager": True,
+            "enable-prefix-caching": False,
+            "kv-cache-dtype": "fp8",
+        },
+        {},
+    )
+    assert arguments.command_line() == [
+        *("--dtype", "bfloat16"),
+        *("--max-num-seqs", "32"),
+        *("--gpu-memory-utilization", "0.9"),
+        "--enforce-eager",
+        *("--kv-cache-dtype", "fp8"),
+    ]
+
+
+def test_zero_and_one_are_values_and_no_flags() -> None:
+    arguments = ServingArguments({"seed": 0, "tensor-parallel-size": 1}, {})
+    assert arguments.command_line() == ["--seed", "0", "--tensor-parallel-size", "1"]
+
+
+@pytest.mark.parametrize("name", ["cpu", "h100", "h20", "h200", "l40s"])
+def test_only_variants_get_the_fp8_kv_cache(name: str) -> None:
+    profile = load_profile(name)
+    baseline = ServingArguments.of(profile, is_baseline=True)
+    variant = ServingArguments.of(profile, is_baseline=False)
+    assert baseline.engine_arguments["kv-cache-dtype"] == "auto"
+    assert variant.engine_arguments["kv-cache-dtype"] == "fp8"
+    differing = {
+        key
+        for key in baseline.engine_arguments
+        if baseline.engine_arguments[key] != variant.engine_arguments[key]
+    }
+    assert differing == {"kv-cache-dtype"}
+    assert baseline.environment == variant.environment == profile.environment
+    assert variant.to_dict() == {
+        "engine_arguments": variant.engine_arguments,
+        "environment": profile.environment,
+    }
+
+
+# --- what the log says --------------------------------------------------------------------------
+
+ENGINE = "(EngineCore pid=23990) ERROR 11-21 09:08:43 [core.py:1510] "
+API = "(APIServer pid=23978) "
+TRACEBACK = (
+    f"{ENGINE}EngineCore failed to start.\n"
+    f"{ENGINE}Traceback (most recent call last):\n"
+    f'{ENGINE}  File "vllm/v1/engine/core.py", line 1484, in run_engine_core\n'
+    f"{ENGINE}    engine_core = EngineCoreProc(*args, **kwargs)\n"
+    f"{ENGINE}                  ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^\n"
+)
+OUTER = (
+    f"{API}Traceback (most recent call last):\n"
+    f"{API}RuntimeError: Engine core initialization failed. See root cause above. "
+    "Failed core proc(s): {'EngineCore': 1}\n"
+)
+# vLLM's good starts are full of words that sound like trouble.
+GOOD_START = (
+    "vllm/entrypoints/openai/api_server.py:51: DeprecationWarning: The `python -m "
+    "vllm.entrypoints.openai.api_server` command is deprecated and may be removed.\n"
+    "  warnings.warn(\n"
+    "W1121 09:51:42.606000 18721 torch/_library/triton.py:53] Triton not available\n"
+    f"{API}WARNING 11-21 09:51:43 [system_utils.py:255] Found ulimit of 20000 and failed to "
+    "automatically increase with error current limit exceeds maximum limit. This can cause fd "
+    "limit errors like `OSError: [Errno 24] Too many open files`.\n"
+    f"{API}INFO 11-21 09:51:43 [model.py:733] Resolved architecture: LlamaForCausalLM\n"
+)
+NO_CACHE = (
+    "ValueError: No available memory for the cache blocks. Try increasing "
+    "`gpu_memory_utilization` when initializing the engine."
+)
+CUDA_MEMORY = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.50 GiB. GPU 0 has a total "
+    "capacity of 79.19 GiB of which 1.02 GiB is free."
+)
+NOT_SUPPORTED = (
+    f"{API}pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig\n"
+    f"{API}  Value error, Model architectures ['FooForCausalLM'] are not supported for now. "
+    "[type=value_error, input_value=ArgsKwargs((), {'model': ...}), input_type=ArgsKwargs]\n"
+    f"{API}    For further information visit https://errors.pydantic.dev/2.12/v/value_error\n"
+)
+WRONG_ARGUMENT = (
+    "usage: api_server.py [-h] [--headless]\n"
+    "api_server.py: error: unrecognized arguments: --max-model-length 2048\n"
+)
+DEAD = (
+    f"{API}ERROR 11-21 10:02:15 [async_llm.py:906] AsyncLLM output_handler failed.\n"
+    f"{API}ERROR 11-21 10:02:15 [async_llm.py:906] vllm.v1.engine.exceptions.EngineDeadError: "
+    "EngineCore encountered an issue. See stack trace (above) for the root cause.\n"
+)
+LOGS = [
+    (GOOD_START + TRACEBACK + f"{ENGINE}{NO_CACHE}\n" + OUTER, NO_CACHE, "less to hold"),
+    (GOOD_START + TRACEBACK + f"{ENGINE}{CUDA_MEMORY}\n" + OUTER, CUDA_MEMORY, "less to hold"),
+    (
+        GOOD_START + NOT_SUPPORTED,
+        "pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig "
+        "Value error, Model architectures ['FooForCausalLM'] are not supported for now.",
+        "does not serve this architecture",
+    ),
+    (
+        GOOD_START + WRONG_ARGUMENT,
+        "api_server.py: error: unrecognized arguments: --max-model-length 2048",
+        "--profile PATH",
+    ),
+    (
+        GOOD_START + f"{API}OSError: [Errno 98] Address already in use\n",
+        "OSError: [Errno 98] Address already in use",
+        "run the command again",
+    ),
+    # Every process of a tensor-parallel engine repeats the cause; the outer ones only wrap it.
+    (
+        "(Worker_TP1 pid=7) ERROR 11-21 09:08:43 [multiproc_executor.py:870] "
+        f"{CUDA_MEMORY}\n{ENGINE}Exception: WorkerProc initialization failed due to an "
+        f"exception in a background process. See stack trace for root cause.\n{OUTER}",
+        CUDA_MEMORY,
+        "less to hold",
+    ),
+    # Of several exceptions the first is the cause.
+    (
+        f"(Worker pid=7) ERROR 11-21 09:08:43 [multiproc_executor.py:870] {CUDA_MEMORY}\n"
+        f"{ENGINE}RuntimeError: Worker failed with error 'x', please check the stack trace above\n",
+        CUDA_MEMORY,
+        "less to hold",
+    ),
+    # A cause that comes after the echo is still the cause.
+    (DEAD + f"{ENGINE}ValueError: bad scale\n", "ValueError: bad scale", "--profile PATH"),
+    # Where there is only the echo, it is better than the log's last line.
+    (
+        GOOD_START + DEAD + "INFO:     Shutting down\n",
+        "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue. "
+        "See stack trace (above) for the root cause.",
+        "read the log",
+    ),
+    # What a CPU or the engine's build for it lacks.
+    (
+        f"{ENGINE}NotImplementedError: FP8 KV cache on CPU requires x86 with AVX-512 or AMX.\n",
+        "NotImplementedError: FP8 KV cache on CPU requires x86 with AVX-512 or AMX.",
+        "kv_cache_dtype: auto",
+    ),
+    (
+        f"{ENGINE}AttributeError: '_OpNamespace' '_C' object has no attribute 'cpu_gemm_wna16'\n",
+        "AttributeError: '_OpNamespace' '_C' object has no attribute 'cpu_gemm_wna16'",
+        "lacks that kernel",
+    ),
+    (
+        f"{ENGINE}ValueError: Failed to find a kernel that can implement the WNA16 linear layer.\n",
+        "ValueError: Failed to find a kernel that can implement the WNA16 linear layer.",
+        "no kernel for such weights",
+    ),
+    (GOOD_START + "Killed\n", "Killed", "read the log"),
+    ("", "", "read the log"),
+]
+
+
+@pytest.mark.parametrize(("text", "reason", "cure"), LOGS)
+def test_the_logs_own_reason_is_found(tmp_path: Path, text: str, reason: str, cure: str) -> None:
+    log = tmp_path / "server.log"
+    log.write_text(text)
+    assert reason_in_log(log) == reason
+    assert cure in cure_for(reason)
+
+
+@given(st.binary(max_size=3000))
+def test_any_log_gives_a_short_reason_or_none(
+    tmp_path_factory: pytest.TempPathFactory, content: bytes
+) -> None:
+    log = tmp_path_factory.getbasetemp() / "any.log"
+    log.write_bytes(content)
+    reason = reason_in_log(log)
+    assert len(reason) <= 500
+    assert "\n" not in reason
+
+
+def test_no_log_no_reason(tmp_path: Path) -> None:
+    assert reason_in_log(tmp_path / "missing.log") == ""
+    assert engine_facts(tmp_path / "missing.log") == {}
+
+
+def test_facts_of_a_good_start(tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    log.write_text(
+        f"{GOOD_START}"
+        "(EngineCore pid=7) INFO 11-21 09:53:40 [__init__.py:1] Selected CPUWNA16LinearKernel "
+        "for CompressedTensorsWNA16\n"
+        "(EngineCore pid=7) INFO 11-21 09:53:41 [kv_cache_utils.py:2] GPU KV cache size: "
+        "93,184 tokens\n"
+    )
+    assert engine_facts(log) == {
+        "kv_cache_tokens": "93184",
+        "linear_kernel": "CPUWNA16LinearKernel",
+    }
+
+
+def test_kernels_that_the_cuda_build_tells(tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    log.write_text(
+        "INFO [compressed_tensors_wNa16.py:153] Using MacheteLinearKernel for "
+        "CompressedTensorsWNA16\n"
+        "INFO [cuda.py:509] Using FLASH_ATTN attention backend out of potential backends: "
+        "['FLASH_ATTN', 'TRITON_ATTN'].\n"
+        "INFO [__init__.py:1303] Using CutlassNvFp4LinearKernel for NVFP4 GEMM\n"
+        "INFO [int_wna16.py:287] Using 'MARLIN' WNA16 MoE backend.\n"
+        "INFO [oracle.py:880] Using MoEPrepareAndFinalizeNoEP\n"
+        "INFO [__init__.py:779] Selected CutlassFp8BlockScaledMMKernel for "
+        "CompressedTensorsW8A8Fp8\n"
+    )
+    assert engine_facts(log) == {
+        "linear_kernel": "MacheteLinearKernel, CutlassNvFp4LinearKernel, "
+        "CutlassFp8BlockScaledMMKernel",
+        "moe_kernel": "MARLIN",
+        "attention": "FLASH_ATTN",
+    }

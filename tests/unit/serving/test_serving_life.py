@@ -1,0 +1,309 @@
+"""A server's whole life, from start to the last process gone.
+
+The server is a stand-in, but a real process with a real port and a child of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import stat
+import sys
+import threading
+import time
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import httpx
+import pytest
+from model_server_stand_in import stand_in_python
+
+from artifacts.serving_arguments import ServingArguments
+from pipeline.core.errors import RegistryError, ServingError
+from pipeline.core.events import Silent
+from pipeline.environments.environment import Environment
+from pipeline.release.deployment import engine_version_of
+from pipeline.serving.server import Server
+from pipeline.serving.server_address import free_port
+
+NO_CACHE = "ValueError: No available memory for the cache blocks."
+LAST_WORDS = f"""\
+(EngineCore pid=23990) ERROR 11-21 09:08:43 [core.py:1510] EngineCore failed to start.
+(EngineCore pid=23990) ERROR 11-21 09:08:43 [core.py:1510] Traceback (most recent call last):
+(EngineCore pid=23990) ERROR 11-21 09:08:43 [core.py:1510] {NO_CACHE}
+(APIServer pid=23978) RuntimeError: Engine core initialization failed. See root cause above.
+"""
+
+
+class Heard(Silent):
+    """Keeps the progress it is told."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, int, int | None]] = []
+
+    def advance(self, task: str, done: int, total: int | None, unit: str = "") -> None:
+        self.events.append((task, done, total))
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Callable[..., Server]:
+    """Makes a server of the stand-in; the variables say how it behaves."""
+
+    def make(
+        trust_remote_code: bool = False, port: int | None = None, **environment: str
+    ) -> Server:
+        (tmp_path / "weights").mkdir()
+        return Server(
+            stand_in_python(tmp_path),
+            tmp_path / "weights",
+            ServingArguments({"max-num-seqs": 8, "enforce-eager": True}, environment),
+            tmp_path / "server.baseline.log",
+            trust_remote_code=trust_remote_code,
+            port=port,
+        )
+
+    return make
+
+
+def facts(server: Server) -> dict[str, Any]:
+    with server.address.client(timeout_seconds=10) as client:
+        answer: dict[str, Any] = client.get("/facts").json()
+        return answer
+
+
+def is_running(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"
+
+
+def failure(server: Server, timeout_seconds: float = 30) -> ServingError:
+    with pytest.raises(ServingError) as caught:
+        server.start(timeout_seconds, Silent())
+    return caught.value
+
+
+def death(server: Server) -> ServingError:
+    """Wait until the server is found dead."""
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        try:
+            server.check_alive()
+        except ServingError as error:
+            return error
+        time.sleep(0.05)
+    raise AssertionError("the server lives on")
+
+
+def test_ready_answers_and_nothing_left(
+    server: Callable[..., Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/ours")
+    served, heard = server(OMP_NUM_THREADS="1"), Heard()
+    seconds = served.start(30, heard)
+    assert 0 < seconds < 30
+    assert heard.events[-1] == ("start the server", 1, 1)
+    served.check_alive()
+    told = facts(served)
+    socket = served.address.socket
+    assert socket is not None
+    assert stat.S_IMODE(socket.parent.stat().st_mode) == 0o700
+    assert served.command == [str(tmp_path / "python"), *told["arguments"]]
+    assert told["arguments"] == [
+        *("-m", "vllm.entrypoints.launchers.api_server.entry"),
+        *("--model", str(tmp_path / "weights")),
+        *("--served-model-name", "model"),
+        *("--config-format", "hf", "--load-format", "safetensors"),
+        *("--host", "127.0.0.1", "--uds", str(socket)),
+        *("--max-num-seqs", "8"),
+        "--enforce-eager",
+    ]
+    assert told["environment"]["OMP_NUM_THREADS"] == "1"
+    assert told["environment"]["HF_HUB_OFFLINE"] == "1"
+    assert "PYTHONPATH" not in told["environment"]
+    assert all(is_running(pid) for pid in told["processes"])
+    served.stop()
+    assert not any(is_running(pid) for pid in told["processes"])
+    assert not socket.parent.exists()
+    served.stop()  # a second time is no error
+    assert "startup complete" in (tmp_path / "server.baseline.log").read_text()
+
+
+def test_remote_code_is_trusted_only_when_asked(server: Callable[..., Server]) -> None:
+    assert server(trust_remote_code=True).command[-1] == "--trust-remote-code"
+
+
+def test_dying_while_starting_is_told_in_the_logs_words(
+    server: Callable[..., Server], tmp_path: Path
+) -> None:
+    (tmp_path / "words").write_text(LAST_WORDS)
+    error = failure(server(STAND_IN="dies", STAND_IN_LOG=str(tmp_path / "words")))
+    assert error.what == (
+        f"the model server ended with exit code 1 while starting; its log says: {NO_CACHE}"
+    )
+    assert error.where == str(tmp_path / "server.baseline.log")
+    assert "less to hold" in error.cure
+
+
+def test_killed_while_starting_is_told_as_short_memory(server: Callable[..., Server]) -> None:
+    error = failure(server(STAND_IN="killed"))
+    assert "was killed, most likely because the machine ran out of memory" in error.what
+
+
+def test_never_ready_is_a_timeout_and_nothing_is_left(
+    server: Callable[..., Server], tmp_path: Path
+) -> None:
+    before = set(processes_mentioning(tmp_path))
+    started = time.monotonic()
+    error = failure(server(STAND_IN="silent"), timeout_seconds=1)
+    assert 1 < time.monotonic() - started < 20
+    assert error.what.startswith("the model server was not ready after 1 s")
+    assert "still loading" in error.what
+    assert set(processes_mentioning(tmp_path)) == before == set()
+
+
+def processes_mentioning(folder: Path) -> list[int]:
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (entry / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if str(folder).encode() in command:
+            found.append(int(entry.name))
+    return found
+
+
+def test_healthy_but_refusing_to_answer_is_a_failure(server: Callable[..., Server]) -> None:
+    error = failure(server(STAND_IN="refuses"))
+    assert "answered 500" in error.what
+    assert "EngineCore is dead" in error.what
+
+
+def test_one_that_serves_another_model_is_not_ready(server: Callable[..., Server]) -> None:
+    assert "not ready" in failure(server(STAND_IN="another"), timeout_seconds=1).what
+
+
+def test_a_stranger_who_takes_the_port_first_is_not_taken_for_ours(
+    server: Callable[..., Server], tmp_path: Path
+) -> None:
+    """It answers as ours would; nothing is asked of it, not even with ours still starting."""
+    asked: list[str] = []
+    port = free_port()
+    stranger = Stranger(port, str(tmp_path / "weights"), asked)
+    with stranger:
+        served = server(STAND_IN="slow", port=port)
+        error = failure(served)
+        served.stop()
+    assert "ended with exit code 1" in error.what
+    assert "already in use" in error.what
+    assert asked == []
+
+
+def test_a_stranger_who_comes_later_is_noticed(
+    server: Callable[..., Server], tmp_path: Path
+) -> None:
+    """The socket that listens is looked at, not what it answers."""
+    port = free_port()
+    served = server(port=port)
+    served.start(30, Silent())
+    served.check_alive()
+    ours = served._process
+    assert ours is not None
+    with pytest.raises(httpx.HTTPError):
+        httpx.post(f"{served.url}/die", trust_env=False)
+    ours.wait()
+    with Stranger(port, str(tmp_path / "weights"), []):
+        assert not served.address.is_of(ours.pid)
+        with pytest.raises(ServingError):
+            served.check_alive()
+    served.stop()
+
+
+def test_a_served_port_asks_for_the_key_of_the_variable(
+    server: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", "sk-of-this-life")
+    served = server(port=free_port())
+    served.start(30, Silent())  # its own warm-up shows the key
+    assert "sk-of-this-life" not in " ".join(served.command)
+    question = {"model": "model", "prompt": "x"}
+    place = f"{served.url}/v1/completions"
+    assert httpx.post(place, json=question, trust_env=False).status_code == 401
+    served.stop()
+
+
+def test_code_in_the_folder_that_it_is_asked_in_does_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where somebody serves what they pulled from within its folder: `-m` imports from there."""
+    ran = tmp_path / "ran"
+    deployed = tmp_path / "deployed"
+    (deployed / "vllm").mkdir(parents=True)
+    (deployed / "vllm" / "__init__.py").write_text(f"open({str(ran)!r}, 'w')\n")
+    monkeypatch.chdir(deployed)
+    served = Server(
+        Path(sys.executable), deployed, ServingArguments({}, {}), tmp_path / "server.log"
+    )
+    failure(served)
+    with pytest.raises(RegistryError):
+        engine_version_of(cast(Environment, SimpleNamespace(python=Path(sys.executable))))
+    assert not ran.exists()
+
+
+def test_what_a_profile_calls_a_key_is_not_on_the_command_line(tmp_path: Path) -> None:
+    arguments = ServingArguments({"api-key": "sk-1", "hf-token": "hf_2", "seed": 1}, {})
+    assert arguments.command_line() == ["--seed", "1"]
+
+
+class Stranger:
+    """Another's server on a port, which answers whatever ours would."""
+
+    def __init__(self, port: int, model: str, asked: list[str]) -> None:
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                asked.append(self.path)
+                body = json.dumps({"data": [{"id": "model", "root": model}]}).encode()
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, format: str, *arguments: Any) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *raised: object) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+def test_dying_later_is_noticed(server: Callable[..., Server]) -> None:
+    served = server()
+    served.start(30, Silent())
+    child = facts(served)["processes"][1]
+    with pytest.raises(httpx.HTTPError):
+        served.address.client(timeout_seconds=10).post("/die")
+    assert "ended with exit code 9" in death(served).what
+    assert not is_running(child)
+    served.stop()
+
+
+def test_an_interpreter_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    missing = tmp_path / "no-such-python"
+    served = Server(missing, tmp_path, ServingArguments({}, {}), tmp_path / "log")
+    error = failure(served)
+    assert "exit code 127" in error.what
+    assert str(missing) in error.what
+    served = Server(Path(sys.executable), tmp_path, ServingArguments({}, {}), tmp_path / "log2")
+    assert "No module named 'vllm'" in failure(served).what
