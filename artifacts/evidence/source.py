@@ -1,6 +1,6 @@
 """Where kept evidence is read from: the store that a run left, or a bundle made from it.
 
-Both hold records of stages by key, and those stages' files. What judges them (`verdict_check.py`)
+Both hold records of stages by key, and those stages' files. What judges them (`recompute.py`)
 does not know which of the two it reads.
 """
 
