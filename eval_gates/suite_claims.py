@@ -6,11 +6,11 @@ from typing import Any
 
 from recipes.policy import KEYS_OF_THE_TEST, Policy
 
-DECIDES = ("margins", "tier", "test", "about")
+DECIDES = ("tier", "test", "about")
 
 
-def claim_of(policy: Policy) -> dict[str, Any]:
-    """The error rate, and of each critical suite what is asked, the margin and the test.
+def claim_of(policy: Policy, family: str) -> dict[str, Any]:
+    """The error rate, and of each critical suite what is asked, the family's margin and the test.
 
     How many questions are asked at most belongs to it only where one look is taken at their end:
     a sequential gate goes on with more of them and is the same.
@@ -25,5 +25,5 @@ def claim_of(policy: Policy) -> dict[str, Any]:
             key: value
             for key, value in settings.items()
             if key not in KEYS_OF_THE_TEST or key in (*DECIDES, *cap)
-        }
+        } | {"margin": settings["margins"].get(family)}
     return {"alpha": policy.alpha, "suites": suites}

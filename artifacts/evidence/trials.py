@@ -56,15 +56,19 @@ class Trial(Record):
     run: str = Field(description="id of the run that began it")
 
 
-def variant_key(served: str, policy: Policy) -> str:
-    """What makes a try another one: who is served and how, and all that decides what it shows.
+def variant_key(served: str, policy: Policy, family: str, asked: Mapping[str, str]) -> str:
+    """What makes a try another one: who is served and how, what is asked, and what decides.
 
     Args:
         served: key of the variant's stage `coherence`, made of its weights, the serving and the
             machine; of an endpoint, of the session.
         policy: that judges.
+        family: whose margins decide.
+        asked: the questions and what asks them, as `EvaluationPlanner.asked` tells them: other
+            questions are another chance.
     """
-    return digest_json({"served": served, "claim": claim_of(policy)})
+    claim = claim_of(policy, family)
+    return digest_json({"served": served, "claim": claim, "asked": dict(asked)})
 
 
 class Trials:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -80,7 +80,9 @@ class Planner:
         return self.begin(
             count,
             {
-                recipe.name: variant_key(self._coherence_of(recipe).key, self.policy)
+                recipe.name: variant_key(
+                    self._coherence_of(recipe).key, self.policy, recipe.family, self._asking.asked
+                )
                 for recipe in self.recipes
             },
         )
@@ -88,13 +90,17 @@ class Planner:
     @cached_property
     def evaluation(self) -> EvaluationPlanner:
         """Plans the suites."""
+        return replace(self._asking, trial=self.trial)
+
+    @cached_property
+    def _asking(self) -> EvaluationPlanner:
+        """As `evaluation`, before the trial is counted."""
         return EvaluationPlanner(
             self.policy,
             self.tried or self.recipes,
             self.sources,
             self.identities["evaluate"],
             self.store,
-            self.trial,
         )
 
     @cached_property

@@ -76,6 +76,15 @@ class EvaluationPlanner:
         """The stages that lay out questions, by `questions.<suite>`."""
         return {f"questions.{name}": self._question_stage(name) for name in self.policy.suites}
 
+    @cached_property
+    def asked(self) -> dict[str, str]:
+        """What critical suites ask, and what asks it: their answers depend on that, too."""
+        keys = {name: self.questions[f"questions.{name}"].key for name in self.policy.suites}
+        return {
+            "environment": self.environment,
+            **{n: key for n, key in keys.items() if self.policy.suites[n].tier == "critical"},
+        }
+
     def rounds(self, served: Served, baseline: Rounds | None) -> Rounds:
         """All rounds that there could be, by suite.
 

@@ -181,14 +181,19 @@ def plan_of(
         "tokenizer": tokenizer_digest(request.tokenizer, digests),
     }
     begin = beginner(Trials(store), policy, (candidate,), counts, run_id)
-    served = digest_json([served_as(request, name, asked_as) for name in ("baseline", "candidate")])
+    served = digest_json(
+        [
+            length_of(request),
+            *(served_as(request, name, asked_as) for name in ("baseline", "candidate")),
+        ]
+    )
     trial = begin(
         # Not the URL: a port is another each time, and so would the count be.
         Count(
             baseline={"model": request.baseline.model, "tokenizer": asked_as["tokenizer"]},
             policy=policy.name,
         ),
-        {candidate.name: variant_key(served, policy)},
+        {candidate.name: variant_key(served, policy, request.family, planner.asked)},
     )
     planner = replace(planner, trial=trial)
     baseline = side(planner, request, candidate, asked_as, None)
@@ -222,6 +227,11 @@ def served_as(request: GateRequest, name: str, asked_as: Mapping[str, str]) -> d
     return {"side": name, "endpoint": endpoint.url, "model": endpoint.model, **asked_as}
 
 
+def length_of(request: GateRequest) -> int:
+    """Tokens that a prompt and its answer may have together, on either side."""
+    return request.max_length or min(request.baseline.max_length, request.candidate.max_length)
+
+
 def side(
     planner: EvaluationPlanner,
     request: GateRequest,
@@ -244,13 +254,12 @@ def side(
     identity_of_side = served_as(request, recipe.name, asked_as)
     before = {"baseline": baseline.stages["coherence"]} if baseline is not None else {}
     coherence = stage_spec("coherence", recipe.name, identity_of_side, before, {}, planner.store)
-    length = request.max_length or min(request.baseline.max_length, request.candidate.max_length)
     served = Served(
         recipe,
         {**identity_of_side, "trust_remote_code": False},
         {"coherence": coherence},
         request.tokenizer,
-        length,
+        length_of(request),
     )
     rounds = planner.rounds(served, baseline.rounds if baseline is not None else None)
     stages: dict[str, StageSpec] = {

@@ -109,7 +109,7 @@ class TestWhatMakesATry:
         ],
     )
     def test_more_of_the_same_is_none(self, same: dict[str, Any]) -> None:
-        assert variant_key("s", policy()) == variant_key("s", policy(**same))
+        assert key() == key(policy=policy(**same))
 
     @pytest.mark.parametrize(
         "other",
@@ -121,15 +121,29 @@ class TestWhatMakesATry:
         ],
     )
     def test_another_rule_is_one(self, other: dict[str, Any]) -> None:
-        assert variant_key("s", policy()) != variant_key("s", policy(**other))
-        assert variant_key("s", policy()) != variant_key("t", policy())
-        assert variant_key("s", policy()) != variant_key(
-            "s", policy().model_copy(update={"alpha": 0.1})
-        )
+        assert key() != key(policy=policy(**other))
+        assert key() != key(served="t")
+        assert key() != key(policy=policy().model_copy(update={"alpha": 0.1}))
+
+    def test_other_questions_are_one(self) -> None:
+        assert key() != key(asked={"environment": "e", "mine": "others"})
+        assert key() != key(asked={"environment": "f", "mine": "questions"})
+
+    def test_only_the_margins_of_its_family_decide(self) -> None:
+        wider = policy(margins={"fp8": 0.01, "int4": 0.02})
+        assert key(policy=wider) == key()
+        assert key(policy=wider) != key(policy=wider, family="int4")
 
     def test_a_fixed_test_of_more_questions_is_one(self) -> None:
         few, many = (policy(test="fixed", questions=number) for number in (500, 600))
-        assert variant_key("s", few) != variant_key("s", many)
+        assert key(policy=few) != key(policy=many)
+
+
+def key(**changes: Any) -> str:
+    """A variant's, under the usual policy."""
+    asked = {"environment": "e", "mine": "questions"}
+    usual = {"served": "s", "policy": policy(), "family": "fp8", "asked": asked}
+    return variant_key(**{**usual, **changes})
 
 
 class TestShares:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,36 @@ def test_a_gate_that_is_tried_again_is_another_trial(request_of: GateRequest) ->
     assert plan_for(moved, "run 4").trial.number == 4  # type: ignore[union-attr]
     session = replace(again, session="s")
     assert {plan_for(session, run).trial.number for run in ("x", "y")} == {5}  # type: ignore[union-attr]
+
+
+def test_other_questions_or_another_way_to_ask_them_is_another_trial(
+    request_of: GateRequest, tmp_path: Path
+) -> None:
+    """Within one session, too: each is another chance of a lucky pass."""
+    policy = tmp_path / "summaries.yaml"
+    policy.write_text(
+        "{name: mine, summary: s, throughput: {minimum_ratio: {cpu: 0.5}},"
+        " suites: {rouge: {kind: rouge, margins: {fp8: 0.3, int4: 0.4}, questions: 400}}}"
+    )
+    folders = [tmp_path / name for name in ("one", "two", "copy of one")]
+    for folder in folders:
+        folder.mkdir()
+        rows = [
+            {"document": f"Text {n} of {folder.name[-3:]}.", "summary": "Text."} for n in range(400)
+        ]
+        lines = "".join(json.dumps(row) + "\n" for row in rows)
+        (folder / "summarization_test.jsonl").write_text(lines)
+
+    def number(**changes: Any) -> int:
+        asked = replace(request_of, policy=str(policy), **{"eval_data": folders[0], **changes})
+        trial = plan_for(asked, "run").trial
+        assert trial is not None
+        return trial.number
+
+    assert [number(eval_data=folder) for folder in folders] == [1, 2, 1]
+    assert number(family="int4") == 3
+    assert number(max_length=512) == 4
+    assert number() == 1
 
 
 def test_a_trial_whose_share_decides_nothing_is_refused(request_of: GateRequest) -> None:
