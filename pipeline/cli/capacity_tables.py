@@ -88,7 +88,7 @@ def site_line(plan: CapacityPlan) -> str:
     """The GPUs and how the engine is started on them."""
     site = plan.site
     limits = site.limits
-    reserve = limits.reserve_bytes(site.inspection.shape, 1)
+    reserve = plan.fits[0].reserve_bytes  # of the baseline on one GPU
     return (
         f"{site.gpus} x {site.gpu.name} ({site.gpu.memory_gib:.1f} GiB each, of which "
         f"{100 * limits.utilization:.0f} % are used, {gigabytes(reserve)} of it reserved for "

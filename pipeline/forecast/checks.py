@@ -135,7 +135,7 @@ def too_little_gpu_memory(
     together = tensor_parallel(profile)
     site = Site.of(inspection, gpu, together, profile)
     for candidate in candidates_of(inspection, recipes, weights):
-        fit = site.fit(candidate, together)
+        fit = site.fit(candidate, together, reserve_at_least=True)
         if fit.obstacle in ("split", "weights", "context"):
             number = f"{together} x {gpu.name}" if together > 1 else f"one {gpu.name}"
             yield PreflightError(

@@ -125,10 +125,22 @@ class Site:
         longest = limits.context(inspection.shape.context)
         return cls(inspection, gpu, gpus, limits, context or longest)
 
-    def fit(self, candidate: Candidate, tensor_parallel: int) -> Fit:
-        """Lay the candidate on so many GPUs of the site."""
+    def fit(
+        self, candidate: Candidate, tensor_parallel: int, *, reserve_at_least: bool = False
+    ) -> Fit:
+        """Lay the candidate on so many GPUs of the site.
+
+        Args:
+            candidate: the variant.
+            tensor_parallel: GPUs of a copy.
+            reserve_at_least: keep the lower estimate, to refuse only what surely does not fit.
+        """
         weights = candidate.shards.bytes_on_gpu(tensor_parallel)
-        reserve = self.limits.reserve_bytes(self.inspection.shape, tensor_parallel)
+        reserve = self.limits.reserve_bytes(
+            self.inspection.shape, tensor_parallel, at_least=reserve_at_least
+        )
+        if not reserve_at_least:
+            reserve += candidate.shards.filling_bytes(tensor_parallel)
         left = self.limits.usable_bytes(self.gpu) - weights - reserve
         capacity = self.capacity(candidate, tensor_parallel, left, self.context)
         obstacle, reason = self._obstacle(candidate, tensor_parallel, left, capacity)

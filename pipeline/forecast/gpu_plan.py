@@ -257,8 +257,8 @@ def notes(site: Site, weights: dict[str, VariantWeights]) -> Iterable[str]:
     yield from inspection.cache.notes
     if inspection.shape.experts:
         yield (
-            "the reserve is too small for mixtures of experts: by public logs of vLLM on H100s the "
-            "cache had 33 to 42 % fewer tokens than planned (Qwen3-235B in FP8 on 4) and less"
+            "a mixture's reserve is an upper estimate, from public logs of vLLM 0.10: the cache "
+            "may get several GB more, and what is said not to fit by less may fit"
         )
     if inspection.source.quantized:
         yield "the checkpoint is quantized already: no recipe starts from it"

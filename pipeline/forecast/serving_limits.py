@@ -27,6 +27,10 @@ ACTIVATION_BYTES = 2
 HIDDEN_COPIES = 4  # residual, normed input, query with key and value, output
 INNER_COPIES = 3  # gate, up, and their product
 SAMPLER_BYTES = 16  # a vocabulary entry: float32 logit, sorted probability, 64-bit index
+# A mixture's reserve is an upper estimate: with a sampler that sorts, as vLLM's did without
+# FlashInfer. Logs of 0.10 come to 36 to 39 bytes an entry (docs/plan.md). 0.33's does not sort, but
+# no log of a mixture on an H100 under it is known.
+SORTING_SAMPLER_BYTES = 39
 
 
 @dataclass(frozen=True)
@@ -98,17 +102,39 @@ class ServingLimits:
         """Bytes of each GPU that the engine may use."""
         return int(gpu.memory_bytes * self.utilization)
 
-    def reserve_bytes(self, shape: ModelShape, tensor_parallel: int) -> int:
+    def reserve_bytes(
+        self, shape: ModelShape, tensor_parallel: int, *, at_least: bool = False
+    ) -> int:
         """Bytes of each GPU that neither weights nor cache may have; an estimate.
 
-        CUDA context, graphs, communication buffers, and the larger of a step's activations and
-        the sampler's work on the logits. vLLM measures instead, when it starts.
+        CUDA context, graphs, communication buffers, what the experts work in, and the larger of a
+        step's activations and the sampler's work on the logits. vLLM measures instead, when it
+        starts.
+
+        Args:
+            shape: of the model.
+            tensor_parallel: GPUs that a copy is spread over.
+            at_least: of a mixture of experts the lower estimate instead of the upper one.
         """
+        is_upper = bool(shape.experts) and not at_least
         inner = -(-INNER_COPIES * shape.inner // tensor_parallel)
         step = self.step_tokens * (HIDDEN_COPIES * shape.hidden + inner) * ACTIVATION_BYTES
-        sampler = self.sequences * shape.vocabulary * SAMPLER_BYTES
+        entry = SORTING_SAMPLER_BYTES if is_upper else SAMPLER_BYTES
+        sampler = self.sequences * shape.vocabulary * entry
+        kept = self.workspace_bytes(shape, tensor_parallel) if is_upper else 0
         buffers = COMMUNICATION_BYTES if tensor_parallel > 1 else 0
-        return CONTEXT_BYTES + GRAPH_BYTES + buffers + max(step, sampler)
+        return CONTEXT_BYTES + GRAPH_BYTES + buffers + kept + max(step, sampler)
+
+    def workspace_bytes(self, shape: ModelShape, tensor_parallel: int) -> int:
+        """Bytes of each GPU that the experts' kernels work in, and never give back.
+
+        For every expert that a token of a step is sent to: gate and up or, in the same place, what
+        comes out; and beside it what goes into the second product, or the tokens sorted by expert.
+        So in vLLM 0.33, `workspace_shapes` of its Triton, CUTLASS and Marlin experts.
+        """
+        inner = -(-shape.expert_inner // tensor_parallel)
+        width = max(2 * inner, shape.hidden) + max(inner, shape.hidden)
+        return self.step_tokens * shape.experts_a_token * width * ACTIVATION_BYTES
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for `--json`."""

@@ -9,8 +9,10 @@ counts a copy on every GPU: more than is used, rather than less.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from pipeline.inspection.inspection import Inspection
+from pipeline.inspection.model_shape import text_level
 from pipeline.inspection.module_kind import ModuleKind
 from pipeline.inspection.variant_size import VariantTensor, VariantWeights
 
@@ -22,6 +24,8 @@ KEY_VALUE = ("k_proj", "v_proj", "key", "value")
 # These take the split activations in, so their columns are split; of the others the rows.
 SPLIT_BY_COLUMNS = ("o_proj", "down_proj", "w2", "out_proj", "c_proj", "dense_4h_to_h", "fc2", "wo")
 WIDE_TYPES = ("F32", "F64")  # the engine runs them in 16 bits
+# Tiles of a kernel for MXFP4 experts, which are filled up to them: Marlin's, the largest of vLLM's.
+MXFP4_HIDDEN, MXFP4_INNER = 256, 128
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,9 @@ class Shards:
         group: columns that share a scale; None without groups.
         latent: latent attention, whose one head is on every GPU.
         read_per_token: bytes that a decoding step reads for one sequence.
+        mxfp4: bytes of MXFP4 experts, which are in `split` as well.
+        hidden: width of these experts' input and output.
+        expert_inner: of one such expert.
     """
 
     everywhere: int
@@ -53,11 +60,22 @@ class Shards:
     group: int | None
     latent: bool
     read_per_token: int
+    mxfp4: int = 0
+    hidden: int = 0
+    expert_inner: int = 0
 
     def bytes_on_gpu(self, gpus: int) -> int:
         """Bytes of weights on each of so many GPUs."""
         shared = self.key_value // min(gpus, self.key_value_heads)
         return self.everywhere + -(-self.split // gpus) + shared
+
+    def filling_bytes(self, gpus: int) -> int:
+        """Bytes on each of so many GPUs that MXFP4 experts grow by at most, to whole tiles."""
+        if not self.mxfp4:
+            return 0
+        inner = -(-self.expert_inner // gpus)
+        filled = _whole(self.hidden, MXFP4_HIDDEN) * _whole(inner, MXFP4_INNER)
+        return self.mxfp4 * filled // (self.hidden * inner * gpus) - self.mxfp4 // gpus
 
     def obstacle(self, gpus: int) -> str:
         """Why the model cannot be spread over so many GPUs; empty where it can."""
@@ -80,11 +98,12 @@ class Shards:
 
 def shards(inspection: Inspection, weights: VariantWeights) -> Shards:
     """Sort the variant's tensors by how they are spread."""
-    everywhere = split = key_value = read = 0
+    everywhere = split = key_value = read = mxfp4 = 0
     columns: set[int] = set()
     grouped: set[int] = set()
     rows: set[int] = set()
     shape = inspection.shape
+    is_mxfp4 = shape.experts > 0 and _says_mxfp4(inspection.source.config)
     for each in weights.tensors:
         kind = inspection.kinds[each.name]
         if kind in NOT_LOADED:
@@ -98,6 +117,7 @@ def shards(inspection: Inspection, weights: VariantWeights) -> Shards:
             key_value += size
         else:
             split += size
+            mxfp4 += size if is_mxfp4 and kind == "experts" and each.tensor.dtype == "U8" else 0
             if len(each.tensor.shape) == 2 and kind in ("attention", "mlp", "experts"):
                 height, width = each.tensor.shape
                 if leaf in SPLIT_BY_COLUMNS:
@@ -117,6 +137,9 @@ def shards(inspection: Inspection, weights: VariantWeights) -> Shards:
         group=weights.precision.group if weights.precision else None,
         latent=inspection.cache.attention == "mla",
         read_per_token=read,
+        mxfp4=mxfp4,
+        hidden=shape.hidden,
+        expert_inner=shape.expert_inner,
     )
 
 
@@ -135,6 +158,15 @@ def _read_per_token(kind: ModuleKind, size: int, inspection: Inspection) -> int:
     if kind == "embeddings" and not shape.tied:
         return 0
     return 0 if kind == "vision" else size
+
+
+def _says_mxfp4(config: dict[str, Any]) -> bool:
+    said = text_level(config).get("quantization_config")
+    return isinstance(said, dict) and said.get("quant_method") == "mxfp4"
+
+
+def _whole(size: int, tile: int) -> int:
+    return -(-size // tile) * tile
 
 
 def _leaf(name: str) -> str:

@@ -41,6 +41,7 @@ class ModelShape:
         vocabulary: tokens the model knows.
         experts: in a layer; 0 for a dense model.
         experts_a_token: how many of them a token is sent to.
+        expert_inner: width of one expert's MLP; 0 for a dense model.
         context: tokens that the model was trained for.
         tied: the output head is the embedding.
     """
@@ -56,6 +57,7 @@ class ModelShape:
     vocabulary: int
     experts: int
     experts_a_token: int
+    expert_inner: int
     context: int
     tied: bool
 
@@ -78,7 +80,7 @@ def model_shape(config: dict[str, Any], where: str) -> ModelShape:
     experts = whole_number(level, EXPERT_COUNTS, where) or 0
     chosen = (whole_number(level, EXPERTS_A_TOKEN, where) or 1) if experts else 0
     dense = whole_number(level, INNER, where) or 4 * hidden
-    sparse = (whole_number(level, EXPERT_INNER, where) or dense) * chosen
+    expert = (whole_number(level, EXPERT_INNER, where) or dense) if experts else 0
     architectures = config.get("architectures")
     first = architectures[0] if isinstance(architectures, list) and architectures else "unknown"
     return ModelShape(
@@ -89,10 +91,11 @@ def model_shape(config: dict[str, Any], where: str) -> ModelShape:
         heads=heads,
         key_value_heads=_key_value_heads(level, heads, where),
         head_width=whole_number(level, ("head_dim",), where) or max(1, hidden // heads),
-        inner=max(dense, sparse),
+        inner=max(dense, chosen * expert),
         vocabulary=_required(level, ("vocab_size",), where),
         experts=experts,
         experts_a_token=chosen,
+        expert_inner=expert,
         context=_required(level, CONTEXT_KEYS, where),
         tied=is_tied(config),
     )

@@ -43,6 +43,39 @@ MISTRAL_7B_V01 = LLAMA_3_8B | {
     "sliding_window": 4096,
     "vocab_size": 32000,
 }
+QWEN_3_235B = LLAMA_3_8B | {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "head_dim": 128,
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "max_position_embeddings": 40960,
+    "moe_intermediate_size": 1536,
+    "num_attention_heads": 64,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 94,
+    "num_key_value_heads": 4,
+    "vocab_size": 151936,
+}
+GPT_OSS_120B = LLAMA_3_8B | {
+    "architectures": ["GptOssForCausalLM"],
+    "model_type": "gpt_oss",
+    "attention_bias": True,
+    "head_dim": 64,
+    "hidden_size": 2880,
+    "intermediate_size": 2880,
+    "layer_types": ["sliding_attention", "full_attention"] * 18,
+    "max_position_embeddings": 131072,
+    "num_attention_heads": 64,
+    "num_experts_per_tok": 4,
+    "num_hidden_layers": 36,
+    "num_key_value_heads": 8,
+    "num_local_experts": 128,
+    "quantization_config": {"quant_method": "mxfp4"},
+    "sliding_window": 128,
+    "vocab_size": 201088,
+}
 MIXTRAL_8X22B = {
     "architectures": ["MixtralForCausalLM"],
     "model_type": "mixtral",
@@ -98,16 +131,17 @@ DEEPSEEK_V3 = {
 
 def attention(prefix: str, config: dict[str, Any], *, bias: bool = False) -> Shapes:
     """Query, key, value and output projections of a layer."""
-    hidden = config["hidden_size"]
-    narrow = hidden // config["num_attention_heads"] * config["num_key_value_heads"]
+    hidden, heads = config["hidden_size"], config["num_attention_heads"]
+    head = config.get("head_dim", hidden // heads)
+    wide, narrow = head * heads, head * config["num_key_value_heads"]
     shapes: Shapes = {
-        f"{prefix}.self_attn.q_proj.weight": (hidden, hidden),
+        f"{prefix}.self_attn.q_proj.weight": (wide, hidden),
         f"{prefix}.self_attn.k_proj.weight": (narrow, hidden),
         f"{prefix}.self_attn.v_proj.weight": (narrow, hidden),
-        f"{prefix}.self_attn.o_proj.weight": (hidden, hidden),
+        f"{prefix}.self_attn.o_proj.weight": (hidden, wide),
     }
     if bias:
-        widths = {"q_proj": hidden, "k_proj": narrow, "v_proj": narrow}
+        widths = {"q_proj": wide, "k_proj": narrow, "v_proj": narrow}
         shapes |= {f"{prefix}.self_attn.{n}.bias": (width,) for n, width in widths.items()}
     return shapes
 
@@ -156,6 +190,38 @@ def mixtral(config: dict[str, Any]) -> Shapes:
     return shapes
 
 
+def qwen3_moe(config: dict[str, Any]) -> Shapes:
+    """A mixture of experts as Qwen publishes them since the third."""
+    shapes = around(config)
+    hidden, experts = config["hidden_size"], config["num_experts"]
+    for layer in range(config["num_hidden_layers"]):
+        prefix = f"model.layers.{layer}"
+        shapes |= norms(prefix, config) | attention(prefix, config)
+        shapes[f"{prefix}.mlp.gate.weight"] = (experts, hidden)
+        for expert in range(experts):
+            one = f"{prefix}.mlp.experts.{expert}"
+            shapes |= gated(one, hidden, config["moe_intermediate_size"])
+    return shapes
+
+
+def gpt_oss(config: dict[str, Any]) -> Shapes:
+    """gpt-oss: experts in stacks, two 4-bit floats a byte and a scale for each 32 of them."""
+    shapes = around(config)
+    hidden, inner, experts = (
+        config[key] for key in ("hidden_size", "intermediate_size", "num_local_experts")
+    )
+    for layer in range(config["num_hidden_layers"]):
+        prefix = f"model.layers.{layer}"
+        shapes |= norms(prefix, config) | attention(prefix, config, bias=True)
+        shapes[f"{prefix}.mlp.router.weight"] = (experts, hidden)
+        for name, rows, columns in (("gate_up", 2 * inner, hidden), ("down", hidden, inner)):
+            one = f"{prefix}.mlp.experts.{name}_proj"
+            shapes[f"{one}_bias"] = (experts, rows)
+            shapes[f"{one}_blocks"] = (experts, rows, columns // 32, 16)
+            shapes[f"{one}_scales"] = (experts, rows, columns // 32)
+    return shapes
+
+
 def deepseek(config: dict[str, Any]) -> Shapes:
     """DeepSeek-V3: three dense layers, then experts; one after the last predicts more tokens."""
     shapes = around(config)
@@ -198,11 +264,11 @@ def gated(prefix: str, hidden: int, inner: int) -> Shapes:
 
 def source(config: dict[str, Any], shapes: Shapes, dtype: str = "BF16") -> Source:
     """As if read from headers."""
-    size = {"BF16": 2, "F32": 4}[dtype]
     tensors, position = {}, 0
     for name, shape in shapes.items():
-        end = position + size * math.prod(shape)
-        tensors[name] = Tensor(dtype, shape, position, end)
+        stored = "U8" if name.endswith(("_blocks", "_scales")) else dtype
+        end = position + {"U8": 1, "BF16": 2, "F32": 4}[stored] * math.prod(shape)
+        tensors[name] = Tensor(stored, shape, position, end)
         position = end
     return Source("org/name", "org/name/config.json", config, tensors, position)
 

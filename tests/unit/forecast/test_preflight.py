@@ -13,16 +13,21 @@ from published_models import (
     LLAMA_3_8B,
     LLAMA_3_70B,
     LLAMA_3_405B,
+    MIXTRAL_8X22B,
     Shapes,
     deepseek,
     dense,
+    mixtral,
     source,
 )
 
 from pipeline.core.errors import CheckpointError, PreflightError, PrepareError, UsageError
+from pipeline.forecast.fit import Site
+from pipeline.forecast.gpu_plan import candidates_of
 from pipeline.forecast.machine import Machine
 from pipeline.forecast.preflight import Preflight, refuse
 from pipeline.inspection.ignored import ignore_list
+from pipeline.inspection.inspection import inspect
 from recipes import catalog
 from recipes.schema import Recipe
 
@@ -221,6 +226,20 @@ class TestGpu:
         assert isinstance(fault, PreflightError)
         assert "'baseline' cannot be served on one h100" in fault.what
         assert fault.cure == "tensor-parallel-size 2; or a GPU such as b200"
+
+    def test_a_mixture_is_refused_only_where_it_surely_does_not_fit(self) -> None:
+        """The plan's upper estimate of its reserve leaves it no cache; the lower one does."""
+        four, model = replace(H100, gpus=4), mixtral(MIXTRAL_8X22B)
+        wanted = {"tensor-parallel-size": 4, "max-num-seqs": 8192, "max-model-len": 4096}
+        found = preflight(MIXTRAL_8X22B, four, profile="h100", recipes=(), shapes=model, **wanted)
+        assert found.faults() == []
+        site = Site.of(inspect(found.source), catalog.load_gpu("h100"), 4, found.profile)
+        (baseline,) = candidates_of(
+            site.inspection,
+            [found.baseline],
+            {"baseline": site.inspection.variant(found.baseline.quantization)},
+        )
+        assert site.fit(baseline, 4).obstacle == "weights"
 
     def test_a_variant_too_large_may_be_left_out(self) -> None:
         """In 16 bits and in 8 it does not fit; the recipe that would is in the run already."""
