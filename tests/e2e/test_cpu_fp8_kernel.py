@@ -12,6 +12,7 @@ import subprocess
 from typing import Any
 
 import pytest
+from proofs import SERVING
 
 from pipeline.core.events import Silent
 from pipeline.environments.environment import Accelerator, Environment, ensure
@@ -99,7 +100,7 @@ print("RESULT " + json.dumps({"untold": untold, "comparisons": results}))
 """
 
 # The first test may have to build the environment.
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800), pytest.mark.rests_on(*SERVING)]
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from proofs import ASKING
 
 from pipeline.core.events import Silent
 from pipeline.environments.environment import Accelerator, ensure
@@ -192,7 +193,7 @@ def wrongness(doc, results):
 """
 
 # The first test may have to build the environment.
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800), pytest.mark.rests_on(*ASKING)]
 
 
 def sums(numbers: range) -> str:

@@ -18,6 +18,7 @@ from typing import Any
 
 import httpx
 import pytest
+from proofs import REGISTRIES
 
 from artifacts.registry.history import replay
 from artifacts.registry.mlflow_registry import MlflowRegistry
@@ -30,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "artifacts" / "regis
 import racing_mover
 
 LOCK = Path(__file__).parent / "mlflow_server" / "server.txt"
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600), pytest.mark.rests_on(*REGISTRIES)]
 processes = multiprocessing.get_context("fork")
 
 

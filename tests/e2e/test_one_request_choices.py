@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from proofs import ASKING, SERVING
 
 from pipeline.core.events import Silent
 from pipeline.environments.environment import Accelerator, ensure
@@ -250,7 +251,7 @@ print("RESULT " + json.dumps(found))
 )
 
 # The first test may have to build the environments.
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800), pytest.mark.rests_on(*ASKING, *SERVING)]
 
 
 def run_in_evaluate(script: str, spec: dict[str, Any], folder: Path) -> dict[str, Any]:
