@@ -128,6 +128,8 @@ def _map_users(child: int) -> None:
 
 def build_root(view: dict[str, Any], *, proc: bool) -> None:
     """Make a root folder in memory that shows `view`, read-only, and a small /tmp; enter it."""
+    # A user's stricter one, or our own, would close these folders to the program.
+    os.umask(0o022)
     kernel.mount("", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
     kernel.mount("tmpfs", "/tmp", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=1m,mode=755")  # noqa: S108
     Path("/tmp/.outside").mkdir()  # noqa: S108

@@ -100,6 +100,26 @@ def test_threads_work_in_a_sandbox(sandbox: Isolation) -> None:
     assert run(solution, "assert f([-1, 2]) == [1, 2]", sandbox).passed
 
 
+def test_a_strict_umask_shuts_no_program_out(isolation: Isolation) -> None:
+    """As a stage has it, whose files are ours alone, and many a user."""
+    before = os.umask(0o077)
+    try:
+        done = run(
+            """
+            import numpy, os, subprocess
+            def f(x):
+                subprocess.run(["true"], stdout=subprocess.DEVNULL)
+                open("/tmp/mine", "w").write(x)
+                return open("/tmp/mine").read()
+            """,
+            "assert f('a') == 'a'",
+            isolation,
+        )
+    finally:
+        os.umask(before)
+    assert done.outcome == "passed", done
+
+
 @pytest.mark.parametrize(
     ("solution", "detail"),
     [
