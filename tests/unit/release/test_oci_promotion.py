@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bench import ONE, TWO
 from listener import Listener
-from test_promotion_of_run import Site, both_good
-from test_runner import ONE, TWO
+from promotion_site import Site, both_good
 from typer.testing import CliRunner
 
 from artifacts.registry.oci_registry import OciRegistry

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bench import ONE, TWO
 from hub_write_stand_in import STRANGER, Fault, HubWriteStandIn, point_there
 from listener import Listener
-from test_promotion_of_run import Site, both_good
-from test_runner import ONE, TWO
+from promotion_site import Site, both_good
 from typer.testing import CliRunner
 
 from artifacts.evidence.manifest import digest_of_other_files

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from bench import ONE, TWO, Bench, flipping, policy
 from page_parts import PageParts
 from pretend_stages import PretendModels
-from test_runner import ONE, TWO, Bench, flipping, policy
 
 from artifacts.report.evidence_paths import path_of
 from artifacts.report.page import run_page

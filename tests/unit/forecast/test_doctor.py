@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from pipeline.core.cpu_features import VARIABLE
-from pipeline.environments import doctor, gpu_host
+from pipeline.environments import gpu_host
 from pipeline.environments.accelerator import detect_accelerator
 from pipeline.environments.definition import Accelerator, define
 from pipeline.environments.folders import environment_folder
 from pipeline.environments.settings import EnvironmentOverride, Settings
+from pipeline.forecast import doctor
 from pipeline.forecast.doctor import Finding, Severity, diagnose, processor_finding
 from recipes.catalog import load_profile
 
