@@ -16,11 +16,13 @@ from functools import lru_cache
 from pipeline.checkpoint.ignored_modules import expression_of
 from pipeline.core.errors import UsageError
 
-LIMIT_SECONDS = 2.0
+LIMIT_SECONDS = 2  # of a processor: another's load refuses nobody's list
+PATIENCE_SECONDS = 30.0  # for a process that gets no processor
 
 _TRY = """
-import json, re, sys
-words, names = json.load(sys.stdin)
+import json, re, resource, sys
+words, names, limit = json.load(sys.stdin)
+resource.setrlimit(resource.RLIMIT_CPU, (limit, limit + 1))
 for word in words:
     print(word, end="\\0", flush=True)
     match = re.compile(word).match
@@ -30,7 +32,7 @@ for word in words:
 
 
 def check_expressions(ignore: Sequence[str], modules: Iterable[str]) -> None:
-    """Match every expression of the list against every module, for two seconds at most.
+    """Match every expression of the list against every module, for 2 s of a processor at most.
 
     Raises:
         UsageError: they take longer; the one that did is named.
@@ -45,17 +47,17 @@ def _check(expressions: tuple[str, ...], modules: tuple[str, ...]) -> None:
     try:
         subprocess.run(
             [sys.executable, "-I", "-S", "-c", _TRY],
-            input=json.dumps([expressions, modules]).encode(),
+            input=json.dumps([expressions, modules, LIMIT_SECONDS]).encode(),
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            timeout=LIMIT_SECONDS,
+            timeout=PATIENCE_SECONDS,
             check=True,
         )
-    except subprocess.TimeoutExpired as error:
+    except (subprocess.TimeoutExpired, subprocess.CalledProcessError) as error:
         begun = (error.stdout or b"").decode(errors="replace").split("\0")[:-1]
         named = begun[-1] if begun else expressions[0]
         raise UsageError(
-            f"the ignore list takes more than {LIMIT_SECONDS:g} s to match this checkpoint's "
+            f"the ignore list takes more than {LIMIT_SECONDS} s to match this checkpoint's "
             f"{len(modules)} modules; it stood at {named[:80]!r}",
             where="recipe key quantization.ignore",
             cure="write it without a repetition inside a repetition, or name the modules",

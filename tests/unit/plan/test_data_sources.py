@@ -82,7 +82,7 @@ def ask_in_child(tmp_path: Path, asked: list[tuple[str, Any]], **settings: str) 
         [sys.executable, "-c", CHILD, str(tmp_path), json.dumps(asked)],
         env={
             **kept,
-            "PYTHONPATH": str(Path(__file__).parent),
+            "PYTHONPATH": str(Path(__file__).parents[1]),
             "HF_HOME": str(tmp_path / "hub"),
             **settings,
         },

@@ -156,7 +156,7 @@ class TestRefusal:
     def test_where_all_can_decide_nothing_heavy_is_imported(self) -> None:
         code = (
             "import sys\n"
-            "from pipeline import catalog\n"
+            "from recipes import catalog\n"
             "from pipeline.core.events import Silent\n"
             "from pipeline.plan.gate_power import check_decidable\n"
             "recipes = [catalog.load_recipe(n) for n in ('fp8-dynamic', 'awq-w4a16')]\n"
