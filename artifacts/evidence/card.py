@@ -17,6 +17,7 @@ from artifacts.evidence.card_words import (
     calibration_words,
     engine_package,
     hardware_words,
+    kv_cache_words,
     licence_words,
     noise_words,
     optimization_words,
@@ -154,7 +155,7 @@ def facts(verdict: BundleVerdict, judged: JudgedVariant) -> dict[str, Any]:
     result = judged.quantize.result
     ratio = judged.verify.result.get("size_ratio")
     workload = judged.benchmark.parameters["workload"]
-    serving = judged.serving["engine_arguments"]
+    hardware = judged.benchmark.parameters["hardware"]
     return {
         "title": title(verdict),
         "override": verdict.override,
@@ -171,11 +172,11 @@ def facts(verdict: BundleVerdict, judged: JudgedVariant) -> dict[str, Any]:
         "ignored": ", ".join(f"`{markdown_code(each)}`" for each in quantization.get("ignore", [])),
         "calibration_words": calibration_words(quantization, result),
         "noise_words": noise_words(judged.verify.result),
-        "kv_cache": f"`{markdown_code(str(serving.get('kv-cache-dtype', 'auto')))}`",
+        "kv_cache": kv_cache_words(judged.serving, hardware, quantization),
         "fallbacks": judged.judge.parameters.get("fallbacks", {}),
-        "hardware": hardware_words(judged.benchmark.parameters["hardware"]),
+        "hardware": hardware_words(hardware),
         "engine_version": judged.benchmark.result["engine_version"],
-        "engine_package": engine_package(judged.benchmark.parameters["hardware"]),
+        "engine_package": engine_package(hardware),
         "serve_command": serve_command(judged),
         "trust_remote_code": judged.trust_remote_code,
         "prepare_command": verdict.command,

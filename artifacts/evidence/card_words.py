@@ -87,6 +87,26 @@ def calibration_words(quantization: dict[str, Any], result: dict[str, Any]) -> s
     return f"Calibrated with {blocks} blocks of {calibration['max_tokens']} tokens from {data}."
 
 
+def kv_cache_words(
+    serving: dict[str, Any], hardware: dict[str, Any], quantization: dict[str, Any]
+) -> str:
+    """The KV cache's type, and what it does to attention.
+
+    On a GPU, vLLM with an FP8 cache computes attention in FP8 too, by one scale a layer; those are
+    1.0, but for the keys' and values' of a recipe that stores some (docs/recipes.md).
+    """
+    dtype = str(serving["engine_arguments"].get("kv-cache-dtype", "auto"))
+    name = f"`{markdown_code(dtype)}`"
+    if not dtype.startswith("fp8") or hardware.get("accelerator") != "cuda":
+        return name
+    scales = (
+        "queries' scales are 1.0, keys' and values' are calibrated"
+        if quantization.get("kv_cache_scales")
+        else "the scales of queries, keys and values are 1.0"
+    )
+    return f"{name}, and so is attention: queries are quantized as well; {scales}"
+
+
 def noise_words(verified: dict[str, Any]) -> str:
     """How far the weights are from the source's; '' where the stage did not measure it."""
     noise = verified.get("sqnr")

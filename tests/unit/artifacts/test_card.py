@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from artifacts.evidence.card_words import (
     calibration_words,
     engine_package,
     hardware_words,
+    kv_cache_words,
     licence_words,
     optimization_words,
     quantization_words,
@@ -144,6 +146,27 @@ class TestBody:
         assert row in card_text(verdict, changed, changed.evaluations(run.store.find))
         assert "Fallback" not in text
 
+    @pytest.mark.parametrize("scales", [False, True])
+    def test_fp8_attention_of_a_gpu_stands_beside_the_cache(
+        self, run: JudgedRun, text: str, scales: bool
+    ) -> None:
+        verdict = read_verdict(output(run) / "prepare-evidence")
+        judged = JudgedVariant.found(run.store.find, verdict.judges[RECIPE])
+        gpu = {**judged.benchmark.parameters, "hardware": {"accelerator": "cuda", "gpu": "H100"}}
+        recipe = {**judged.quantize.parameters["quantization"], "kv_cache_scales": scales}
+        changed = replace(
+            judged,
+            benchmark=judged.benchmark.model_copy(update={"parameters": gpu}),
+            quantize=judged.quantize.model_copy(
+                update={"parameters": {**judged.quantize.parameters, "quantization": recipe}}
+            ),
+        )
+        card = card_text(verdict, changed, changed.evaluations(run.store.find))
+        assert "| KV cache | `fp8`, and so is attention: queries are quantized as well; " in card
+        assert ("keys' and values' are calibrated" in card) is scales
+        assert ("the scales of queries, keys and values are 1.0" in card) is not scales
+        assert "| KV cache | `fp8` |" in text  # on a CPU
+
     def test_evaluation(self, text: str) -> None:
         (row,) = [line for line in text.splitlines() if line.startswith("| code (pass@1")]
         cells = [each.strip() for each in row.strip("|").split("|")]
@@ -246,6 +269,13 @@ class TestWords:
         assert (
             licence_words(SourceFacts(ref="x", digest="d", licence="mit")) == "mit, as the source's"
         )
+
+    def test_a_cache_in_16_bits_is_just_that(self) -> None:
+        gpu = {"accelerator": "cuda"}
+        for dtype in ("auto", "bfloat16"):
+            words = kv_cache_words({"engine_arguments": {"kv-cache-dtype": dtype}}, gpu, {})
+            assert words == f"`{dtype}`"
+        assert kv_cache_words({"engine_arguments": {}}, gpu, {}) == "`auto`"
 
     def test_machines(self) -> None:
         assert hardware_words({"accelerator": "cuda", "gpu": "NVIDIA H100"}) == "NVIDIA H100"
