@@ -19,7 +19,8 @@ from pipeline.core.errors import CheckpointError, EvidenceError, RegistryError
 from pipeline.core.hardware import hardware
 from pipeline.environments.environment import Accelerator
 from recipes.engine_arguments import EngineArgumentError, check_arguments, check_variables
-from recipes.schema import EngineValue
+from recipes.engines import DEFAULT
+from recipes.schema import EngineName, EngineValue
 
 # A profile sets it by a key of its own, and the judged arguments have it among them.
 KV_DTYPE = "kv-cache-dtype"
@@ -31,6 +32,7 @@ class _Serving(BaseModel):
 
     engine_arguments: dict[str, EngineValue]
     environment: dict[str, str]
+    engine: EngineName = DEFAULT
 
 
 class _Hardware(BaseModel):
@@ -110,8 +112,9 @@ class JudgedTuple:
             found = _Members.model_validate(dict(members))
             arguments = found.serving.engine_arguments
             of_a_profile = {name: arguments[name] for name in arguments if name != KV_DTYPE}
-            check_arguments(found.hardware.accelerator, of_a_profile)
-            check_variables(found.serving.environment)
+            engine = found.serving.engine
+            check_arguments(found.hardware.accelerator, of_a_profile, engine)
+            check_variables(found.serving.environment, engine)
         except (ValidationError, EngineArgumentError) as error:
             words = _words(error) if isinstance(error, ValidationError) else str(error)
             raise EvidenceError(
@@ -127,7 +130,7 @@ class JudgedTuple:
         return cls(
             engine_version=found.engine_version,
             environment=found.environment,
-            arguments=ServingArguments(dict(serving.engine_arguments), dict(serving.environment)),
+            arguments=ServingArguments(**serving.model_dump()),
             hardware=found.hardware.model_dump(mode="json"),
             trust_remote_code=trust_remote_code,
         )

@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from recipes.engines import DEFAULT
 from recipes.schema import ServingProfile
-
-# No profile may have them; a version that was registered before may, and they decide no answer.
-CREDENTIALS = ("api-key", "hf-token")
 
 
 @dataclass(frozen=True)
@@ -17,6 +15,7 @@ class ServingArguments:
 
     engine_arguments: dict[str, Any]
     environment: dict[str, str]
+    engine: str = DEFAULT
 
     @classmethod
     def of(cls, profile: ServingProfile, *, is_baseline: bool) -> ServingArguments:
@@ -25,19 +24,10 @@ class ServingArguments:
         return cls(
             engine_arguments={**profile.engine_arguments, "kv-cache-dtype": kv_dtype},
             environment=dict(profile.environment),
+            engine=profile.engine,
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for a stage's parameters."""
-        return {"engine_arguments": self.engine_arguments, "environment": self.environment}
-
-    def command_line(self) -> list[str]:
-        """vLLM's arguments: true is a bare flag, false a flag left out."""
-        words: list[str] = []
-        for name, value in self.engine_arguments.items():
-            if value is False or name in CREDENTIALS:
-                continue
-            words.append(f"--{name}")
-            if value is not True:
-                words.append(str(value))
-        return words
+        """Plain data for a stage's parameters; it names no engine where that is the first."""
+        plain = {"engine_arguments": self.engine_arguments, "environment": self.environment}
+        return plain if self.engine == DEFAULT else {"engine": self.engine, **plain}

@@ -1,1 +1,1 @@
-"""What the tool can do, as data: recipes, serving profiles and policies; nothing here runs."""
+"""What the tool can do, as data: recipes, profiles, policies, engines; nothing here runs."""

@@ -1,9 +1,8 @@
 """Which of the engine's arguments and variables a profile, or a registry's tag, may set.
 
 The engine's parser takes any unique beginning of a name, so only whole names that it knows are
-passed on: those in `engines/`, which `scripts/engine_arguments.py` wrote. Of these, what decides
-who may reach the server, and what the server loads, is ours; and no value may name a file or a
-Python object, since the engine would open or import it.
+passed on. Of these, what decides who may reach the server, and what the server loads, is ours; and
+no value may name a file or a Python object, since the engine would open or import it.
 """
 
 from __future__ import annotations
@@ -12,45 +11,10 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping
-from functools import cache
-from pathlib import Path
 from typing import Any
 
-ENGINES = Path(__file__).with_name("engines")
+from recipes.engines import DEFAULT, engine_named
 
-# By why they are ours. A name that ends in '*' stands for all that begin so.
-_OURS = {
-    "it decides who may reach the server": (
-        *("host", "port", "uds", "grpc", "grpc-port", "headless", "root-path", "api-key"),
-        *("ssl-*", "enable-ssl-refresh", "disable-ssl-refresh", "no-enable-ssl-refresh"),
-        *("allowed-origins", "allowed-headers", "allowed-methods"),
-        *("allow-credentials", "no-allow-credentials"),
-        *("data-parallel-address", "data-parallel-rpc-port", "data-parallel-rank"),
-        *("data-parallel-start-rank", "data-parallel-supervisor-port"),
-        *("data-parallel-external-lb", "data-parallel-hybrid-lb", "no-data-parallel-*"),
-        "data-parallel-multi-port-external-lb",
-        *("master-addr", "master-port", "nnodes", "node-rank", "tool-server"),
-        *("kv-transfer-config", "kv-events-config", "ec-transfer-config", "ec-manager-config"),
-        *("weight-transfer-config", "otlp-traces-endpoint", "profiler-config"),
-        *("collect-detailed-traces", "enable-tokenizer-info-endpoint", "fault-tolerance-config"),
-    ),
-    "it decides what the server loads": (
-        *("model", "served-model-name", "tokenizer", "tokenizer-revision", "revision"),
-        *("code-revision", "hf-config-path", "hf-overrides", "hf-token", "config"),
-        *("config-format", "load-format", "model-loader-extra-config", "model-class-overrides"),
-        *("pt-load-map-location", "ignore-patterns", "download-dir"),
-        *("lora-modules", "default-mm-loras", "spec-model", "speculative-config"),
-        *("trust-*", "no-trust-*", "chat-template", "allowed-local-media-path"),
-        *("allowed-media-domains", "additional-config", "logging-config", "log-config-file"),
-        *("mm-encoder-fp8-scale-path", "mm-encoder-fp8-scale-save-path", "engram-config"),
-    ),
-    "it has the server run code from elsewhere": (
-        *("middleware", "io-processor-plugin", "logits-processors", "tool-parser-plugin"),
-        *("reasoning-parser-plugin", "worker-cls", "worker-extension-cls", "scheduler-cls"),
-    ),
-    "the profile has a key of its own for it": ("kv-cache-dtype",),
-    "the server would only print it and end": ("help",),
-}
 # A dot leads into an argument that is a mapping.
 _NAME = re.compile(r"([a-z0-9-]+)(\.[A-Za-z0-9_-]{1,60}){0,5}")
 _PATH = re.compile(r"[/\\~]|^\.|\.[^\W\d]")
@@ -59,21 +23,18 @@ _OBJECT = re.compile(r"^[A-Za-z_]\w*([.:][A-Za-z_]\w*)+$")
 _OF_A_FILE = re.compile(
     r"(.*[_-])?(dir|path|file|folder|plugin|cls|module|qualname)s?", re.IGNORECASE
 )
-# Arguments whose value is a name of the engine's own, or else a folder.
-_NAMES_OR_FOLDERS = {"generation-config": ("auto", "vllm")}
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # Of all that a process reads, such as CC, CXX and OPENSSL_CONF, only what tunes the engine and the
 # libraries that compute for it.
 _TUNES = re.compile(
-    r"(VLLM|OMP|GOMP|KMP|MKL|ONEDNN|DNNL|ATEN|TORCH|TORCHINDUCTOR|PYTORCH|TRITON|CUDA|CUBLAS|NVIDIA"
+    r"(OMP|GOMP|KMP|MKL|ONEDNN|DNNL|ATEN|TORCH|TORCHINDUCTOR|PYTORCH|TRITON|CUDA|CUBLAS|NVIDIA"
     r"|NCCL|GLOO|FLASHINFER|MALLOC)_.*|TOKENIZERS_PARALLELISM|PREPARE_CPU_FEATURES"
 )
 # What makes a process load code or settings of others, reach others, or shows a credential.
 _VARIABLES_OF_OURS = re.compile(
     r"LD_.*|PYTHON.*|GLIBC_TUNABLES|PATH|HOME|BASH_ENV|ENV|.*_PROXY|PREPARE_(?!CPU_FEATURES$).*"
     r"|.*(TOKEN|PASSW|SECRET|CREDENTIAL|API_?KEY|ACCESS_KEY).*"
-    r"|VLLM_(ALLOW_.*|SERVER_DEV_MODE|HOST_IP|PORT|USE_MODELSCOPE|.*PLUGIN.*|.*_PATH|.*_URL|S3_.*)"
-    r"|VLLM_.*_(HOST|IP|PORT)|OMP_TOOL.*|.*PLUGIN.*"
+    r"|OMP_TOOL.*|.*PLUGIN.*"
     r"|.*_(DIR|ROOT|HOME|FOLDER|PATH|FILE|LIBS?|LIBRARY|LIBRARIES|URL|URI)",
     re.IGNORECASE,
 )
@@ -85,50 +46,49 @@ class EngineArgumentError(ValueError):
     """A name or value that must not reach the engine; says which, and why."""
 
 
-@cache
-def engine_of(accelerator: str) -> tuple[str, frozenset[str]]:
-    """The engine that serves there, such as 'vllm 0.33.0', and the names that its parser knows."""
-    title, *names = (ENGINES / f"{accelerator}.txt").read_text(encoding="utf-8").splitlines()
-    return title.removeprefix("# ").partition(";")[0], frozenset(names)
-
-
-def why_ours(name: str) -> str:
+def why_ours(name: str, engine: str = DEFAULT) -> str:
     """Why nobody but the command itself sets this argument; "" where a profile may."""
-    for reason, names in _OURS.items():
+    if name == "kv-cache-dtype":
+        return "the profile has a key of its own for it"
+    for reason, names in engine_named(engine).ours.items():
         for ours in names:
             if name == ours or (ours.endswith("*") and name.startswith(ours[:-1])):
                 return reason
     return ""
 
 
-def check_arguments(accelerator: str, arguments: Mapping[str, Any]) -> None:
+def check_arguments(accelerator: str, arguments: Mapping[str, Any], engine: str = DEFAULT) -> None:
     """See that these may be handed to the engine.
 
     Args:
-        accelerator: kind of machine, which decides the engine.
+        accelerator: kind of machine, which decides the engine's version.
         arguments: by long name without dashes; true is a bare flag, false leaves it out.
+        engine: its name.
 
     Raises:
         EngineArgumentError: one of them may not.
     """
-    engine, known = engine_of(accelerator)
+    serving = engine_named(engine)
+    version, known = serving.known_arguments(accelerator)
     for name, value in arguments.items():
         shown = ascii(name)[:80]
         found = _NAME.fullmatch(name)
         whole = found[1] if found else ""
-        if reason := why_ours(whole):
+        if reason := why_ours(whole, engine):
             raise EngineArgumentError(f"{shown} is not for a profile to set: {reason}")
         if whole not in known:
             raise EngineArgumentError(
-                f"{shown} is no argument of {engine}: names are its long options, in full, "
+                f"{shown} is no argument of {version}: names are its long options, in full, "
                 "without the dashes in front"
             )
-        if reason := _fault_in_value(value) or _fault_in_place(name, value):
+        words = serving.words_or_folders.get(name, (value,))
+        if reason := _fault_in_value(value) or _fault_in_place(name, value, words):
             raise EngineArgumentError(f"the value of {shown} {reason}")
 
 
-def check_variables(variables: Mapping[str, Any]) -> None:
+def check_variables(variables: Mapping[str, Any], engine: str = DEFAULT) -> None:
     """See that these may be set in the server's environment; raises EngineArgumentError if not."""
+    serving = engine_named(engine)
     for name, value in variables.items():
         shown = ascii(name)[:80]
         if not isinstance(name, str) or not _VARIABLE.fullmatch(name):
@@ -137,12 +97,15 @@ def check_variables(variables: Mapping[str, Any]) -> None:
             raise EngineArgumentError(f"the variable {shown} wants a text of one line")
         if _PATH.search(value):
             raise EngineArgumentError(f"the variable {shown} names a file, which would be loaded")
-        if not _TUNES.fullmatch(name):
+        if not (_TUNES.fullmatch(name) or re.fullmatch(serving.tuning, name)):
             raise EngineArgumentError(
                 f"the variable {shown} is not for a profile to set: it is none of those that tune "
                 "the engine, and others can have the server run or load what was not judged"
             )
-        if _VARIABLES_OF_OURS.fullmatch(name) and not _TOKENS_OF_TEXT.fullmatch(name):
+        is_ours = _VARIABLES_OF_OURS.fullmatch(name) or re.fullmatch(
+            serving.reaching, name, re.IGNORECASE
+        )
+        if is_ours and not _TOKENS_OF_TEXT.fullmatch(name):
             raise EngineArgumentError(
                 f"the variable {shown} is not for a profile to set: it is a credential, or would "
                 "have the server load code or answer to others"
@@ -164,10 +127,10 @@ def _fault_in_value(value: Any) -> str:
     return ""
 
 
-def _fault_in_place(name: str, value: Any) -> str:
+def _fault_in_place(name: str, value: Any, words: tuple[Any, ...]) -> str:
     """What is wrong with a value for where it stands; "" when nothing is."""
-    if value not in _NAMES_OR_FOLDERS.get(name, (value,)):
-        return f"is none of {', '.join(_NAMES_OR_FOLDERS[name])}, so it would be taken for a folder"
+    if value not in words:
+        return f"is none of {', '.join(words)}, so it would be taken for a folder"
     keys = [*name.split(".")[1:], *(_words(value, keys=True) if isinstance(value, str) else ())]
     if found := next((key for key in keys if _OF_A_FILE.fullmatch(key)), ""):
         return f"sets {ascii(found)[:80]}, which names what the engine would load"

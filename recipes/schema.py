@@ -7,6 +7,7 @@ from fnmatch import fnmatchcase
 from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import (
+    AfterValidator,
     Field,
     PrivateAttr,
     StringConstraints,
@@ -17,6 +18,7 @@ from pydantic import (
 
 from recipes.described import Described, Name, Seed
 from recipes.engine_arguments import check_arguments, check_variables
+from recipes.engines import DEFAULT, engine_named
 from recipes.quantization import Calibration, Quantization
 
 Family = Literal["fp8", "int8", "int4", "fp4"]
@@ -106,6 +108,7 @@ class CalibrationLimit(Described):
 EngineValue = bool | int | float | str
 # The engine's own names, such as fp8_e4m3.
 Word = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_]{0,39}$")]
+EngineName = Annotated[str, AfterValidator(lambda name: engine_named(name).name)]
 CpuFeature = Literal["avx2", "avx512f", "avx512_bf16", "amx"]
 
 
@@ -123,21 +126,9 @@ class Fallback(Described):
         False, description="compute in 32 bits while calibrating, too; weights are stored as ever"
     )
 
-    @field_validator("engine_arguments")
-    @classmethod
-    def _the_engine_knows_them(cls, arguments: dict[str, EngineValue]) -> dict[str, EngineValue]:
-        check_arguments("cpu", arguments)
-        return arguments
-
-    @field_validator("environment")
-    @classmethod
-    def _variables_of_the_engine(cls, variables: dict[str, str]) -> dict[str, str]:
-        check_variables(variables)
-        return variables
-
 
 class ServingProfile(Described):
-    """Exact vLLM arguments, the load to measure with and the limits of one kind of machine."""
+    """An engine's exact arguments, the load to measure with, the limits of a kind of machine."""
 
     name: Name
     summary: str
@@ -145,10 +136,11 @@ class ServingProfile(Described):
     gpu_name_contains: list[str] = Field(
         default=[], description="`--profile auto` takes the profile whose word is in the GPU's name"
     )
+    engine: EngineName = Field(DEFAULT, description="that serves, by its name")
     kv_cache_dtype: Word = Field("fp8", description="of every variant")
     baseline_kv_cache_dtype: Word = Field("auto", description="of the baseline")
     engine_arguments: dict[str, EngineValue] = Field(
-        default={}, description="vLLM's own, without dashes in front; true is a bare flag"
+        default={}, description="the engine's own, without dashes in front; true is a bare flag"
     )
     environment: dict[str, str] = Field(default={}, description="variables of the server process")
     ready_timeout_seconds: float = Field(900, ge=1, le=86_400)
@@ -210,12 +202,26 @@ class ServingProfile(Described):
     def _the_engine_knows_them(
         cls, arguments: dict[str, EngineValue], profile: ValidationInfo
     ) -> dict[str, EngineValue]:
-        if accelerator := profile.data.get("accelerator"):  # itself wrong, and told, without it
-            check_arguments(accelerator, arguments)
+        if {"accelerator", "engine"} <= profile.data.keys():  # one is wrong, and told, without it
+            check_arguments(profile.data["accelerator"], arguments, profile.data["engine"])
         return arguments
 
     @field_validator("environment")
     @classmethod
-    def _variables_of_the_engine(cls, variables: dict[str, str]) -> dict[str, str]:
-        check_variables(variables)
+    def _variables_of_the_engine(
+        cls, variables: dict[str, str], profile: ValidationInfo
+    ) -> dict[str, str]:
+        if "engine" in profile.data:
+            check_variables(variables, profile.data["engine"])
         return variables
+
+    @field_validator("fallbacks")
+    @classmethod
+    def _fallbacks_of_the_engine(
+        cls, fallbacks: dict[str, Fallback], profile: ValidationInfo
+    ) -> dict[str, Fallback]:
+        if "engine" in profile.data:
+            for each in fallbacks.values():
+                check_arguments("cpu", each.engine_arguments, profile.data["engine"])
+                check_variables(each.environment, profile.data["engine"])
+        return fallbacks

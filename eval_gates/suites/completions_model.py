@@ -123,6 +123,7 @@ def completions_model(
     timeout_seconds: int,
     answered: Callable[[int], None],
     note: Callable[[str], None],
+    asks_once: bool = True,
 ) -> Any:
     """An lm-eval model (`lm=` of its `evaluate`) that asks an OpenAI-compatible endpoint.
 
@@ -137,6 +138,7 @@ def completions_model(
         answered: called with the number of lm-eval's requests just answered; one item with four
             choices is four, whichever way it was asked.
         note: called with what a user should read.
+        asks_once: whether to try one request an item.
 
     Raises (its methods):
         StageError: a prompt does not fit.
@@ -148,7 +150,8 @@ def completions_model(
 
         def __init__(self, **settings: Any) -> None:
             super().__init__(**settings)
-            self._asks_once: bool | None = None  # whether the endpoint can; None: not tried yet
+            # Whether the endpoint can; None: not tried yet.
+            self._asks_once: bool | None = None if asks_once else False
             self._counts = {"requests": 0, "one_request": 0, "scored": 0, "fallen_back": 0}
 
         def statistics(self) -> dict[str, int]:

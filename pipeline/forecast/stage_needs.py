@@ -14,6 +14,7 @@ from pipeline.inspection.inspection import Inspection
 from pipeline.inspection.kv_cache import GIB
 from pipeline.inspection.variant_size import VariantWeights
 from pipeline.plan.quantizers import is_streamed
+from recipes.engines import engine_named
 from recipes.quantization import (
     Calibration,
     GptqQuantization,
@@ -24,7 +25,7 @@ from recipes.quantization import (
 from recipes.schema import Recipe, ServingProfile
 
 LIBRARIES_BYTES = GIB  # Python with torch and a quantizer: 0.6 to 0.8 GiB beside the demo's weights
-SERVER_BYTES = 2 * GIB  # vLLM's processes on a CPU, without weights and cache
+SERVER_BYTES = 2 * GIB  # the engine's processes on a CPU, without weights and cache
 STREAMED_SHARDS = 2  # one being read or cast, one being written
 ELEMENT_BYTES = 2  # of the type that models are loaded in
 CACHED_COPIES = 2  # the inputs of a layer, and its outputs, of all samples
@@ -116,8 +117,7 @@ def serve_need(
         else _plain_on_cpu(each.bytes, each.tensor.dtype, wide=wide)
         for each in weights.tensors
     )
-    space = profile.environment.get("VLLM_CPU_KVCACHE_SPACE", "")
-    cache = int(space) * GIB if space.isdigit() else 0
+    cache = engine_named(profile.engine).cpu_cache_bytes(profile.environment)
     words = "weights, KV cache and the server" if cache else "weights and the server, no KV cache"
     return StageNeed("serve", recipe.name, served + cache + SERVER_BYTES, 0, words)
 

@@ -22,6 +22,7 @@ from pipeline.plan.dry_run import dry_run_stage
 from pipeline.plan.of_suites import EvaluationPlanner, Served
 from pipeline.plan.plan import Plan, VariantPlan
 from pipeline.plan.quantizers import is_streamed, quantizer_of
+from recipes.engines import engine_named
 from recipes.policy import Policy
 from recipes.quantization import Quantization
 from recipes.schema import Recipe, ServingProfile
@@ -313,7 +314,7 @@ class Planner:
         return {
             "checkpoint": self.checkpoint.digest,
             "serving": arguments.to_dict(),
-            "engine": self.identities["serve"],
+            "engine": self.identities[engine_named(arguments.engine).environment],
             "hardware": self.hardware,
             "trust_remote_code": self.trust_remote_code,
             **({"again": self.again} if self.again else {}),

@@ -44,6 +44,7 @@ from pipeline.plan.quantizers import environments_for
 from pipeline.plan.suitability import check_processor
 from pipeline.plan.suite_forms import with_forms
 from recipes import catalog
+from recipes.engines import engine_named
 from recipes.policy import Policy
 from recipes.schema import Recipe, ServingProfile
 
@@ -404,7 +405,10 @@ def make_plan(
             share of the error rate that is left for this trial.
     """
     accelerator = Accelerator(choices.profile.accelerator)
-    environments = environments_for(recipe.quantization for recipe in choices.recipes)
+    environments = {
+        *environments_for(recipe.quantization for recipe in choices.recipes),
+        engine_named(choices.profile.engine).environment,
+    }
     identities = {str(name): identity(name, accelerator, settings) for name in environments}
     return Planner(
         checkpoint=checkpoint,

@@ -13,11 +13,12 @@ from pipeline.inspection.ignored import decoder_layers
 from pipeline.inspection.module_kind import is_expert_stack, module_kind
 from pipeline.inspection.variant_size import VariantWeights
 from pipeline.plan.quantizers import is_streamed
+from recipes.engines import engine_named
 from recipes.schema import AcceleratorName, Recipe, ServingProfile
 
 
 def check_processor(profile: ServingProfile, features: Collection[str]) -> None:
-    """See that vLLM can serve at all on this CPU, and with the profile's KV cache.
+    """See that the engine can serve at all on this CPU, and with the profile's KV cache.
 
     Args:
         profile: of a CPU, fitted to it.
@@ -26,17 +27,19 @@ def check_processor(profile: ServingProfile, features: Collection[str]) -> None:
     Raises:
         UsageError: it cannot.
     """
+    engine = engine_named(profile.engine)
     # Other kinds of CPU have features of their own, and interpreters that the user names.
-    if "avx2" not in features and platform.machine() == "x86_64":
+    has = features if platform.machine() == "x86_64" else {*features, "avx2"}
+    if lack := engine.lacks(has):
         raise UsageError(
-            "this CPU has no AVX2, without which vLLM does not serve on a CPU",
+            lack,
             where=f"--profile {profile.name}",
             cure="run on a newer machine, or on one with a GPU",
         )
     for dtype in (profile.kv_cache_dtype, profile.baseline_kv_cache_dtype):
-        if dtype.startswith("fp8") and "avx512f" not in features:
+        if lack := engine.lacks(has, dtype):
             raise UsageError(
-                f"vLLM has no KV cache of type {dtype} on a CPU without AVX-512",
+                lack,
                 where=f"--profile {profile.name}, key kv_cache_dtype",
                 cure="give the profile a fallback, as `cpu` has one (docs/recipes.md), or "
                 "kv_cache_dtype: auto",

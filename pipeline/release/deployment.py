@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Protocol
 
@@ -22,12 +21,7 @@ from pipeline.checkpoint.weight_files import weights_digest
 from pipeline.core.digest import FileDigests, digest_file
 from pipeline.core.errors import RegistryError, UsageError
 from pipeline.core.foreign.text import clipped
-from pipeline.core.process_environment import server_environment
-from pipeline.environments.environment import Environment
 from pipeline.release.past_verdict import PastVerdict
-
-ENGINE_SECONDS = 120
-ASK_ENGINE = "import vllm; print('engine-version', vllm.__version__)"
 
 
 class HoldsFiles(Protocol):
@@ -65,28 +59,6 @@ def judged_tuple(version: Version, past: PastVerdict) -> JudgedTuple:
         f"{version.name} version {version.version}",
         trust_remote_code=past.judged.trust_remote_code,
     )
-
-
-def engine_version_of(serve: Environment) -> str:
-    """The engine's version, as it tells it itself; raises RegistryError when it does not."""
-    try:
-        answer = subprocess.run(
-            [str(serve.python), "-c", ASK_ENGINE],
-            env=server_environment(os.environ, {}, python=serve.python),
-            capture_output=True,
-            text=True,
-            timeout=ENGINE_SECONDS,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError) as error:
-        raise RegistryError(
-            f"the engine does not tell its version: {error}",
-            where=str(serve.python),
-            cure="`prepare env doctor` checks the environments",
-        ) from error
-    # vLLM says things of its own on standard output.
-    lines = [line for line in answer.stdout.splitlines() if line.startswith("engine-version ")]
-    return lines[-1].split()[1] if lines else "unknown"
 
 
 def find_version(registry: Registry, reference: str) -> Version:

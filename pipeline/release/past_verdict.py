@@ -19,9 +19,10 @@ from artifacts.registry.registry import TUPLE_TAG, WEIGHTS_TAG, Version
 from artifacts.serving_arguments import ServingArguments
 from pipeline.core.digest import digest_json
 from pipeline.core.errors import EvidenceError
+from recipes.engines import engine_in
 from recipes.policy import Policy
 from recipes.quantization import Quantization
-from recipes.schema import Fallback, Family, Recipe, ServingProfile, Workload
+from recipes.schema import Family, Recipe, ServingProfile, Workload
 
 POLICY_TAG = "prepare.policy.digest"
 KV_DTYPE = "kv-cache-dtype"
@@ -113,6 +114,7 @@ class PastVerdict:
             name=self.bundle.profile or "judged",
             summary="as judged",
             accelerator=judged.judge.parameters["accelerator"],
+            engine=engine_in(judged.serving).name,
             kv_cache_dtype=arguments.pop(KV_DTYPE),
             baseline_kv_cache_dtype=baseline["engine_arguments"][KV_DTYPE],
             engine_arguments=arguments,
@@ -120,12 +122,9 @@ class PastVerdict:
             ready_timeout_seconds=READY_TIMEOUT_SECONDS,
             workload=Workload.model_validate(judged.benchmark.parameters["workload"]),
             throughput_note=judged.judge.parameters["throughput_note"],
-        ).changed_by(
-            {
-                name: Fallback.model_validate(each)
-                for name, each in judged.judge.parameters.get("fallbacks", {}).items()
-            }
+            fallbacks=judged.judge.parameters.get("fallbacks", {}),
         )
+        profile = profile.changed_by(profile.fallbacks)
         if ServingArguments.of(profile, is_baseline=True).to_dict() != baseline:
             raise EvidenceError(
                 "baseline and variant were served with other engine arguments than the KV dtype",

@@ -17,13 +17,15 @@ from pipeline.core.private_files import make_private
 from pipeline.core.store import Store
 from pipeline.environments.environment import Accelerator, Environment, ensure, identity
 from pipeline.environments.settings import Settings
-from pipeline.release.deployment import check_files, engine_version_of, folder_of, judged_tuple
+from pipeline.release.deployment import check_files, folder_of, judged_tuple
 from pipeline.release.past_verdict import PastVerdict, read_past
 from pipeline.release.recheck_proof import proven_tuple
 from pipeline.release.recheck_record import rechecks_of
 from pipeline.release.tag_check import refuse_changed_tags
+from pipeline.serving.engine_version import engine_version
 from pipeline.serving.server import Server
 from pipeline.serving.server_address import port_is_free
+from recipes.engines import engine_named
 
 SECONDS_BETWEEN_LOOKS = 2.0
 
@@ -61,8 +63,8 @@ class Deployment:
         self._settings = settings
         self._progress = progress
         # Of the tuples that are tried, some may be of another kind of machine.
-        self._environments: dict[Accelerator, Environment] = {}
-        self._engine_versions: dict[Accelerator, str] = {}
+        self._environments: dict[tuple[str, Accelerator], Environment] = {}
+        self._engine_versions: dict[tuple[str, Accelerator], str] = {}
         check_files(version, self.weights, FileDigests(settings.home / "digests.json"))
         past = read_past(version, self.weights)
         refuse_changed_tags(version, past)
@@ -89,11 +91,11 @@ class Deployment:
         ]
 
     def _differences_to(self, judged: JudgedTuple) -> list[str]:
-        accelerator = judged.accelerator
-        differing = judged.differences(identity("serve", accelerator, self._settings))
+        name = engine_named(judged.arguments.engine).environment
+        differing = judged.differences(identity(name, judged.accelerator, self._settings))
         if differing:
             return differing
-        version = self._engine_version(accelerator)
+        version = self._engine_version(judged)
         if version == judged.engine_version:
             return []
         return [f"engine version: judged {judged.engine_version}, here {version}"]
@@ -119,7 +121,7 @@ class Deployment:
         folder = self._settings.store / "served"
         make_private(folder)
         server = Server(
-            self._environment(self.judged.accelerator).python,
+            self._environment(self.judged).python,
             self.weights,
             self.judged.arguments,
             folder / f"{self.version.name}.{self.version.version}.log",
@@ -138,17 +140,18 @@ class Deployment:
             server.check_alive()
             time.sleep(SECONDS_BETWEEN_LOOKS)
 
-    def _engine_version(self, accelerator: Accelerator) -> str:
-        if accelerator not in self._engine_versions:
-            self._engine_versions[accelerator] = engine_version_of(self._environment(accelerator))
-        return self._engine_versions[accelerator]
+    def _engine_version(self, judged: JudgedTuple) -> str:
+        key = judged.arguments.engine, judged.accelerator
+        if key not in self._engine_versions:
+            python = self._environment(judged).python
+            self._engine_versions[key] = engine_version(judged.arguments.engine, python)
+        return self._engine_versions[key]
 
-    def _environment(self, accelerator: Accelerator) -> Environment:
-        if accelerator not in self._environments:
-            self._environments[accelerator] = ensure(
-                "serve", accelerator, self._settings, self._progress
-            )
-        return self._environments[accelerator]
+    def _environment(self, judged: JudgedTuple) -> Environment:
+        key = engine_named(judged.arguments.engine).environment, judged.accelerator
+        if key not in self._environments:
+            self._environments[key] = ensure(*key, self._settings, self._progress)
+        return self._environments[key]
 
 
 def accepted_tuples(version: Version, past: PastVerdict, store: Store) -> list[JudgedTuple]:

@@ -13,8 +13,9 @@ from filelock import FileLock, Timeout
 from artifacts.run_record import StageReport, StageStatus
 from pipeline.plan.plan import VariantPlan
 from pipeline.run.stage_runner import StageRunner
-from pipeline.serving.server import Server, engine_facts
+from pipeline.serving.server import Server
 from pipeline.serving.serving_names import SERVED_NAME
+from recipes.engines import engine_named
 
 
 class Endpoints(Protocol):
@@ -34,7 +35,7 @@ class Endpoints(Protocol):
 
 
 class LocalServers:
-    """vLLM servers on this machine, one at a time.
+    """Model servers on this machine, one at a time.
 
     Args:
         stages: runs stages, and keeps the run's log.
@@ -59,10 +60,11 @@ class LocalServers:
         if self._server is None:
             if variant.arguments is None:
                 raise ValueError(f"{variant.recipe.name} is not ours to serve")
+            python = self._stages.python_of(engine_named(variant.arguments.engine).environment)
             log = self._free_log(variant.recipe.name)
             # Kept before it starts, so that it is stopped whatever happens.
             self._server = Server(
-                self._stages.python_of("serve"),
+                python,
                 variant.model,
                 variant.arguments,
                 log,
@@ -74,8 +76,9 @@ class LocalServers:
                 "url": self._server.url,
                 "socket": str(self._server.address.socket),
                 "model": SERVED_NAME,
+                "server_python": str(python),
                 "server_log": str(log),
-                "server": {**facts, **engine_facts(log)},
+                "server": {**facts, **self._server.facts()},
             }
         return self._facts
 

@@ -28,13 +28,15 @@ from pipeline.environments.environment import Accelerator, ensure, identity
 from pipeline.environments.settings import Settings
 from pipeline.plan.prepare import choose_profile, registry_uri
 from pipeline.plan.suitability import check_processor
-from pipeline.release.deployment import check_files, engine_version_of, find_version, folder_of
+from pipeline.release.deployment import check_files, find_version, folder_of
 from pipeline.release.past_verdict import PastVerdict, read_past
 from pipeline.release.recheck_changes import Change, changes, registered_members
 from pipeline.release.recheck_record import RecheckRecord, rechecks_of, stands
 from pipeline.run.kept_run import kept_to_the_end
 from pipeline.run.recheck_run import Recheck, attempt_of
 from pipeline.run.run_log import NotingProgress, RunLog
+from pipeline.serving.engine_version import engine_version
+from recipes.engines import engine_named
 from recipes.schema import ServingProfile
 
 WEIGHTS_COMMAND = "prepare recheck {reference} --weights FOLDER"
@@ -201,10 +203,10 @@ def members_here(
 ) -> dict[str, Any]:
     """The deployable tuple as it would be here; builds the serving environment."""
     accelerator = Accelerator(profile.accelerator)
-    serve = ensure("serve", accelerator, settings, progress)
+    serve = ensure(engine_named(profile.engine).environment, accelerator, settings, progress)
     return {
         **past.members,
-        "engine_version": engine_version_of(serve),
+        "engine_version": engine_version(profile.engine, serve.python),
         "environment.serve": serve.identity,
         "environment.evaluate": identity("evaluate", accelerator, settings),
         "serving": ServingArguments.of(profile, is_baseline=False).to_dict(),

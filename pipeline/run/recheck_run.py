@@ -39,6 +39,7 @@ from pipeline.run.run_log import RunLog
 from pipeline.run.runner import Runner
 from pipeline.run.stage_runner import StageRunner
 from recipes import catalog
+from recipes.engines import engine_named
 from recipes.schema import ServingProfile
 
 
@@ -192,6 +193,7 @@ class Recheck:
         digests: FileDigests,
     ) -> Plan:
         accelerator = Accelerator(self.profile.accelerator)
+        serving = engine_named(self.profile.engine).environment
         (recipe,) = choices.recipes
         store = settings.store.resolve()
         return Planner(
@@ -200,7 +202,7 @@ class Recheck:
             policy=choices.policy,
             recipes=choices.recipes,
             baseline=choices.baseline,
-            identities={n: identity(n, accelerator, settings) for n in ("serve", "evaluate")},
+            identities={n: identity(n, accelerator, settings) for n in (serving, "evaluate")},
             hardware=hardware(self.profile.accelerator),
             sources=sources,
             store=store,

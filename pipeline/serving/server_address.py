@@ -46,13 +46,6 @@ class ServerAddress:
         """What requests are addressed to; through the socket, where there is one."""
         return f"http://{HOST}:{self.port}" if self.socket is None else "http://localhost"
 
-    def arguments(self) -> list[str]:
-        """The engine's."""
-        if self.socket is None:
-            return ["--host", HOST, "--port", str(self.port)]
-        # Whatever else the engine may open beside the socket, it is not for other machines.
-        return ["--host", HOST, "--uds", str(self.socket)]
-
     def client(self, timeout_seconds: float) -> httpx.Client:
         """A client of the server, which no proxy comes between."""
         return open_client(self.url, self.socket, timeout_seconds, self.key)

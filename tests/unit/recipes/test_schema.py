@@ -162,5 +162,6 @@ class TestFallbacks:
             self.profile(accelerator="cuda")
 
     def test_a_fallback_does_not_set_what_is_ours(self) -> None:
+        fallback = Fallback(without="avx2", because="x", engine_arguments={"host": "0.0.0.0"})
         with pytest.raises(ValidationError, match="not for a profile to set"):
-            Fallback(without="avx2", because="x", engine_arguments={"host": "0.0.0.0"})
+            self.profile(fallbacks={"open": fallback})

@@ -111,9 +111,10 @@ class Place:
         self.built[str(accelerator)] += 1
         return SimpleNamespace(accelerator=str(accelerator), python=Path(f"{name}-{accelerator}"))
 
-    def engine_version_of(self, environment: SimpleNamespace) -> str:
-        self.asked[environment.accelerator] += 1
-        return self.engines[environment.accelerator]
+    def engine_version(self, _: str, python: Path) -> str:
+        accelerator = python.name.removeprefix("serve-")
+        self.asked[accelerator] += 1
+        return self.engines[accelerator]
 
     def deployment(self, judged: str, rechecked: str) -> Deployment:
         return Deployment(version(self.runs, judged, rechecked), None, self.settings, Listener())
@@ -126,7 +127,7 @@ def place(runs: dict[str, JudgedRun], tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(deployment_server, "identity", lambda name, kind, _: f"{name}-{kind}")
     monkeypatch.setattr(deployment_server, "proven_tuple", taken_at_its_word)
     monkeypatch.setattr(deployment_server, "ensure", found.ensure)
-    monkeypatch.setattr(deployment_server, "engine_version_of", found.engine_version_of)
+    monkeypatch.setattr(deployment_server, "engine_version", found.engine_version)
     return found
 
 

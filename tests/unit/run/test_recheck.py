@@ -137,7 +137,7 @@ def site(
         monkeypatch.setattr(
             module, "ensure", lambda *_: SimpleNamespace(identity=found.serve, python=Path("p"))
         )
-    monkeypatch.setattr(recheck, "engine_version_of", lambda _: found.engine)
+    monkeypatch.setattr(recheck, "engine_version", lambda *_: found.engine)
     monkeypatch.setattr(
         recheck_run,
         "identity",

@@ -9,36 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from artifacts.serving_arguments import ServingArguments
-from pipeline.serving.server import cure_for, engine_facts, reason_in_log
+from pipeline.serving.server_log import cure_for, engine_facts, reason_in_log
 from recipes.catalog import load_profile
+from recipes.engines.vllm import Vllm
+
+VLLM = Vllm()
 
 # --- arguments and environment ------------------------------------------------------------------
-
-
-def test_arguments_become_a_command_line() -> None:
-    arguments = ServingArguments(
-        {
-            "dtype": "bfloat16",
-            "max-num-seqs": 32,
-            "gpu-memory-utilization": 0.9,
-            "enforce-eager": True,
-            "enable-prefix-caching": False,
-            "kv-cache-dtype": "fp8",
-        },
-        {},
-    )
-    assert arguments.command_line() == [
-        *("--dtype", "bfloat16"),
-        *("--max-num-seqs", "32"),
-        *("--gpu-memory-utilization", "0.9"),
-        "--enforce-eager",
-        *("--kv-cache-dtype", "fp8"),
-    ]
-
-
-def test_zero_and_one_are_values_and_no_flags() -> None:
-    arguments = ServingArguments({"seed": 0, "tensor-parallel-size": 1}, {})
-    assert arguments.command_line() == ["--seed", "0", "--tensor-parallel-size", "1"]
 
 
 @pytest.mark.parametrize("name", ["cpu", "h100", "h20", "h200", "l40s"])
@@ -179,8 +156,8 @@ LOGS = [
 def test_the_logs_own_reason_is_found(tmp_path: Path, text: str, reason: str, cure: str) -> None:
     log = tmp_path / "server.log"
     log.write_text(text)
-    assert reason_in_log(log) == reason
-    assert cure in cure_for(reason)
+    assert reason_in_log(log, VLLM) == reason
+    assert cure in cure_for(reason, VLLM)
 
 
 @given(st.binary(max_size=3000))
@@ -189,14 +166,14 @@ def test_any_log_gives_a_short_reason_or_none(
 ) -> None:
     log = tmp_path_factory.getbasetemp() / "any.log"
     log.write_bytes(content)
-    reason = reason_in_log(log)
+    reason = reason_in_log(log, VLLM)
     assert len(reason) <= 500
     assert "\n" not in reason
 
 
 def test_no_log_no_reason(tmp_path: Path) -> None:
-    assert reason_in_log(tmp_path / "missing.log") == ""
-    assert engine_facts(tmp_path / "missing.log") == {}
+    assert reason_in_log(tmp_path / "missing.log", VLLM) == ""
+    assert engine_facts(tmp_path / "missing.log", VLLM) == {}
 
 
 def test_facts_of_a_good_start(tmp_path: Path) -> None:
@@ -208,7 +185,7 @@ def test_facts_of_a_good_start(tmp_path: Path) -> None:
         "(EngineCore pid=7) INFO 11-21 09:53:41 [kv_cache_utils.py:2] GPU KV cache size: "
         "93,184 tokens\n"
     )
-    assert engine_facts(log) == {
+    assert engine_facts(log, VLLM) == {
         "kv_cache_tokens": "93184",
         "linear_kernel": "CPUWNA16LinearKernel",
     }
@@ -227,7 +204,7 @@ def test_kernels_that_the_cuda_build_tells(tmp_path: Path) -> None:
         "INFO [__init__.py:779] Selected CutlassFp8BlockScaledMMKernel for "
         "CompressedTensorsW8A8Fp8\n"
     )
-    assert engine_facts(log) == {
+    assert engine_facts(log, VLLM) == {
         "linear_kernel": "MacheteLinearKernel, CutlassNvFp4LinearKernel, "
         "CutlassFp8BlockScaledMMKernel",
         "moe_kernel": "MARLIN",

@@ -13,18 +13,16 @@ import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import httpx
 import pytest
 from model_server_stand_in import stand_in_python
 
 from artifacts.serving_arguments import ServingArguments
-from pipeline.core.errors import RegistryError, ServingError
+from pipeline.core.errors import ServingError
 from pipeline.core.events import Silent
-from pipeline.environments.environment import Environment
-from pipeline.release.deployment import engine_version_of
+from pipeline.serving.engine_version import engine_version
 from pipeline.serving.server import Server
 from pipeline.serving.server_address import free_port
 
@@ -250,14 +248,9 @@ def test_code_in_the_folder_that_it_is_asked_in_does_not_run(
         Path(sys.executable), deployed, ServingArguments({}, {}), tmp_path / "server.log"
     )
     failure(served)
-    with pytest.raises(RegistryError):
-        engine_version_of(cast(Environment, SimpleNamespace(python=Path(sys.executable))))
+    with pytest.raises(ServingError):
+        engine_version("vllm", Path(sys.executable))
     assert not ran.exists()
-
-
-def test_what_a_profile_calls_a_key_is_not_on_the_command_line(tmp_path: Path) -> None:
-    arguments = ServingArguments({"api-key": "sk-1", "hf-token": "hf_2", "seed": 1}, {})
-    assert arguments.command_line() == ["--seed", "1"]
 
 
 class Stranger:

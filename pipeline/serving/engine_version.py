@@ -1,0 +1,42 @@
+"""Asks an engine which version it is."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+from pipeline.core.errors import ServingError
+from pipeline.core.process_environment import server_environment
+from recipes.engines import engine_named
+
+ANSWER_SECONDS = 120
+
+
+def engine_version(engine: str, python: Path) -> str:
+    """The engine's version, as it tells it itself.
+
+    Args:
+        engine: its name.
+        python: interpreter of its environment.
+
+    Raises:
+        ServingError: it does not tell.
+    """
+    try:
+        answer = subprocess.run(
+            engine_named(engine).version_command(str(python)),
+            env=server_environment(os.environ, {}, python=python),
+            capture_output=True,
+            text=True,
+            timeout=ANSWER_SECONDS,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise ServingError(
+            f"the engine does not tell its version: {error}",
+            where=str(python),
+            cure="`prepare env doctor` checks the environments",
+        ) from error
+    lines = [line for line in answer.stdout.splitlines() if line.startswith("engine-version ")]
+    return lines[-1].split()[1] if lines else "unknown"

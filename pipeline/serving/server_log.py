@@ -1,0 +1,62 @@
+"""What a server's log says of its start: why it failed, what helps, what reports should show."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from recipes.engines import Engine
+
+_NOISE = re.compile(
+    r"^(\(\w+ pid=\d+\)\s*)?(ERROR|CRITICAL|WARNING|INFO)?\s*[\d :.-]*(\[[^\]]*\])?\s*"
+)
+_EXCEPTION = re.compile(r"^[\w.]*(Error|Exception|Interrupt|Killed)\b.*: \S|^.*error: ")
+
+
+def reason_in_log(log: Path, engine: Engine) -> str:
+    """The first line of the log that names an exception and is not just an echo of another.
+
+    Where there is only the echo, that; where no exception is named, the log's last line.
+    """
+    try:
+        lines = log.read_text(errors="replace").splitlines()
+    except OSError:
+        return ""
+    texts = [_NOISE.sub("", line).strip() for line in lines]
+    named = [number for number, text in enumerate(texts) if _EXCEPTION.match(text)]
+    telling = [n for n in named if not any(words in texts[n] for words in engine.echoes)]
+    if not named:
+        return lines[-1].strip()[:500] if lines else ""
+    first = (telling or named)[0]
+    # pydantic says what is wrong in the lines after the exception's: a key, then the fault.
+    is_pydantic = re.search(r"\d+ validation errors? for", texts[first]) is not None
+    reason = " ".join(texts[first : first + 3]) if is_pydantic else texts[first]
+    return reason.partition(" [type=")[0][:500]
+
+
+# What helps with any engine, where it knows nothing better.
+_CURES: tuple[tuple[str, str], ...] = (
+    (
+        r"out of memory|kv cache (blocks|space|memory|size)|memory",
+        "give the server less to hold: a profile with a smaller max-model-len, max-num-seqs "
+        "or KV cache, more tensor parallelism, or a machine with more memory",
+    ),
+    (
+        r"not supported|unsupported",
+        "this engine version does not serve this architecture; see its supported models",
+    ),
+    (r"address already in use", "another program took the port; run the command again"),
+)
+
+
+def cure_for(reason: str, engine: Engine) -> str:
+    """What a user can do about a server's last words."""
+    for words, cure in (*engine.cures, *_CURES):
+        if re.search(words, reason, re.IGNORECASE):
+            return cure
+    return "read the log; a profile (--profile PATH) can change the engine's arguments"
+
+
+def engine_facts(log: Path, engine: Engine) -> dict[str, str]:
+    """What the engine's log says that reports should show: KV cache size, kernels."""
+    return engine.facts_in(log.read_text(errors="replace") if log.is_file() else "")

@@ -1,0 +1,34 @@
+"""The engines that serve; a new one is a module here and its line in the list.
+
+They lie below all who ask: a profile's shape, the environments, the model card and the servers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from recipes.engines.engine import Dialect, Engine, Launch, options
+from recipes.engines.vllm import Vllm
+
+__all__ = ["DEFAULT", "Dialect", "Engine", "Launch", "engine_in", "engine_named", "options"]
+
+ENGINES: list[Engine] = [
+    Vllm(),
+]
+# Of a profile that names none, and of all evidence from before profiles could.
+DEFAULT = ENGINES[0].name
+
+
+def engine_named(name: str) -> Engine:
+    """The engine of that name; raises ValueError, which names those there are, without one."""
+    for engine in ENGINES:
+        if engine.name == name:
+            return engine
+    known = ", ".join(engine.name for engine in ENGINES)
+    raise ValueError(f"there is no engine {ascii(name)[:80]}; there are: {known}")
+
+
+def engine_in(serving: Mapping[str, Any]) -> Engine:
+    """That of serving arguments as plain data; raises ValueError where there is no such engine."""
+    return engine_named(str(serving.get("engine", DEFAULT)))

@@ -1,0 +1,125 @@
+"""What is to be known of an engine to serve a model with it: described here, run elsewhere."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+# No profile may have them; a version that was registered before may, and they decide no answer.
+CREDENTIALS = ("api-key", "hf-token")
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How one server is started.
+
+    Args:
+        model: folder of the checkpoint.
+        arguments: the engine's, by long name without dashes; true is a bare flag.
+        trust_remote_code: let the engine run code from the checkpoint's folder.
+        name: that requests call the model by.
+        host: that it listens on.
+        port: of that host.
+        socket: a Unix socket, in the place of a port; "" without one.
+    """
+
+    model: str
+    arguments: Mapping[str, Any]
+    trust_remote_code: bool = False
+    name: str = ""
+    host: str = ""
+    port: int = 0
+    socket: str = ""
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """Which fields requests may use beyond what every OpenAI-like server takes.
+
+    Args:
+        scores_prompts: `echo` with `logprobs` gives the log-probabilities of a prompt's tokens.
+        scores_tokens: `logprob_token_ids` gives those of chosen tokens (one request a question).
+    """
+
+    scores_prompts: bool = False
+    scores_tokens: bool = False
+
+
+class Engine(Protocol):
+    """An OpenAI-compatible server; what has a default here need not be said.
+
+    Attributes:
+        name: in profiles and evidence.
+        title: for people.
+        homepage: for the model card.
+        environment: name of the environment that it runs in.
+        modules: that have to import there.
+        key_variable: variable that names the key which its clients must show.
+        health: path that answers 200 once it serves.
+        dialect: of its requests.
+        echoes: words of an exception in its log that only repeats another's.
+        cures: expression that a failure's reason matches, and what a user can do; first the known.
+        facts: name of what reports show of its log, and the expression whose group is its value.
+        ours: long names that no profile may set, by the reason; one ending in `*` stands for all
+            that begin so.
+        words_or_folders: arguments whose value is one of these words, or else a folder.
+        tuning: expression of the variables that tune it, beside those of the libraries it uses.
+        reaching: expression of those among them that have it load code or answer to others.
+    """
+
+    name: str
+    title: str
+    homepage: str
+    environment: str
+    modules: tuple[str, ...]
+    key_variable: str
+    health: str = "/health"
+    dialect: Dialect = Dialect()
+    echoes: tuple[str, ...] = ()
+    cures: tuple[tuple[str, str], ...] = ()
+    facts: Mapping[str, str] = {}
+    ours: Mapping[str, tuple[str, ...]] = {}
+    words_or_folders: Mapping[str, tuple[str, ...]] = {}
+    tuning: str = "(?!)"
+    reaching: str = "(?!)"
+
+    def command(self, python: str, launch: Launch) -> list[str]:
+        """The command line of a server, in its environment's interpreter."""
+
+    def public_command(self, accelerator: str, launch: Launch) -> list[str]:
+        """The command line for who installed the engine from the package index."""
+
+    def package(self, accelerator: str) -> str:
+        """Its name on the package index."""
+
+    def known_arguments(self, accelerator: str) -> tuple[str, Collection[str]]:
+        """The engine with its version, for messages, and the long names that its parser knows."""
+
+    def model_in(self, listing: Any) -> str:
+        """The folder that `/v1/models` says is served; raises LookupError or TypeError."""
+
+    def version_command(self, python: str) -> list[str]:
+        """What prints, among other things, a line of `engine-version` and the version."""
+
+    def lacks(self, features: Collection[str], kv_cache_dtype: str = "auto") -> str:
+        """Why it cannot serve on an x86 CPU of these features; "" where it can."""
+        return ""
+
+    def cpu_cache_bytes(self, environment: Mapping[str, str]) -> int:
+        """Memory of the KV cache on a CPU with these variables; 0 where they do not tell."""
+        return 0
+
+    def facts_in(self, log: str) -> dict[str, str]:
+        """What the log tells; of a fact that it tells several times, every value once."""
+        found = {fact: re.findall(pattern, log) for fact, pattern in self.facts.items()}
+        return {fact: ", ".join(dict.fromkeys(each)) for fact, each in found.items() if each}
+
+
+def options(arguments: Mapping[str, Any]) -> Iterator[str]:
+    """Arguments as long options: true is a bare flag, false a flag left out."""
+    for name, value in arguments.items():
+        if value is not False and name not in CREDENTIALS:
+            yield f"--{name}"
+            yield from [] if value is True else [str(value)]

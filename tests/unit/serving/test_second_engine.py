@@ -1,0 +1,154 @@
+"""A second engine is a module and a line: a real server is started, asked and judged through it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from listener import Listener
+from tiny_engine import Tiny
+
+from artifacts.deployable import JudgedTuple
+from artifacts.serving_arguments import ServingArguments
+from pipeline.core.errors import EvidenceError, ServingError, UsageError
+from pipeline.core.events import Silent
+from pipeline.core.stage_key import stage_spec
+from pipeline.core.store import Store
+from pipeline.serving.engine_version import engine_version
+from pipeline.serving.server import Server
+from pipeline.serving.server_address import free_port
+from pipeline.serving.serving_names import SERVED_NAME
+from pipeline.stages.context import execute
+from recipes import engines
+from recipes.catalog import load_profile
+from recipes.schema import ServingProfile
+
+PROFILE = """\
+name: second
+summary: another engine
+accelerator: cpu
+engine: tiny
+kv_cache_dtype: auto
+engine_arguments: {slots: 3}
+environment: {TINY_SPEED: "9"}
+workload: {input_tokens: 1, output_tokens: 1, requests: 1, concurrency: 1}
+"""
+
+
+@pytest.fixture(autouse=True)
+def second_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "ENGINES", [*engines.ENGINES, Tiny()])
+
+
+def profile(folder: Path, text: str = PROFILE) -> ServingProfile:
+    (folder / "second.yaml").write_text(text)
+    return load_profile(str(folder / "second.yaml"))
+
+
+def server_of(folder: Path, text: str = PROFILE, port: int | None = None) -> Server:
+    weights = folder / "weights"
+    weights.mkdir()
+    (weights / "text").write_text("The capital of France is Paris and Paris is Paris .")
+    arguments = ServingArguments.of(profile(folder, text), is_baseline=False)
+    return Server(Path(sys.executable), weights, arguments, folder / "server.log", port=port)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    served = server_of(tmp_path)
+    try:
+        served.start(30, Silent())
+        yield served
+    finally:
+        served.stop()
+
+
+def test_it_serves_and_answers_as_the_profile_says(server: Server) -> None:
+    server.check_alive()
+    assert server.facts() == {"slots": "3"}
+    with server.address.client(timeout_seconds=10) as client:
+        request = {"model": SERVED_NAME, "prompt": "France", "max_tokens": 2}
+        answer = client.post("/v1/completions", json=request).json()
+    assert answer["choices"][0]["text"] == " is Paris"
+
+
+def test_the_coherence_stage_asks_it_in_its_dialect(server: Server, tmp_path: Path) -> None:
+    arguments = ServingArguments.of(load_profile(str(tmp_path / "second.yaml")), is_baseline=True)
+    runtime: dict[str, Any] = {
+        "url": server.url,
+        "socket": str(server.address.socket),
+        "model": SERVED_NAME,
+        "server": server.facts(),
+    }
+    store, parameters = Store(tmp_path / "store"), {"serving": arguments.to_dict()}
+    spec = stage_spec("coherence", "baseline", parameters, {}, runtime, store.root)
+    result = execute(spec, Listener()).result
+    assert result["sample"].startswith(" Paris")
+    assert result["perplexity"] is None
+    assert result["incoherent"] == ""
+
+
+def test_a_port_asks_for_its_own_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TINY_SECRET", "s")
+    served = server_of(tmp_path, port=free_port())
+    try:
+        served.start(30, Silent())
+        refused = httpx.post(f"{served.url}/v1/completions", json={"model": "x"}, trust_env=False)
+        assert refused.status_code == 401
+    finally:
+        served.stop()
+
+
+def test_its_failures_have_its_cures(tmp_path: Path) -> None:
+    with pytest.raises(ServingError) as caught:
+        server_of(tmp_path, PROFILE.replace("slots: 3", "slots: 0")).start(30, Silent())
+    assert caught.value.cure == "give it a slot"
+
+
+def test_it_tells_its_version() -> None:
+    assert engine_version("tiny", Path(sys.executable)) == "0.7"
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        ("engine", PROFILE.replace("tiny", "nosuch")),
+        ("engine_arguments", PROFILE.replace("slots", "max-num-seqs")),
+        ("engine_arguments", PROFILE.replace("slots: 3", "listen: everywhere")),
+        ("engine_arguments", PROFILE.replace("engine: tiny\n", "")),
+        ("environment", PROFILE.replace("TINY_SPEED", "VLLM_SPEED")),
+        ("environment", PROFILE.replace("TINY_SPEED", "TINY_SECRET")),
+        (
+            "fallbacks",
+            PROFILE + "fallbacks: {f: {without: amx, because: x, environment: {VLLM_A: '1'}}}\n",
+        ),
+    ],
+    ids=["unknown", "of another", "ours", "of the first", "variable", "key", "fallback"],
+)
+def test_a_profile_is_checked_by_its_engine(tmp_path: Path, key: str, text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        profile(tmp_path, text)
+    assert f"'{key}" in caught.value.what
+
+
+def judged(serving: dict[str, Any]) -> JudgedTuple:
+    members = {
+        "engine_version": "0.7",
+        "environment.serve": "e",
+        "serving": {"engine_arguments": {}, "environment": {}, **serving},
+        "hardware": {"accelerator": "cpu"},
+    }
+    return JudgedTuple.of_members(members, "here", trust_remote_code=False)
+
+
+def test_evidence_names_it_and_none_names_the_first() -> None:
+    assert judged({"engine": "tiny"}).arguments.to_dict()["engine"] == "tiny"
+    first = judged({}).arguments
+    assert first.engine == "vllm"
+    assert "engine" not in first.to_dict()
+    with pytest.raises(EvidenceError):
+        judged({"engine": "nosuch"})
