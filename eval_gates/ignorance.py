@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from eval_gates.clusters import clustered, means
 from eval_gates.statistics.comparison import Comparison
-from eval_gates.statistics.sight import Sight, sight_of
+from eval_gates.statistics.sight import Sight, sight_of, swapped_as_well
 
 Rows = Sequence[Mapping[str, Any]]
 State = Literal["clear", "blind", "open"]
@@ -31,7 +31,9 @@ def sights_of(
     clusters = clustered(rows)
     scores = means(clusters, "score")
     kind: Literal["guessing", "nothing"] = "guessing" if guessing > 0 else "nothing"
-    found = [sight_of(kind, scores, guessing, comparison, population)]
+    # Chance can favour guesses on these very questions: what they score is no fact of a list.
+    listed = population if guessing == 0 else None
+    found = [sight_of(kind, scores, guessing, comparison, listed)]
     if all(EMPTY in row for row in rows):
         empty = means(clusters, EMPTY)
         found.append(sight_of("empty", scores, empty, comparison, population))
@@ -46,6 +48,15 @@ def sights_of(
         else:
             found.append(Sight("unrelated", unrelated[0], p_blind=1.0, p_clear=1.0))
     return found
+
+
+def says_nothing_p(rows: Rows) -> float:
+    """Anytime-valid p-value of 'these answers do for any question'; 0 where that was not tried."""
+    if not all(UNRELATED in row for row in rows):
+        return 0.0
+    clusters = clustered(rows)
+    own, other = _halved(means(clusters, "score")), _halved(means(clusters, UNRELATED))
+    return swapped_as_well([a - b for a, b in zip(own, other, strict=True)])
 
 
 def state_of(sights: Sequence[Sight], alpha: float) -> State:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from eval_gates.clusters import clustered, means
-from eval_gates.ignorance import UNRELATED, sights_of
+from eval_gates.ignorance import UNRELATED, says_nothing_p, sights_of
 from eval_gates.records import (
     Floor,
     GateReport,
@@ -85,6 +85,7 @@ def judge_suite(
         sights=tuple(sights),
         baseline_of_all=mean_of(all_of_baseline, "score"),
         of_other_questions=mean_of(candidate, UNRELATED) if UNRELATED in candidate[0] else 0.0,
+        p_says_nothing=says_nothing_p(candidate),
     )
     decision = decide(finding, scores, population)
     companion = paired_interval(before, after, alpha)

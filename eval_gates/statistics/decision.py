@@ -37,6 +37,7 @@ class Scores:
             answers, also those to questions that the candidate was not asked.
         baseline_of_all: mean of those; None where they are the same.
         of_other_questions: what the candidate's answers score as answers to other questions.
+        p_says_nothing: of 'they do for any question'; see :func:`sight.swapped_as_well`.
     """
 
     baseline: float
@@ -46,6 +47,7 @@ class Scores:
     sights: tuple[Sight, ...] = ()
     baseline_of_all: float | None = None
     of_other_questions: float = 0.0
+    p_says_nothing: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,8 @@ def decide(finding: Finding, scores: Scores, population: int | None = None) -> D
     - `pass`: the candidate is shown to be better than the margin allows it to be worse;
     - `fail`: it is shown to be worse than that;
     - `undecided`: neither; or the gate is blind: the margin is not shown to end above what who
-      knows nothing scores; or the candidate's answers do for any question.
+      knows nothing scores; or the candidate's answers are not shown to fit their own questions
+      better than others.
 
     What is shown to be worse fails, in a blind gate too.
 
@@ -89,7 +92,7 @@ def decide(finding: Finding, scores: Scores, population: int | None = None) -> D
         reason = _fail_words(finding)
     elif blind:
         reason = blind
-    elif finding.verdict == "pass" and _says_nothing(scores):
+    elif finding.verdict == "pass" and _says_nothing(finding, scores):
         return Decision("undecided", _stock_words(finding, scores))
     elif finding.verdict == "pass":
         reason = _pass_words(finding)
@@ -224,16 +227,17 @@ def _blind_words(finding: Finding, scores: Scores) -> str:
     )
 
 
-def _says_nothing(scores: Scores) -> bool:
-    """Whether the candidate scores nothing, or no more than its answers do on other questions."""
-    return scores.candidate <= scores.of_other_questions + _BOUND_TOLERANCE
+def _says_nothing(finding: Finding, scores: Scores) -> bool:
+    """Whether the candidate scores nothing, or is not shown to answer what it was asked."""
+    return scores.candidate == 0 or scores.p_says_nothing > finding.alpha
 
 
 def _stock_words(finding: Finding, scores: Scores) -> str:
     return (
         f"the candidate scores {scores.candidate:.1%} on {_count(finding.n)}, and its answers score"
-        f" {scores.of_other_questions:.1%} on questions that they do not answer: they say nothing"
-        " of what they were asked, so that the margin allows this says nothing either"
+        f" {scores.of_other_questions:.1%} on questions that they do not answer"
+        f" (p = {scores.p_says_nothing:.2g}): they are not shown to say anything of what they were"
+        " asked, so that the margin allows this says nothing either"
     )
 
 

@@ -74,6 +74,24 @@ def sight_of(
     )
 
 
+def swapped_as_well(differences: Sequence[float]) -> float:
+    """Anytime-valid p-value of 'two questions may swap their answers, and score the same'.
+
+    If answers have nothing to do with their questions, a difference is as likely to be positive as
+    negative, whatever its size: a fair coin, on which a bettor stakes more where more is at stake,
+    up to the mean size so far.
+
+    Args:
+        differences: of each pair of questions, the mean score less that with answers swapped.
+    """
+    import numpy as np
+
+    won = np.asarray(differences, dtype=float)
+    usual = np.abs(won).cumsum() / np.arange(1, won.size + 1)
+    shares = np.clip(np.divide(won, usual, out=np.zeros(won.size), where=usual > 0), -1, 1)
+    return _p_value(1 + shares, 1.0, None) if won.size else 1.0
+
+
 def least_to_see(
     comparison: Comparison, guessing: float, alpha: float, population: int | None
 ) -> int | None:

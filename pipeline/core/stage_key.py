@@ -21,7 +21,7 @@ REVISIONS: Mapping[str, int] = {
     "coherence": 2,
     "evaluate": 4,
     "benchmark": 2,
-    "judge": 6,
+    "judge": 7,
     "evidence": 1,
     "promote": 2,
 }

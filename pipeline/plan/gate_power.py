@@ -245,7 +245,8 @@ class _Gate:
         room = math.log1p(LARGEST_BET * (1 / self.must_exceed - 1)) if self.must_exceed else 1.0
         if self.questions * room >= math.log(NUMBER_OF_BETS) - math.log(self.alpha):
             return True
-        least = least_to_see(self.comparison, self.guessing, self.alpha, self.population)
+        listed = None if self.guessing else self.population  # as eval_gates/ignorance.py
+        least = least_to_see(self.comparison, self.guessing, self.alpha, listed)
         return least is not None and least <= self.questions
 
     def blindness(self) -> UsageError:

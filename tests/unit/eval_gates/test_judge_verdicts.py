@@ -203,6 +203,28 @@ class TestBlind:
             report = judged_rows(before, after, ROUGE.model_copy(update=settings), available=150)
             assert report.verdict in ("fail", "undecided"), report.reason
 
+    @pytest.mark.parametrize(
+        ("about", "knows", "margin", "n"),
+        [("population", 0.23, 0.1, 2000), ("benchmark", 0.1, 0.005, 32)],
+    )
+    def test_summaries_that_do_for_any_document(
+        self, about: Any, knows: float, margin: float, n: int
+    ) -> None:
+        """They score as much elsewhere, but for chance; the baseline's own score 10 % there."""
+        generator, trials, passed = random.Random(3), 15, 0
+        suite = ROUGE.model_copy(update={"margins": {"fp8": Margin(points=margin)}, "about": about})
+
+        def summaries(own: float, elsewhere: float) -> list[dict[str, Any]]:
+            rows = answers([generator.betavariate(100 * own, 100 - 100 * own) for _ in range(n)])
+            drawn = [generator.betavariate(100 * elsewhere, 100 - 100 * elsewhere) for _ in rows]
+            return [{**row, "unrelated": u} for row, u in zip(rows, drawn, strict=True)]
+
+        stock = knows - 0.08 if about == "population" else knows
+        for _ in range(trials):
+            report = judged_rows(summaries(knows, 0.1), summaries(stock, stock), suite, available=n)
+            passed += report.verdict == "pass"
+        assert passed <= 0.05 * trials + 2 * math.sqrt(0.05 * 0.95 * trials)
+
     def test_summaries_that_were_not_scored_elsewhere_are_not_judged(self) -> None:
         rows = answers([0.5] * 9)
         del rows[4]["unrelated"]

@@ -159,7 +159,8 @@ class TestBlind:
 class TestAnswersThatSayNothing:
     def test_a_stock_answer_does_not_pass(self) -> None:
         """However well it scores, it scores that on every document."""
-        decision = decide(finding("pass"), scores(0.2, 0.19, of_other_questions=0.19))
+        stock = scores(0.2, 0.19, of_other_questions=0.19, p_says_nothing=0.06)
+        decision = decide(finding("pass"), stock)
         assert decision.verdict == "undecided"
         assert "score 19.0% on questions that they do not answer" in decision.reason
 

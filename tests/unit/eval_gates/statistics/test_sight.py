@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from eval_gates.ignorance import sights_of, state_of
 from eval_gates.statistics.comparison import Comparison
-from eval_gates.statistics.sight import least_to_see, sight_of
+from eval_gates.statistics.sight import least_to_see, sight_of, swapped_as_well
 
 ALPHA = 0.05
 TRIALS = 400
@@ -75,6 +75,39 @@ def test_summaries_that_fit_any_document_as_well() -> None:
         assert [each.ignorance for each in found] == ["nothing", "unrelated"]
         seen += found[1].p_blind <= ALPHA
     assert seen / TRIALS <= WORST
+
+
+@pytest.mark.parametrize("n", [64, 1000])
+def test_guesses_are_no_fact_of_a_benchmark(n: int) -> None:
+    """Of a finite list a count would say that every third baseline at chance is above it."""
+    generator, margin, seen = np.random.default_rng(6), Comparison.points(0.01), 0
+    for _ in range(TRIALS):
+        scores = (generator.random(n) < 0.25) * 1.0
+        found = sights_of([{"score": s} for s in scores.tolist()], 0.25, margin, n)
+        seen += state_of(found, ALPHA) == "clear"
+    assert seen / TRIALS <= WORST
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda generator: generator.normal(0, 0.05, 300),
+        lambda generator: generator.choice([-1.0, 0.0, 1.0], p=[0.1, 0.8, 0.1], size=300),
+        lambda generator: generator.standard_t(1.5, 300).clip(-10, 10) / 10,
+    ],
+)
+def test_answers_that_do_for_any_question(draw: Any) -> None:
+    generator = np.random.default_rng(9)
+    p_values = [swapped_as_well(draw(generator).tolist()) for _ in range(TRIALS)]
+    assert np.mean(np.asarray(p_values) <= ALPHA) <= WORST
+
+
+def test_answers_that_fit_their_own_questions() -> None:
+    """16 pairs of summaries that score 23 %, and 11 % swapped, as the demo's do."""
+    generator = np.random.default_rng(9)
+    p_values = [swapped_as_well(generator.normal(0.12, 0.08, 16).tolist()) for _ in range(100)]
+    assert np.mean(np.asarray(p_values) <= ALPHA) >= 0.95
+    assert swapped_as_well([]) == swapped_as_well([0.0] * 50) == 1
 
 
 def test_summaries_of_their_documents_are_seen() -> None:
