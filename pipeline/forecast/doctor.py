@@ -33,11 +33,11 @@ from pipeline.forecast.machine import this_machine
 from pipeline.plan.prepare import fitted_here, named_profile
 from pipeline.plan.suitability import check_servable
 from recipes.catalog import load_recipe, recipe_names
+from recipes.engines import DEFAULT, engine_named
 
 if TYPE_CHECKING:
     from pipeline.environments.settings import Settings
-    from recipes.engines import DEFAULT, engine_named
-from recipes.schema import ServingProfile
+    from recipes.schema import ServingProfile
 
 
 def diagnose(settings: Settings, profile: ServingProfile | None = None) -> list[Finding]:
