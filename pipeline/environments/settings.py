@@ -5,6 +5,7 @@ The settings file is the first of: ``$PREPARE_SETTINGS``, ``prepare.yaml`` in th
 
     home: ~/big-disk/prepare          # managed environments; $PREPARE_HOME wins over it
     store: /shared/prepare-store      # stages' outputs; $PREPARE_STORE wins over it
+    executor: local                   # where stages run
     environments:
       serve: {python: /opt/vllm/bin/python}
 """
@@ -38,6 +39,7 @@ class Settings(BaseModel):
 
     home: Path = Field(description="folder of the managed environments")
     store: Path = Field(description="folder of the stages' outputs")
+    executor: str = Field(default="local", description="where stages run, by its name")
     environments: dict[str, EnvironmentOverride] = Field(
         default_factory=dict, description="interpreters of the site's own, by environment's name"
     )
@@ -50,6 +52,7 @@ class SettingsFile(BaseModel):
 
     home: Path | None = Field(default=None, description="folder of the managed environments")
     store: Path | None = Field(default=None, description="folder of the stages' outputs")
+    executor: str = Field(default="local", description="where stages run, by its name")
     environments: dict[EnvironmentName, EnvironmentOverride] = Field(
         default_factory=dict, description="interpreters of the site's own, by environment's name"
     )
@@ -82,7 +85,7 @@ def load_settings(store: Path | None = None) -> Settings:
     for name, override in said.environments.items():
         python = _absolute(override.python, folder, f"{file}, key environments.{name}.python")
         overrides[str(name)] = EnvironmentOverride(python=python)
-    return Settings(home=home, store=store, environments=overrides)
+    return Settings(home=home, store=store, executor=said.executor, environments=overrides)
 
 
 def find_settings_file() -> Path | None:

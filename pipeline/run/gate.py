@@ -32,7 +32,7 @@ from pipeline.plan.of_suites import EvaluationPlanner, Served
 from pipeline.plan.plan import Plan, VariantPlan, trial_words
 from pipeline.plan.prepare import beginner
 from pipeline.plan.suite_forms import form_faults, form_notes, with_forms
-from pipeline.run.executors.local import LocalExecutor
+from pipeline.run.executors import executor_of
 from pipeline.run.kept_run import kept_to_the_end
 from pipeline.run.run_log import NotingProgress, RunLog
 from pipeline.run.runner import Runner
@@ -140,7 +140,7 @@ def judge_endpoints(
     """Ask, judge, and say how it ends."""
     # Which accelerator someone else serves on does not matter for the asking.
     python_of = interpreters(Accelerator.CPU, settings, progress)
-    stages = StageRunner(store, LocalExecutor(), python_of, log, progress)
+    stages = StageRunner(store, executor_of(settings), python_of, log, progress)
     plan = plan_of(request, policy, settings, store.root, log.run_id, progress)
     if words := trial_words(plan):
         progress.note(words)

@@ -32,7 +32,7 @@ from pipeline.plan.prepare import (
 )
 from pipeline.plan.suite_forms import form_notes
 from pipeline.run.endpoints import LocalServers
-from pipeline.run.executors.local import LocalExecutor
+from pipeline.run.executors import executor_of
 from pipeline.run.kept_run import kept_to_the_end
 from pipeline.run.promotion import Promotion
 from pipeline.run.run_log import NotingProgress, RunLog
@@ -62,7 +62,7 @@ def run_choices(
 ) -> ExitCode:
     """Find the checkpoint, lay out the plan, run it."""
     python_of = interpreters(Accelerator(choices.profile.accelerator), settings, progress)
-    stages = StageRunner(store, LocalExecutor(), python_of, log, progress)
+    stages = StageRunner(store, executor_of(settings), python_of, log, progress)
     digests = FileDigests(settings.home / "digests.json")
     try:
         sources = find_data(choices, settings, digests, progress)

@@ -33,7 +33,7 @@ from pipeline.plan.plan import Plan
 from pipeline.plan.prepare import Asked, Choices, find_data, locate
 from pipeline.release.past_verdict import PastVerdict
 from pipeline.run.endpoints import LocalServers
-from pipeline.run.executors.local import LocalExecutor
+from pipeline.run.executors import executor_of
 from pipeline.run.model import check_early
 from pipeline.run.run_log import RunLog
 from pipeline.run.runner import Runner
@@ -123,7 +123,7 @@ class Recheck:
             PrepareError: the source cannot be had, or the baseline cannot be measured.
         """
         python_of = interpreters(Accelerator(self.profile.accelerator), settings, progress)
-        stages = StageRunner(store, LocalExecutor(), python_of, log, progress)
+        stages = StageRunner(store, executor_of(settings), python_of, log, progress)
         try:
             sources = find_data(choices, settings, digests, progress)
             checkpoint = self._source(choices, settings, stages.output_of, digests, progress)

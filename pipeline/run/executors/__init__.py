@@ -1,25 +1,27 @@
-"""Where stages run: the only place that knows; every executor runs `prepare stage run SPEC`."""
+"""Where stages run: the only place that knows. A new executor is a module here and its line."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Protocol
+from collections.abc import Callable
 
-from pipeline.core.events import Progress
+from pipeline.core.errors import UsageError
+from pipeline.environments.settings import Settings, find_settings_file
+from pipeline.run.executors.executor import Executor, Job
+from pipeline.run.executors.local import LocalExecutor
 
+__all__ = ["EXECUTORS", "Executor", "Job", "executor_of"]
 
-class Job(Protocol):
-    """One submitted stage."""
-
-    def wait(self, progress: Progress) -> None:
-        """Pass the stage's events on until it ends; raises the stage's own PrepareError."""
-
-    def cancel(self) -> None:
-        """End the stage and everything it started."""
+EXECUTORS: dict[str, Callable[[], Executor]] = {
+    "local": LocalExecutor,
+}
 
 
-class Executor(Protocol):
-    """Runs stages somewhere that shares the store with us."""
-
-    def submit(self, spec: Path, log: Path) -> Job:
-        """Start the stage that the spec file describes; its output goes to `log`."""
+def executor_of(settings: Settings) -> Executor:
+    """The executor that the settings name; raises UsageError where there is none such."""
+    if settings.executor not in EXECUTORS:
+        raise UsageError(
+            f"the settings file's 'executor' names none: {ascii(settings.executor)[:80]}",
+            where=str(find_settings_file()),
+            cure=f"known: {', '.join(EXECUTORS)}",
+        )
+    return EXECUTORS[settings.executor]()

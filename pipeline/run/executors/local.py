@@ -17,7 +17,7 @@ from pipeline.core.processes import GuardedProcess
 
 
 class LocalExecutor:
-    """The executor of a single machine; see pipeline.run.executors.Executor."""
+    """The executor of a single machine; see executor.py."""
 
     def submit(self, spec: Path, log: Path) -> LocalJob:
         """Start `prepare stage run SPEC` as a guarded child."""
@@ -33,7 +33,7 @@ class LocalExecutor:
 
 
 class LocalJob:
-    """A stage running in a child process; see pipeline.run.executors.Job."""
+    """A stage running in a child process; see executor.py."""
 
     def __init__(self, process: GuardedProcess, log: Path) -> None:
         self._process = process

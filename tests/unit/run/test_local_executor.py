@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from filelock import FileLock
 from finished_stage import put_record, stage_record
+from here_executor import HereExecutor
 from listener import Listener
 from quantized_checkpoint import inspected
 from small_checkpoint import write_files
@@ -44,8 +45,11 @@ from pipeline.core.processes import GuardedProcess
 from pipeline.core.stage_key import stage_spec
 from pipeline.core.stage_record import StageReference, StageSpec
 from pipeline.core.store import Store
-from pipeline.run.executors import Executor
+from pipeline.environments.settings import Settings, load_settings
+from pipeline.run.executors import EXECUTORS, Executor, executor_of
 from pipeline.run.executors.local import LocalExecutor, LocalJob
+from pipeline.run.run_log import RunLog
+from pipeline.run.stage_runner import StageRunner
 from recipes.policy import RougeSuite
 
 SUITE = RougeSuite(margins={"fp8": 0.1, "int4": 0.1}, questions=5)
@@ -258,3 +262,36 @@ def test_a_folder_in_the_way_does_not_shadow_our_code(
     spec = run.verify()
     run.submit(spec).wait(run.listener)
     assert run.store.find("verify", spec.key) is not None
+
+
+class TestChosenBySettings:
+    """A second executor is a module and a line, and a line of the settings chooses it."""
+
+    def settings(self, folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> Settings:
+        (folder / "settings.yaml").write_text(text)
+        monkeypatch.setenv("PREPARE_SETTINGS", str(folder / "settings.yaml"))
+        return load_settings(folder / "store")
+
+    def test_another_runs_the_stages(
+        self, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setitem(EXECUTORS, "here", HereExecutor)
+        settings = self.settings(tmp_path, monkeypatch, "executor: here\n")
+        log = RunLog(run.store, {"checkpoint": "c"})
+        stages = StageRunner(run.store, executor_of(settings), Path, log, run.listener)
+        spec = run.verify()
+        assert stages.run(spec).key == spec.key
+        assert run.store.find(spec.stage, spec.key) is not None
+        assert [file.read_text() for file in log.folder.rglob("*.log")] == ["here"]
+
+    def test_local_where_none_is_chosen(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        assert isinstance(executor_of(self.settings(tmp_path, monkeypatch, "")), LocalExecutor)
+
+    def test_no_such_executor(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        settings = self.settings(tmp_path, monkeypatch, "executor: slrum\n")
+        with pytest.raises(UsageError, match="'executor'") as caught:
+            executor_of(settings)
+        assert caught.value.where == str(tmp_path / "settings.yaml")
+        assert "local" in caught.value.cure

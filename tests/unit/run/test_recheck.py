@@ -50,6 +50,7 @@ from pipeline.release.promotion_stage import Order
 from pipeline.release.recheck_record import RECHECK_TAG, rechecks_of, stands
 from pipeline.release.serve import accepted_tuples
 from pipeline.run import recheck, recheck_run, runner
+from pipeline.run.executors import EXECUTORS
 from pipeline.run.recheck import Outcome, RecheckRequest, run_recheck
 from recipes.catalog import RECIPES, load_profile
 
@@ -143,9 +144,8 @@ def site(
         "identity",
         lambda name, *known: found.serve if name == "serve" else identity(name, *known),
     )
-    monkeypatch.setattr(
-        recheck_run, "LocalExecutor", lambda: PretendExecutor(found.store, found.models)
-    )
+    pretended = PretendExecutor(found.store, found.models)
+    monkeypatch.setitem(EXECUTORS, "local", lambda: pretended)
     monkeypatch.setattr(recheck_run, "LocalServers", lambda *_: found.models)
     # No model-written program is run here, so none has to be kept in.
     monkeypatch.setattr(runner, "choose_isolation", lambda *_: None)
