@@ -3,14 +3,16 @@
     engine_answers.py QUESTIONS.json ANSWERS.json
 
 Questions: `commands` (argument lists; the model's folder is the word after --model), `models`
-(folder by name), `bodies` (completion requests by name), `memory` (bytes of KV cache). Answers: for
-each command the error or null, for each model and command the engine configuration's error or null,
-KV tokens by model, the requests' errors, and whether the FlashInfer sampler would be used.
+(folder by name), `bodies` (completion requests by name), `memory` (bytes of KV cache), `experts`
+(tokens, experts a token, hidden and inner width). Answers: for each command the error or null, for
+each model and command the engine configuration's error or null, KV tokens by model, the requests'
+errors, whether the FlashInfer sampler would be used, and elements of the experts' workspaces.
 """
 
 import contextlib
 import io
 import json
+import math
 import os
 import sys
 import warnings
@@ -122,6 +124,27 @@ def kv_tokens(config, memory):
         return get_kv_cache_capacity(config, generate_scheduler_kv_cache_config(made))[0]
 
 
+def workspaces(tokens, chosen, hidden, inner):
+    """Elements that kernels of experts work in, by kernel."""
+    from vllm.model_executor.layers.fused_moe.activation import MoEActivation
+    from vllm.model_executor.layers.fused_moe.experts.cutlass_moe import CutlassExpertsFp8
+    from vllm.model_executor.layers.fused_moe.experts.marlin_moe import MarlinExperts
+    from vllm.model_executor.layers.fused_moe.experts.triton_moe import TritonExperts
+
+    found = {}
+    # What Marlin calls N is half of what the others do.
+    for kernel, width in (
+        (TritonExperts, 2 * inner),
+        (CutlassExpertsFp8, 2 * inner),
+        (MarlinExperts, inner),
+    ):
+        shapes = kernel.workspace_shapes(
+            object.__new__(kernel), tokens, width, hidden, chosen, 8, 8, None, MoEActivation.SILU
+        )
+        found[kernel.__name__] = math.prod(shapes[0]) + math.prod(shapes[1])
+    return found
+
+
 def error_of(work, *arguments):
     """The error's words, or None."""
     try:
@@ -157,6 +180,7 @@ def main(questions_path, answers_path):
             for number, words in enumerate(commands)
         },
         "sampler": flashinfer_sampler_supported(),
+        "workspaces": [workspaces(*each) for each in questions["experts"]],
         "kv_tokens": {},
     }
     served = configured(parser, placed(commands[0], next(iter(models.values()))))

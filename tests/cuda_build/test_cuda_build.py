@@ -19,6 +19,7 @@ from pipeline.core.events import Silent
 from pipeline.core.process_environment import server_environment
 from pipeline.environments.environment import Accelerator, Environment, ensure
 from pipeline.environments.settings import load_settings
+from pipeline.forecast.serving_limits import ServingLimits
 from pipeline.inspection.kv_cache import kv_cache
 from pipeline.inspection.model_shape import model_shape
 from pipeline.serving.server import Server
@@ -107,6 +108,14 @@ GPT_OSS = COMMON | {
     },
 }
 MODELS: dict[str, dict[str, Any]] = {"llama": LLAMA, "gemma-3-1b": GEMMA, "gpt-oss-20b": GPT_OSS}
+QWEN_3_235B = GPT_OSS | {
+    "hidden_size": 4096,
+    "moe_intermediate_size": 1536,
+    "num_local_experts": 128,
+    "num_experts_per_tok": 8,
+}
+MIXTRAL = GPT_OSS | {"hidden_size": 4096, "intermediate_size": 14336, "num_experts_per_tok": 2}
+MIXTURES = {"qwen3-235b": QWEN_3_235B, "mixtral-8x7b": MIXTRAL, "gpt-oss": GPT_OSS}
 BODIES = {
     "one request a question": payload("model", Item((5, 6, 7), ((0, 319), (1, 350))), 1234),
     "coherence": {"model": "model", "prompt": "x", "max_tokens": 1, "echo": True, "logprobs": 1},
@@ -171,6 +180,10 @@ def answers(serve: Environment, tmp_path_factory: pytest.TempPathFactory) -> dic
         "models": {name: str(folder / name) for name in MODELS},
         "bodies": BODIES,
         "memory": MEMORY,
+        "experts": [
+            (STEP_TOKENS, shape.experts_a_token, shape.hidden, shape.expert_inner)
+            for shape in (model_shape(config, "config.json") for config in MIXTURES.values())
+        ],
     }
     (folder / "questions.json").write_text(json.dumps(questions))
     # As on a host with a driver, and neither nvcc nor ninja of its own.
@@ -232,3 +245,13 @@ def test_tokens_of_cache_are_counted_as_the_engine_does(answers: dict[str, Any],
         in_flight=STEP_TOKENS,
     )
     assert answers["kv_tokens"][name] == ours.tokens
+
+
+@pytest.mark.parametrize("number", range(len(MIXTURES)), ids=list(MIXTURES))
+def test_experts_work_in_what_is_kept_for_them(answers: dict[str, Any], number: int) -> None:
+    shape = model_shape(list(MIXTURES.values())[number], "config.json")
+    kept = ServingLimits.of(catalog.load_gpu("h100"), None).workspace_bytes(shape, 1)
+    found = answers["workspaces"][number]
+    assert found == dict.fromkeys(
+        ("TritonExperts", "CutlassExpertsFp8", "MarlinExperts"), kept // 2
+    )
