@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from eval_gates.suites.fixed_task import digest_of, fixed_task
 from eval_gates.suites.lm_eval_dataset import save_dataset
 from eval_gates.suites.lm_eval_files import localized, read_task_file
-from eval_gates.suites.lm_eval_metrics import Metric, choose_metric
+from eval_gates.suites.lm_eval_metrics import Metric, choose_metric, score_of
 from pipeline.core.errors import EvaluationDataError
 
 DATASET, CODE, PLACE = "dataset", "task", "task.json"
@@ -29,11 +29,8 @@ ASKED, FIELDS = "asked_sha256", "fields"  # keys of a row; the latter only where
 _LENGTH_KEYS = ("max_gen_toks", "max_tokens")
 _PASSAGE = 80  # characters of a text that is no mere word or name
 _FEW = 0.05  # of the documents; copies are counted by the same share
+_UNLIKELY = -1e3  # log-likelihood of a choice that is not taken
 _SHOWN = 8  # names of a group's members in an error
-
-
-# Metrics that are right or wrong by the likeliest choice.
-ACCURACIES = ("acc", "acc_norm", "acc_mutual_info", "exact_match")
 
 
 class OpenedTask(NamedTuple):
@@ -90,45 +87,48 @@ def lay_out(
         "task": config["task"],
         "metric": metric.label,
         "revision": found_revision,
-        "guessing": guessing(task, config, metric),
+        "choices": {
+            row["id"]: scored_choices(task, metric, document)
+            for row, document in zip(rows, task.eval_docs, strict=True)
+            if config["output_type"] == "multiple_choice"
+        },
         "shared_text": shared_text(task.eval_docs),
     }
     return LaidOut(rows, facts)
 
 
 def asked_digest(task: Any, document: dict[str, Any]) -> str:
-    """Of what a document asks and how it is scored: the same for copies, whatever their numbers."""
+    """Of what a document asks: the same for copies, whatever their numbers and references."""
     choices = task.OUTPUT_TYPE == "multiple_choice"
+    # What is scored as a text to follow belongs to the question; a reference does not.
+    is_asked = task.multiple_input or task.OUTPUT_TYPE not in ("multiple_choice", "generate_until")
     return digest_of(
         {
             "text": task.doc_to_text(document),
             "choices": task.doc_to_choice(document) if choices else None,
-            "target": task.doc_to_target(document),
+            "target": task.doc_to_target(document) if is_asked else None,
         }
     )
 
 
-def guessing(task: Any, config: dict[str, Any], metric: Metric) -> float:
-    """The score of a model that knows nothing; 0 without choices.
-
-    One in so many choices; where all documents have the same choices, such as yes and no, that of
-    always giving the commonest answer, if it is more.
-    """
-    if config["output_type"] != "multiple_choice" or metric.name not in ACCURACIES:
-        return 0.0
-    choices = [task.doc_to_choice(document) for document in task.eval_docs]
-    by_chance = sum(1 / len(each) for each in choices) / len(choices)
-    if any(each != choices[0] for each in choices):
-        return by_chance
-    targets = Counter(str(task.doc_to_target(document)) for document in task.eval_docs)
-    return max(by_chance, targets.most_common(1)[0][1] / len(choices))
+def scored_choices(task: Any, metric: Metric, document: dict[str, Any]) -> list[tuple[str, float]]:
+    """Each choice of a document, and the task's own score of who is sure of it."""
+    texts = [str(text) for text in task.doc_to_choice(document)]
+    found = []
+    for taken, text in enumerate(texts):
+        sure = [(0.0, True) if n == taken else (_UNLIKELY, False) for n in range(len(texts))]
+        # What mutual information is taken of, besides: each choice's likelihood without a question.
+        alone = [(0.0, False)] * len(texts) if metric.name == "acc_mutual_info" else []
+        scores = task.process_results(document, sure + alone)
+        found.append((text, score_of(scores.get(metric.name), metric, text)))
+    return found
 
 
 def shared_text(documents: Sequence[dict[str, Any]]) -> str | None:
     """The field with a long text, such as a passage, that several documents have in common.
 
     Where more than a few do, their answers rise and fall together. None if there is no such field;
-    a text that most documents have, such as an instruction, does not count.
+    a text that nearly all documents have, such as an instruction, does not count.
     """
     for field in documents[0]:
         texts = Counter(
@@ -138,7 +138,7 @@ def shared_text(documents: Sequence[dict[str, Any]]) -> str | None:
         )
         shared = sum(count for count in texts.values() if count > 1)
         commonest = max(texts.values(), default=0)
-        if shared > _FEW * len(documents) and commonest <= len(documents) / 2:
+        if shared > _FEW * len(documents) and commonest < (1 - _FEW) * len(documents):
             return str(field)
     return None
 

@@ -23,7 +23,7 @@ from pipeline.core.errors import EvaluationDataError
 Form = Literal["letter", "cloze"]
 Question = dict[str, Any]
 
-GUESSING = 0.25  # the score of a model that knows nothing
+GUESSING = 0.25  # the score of a model that knows nothing, at least: keys may be unbalanced
 LETTERS = "ABCD"
 QUIZ_FILE = Path(__file__).parents[1] / "data" / "quiz.jsonl"
 
@@ -146,6 +146,17 @@ def with_examples(
         {**question, "examples": _examples_for(question, by_subject, form, shots)}
         for question in questions
     ]
+
+
+def scored_choices(questions: list[Question], form: Form) -> dict[str, list[tuple[str, float]]]:
+    """By question's id, each choice as the form scores it, and whether it is right."""
+    return {
+        question["id"]: [
+            (text, float(number == question["answer"]))
+            for number, text in enumerate(LETTERS if form == "letter" else question["choices"])
+        ]
+        for question in questions
+    }
 
 
 def task_config(form: Form) -> dict[str, Any]:

@@ -17,7 +17,7 @@ REVISIONS: Mapping[str, int] = {
     "quantize": 5,
     "adopt": 1,
     "verify": 4,
-    "questions": 4,
+    "questions": 5,
     "coherence": 2,
     "evaluate": 4,
     "benchmark": 2,

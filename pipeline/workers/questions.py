@@ -12,8 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from eval_gates.clusters import labels_of
 from eval_gates.suites import humaneval, mbpp, mmlu, rouge
 from eval_gates.suites.fixed_task import digest_of
+from eval_gates.suites.guessing import guessing
 from eval_gates.suites.humaneval import Problem
 from eval_gates.suites.json_lines import write_rows
 from eval_gates.suites.lm_eval_task import ASKED, FIELDS, lay_out
@@ -21,6 +23,8 @@ from pipeline.core.errors import EvaluationDataError
 from pipeline.core.events import Progress
 
 LARGEST_SHARE_OF_COPIES = 0.05  # MMLU's own is 0.007
+# Keys of a row that hold what is asked: of documents (of lm-eval: their digest), choices, programs.
+_ASKS = (ASKED, "document", "subject", "question", "choices", "request")
 Rows = list[dict[str, Any]]
 Read = tuple[Rows, dict[str, Any]]  # the questions, and what the record should say of them
 
@@ -38,27 +42,31 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
         EvaluationDataError: the source has no such questions, or they are malformed.
     """
     rows, facts = READERS[spec["suite"]["kind"]](spec, progress, output)
-    check_not_repeated(rows, progress)
+    choices = facts.pop("choices", {})
     if cluster := spec["suite"].get("cluster"):
         rows = with_clusters(rows, cluster)
+    rows = without_copies(rows, progress)
+    if cluster:
         facts["clusters"] = len({row["cluster"] for row in rows})
     write_rows(output / "questions.jsonl", shuffled(rows, spec["seed"]))
     return {
         "questions": len(rows),
         "source": spec["source"],
         "dropped": 0,
-        "guessing": 0.0,  # the score of a model that knows nothing
+        "guessing": guessing(rows, choices),
         "dropped_why": "questions were left out: the package's text of them is not whole",
         **facts,
     }
 
 
-def check_not_repeated(rows: Rows, progress: Progress) -> None:
-    """Say how many questions are copies of others.
+def without_copies(rows: Rows, progress: Progress) -> Rows:
+    """The rows without copies of those before, each of which would count as evidence of its own.
+
+    Copies within one cluster stay; they count as one value.
 
     Raises:
-        EvaluationDataError: more than a few are, as where a file and its copy lie in one folder:
-            each copy would count as evidence of its own. Or an id is there twice.
+        EvaluationDataError: more than a few are copies, as where a file and its copy lie in one
+            folder, or an id is there twice.
     """
     ids = Counter(str(row["id"]) for row in rows)
     name, times = ids.most_common(1)[0] if ids else ("", 1)
@@ -68,24 +76,30 @@ def check_not_repeated(rows: Rows, progress: Progress) -> None:
             where=f"question {name}",
             cure="give each question an id of its own, or leave the ids out",
         )
-    contents = Counter(content_of(row) for row in rows)
-    copies = len(rows) - len(contents)
+    first: dict[str, str] = {}
+    kept, copied = [], ""
+    for row, label in zip(rows, labels_of(rows), strict=True):
+        content = content_of(row)
+        if first.setdefault(content, label) == label:
+            kept.append(row)
+        else:
+            copied = copied or content
+    copies = len(rows) - len(kept)
     if copies > LARGEST_SHARE_OF_COPIES * len(rows):
         raise EvaluationDataError(
             f"{copies} of {len(rows)} questions are copies of others",
-            where="the suite's questions, one of them: "
-            + next(text for text, count in contents.items() if count > 1)[:200],
-            cure="each would count as evidence of its own: see whether a file lies there twice",
+            where=f"the suite's questions, one of them: {copied[:200]}",
+            cure="each would count as evidence of its own: see whether a file lies there twice; "
+            "several references of one text belong into one row",
         )
     if copies:
-        progress.note(f"{copies} of {len(rows)} questions are copies of others")
+        progress.note(f"{copies} of {len(rows)} questions are copies of others, and left out")
+    return kept
 
 
 def content_of(row: dict[str, Any]) -> str:
-    """What a question asks: a document of an lm-eval task by its digest, whatever its place."""
-    if ASKED in row:
-        return str(row[ASKED])
-    return json.dumps({**row, "id": "", "task_id": "", "title": ""}, sort_keys=True)
+    """What a question asks, whatever its number, its title or the answer that is wanted."""
+    return json.dumps({key: row[key] for key in _ASKS if key in row}, sort_keys=True)
 
 
 def with_clusters(rows: Rows, field: str) -> Rows:
@@ -155,7 +169,7 @@ def mmlu_rows(spec: dict[str, Any], progress: Progress, output: Path) -> Read:
             )
     rows = mmlu.with_examples(questions, pool, suite["form"], shots)
     numbered = [{"id": f"{row['subject']}/{n}", **row} for n, row in enumerate(rows)]
-    return numbered, {"dropped": dropped, "guessing": mmlu.GUESSING}
+    return numbered, {"dropped": dropped, "choices": mmlu.scored_choices(numbered, suite["form"])}
 
 
 def humaneval_rows(spec: dict[str, Any], progress: Progress, output: Path) -> Read:

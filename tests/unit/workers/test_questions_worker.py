@@ -16,7 +16,7 @@ from listener import Listener
 from eval_gates.suites.rouge import read_carried
 from pipeline.core.errors import EvaluationDataError
 from pipeline.plan.data_sources import HUB_DATASETS
-from pipeline.workers.questions import check_not_repeated, run, shuffled, with_clusters
+from pipeline.workers.questions import run, shuffled, with_clusters, without_copies
 from recipes.policy import KEYS_OF_THE_TEST, HumanEvalSuite, MbppSuite, MmluSuite, RougeSuite
 
 MARGINS: dict[Any, Any] = {"fp8": 0.1, "int4": 0.2}
@@ -106,6 +106,27 @@ class TestMmlu:
             f"{subject}/{n}" for n, subject in enumerate(["anatomy"] * 5 + ["virology"] * 5)
         }
         assert {row["examples"] for row in rows} == {""}
+
+    @pytest.mark.parametrize(
+        ("form", "text", "guessing"),
+        [("letter", "", 0.75), ("cloze", "", 0.25), ("cloze", "yes", 0.625)],
+    )
+    def test_who_always_gives_one_answer(
+        self, tmp_path: Path, folder: Path, form: Any, text: str, guessing: float
+    ) -> None:
+        """Of 40 questions 30 have the key A, with another text each time, or mostly the same."""
+        rows = [
+            mmlu_question("law", n)
+            | {"answer": 0 if n % 4 else 1, "choices": [f"a{n}", "b", "c", "d"]}
+            for n in range(40)
+        ]
+        for row in rows[:20]:
+            row["choices"][row["answer"]] = text or row["choices"][row["answer"]]
+        (folder / "mmlu_test.jsonl.gz").unlink()
+        (folder / "mmlu_test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        suite = MmluSuite(margins=MARGINS, shots=0, form=form)
+        facts, _ = lay_out(tmp_path / "out", suite, FOLDER, folder)
+        assert facts["guessing"] == pytest.approx(guessing, abs=0.02)
 
     def test_how_many_are_asked_does_not_matter(self, tmp_path: Path, folder: Path) -> None:
         """A cap is a matter of the test: with a larger one the same questions go on."""
@@ -293,23 +314,40 @@ class TestCopies:
     def test_many_are_refused(self) -> None:
         rows = [{"id": str(n), "question": str(n // 2)} for n in range(40)]
         with pytest.raises(EvaluationDataError, match="20 of 40 questions are copies"):
-            check_not_repeated(rows, Listener())
+            without_copies(rows, Listener())
 
     def test_a_few_are_said_aloud(self) -> None:
         rows = [{"id": str(n), "question": str(max(n, 1))} for n in range(40)]
         listener = Listener()
-        check_not_repeated(rows, listener)
-        assert listener.notes == ["1 of 40 questions are copies of others"]
+        assert [row["id"] for row in without_copies(rows, listener)] == [
+            "0",
+            *map(str, range(2, 40)),
+        ]
+        assert listener.notes == ["1 of 40 questions are copies of others, and left out"]
 
     def test_none_need_no_word(self) -> None:
         listener = Listener()
-        check_not_repeated([{"id": str(n), "question": str(n)} for n in range(40)], listener)
+        without_copies([{"id": str(n), "question": str(n)} for n in range(40)], listener)
         assert listener.notes == []
+
+    def test_one_text_with_several_references_is_one(self) -> None:
+        rows = [{"id": str(n), "document": f"d{n // 4}", "references": [str(n)]} for n in range(40)]
+        with pytest.raises(EvaluationDataError, match="30 of 40") as caught:
+            without_copies(rows, Listener())
+        assert "several references" in caught.value.cure
+
+    def test_within_a_cluster_they_count_as_one_anyway(self) -> None:
+        rows = [{"id": str(n), "question": str(n // 2)} for n in range(40)]
+        together = with_clusters(rows, "question")
+        assert without_copies(together, Listener()) == together
+        apart = [{**row, "cluster": row["id"]} for row in rows]
+        with pytest.raises(EvaluationDataError, match="20 of 40"):
+            without_copies(apart, Listener())
 
     def test_an_id_twice(self) -> None:
         rows = [{"id": "a", "question": "1"}, {"id": "a", "question": "2"}]
         with pytest.raises(EvaluationDataError, match="2 questions have the id 'a'"):
-            check_not_repeated(rows, Listener())
+            without_copies(rows, Listener())
 
 
 class TestLmEvalDocuments:
@@ -324,12 +362,12 @@ class TestLmEvalDocuments:
     def test_copies_are_seen_whatever_their_numbers(self) -> None:
         copied = [f"a{n % 50}" for n in range(100)]
         with pytest.raises(EvaluationDataError, match="50 of 100 questions are copies"):
-            check_not_repeated(self.rows(*copied), Listener())
+            without_copies(self.rows(*copied), Listener())
 
     def test_few_are_said_aloud(self) -> None:
         listener = Listener()
-        check_not_repeated(self.rows(*[f"a{n % 99}" for n in range(100)]), listener)
-        assert listener.notes == ["1 of 100 questions are copies of others"]
+        without_copies(self.rows(*[f"a{n % 99}" for n in range(100)]), listener)
+        assert listener.notes == ["1 of 100 questions are copies of others, and left out"]
 
     def test_a_title_makes_no_other_document(self) -> None:
         rows = [
@@ -337,7 +375,7 @@ class TestLmEvalDocuments:
             for n in range(40)
         ]
         with pytest.raises(EvaluationDataError, match="30 of 40"):
-            check_not_repeated(rows, Listener())
+            without_copies(rows, Listener())
 
 
 class TestClusters:
