@@ -16,25 +16,20 @@ import argparse
 import json
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pipeline.checkpoint.folder import Checkpoint
 from pipeline.cli.display import open_display
-from pipeline.core.digest import FileDigests
 from pipeline.core.errors import PrepareError
-from pipeline.core.stage_record import StageSpec
-from pipeline.core.store import Store
-from pipeline.environments.environment import Accelerator, ensure
+from pipeline.environments.environment import Accelerator
 from pipeline.environments.settings import Settings, load_settings
 from pipeline.forecast.checks import unsuitable
 from pipeline.inspection.source import read_folder
 from pipeline.plan.plan import VariantPlan
 from pipeline.plan.prepare import Choices, Request, choose, find_data, locate, make_plan
 from pipeline.plan.suitability import cpu_flags
-from pipeline.run.executors.local import LocalExecutor
-from pipeline.run.run_log import RunLog
+from pipeline.run.session import Session
 from pipeline.run.stage_runner import StageRunner
 from recipes import catalog
 from recipes.schema import Recipe
@@ -79,7 +74,6 @@ class Table:
         self._settings = settings
         self._names = names
         self._eval_data = eval_data
-        self._store = Store(settings.store.resolve())
 
     def rows(self) -> list[dict[str, Any]]:
         """The baseline's figures, then every recipe's; what was not measured is left out."""
@@ -96,17 +90,9 @@ class Table:
         choices = choose(request, self._settings)
         accelerator = Accelerator(choices.profile.accelerator)
         with open_display() as progress:
-            stages = StageRunner(
-                self._store,
-                LocalExecutor(),
-                lambda name: ensure(name, accelerator, self._settings, progress).python,
-                RunLog(self._store, choices.to_dict()),
-                progress,
-            )
-            digests = FileDigests(self._settings.home / "digests.json")
-            sources = find_data(choices, self._settings, digests, progress)
-            made = partial(self._made, stages)
-            checkpoint = locate(choices, self._settings, made, digests, progress)
+            stages = Session(choices.to_dict(), accelerator, self._settings, progress).stages
+            sources = find_data(choices, self._settings, progress)
+            checkpoint = locate(choices, self._settings, stages.output_of, progress)
             plan = make_plan(choices, checkpoint, self._settings, sources)
             reasons = self._why_not_served(choices, checkpoint)
             scores = self._measured([name for name in self._names if name not in reasons])
@@ -130,10 +116,6 @@ class Table:
             "seconds": made.seconds,
             "sqnr_db": verified.result["sqnr"]["median_db"],
         }
-
-    def _made(self, stages: StageRunner, spec: StageSpec) -> Path:
-        stages.run(spec)
-        return self._store.stage_folder(spec.stage, spec.key) / "output"
 
     def _why_not_served(self, choices: Choices, checkpoint: Checkpoint) -> dict[str, str]:
         """By recipe, what the preflight would refuse it for on this model and machine."""

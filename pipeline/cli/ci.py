@@ -95,7 +95,7 @@ class CiReporting:
         except BaseException as error:
             self._publish(report_of(error, command), self.junit, progress)
             raise
-        in_its_folder = settings.store.resolve() / "runs" / report.run / JUNIT_NAME
+        in_its_folder = settings.store / "runs" / report.run / JUNIT_NAME
         self._publish(report, self.junit or (in_its_folder if self.ci else None), progress)
         return report
 

@@ -40,7 +40,7 @@ def gc(
     from pipeline.environments.settings import load_settings
     from pipeline.release.collection import find_garbage, remove
 
-    found = Store(load_settings(store).store.resolve())
+    found = Store(load_settings(store).store)
     with open_display(as_json=as_json) as progress:
         garbage = find_garbage(found, [registry] if registry else [], days, progress)
         if not dry_run:

@@ -97,7 +97,6 @@ def check(
     """
     from pipeline.cli.display import open_display
     from pipeline.cli.tables import print_json
-    from pipeline.core.digest import FileDigests
     from pipeline.environments.environment import Accelerator, identity
     from pipeline.environments.settings import load_settings
     from pipeline.plan.data_sources import SourceResolver
@@ -115,7 +114,7 @@ def check(
             eval_data,
             # The same for every accelerator as far as the number of questions goes.
             identity("evaluate", Accelerator.CPU, settings),
-            FileDigests(settings.home / "digests.json"),
+            settings.digests,
             progress,
         )
         counts = sources.counts(policy)

@@ -77,7 +77,7 @@ def promote(
     from pipeline.release.promotion_stage import Order
 
     settings = load_settings(store)
-    found = Store(settings.store.resolve())
+    found = Store(settings.store)
     run_id, _, variant = run.partition(":")
     report = find_run(found, run_id)
     order = Order(

@@ -50,7 +50,6 @@ def push(
     from artifacts.registry.remote_repository import RemoteRepository
     from pipeline.cli.display import open_display
     from pipeline.cli.tables import print_json
-    from pipeline.core.digest import FileDigests
     from pipeline.environments.settings import load_settings
     from pipeline.plan.prepare import registry_uri
     from pipeline.release.deployment import find_version
@@ -63,8 +62,7 @@ def push(
         version = find_version(found, reference)
         wanted = reference.rpartition("@")[2]
         tag = repository.tag or (f"v{wanted}" if wanted == version.version else wanted)
-        digests = FileDigests(settings.home / "digests.json")
-        sent = push_version(found, version, repository, tag, digests, progress)
+        sent = push_version(found, version, repository, tag, settings.digests, progress)
     if as_json:
         print_json(
             {

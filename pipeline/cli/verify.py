@@ -121,7 +121,6 @@ def registered_folder(reference: str, registry: str | None, store: Path | None) 
         RegistryError: its files are not on this machine, or not those that were judged.
     """
     from artifacts.registry.registry import open_registry
-    from pipeline.core.digest import FileDigests
     from pipeline.environments.settings import load_settings
     from pipeline.plan.prepare import registry_uri
     from pipeline.release.deployment import check_files, find_version, folder_of
@@ -130,7 +129,7 @@ def registered_folder(reference: str, registry: str | None, store: Path | None) 
     version = find_version(open_registry(registry_uri(registry, settings)), reference)
     folder = folder_of(version, None, "prepare verify FOLDER")
     # What is remembered of the weights will do: the check of the bundle reads them all.
-    check_files(version, folder, FileDigests(settings.home / "digests.json"))
+    check_files(version, folder, settings.digests)
     return folder
 
 

@@ -17,8 +17,9 @@ import os
 from pathlib import Path
 from typing import Any, overload
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from pipeline.core.digest import FileDigests
 from pipeline.core.errors import UsageError
 from pipeline.core.user_path import user_path
 from pipeline.environments.definition import EnvironmentName
@@ -43,6 +44,17 @@ class Settings(BaseModel):
     environments: dict[str, EnvironmentOverride] = Field(
         default_factory=dict, description="interpreters of the site's own, by environment's name"
     )
+
+    @field_validator("store")
+    @classmethod
+    def _is_itself(cls, store: Path) -> Path:
+        """Not a link to it, which may point elsewhere tomorrow: records name the store."""
+        return store.resolve()
+
+    @property
+    def digests(self) -> FileDigests:
+        """The digests of files that this machine remembers."""
+        return FileDigests(self.home / "digests.json")
 
 
 class SettingsFile(BaseModel):

@@ -36,7 +36,7 @@ def preflight_of(choices: Choices, settings: Settings) -> Preflight | None:
         baseline=choices.baseline,
         profile=choices.profile,
         machine=_machine(choices, settings),
-        store=settings.store.resolve(),
+        store=settings.store,
         trust_remote_code=choices.trust_remote_code,
     )
 

@@ -44,7 +44,7 @@ def answer(
         gpus,
         profile=profile,
         context=context,
-        store=settings.store.resolve(),
+        store=settings.store,
     )
 
 
@@ -60,7 +60,7 @@ def read_source(choices: Choices, settings: Settings) -> Source:
     if reference.kind == "folder":
         return read_folder(Path(reference.name).expanduser(), reference.text)
     spec = demo_stage(choices, settings)
-    store = Store(settings.store.resolve())
+    store = Store(settings.store)
     if store.find(spec.stage, spec.key) is None:
         raise CheckpointError(
             "the demo checkpoint is not made yet",

@@ -26,7 +26,7 @@ from pipeline.checkpoint.refusals import (
 )
 from pipeline.core.cpu_features import cpu_features, limiting_variables
 from pipeline.core.credentials import take_out
-from pipeline.core.digest import FileDigests, digest_bytes
+from pipeline.core.digest import digest_bytes
 from pipeline.core.errors import UsageError
 from pipeline.core.events import Progress, Silent
 from pipeline.core.hardware import gpu_name, hardware
@@ -203,7 +203,7 @@ def choose_recipes(names: tuple[str, ...]) -> tuple[tuple[Recipe, ...], tuple[st
 def registry_uri(given: str | None, settings: Settings) -> str:
     """The registry asked for, else an embedded one beside the store's stages."""
     # What a record of before holds may have credentials still.
-    return take_out(given) if given else f"sqlite:///{settings.store.resolve() / 'registry.db'}"
+    return take_out(given) if given else f"sqlite:///{settings.store / 'registry.db'}"
 
 
 def check_names_differ(recipes: tuple[Recipe, ...]) -> None:
@@ -323,7 +323,6 @@ def locate(
     choices: Choices,
     settings: Settings,
     make_demo: Callable[[StageSpec], Path],
-    digests: FileDigests,
     progress: Progress,
 ) -> Checkpoint:
     """Find, fetch or make the checkpoint, and inspect it.
@@ -332,7 +331,6 @@ def locate(
         choices: names the checkpoint.
         settings: where things are kept.
         make_demo: runs the demo's stage and returns the checkpoint's folder.
-        digests: cached file digests.
         progress: hears of downloads and hashing.
 
     Raises:
@@ -351,7 +349,7 @@ def locate(
         ref=reference.text,
         kind=reference.kind,
         revision=revision,
-        digests=digests,
+        digests=settings.digests,
         progress=progress,
     )
     check_supported(checkpoint, choices)
@@ -369,9 +367,7 @@ def check_supported(checkpoint: Checkpoint, choices: Choices) -> None:
         raise code_of_its_own(config)
 
 
-def find_data(
-    choices: Choices, settings: Settings, digests: FileDigests, progress: Progress
-) -> SourceResolver:
+def find_data(choices: Choices, settings: Settings, progress: Progress) -> SourceResolver:
     """Where questions come from, seen to be enough for the policy; needs no checkpoint.
 
     Raises:
@@ -379,7 +375,7 @@ def find_data(
         UsageError: a suite could not decide its margin, however good a variant is.
     """
     evaluate = identity("evaluate", Accelerator(choices.profile.accelerator), settings)
-    sources = SourceResolver(choices.eval_data, evaluate, digests, progress)
+    sources = SourceResolver(choices.eval_data, evaluate, settings.digests, progress)
     check_decidable(choices.policy, choices.recipes, sources.counts(choices.policy), progress)
     return sources
 
@@ -419,12 +415,12 @@ def make_plan(
         identities=identities,
         hardware=hardware(choices.profile.accelerator),
         sources=sources,
-        store=settings.store.resolve(),
+        store=settings.store,
         trust_remote_code=choices.trust_remote_code,
         rungs=choices.rungs,
         dry_run=is_worth_it(checkpoint.weights_bytes, choices.dry_run),
         begin=beginner(
-            Trials(settings.store.resolve()),
+            Trials(settings.store),
             choices.policy,
             choices.recipes,
             sources.counts(choices.policy),

@@ -10,7 +10,6 @@ from typing import NoReturn
 
 from artifacts.deployable import JudgedTuple, refuse_code
 from artifacts.registry.registry import TUPLE_TAG, Version
-from pipeline.core.digest import FileDigests
 from pipeline.core.errors import RegistryError, ServingError
 from pipeline.core.events import Progress
 from pipeline.core.private_files import make_private
@@ -65,7 +64,7 @@ class Deployment:
         # Of the tuples that are tried, some may be of another kind of machine.
         self._environments: dict[tuple[str, Accelerator], Environment] = {}
         self._engine_versions: dict[tuple[str, Accelerator], str] = {}
-        check_files(version, self.weights, FileDigests(settings.home / "digests.json"))
+        check_files(version, self.weights, settings.digests)
         past = read_past(version, self.weights)
         refuse_changed_tags(version, past)
         self._accepted = accepted_tuples(version, past, Store(settings.store))

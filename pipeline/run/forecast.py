@@ -13,7 +13,6 @@ from typing import Any
 
 from pipeline.checkpoint.folder import Checkpoint
 from pipeline.checkpoint.hub import bytes_to_download
-from pipeline.core.digest import FileDigests
 from pipeline.core.errors import PrepareError
 from pipeline.core.events import Progress
 from pipeline.core.stage_record import StageRecord, StageSpec
@@ -181,9 +180,8 @@ def forecast(request: Request, settings: Settings, progress: Progress) -> Foreca
         PrepareError: as `prepare model` would, for bad options or a bad checkpoint.
     """
     choices = choose(request, settings)
-    store = Store(settings.store.resolve())
+    store = Store(settings.store)
     accelerator = Accelerator(choices.profile.accelerator)
-    digests = FileDigests(settings.home / "digests.json")
 
     def made_demo(spec: StageSpec) -> Path:
         if store.find(spec.stage, spec.key) is None:
@@ -193,7 +191,7 @@ def forecast(request: Request, settings: Settings, progress: Progress) -> Foreca
     def find(spec: StageSpec) -> StageRecord | None:
         return store.current(spec.stage, spec.key)
 
-    sources = find_data(choices, settings, digests, progress)
+    sources = find_data(choices, settings, progress)
     checkpoint: Checkpoint | None = None
     not_here, may_ask_more, trial = "", False, ""
     level: float | None = None
@@ -202,7 +200,7 @@ def forecast(request: Request, settings: Settings, progress: Progress) -> Foreca
     faults += registry_faults(choices, settings)
     try:
         check_downloaded(choices)
-        checkpoint = locate(choices, settings, made_demo, digests, progress)
+        checkpoint = locate(choices, settings, made_demo, progress)
         plan = make_plan(choices, checkpoint, settings, sources)
         trial, level = trial_words(plan), plan.alpha / len(plan.counted)
         specs = plan.stages(find)

@@ -21,8 +21,7 @@ from pipeline.core.errors import ExitCode, UsageError
 from pipeline.core.events import Progress
 from pipeline.core.stage_key import stage_spec
 from pipeline.core.stage_record import StageSpec
-from pipeline.core.store import Store
-from pipeline.environments.environment import Accelerator, identity, interpreters
+from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import Settings
 from pipeline.forecast.preflight import refuse
 from pipeline.inspection.chat_template import folder_has_chat_template
@@ -32,11 +31,8 @@ from pipeline.plan.of_suites import EvaluationPlanner, Served
 from pipeline.plan.plan import Plan, VariantPlan, trial_words
 from pipeline.plan.prepare import beginner
 from pipeline.plan.suite_forms import form_faults, form_notes, with_forms
-from pipeline.run.executors import executor_of
-from pipeline.run.kept_run import kept_to_the_end
-from pipeline.run.run_log import NotingProgress, RunLog
 from pipeline.run.runner import Runner
-from pipeline.run.stage_runner import StageRunner
+from pipeline.run.session import Session
 from pipeline.serving.openai_endpoint import OpenAIEndpoint
 from recipes.catalog import load_policy
 from recipes.policy import Policy
@@ -119,44 +115,26 @@ def run_gate(request: GateRequest, settings: Settings, progress: Progress) -> Ru
     refuse(form_faults(wanted, f"--tokenizer {request.tokenizer}", has_template=has_template))
     policy = with_forms(wanted, has_template=has_template)
     request = answered(request)
-    store = Store(settings.store.resolve())
-    log = RunLog(store, request.to_dict())
-    noting = NotingProgress(progress, log)
-    for note in form_notes(wanted, has_template=has_template):
-        noting.note(note)
-    return kept_to_the_end(
-        log, lambda: judge_endpoints(request, policy, settings, store, noting, log)
-    )
-
-
-def judge_endpoints(
-    request: GateRequest,
-    policy: Policy,
-    settings: Settings,
-    store: Store,
-    progress: Progress,
-    log: RunLog,
-) -> ExitCode:
-    """Ask, judge, and say how it ends."""
     # Which accelerator someone else serves on does not matter for the asking.
-    python_of = interpreters(Accelerator.CPU, settings, progress)
-    stages = StageRunner(store, executor_of(settings), python_of, log, progress)
-    plan = plan_of(request, policy, settings, store.root, log.run_id, progress)
+    session = Session(request.to_dict(), Accelerator.CPU, settings, progress)
+    for note in form_notes(wanted, has_template=has_template):
+        session.progress.note(note)
+    return session.run(lambda: judge_endpoints(request, policy, session))
+
+
+def judge_endpoints(request: GateRequest, policy: Policy, session: Session) -> ExitCode:
+    """Ask, judge, and say how it ends."""
+    plan = plan_of(request, policy, session.settings, session.log.run_id, session.progress)
     if words := trial_words(plan):
-        progress.note(words)
+        session.progress.note(words)
     endpoints = ExternalEndpoints({"baseline": request.baseline, "candidate": request.candidate})
-    Runner(plan, stages, endpoints).run()
-    (report,) = log.variants()
+    Runner(plan, session.stages, endpoints).run()
+    (report,) = session.log.variants()
     return exit_code_of([report.verdict])
 
 
 def plan_of(
-    request: GateRequest,
-    policy: Policy,
-    settings: Settings,
-    store: Path,
-    run_id: str,
-    progress: Progress,
+    request: GateRequest, policy: Policy, settings: Settings, run_id: str, progress: Progress
 ) -> Plan:
     """The plan: the suites for both sides, nothing to make and no load test."""
     evaluate = identity("evaluate", Accelerator.CPU, settings)
@@ -166,21 +144,20 @@ def plan_of(
         family=request.family,
         quantization=NoQuantization(),
     )
-    digests = FileDigests(settings.home / "digests.json")
     planner = EvaluationPlanner(
         policy,
         (candidate,),
-        SourceResolver(request.eval_data, evaluate, digests, progress),
+        SourceResolver(request.eval_data, evaluate, settings.digests, progress),
         evaluate,
-        store,
+        settings.store,
     )
     counts = {name: source.questions for name, source in planner.found.items()}
     check_decidable(policy, (candidate,), counts, progress)
     asked_as = {
         "session": request.session or run_id,
-        "tokenizer": tokenizer_digest(request.tokenizer, digests),
+        "tokenizer": tokenizer_digest(request.tokenizer, settings.digests),
     }
-    begin = beginner(Trials(store), policy, (candidate,), counts, run_id)
+    begin = beginner(Trials(settings.store), policy, (candidate,), counts, run_id)
     served = digest_json(
         [
             length_of(request),

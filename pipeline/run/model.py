@@ -7,11 +7,9 @@ from collections.abc import Sequence
 from artifacts.run_record import RunReport
 from artifacts.selection import exit_code_of
 from pipeline.checkpoint.source_facts import reported
-from pipeline.core.digest import FileDigests
 from pipeline.core.errors import ExitCode, PrepareError
 from pipeline.core.events import Progress
-from pipeline.core.store import Store
-from pipeline.environments.environment import Accelerator, interpreters
+from pipeline.environments.environment import Accelerator
 from pipeline.environments.settings import Settings
 from pipeline.forecast.before_run import (
     early_faults,
@@ -31,13 +29,9 @@ from pipeline.plan.prepare import (
     registry_uri,
 )
 from pipeline.plan.suite_forms import form_notes
-from pipeline.run.endpoints import LocalServers
-from pipeline.run.executors import executor_of
-from pipeline.run.kept_run import kept_to_the_end
 from pipeline.run.promotion import Promotion
-from pipeline.run.run_log import NotingProgress, RunLog
 from pipeline.run.runner import Runner
-from pipeline.run.stage_runner import StageRunner
+from pipeline.run.session import Session
 
 
 def run_model(request: Request, settings: Settings, progress: Progress) -> RunReport:
@@ -51,42 +45,31 @@ def run_model(request: Request, settings: Settings, progress: Progress) -> RunRe
         KeyboardInterrupt: passed on once servers are stopped and run.json is closed.
     """
     choices = choose(request, settings)
-    store = Store(settings.store.resolve())
-    log = RunLog(store, choices.to_dict())
-    noting = NotingProgress(progress, log)
-    return kept_to_the_end(log, lambda: run_choices(choices, settings, store, log, noting))
+    accelerator = Accelerator(choices.profile.accelerator)
+    session = Session(choices.to_dict(), accelerator, settings, progress)
+    return session.run(lambda: run_choices(choices, session))
 
 
-def run_choices(
-    choices: Choices, settings: Settings, store: Store, log: RunLog, progress: Progress
-) -> ExitCode:
+def run_choices(choices: Choices, session: Session) -> ExitCode:
     """Find the checkpoint, lay out the plan, run it."""
-    python_of = interpreters(Accelerator(choices.profile.accelerator), settings, progress)
-    stages = StageRunner(store, executor_of(settings), python_of, log, progress)
-    digests = FileDigests(settings.home / "digests.json")
-    try:
-        sources = find_data(choices, settings, digests, progress)
-        preflight = preflight_of(choices, settings)
-        check_early(preflight, choices, progress, registry_faults(choices, settings))
-        checkpoint = locate(choices, settings, stages.output_of, digests, progress)
-        log.checkpoint(reported(checkpoint), choices.name)
-        plan = make_plan(choices, checkpoint, settings, sources, log.run_id)
-        log.counted(plan.counted)
-        if words := trial_words(plan):
-            progress.note(words)
-        if preflight is None and (preflight := preflight_of(choices, settings)):
-            check_early(preflight, choices, progress)
-        if preflight is not None:
-            refuse(late_faults(preflight, plan, stages.found))
-        servers = LocalServers(
-            stages, settings.home / "server.lock", choices.profile.ready_timeout_seconds
-        )
-        Runner(plan, stages, servers).run()
-        if not choices.promote:
-            return exit_code_of([report.verdict for report in log.variants()])
-        return Promotion(plan, stages).run(choices.name, registry_uri(choices.registry, settings))
-    finally:
-        stages.cancel()
+    settings, stages, progress = session.settings, session.stages, session.progress
+    sources = find_data(choices, settings, progress)
+    preflight = preflight_of(choices, settings)
+    check_early(preflight, choices, progress, registry_faults(choices, settings))
+    checkpoint = locate(choices, settings, stages.output_of, progress)
+    session.log.checkpoint(reported(checkpoint), choices.name)
+    plan = make_plan(choices, checkpoint, settings, sources, session.log.run_id)
+    session.log.counted(plan.counted)
+    if words := trial_words(plan):
+        progress.note(words)
+    if preflight is None and (preflight := preflight_of(choices, settings)):
+        check_early(preflight, choices, progress)
+    if preflight is not None:
+        refuse(late_faults(preflight, plan, stages.found))
+    Runner(plan, stages, session.local_servers(choices.profile)).run()
+    if not choices.promote:
+        return exit_code_of([report.verdict for report in session.log.variants()])
+    return Promotion(plan, stages).run(choices.name, registry_uri(choices.registry, settings))
 
 
 def check_early(

@@ -19,7 +19,7 @@ from artifacts.run_record import RunReport, VariantReport
 from artifacts.selection import exit_code_of
 from artifacts.serving_arguments import ServingArguments
 from pipeline.core.cpu_features import cpu_features
-from pipeline.core.digest import FileDigests, digest_json
+from pipeline.core.digest import digest_json
 from pipeline.core.errors import ExitCode, UsageError
 from pipeline.core.events import Progress
 from pipeline.core.hardware import gpu_name, hardware
@@ -32,9 +32,8 @@ from pipeline.release.deployment import check_files, find_version, folder_of
 from pipeline.release.past_verdict import PastVerdict, read_past
 from pipeline.release.recheck_changes import Change, changes, registered_members
 from pipeline.release.recheck_record import RecheckRecord, rechecks_of, stands
-from pipeline.run.kept_run import kept_to_the_end
 from pipeline.run.recheck_run import Recheck, attempt_of
-from pipeline.run.run_log import NotingProgress, RunLog
+from pipeline.run.session import Session
 from pipeline.serving.engine_version import engine_version
 from recipes.engines import engine_named
 from recipes.schema import ServingProfile
@@ -141,8 +140,7 @@ def run_recheck(request: RecheckRequest, settings: Settings, progress: Progress)
     registry = open_registry(registry_uri(request.registry, settings))
     version = find_version(registry, request.reference)
     folder = folder_of(version, request.weights, WEIGHTS_COMMAND)
-    digests = FileDigests(settings.home / "digests.json")
-    check_files(version, folder, digests)
+    check_files(version, folder, settings.digests)
     past = read_past(version, folder)
     if not request.trust_remote_code:
         refuse_code(past.judged.trust_remote_code, f"{version.name} version {version.version}")
@@ -159,7 +157,7 @@ def run_recheck(request: RecheckRequest, settings: Settings, progress: Progress)
         return Outcome(version, past, changed, refuted=refuted)
     for change in changed:
         progress.note(f"changed: {change}")
-    store = Store(settings.store.resolve())
+    store = Store(settings.store)
     again = attempt_of(store, request.registry, version) if request.force else ""
     recheck = Recheck(
         version=version,
@@ -173,16 +171,16 @@ def run_recheck(request: RecheckRequest, settings: Settings, progress: Progress)
     )
     choices = recheck.choices()
     command = recheck.command(choices, [str(change) for change in changed])
-    log = RunLog(store, {**command, "asked": request.asked()})
-    noting = NotingProgress(progress, log)
+    accelerator = Accelerator(profile.accelerator)
+    session = Session({**command, "asked": request.asked()}, accelerator, settings, progress)
 
     def measure() -> ExitCode:
-        recheck.run(choices, settings, store, log, noting, digests)
-        (report,) = log.variants()
-        keep(registry, version, outcome_record(past, here, changed, report, log.run_id))
+        recheck.run(choices, session)
+        (report,) = session.log.variants()
+        keep(registry, version, outcome_record(past, here, changed, report, session.log.run_id))
         return exit_code_of([report.verdict])
 
-    return Outcome(version, past, changed, kept_to_the_end(log, measure))
+    return Outcome(version, past, changed, session.run(measure))
 
 
 def refuse_without_gpu(profile: ServingProfile, request: RecheckRequest) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,7 +23,7 @@ from pipeline.core.hardware import hardware
 from pipeline.core.stage_key import stage_spec
 from pipeline.core.stage_record import StageSpec
 from pipeline.core.store import Store
-from pipeline.environments.environment import Accelerator, identity, interpreters
+from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import Settings
 from pipeline.forecast.before_run import preflight_of
 from pipeline.plan.data_sources import SourceResolver
@@ -32,12 +31,10 @@ from pipeline.plan.of_checkpoint import Planner
 from pipeline.plan.plan import Plan
 from pipeline.plan.prepare import Asked, Choices, find_data, locate
 from pipeline.release.past_verdict import PastVerdict
-from pipeline.run.endpoints import LocalServers
-from pipeline.run.executors import executor_of
 from pipeline.run.model import check_early
 from pipeline.run.run_log import RunLog
 from pipeline.run.runner import Runner
-from pipeline.run.stage_runner import StageRunner
+from pipeline.run.session import Session
 from recipes import catalog
 from recipes.engines import engine_named
 from recipes.schema import ServingProfile
@@ -108,51 +105,31 @@ class Recheck:
             "again": self.again,
         }
 
-    def run(
-        self,
-        choices: Choices,
-        settings: Settings,
-        store: Store,
-        log: RunLog,
-        progress: Progress,
-        digests: FileDigests,
-    ) -> None:
+    def run(self, choices: Choices, session: Session) -> None:
         """Measure baseline and weights, and judge; the log has the verdict.
 
         Raises:
             PrepareError: the source cannot be had, or the baseline cannot be measured.
         """
-        python_of = interpreters(Accelerator(self.profile.accelerator), settings, progress)
-        stages = StageRunner(store, executor_of(settings), python_of, log, progress)
-        try:
-            sources = find_data(choices, settings, digests, progress)
-            checkpoint = self._source(choices, settings, stages.output_of, digests, progress)
-            log.checkpoint(reported(checkpoint), choices.name)
-            if preflight := preflight_of(choices, settings):
-                made = frozenset({self.past.recipe.name})
-                check_early(replace(preflight, made=made), choices, progress)
-            plan = self._plan(choices, checkpoint, settings, sources, digests)
-            self._tell_of_questions(plan, progress)
-            discard_if_gone(plan, store, digests)
-            servers = LocalServers(
-                stages, settings.home / "server.lock", self.profile.ready_timeout_seconds
-            )
-            Runner(plan, stages, servers).run()
-            self._correct(log)
-        finally:
-            stages.cancel()
+        settings, stages, progress = session.settings, session.stages, session.progress
+        sources = find_data(choices, settings, progress)
+        checkpoint = self._source(choices, session)
+        session.log.checkpoint(reported(checkpoint), choices.name)
+        if preflight := preflight_of(choices, settings):
+            made = frozenset({self.past.recipe.name})
+            check_early(replace(preflight, made=made), choices, progress)
+        plan = self._plan(choices, checkpoint, settings, sources)
+        self._tell_of_questions(plan, progress)
+        discard_if_gone(plan, stages.store, settings.digests)
+        Runner(plan, stages, session.local_servers(self.profile)).run()
+        self._correct(session.log)
 
-    def _source(
-        self,
-        choices: Choices,
-        settings: Settings,
-        make_demo: Callable[[StageSpec], Path],
-        digests: FileDigests,
-        progress: Progress,
-    ) -> Checkpoint:
+    def _source(self, choices: Choices, session: Session) -> Checkpoint:
         """The checkpoint that the verdict was against."""
         try:
-            checkpoint = locate(choices, settings, make_demo, digests, progress)
+            checkpoint = locate(
+                choices, session.settings, session.stages.output_of, session.progress
+            )
         except CheckpointError as error:
             raise self._cannot_be_had(error) from error
         if checkpoint.digest != self.past.checkpoint_digest:
@@ -190,12 +167,10 @@ class Recheck:
         checkpoint: Checkpoint,
         settings: Settings,
         sources: SourceResolver,
-        digests: FileDigests,
     ) -> Plan:
         accelerator = Accelerator(self.profile.accelerator)
         serving = engine_named(self.profile.engine).environment
         (recipe,) = choices.recipes
-        store = settings.store.resolve()
         return Planner(
             checkpoint=checkpoint,
             profile=self.profile,
@@ -205,18 +180,22 @@ class Recheck:
             identities={n: identity(n, accelerator, settings) for n in (serving, "evaluate")},
             hardware=hardware(self.profile.accelerator),
             sources=sources,
-            store=store,
+            store=settings.store,
             trust_remote_code=choices.trust_remote_code,
-            made={recipe.name: self._adopt_stage(checkpoint, store, digests)},
+            made={recipe.name: self._adopt_stage(checkpoint, settings)},
             tried=self.past.tried,
             again=self.again,
             begin=self.past.trial_of_then,
         ).plan()
 
-    def _adopt_stage(self, checkpoint: Checkpoint, store: Path, digests: FileDigests) -> StageSpec:
+    def _adopt_stage(self, checkpoint: Checkpoint, settings: Settings) -> StageSpec:
         """The stage that takes the registered weights in; its key is made of their digests."""
         registered = inspect_folder(
-            self.folder, ref=str(self.folder), kind="folder", revision=None, digests=digests
+            self.folder,
+            ref=str(self.folder),
+            kind="folder",
+            revision=None,
+            digests=settings.digests,
         )
         made = self.past.judged.quantize
         return stage_spec(
@@ -232,7 +211,7 @@ class Recheck:
             },
             {},
             {"folder": str(self.folder)},
-            store,
+            settings.store,
         )
 
     def _tell_of_questions(self, plan: Plan, progress: Progress) -> None:

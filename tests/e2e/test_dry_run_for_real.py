@@ -13,15 +13,11 @@ from typing import Any
 import pytest
 
 from pipeline.checkpoint.safetensors_header import read_header
-from pipeline.core.digest import FileDigests
 from pipeline.core.events import Silent
-from pipeline.core.store import Store
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import Settings, load_settings
 from pipeline.plan.prepare import Request, choose, find_data, locate, make_plan
-from pipeline.run.executors.local import LocalExecutor
-from pipeline.run.run_log import RunLog
-from pipeline.run.stage_runner import StageRunner
+from pipeline.run.session import Session
 
 # The first test may have to build the environments.
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
@@ -48,18 +44,10 @@ def test_of_the_demo_model(demo_model: Path, tmp_path: Path) -> None:
     home = load_settings().home
     settings = Settings(home=home, store=tmp_path / "store")
     choices = choose(request(demo_model), settings)
-    digests = FileDigests(tmp_path / "digests.json")
-    sources = find_data(choices, settings, digests, Silent())
-    checkpoint = locate(choices, settings, lambda _: demo_model, digests, Silent())
+    sources = find_data(choices, settings, Silent())
+    checkpoint = locate(choices, settings, lambda _: demo_model, Silent())
     plan = make_plan(choices, checkpoint, settings, sources)
-    store = Store(settings.store)
-    stages = StageRunner(
-        store,
-        LocalExecutor(),
-        lambda name: ensure(name, Accelerator.CPU, settings, Silent()).python,
-        RunLog(store, choices.to_dict()),
-        Silent(),
-    )
+    stages = Session(choices.to_dict(), Accelerator.CPU, settings, Silent()).stages
     ensure("quantize", Accelerator.CPU, settings, Silent())
     spec = plan.variants[0].stages["dry_run"]
     record = stages.run(spec)
@@ -68,7 +56,7 @@ def test_of_the_demo_model(demo_model: Path, tmp_path: Path) -> None:
     # Two layers of the demo model's 30, and the embedding that most of it is.
     assert record.result["source_bytes"] == pytest.approx(70.8e6, rel=0.01)
     assert record.result["verified"]["quantized_tensors"] == 2 * 7
-    folder = store.stage_folder("dry_run", spec.key)
+    folder = stages.store.stage_folder("dry_run", spec.key)
     assert not list(folder.rglob("*.safetensors"))
     assert (folder / "worker.log").stat().st_size > 0
 

@@ -13,7 +13,6 @@ from listener import Listener
 from published_models import LLAMA_3_8B, dense, source
 from small_checkpoint import safetensors, write_files
 
-from pipeline.core.digest import FileDigests
 from pipeline.core.errors import ExitCode, PrepareError
 from pipeline.environments.settings import Settings
 from pipeline.forecast.before_run import early_faults, preflight_of
@@ -169,10 +168,9 @@ def test_the_form_that_was_taken_stands_in_the_stages(
     asked = replace(request(checkpoint(tmp_path / "model")), recipes=("fp8-dynamic",))
 
     def forms() -> set[tuple[str, str]]:
-        digests = FileDigests(settings.home / "digests.json")
         choices = choose(asked, settings)
-        sources = find_data(choices, settings, digests, Listener())
-        found = locate(choices, settings, lambda _: tmp_path, digests, Listener())
+        sources = find_data(choices, settings, Listener())
+        found = locate(choices, settings, lambda _: tmp_path, Listener())
         stages = make_plan(choices, found, settings, sources).stages(lambda _: None)
         suites = [
             (spec.stage, suite)

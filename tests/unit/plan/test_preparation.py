@@ -17,7 +17,6 @@ from quantized_checkpoint import quantization_config, source_files
 from small_checkpoint import write_files
 
 from pipeline.checkpoint.folder import Checkpoint
-from pipeline.core.digest import FileDigests
 from pipeline.core.errors import CheckpointError, UsageError
 from pipeline.core.stage_record import StageSpec
 from pipeline.environments.settings import Settings
@@ -302,8 +301,7 @@ class Checkpoints:
         return choose(request_for(checkpoint or str(self.folder), **options), self.settings)
 
     def located(self, choices: Choices) -> Checkpoint:
-        digests = FileDigests(self.settings.home / "digests.json")
-        return locate(choices, self.settings, self.make_demo, digests, Listener())
+        return locate(choices, self.settings, self.make_demo, Listener())
 
     def make_demo(self, spec: StageSpec) -> Path:
         assert spec.stage == "demo_checkpoint"
@@ -370,9 +368,8 @@ class TestPlan:
         checkpoints.write()
         choices = checkpoints.choices(policy="demo", recipes=("fp8-dynamic",))
         checkpoint = checkpoints.located(choices)
-        digests = FileDigests(settings.home / "digests.json")
         listener = Listener()
-        sources = find_data(choices, settings, digests, listener)
+        sources = find_data(choices, settings, listener)
         plan = make_plan(choices, checkpoint, settings, sources)
         assert [variant.recipe.name for variant in plan.variants] == ["fp8-dynamic"]
         checked = plan.baseline.stages["coherence"].parameters["checkpoint"]
@@ -389,8 +386,7 @@ class TestPlan:
         install_driver(programs, "NVIDIA H100 80GB HBM3", "9.0")
         checkpoints.write()
         choices = checkpoints.choices(policy="demo", recipes=("fp8-dynamic",))
-        digests = FileDigests(settings.home / "digests.json")
-        sources = find_data(choices, settings, digests, Listener())
+        sources = find_data(choices, settings, Listener())
         plan = make_plan(choices, checkpoints.located(choices), settings, sources)
         hardware = plan.variants[0].stages["coherence"].parameters["hardware"]
         assert hardware == {"accelerator": "cuda", "gpu": "NVIDIA H100 80GB HBM3"}

@@ -44,7 +44,7 @@ def keys(request: GateRequest, run_id: str = "run") -> set[str]:
     home = request.tokenizer.parent
     settings = Settings(home=home / "home", store=home / "store")
     policy = load_policy(request.policy)
-    plan = plan_of(request, policy, settings, settings.store, run_id, Listener())
+    plan = plan_of(request, policy, settings, run_id, Listener())
     sides = (plan.baseline, *plan.variants)
     return {spec.key for side in sides for rounds in side.rounds.values() for spec in rounds}
 
@@ -69,7 +69,7 @@ def plan_for(request: GateRequest, run_id: str) -> Plan:
     home = request.tokenizer.parent
     settings = Settings(home=home / "home", store=home / "store")
     policy = load_policy(request.policy)
-    return plan_of(request, policy, settings, settings.store, run_id, Listener())
+    return plan_of(request, policy, settings, run_id, Listener())
 
 
 def test_a_gate_that_is_tried_again_is_another_trial(request_of: GateRequest) -> None:

@@ -12,7 +12,6 @@ from listener import Listener
 from quantized_checkpoint import SIZE, source_files
 from small_checkpoint import write_files
 
-from pipeline.core.digest import FileDigests
 from pipeline.core.errors import CheckpointError, UsageError
 from pipeline.core.stage_record import StageSpec
 from pipeline.core.store import Store
@@ -60,14 +59,13 @@ class Planning:
     def specs(self) -> list[StageSpec]:
         """The stages that a run would have, in a run's own way."""
         choices = choose(self.request(), self.settings)
-        digests = FileDigests(self.settings.home / "digests.json")
         never_asked = Path("/none")
-        checkpoint = locate(choices, self.settings, lambda spec: never_asked, digests, Listener())
+        checkpoint = locate(choices, self.settings, lambda spec: never_asked, Listener())
         plan = make_plan(
             choices,
             checkpoint,
             self.settings,
-            find_data(choices, self.settings, digests, Listener()),
+            find_data(choices, self.settings, Listener()),
         )
         return plan.stages(lambda spec: self.store.find(spec.stage, spec.key))
 

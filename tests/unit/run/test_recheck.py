@@ -49,7 +49,7 @@ from pipeline.release.promote_run import promote_run
 from pipeline.release.promotion_stage import Order
 from pipeline.release.recheck_record import RECHECK_TAG, rechecks_of, stands
 from pipeline.release.serve import accepted_tuples
-from pipeline.run import recheck, recheck_run, runner
+from pipeline.run import recheck, recheck_run, runner, session
 from pipeline.run.executors import EXECUTORS
 from pipeline.run.recheck import Outcome, RecheckRequest, run_recheck
 from recipes.catalog import RECIPES, load_profile
@@ -146,7 +146,7 @@ def site(
     )
     pretended = PretendExecutor(found.store, found.models)
     monkeypatch.setitem(EXECUTORS, "local", lambda: pretended)
-    monkeypatch.setattr(recheck_run, "LocalServers", lambda *_: found.models)
+    monkeypatch.setattr(session, "LocalServers", lambda *_: found.models)
     # No model-written program is run here, so none has to be kept in.
     monkeypatch.setattr(runner, "choose_isolation", lambda *_: None)
     # Tiny matrices are no real model's, and the questions are the judged run's, not the packages'.

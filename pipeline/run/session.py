@@ -1,0 +1,81 @@
+"""What a run works with, put together in one place, and its record, closed however it ends."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+from artifacts.run_record import RunReport
+from pipeline.core.errors import ExitCode, PrepareError, StoreError
+from pipeline.core.events import Progress
+from pipeline.core.store import Store
+from pipeline.environments.environment import Accelerator, interpreters
+from pipeline.environments.settings import Settings
+from pipeline.run.endpoints import LocalServers
+from pipeline.run.executors import executor_of
+from pipeline.run.run_log import NotingProgress, RunLog
+from pipeline.run.stage_runner import StageRunner
+from recipes.schema import ServingProfile
+
+
+class Session:
+    """One run: its settings, its record, and what runs its stages.
+
+    Args:
+        command: options as resolved, for the record.
+        accelerator: that the environments of its stages are for.
+        settings: where things are kept.
+        progress: receives everything; the record keeps the notes.
+
+    Raises:
+        UsageError: the settings name an executor that there is not.
+        StoreError: the store cannot be written.
+    """
+
+    def __init__(
+        self,
+        command: dict[str, Any],
+        accelerator: Accelerator,
+        settings: Settings,
+        progress: Progress,
+    ) -> None:
+        store, executor = Store(settings.store), executor_of(settings)
+        self.settings = settings
+        self.log = RunLog(store, command)
+        self.progress = NotingProgress(progress, self.log)
+        python_of = interpreters(accelerator, settings, self.progress)
+        self.stages = StageRunner(store, executor, python_of, self.log, self.progress)
+
+    def local_servers(self, profile: ServingProfile) -> LocalServers:
+        """Servers on this machine, which start as the profile has it."""
+        lock = self.settings.home / "server.lock"
+        return LocalServers(self.stages, lock, profile.ready_timeout_seconds)
+
+    def run(self, work: Callable[[], ExitCode]) -> RunReport:
+        """Do the work and close the run's record.
+
+        Args:
+            work: returns how it ends; a PrepareError becomes part of the record.
+
+        Raises:
+            KeyboardInterrupt: and what is no PrepareError, passed on once the record is closed.
+        """
+        try:
+            try:
+                code = work()
+            finally:
+                self.stages.cancel()
+        except PrepareError as error:
+            # The disk may be full: the first error is the one to tell, whether it can be kept.
+            with contextlib.suppress(StoreError):
+                self.log.finish("failed", error.exit_code, error)
+            return self.log.report()
+        except BaseException as error:
+            stopped = isinstance(error, KeyboardInterrupt)
+            code = ExitCode.INTERRUPTED if stopped else ExitCode.UNEXPECTED
+            with contextlib.suppress(StoreError):
+                self.log.finish("interrupted" if stopped else "failed", code)
+            raise
+        self.log.finish("finished", code)
+        return self.log.report()

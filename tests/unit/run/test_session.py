@@ -1,0 +1,92 @@
+"""One run's record is closed, and its stage ended, however the run ends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from listener import Listener
+
+from artifacts.kept_runs import find_run
+from pipeline.core.errors import ExitCode, PrepareError, StoreError, UsageError
+from pipeline.core.store import Store
+from pipeline.environments.environment import Accelerator
+from pipeline.environments.settings import Settings
+from pipeline.run.session import Session
+
+
+@pytest.fixture
+def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Session:
+    settings = Settings(home=tmp_path / "home", store=tmp_path / "store")
+    made = Session({"checkpoint": "c"}, Accelerator.CPU, settings, Listener())
+    monkeypatch.setattr(made.stages, "cancel", lambda: made.progress.note("stage ended"))
+    return made
+
+
+def ending(session: Session) -> tuple[str, int | None, list[str]]:
+    """As another process reads it."""
+    kept = find_run(Store(session.settings.store), "latest")
+    return kept.status, kept.exit_code, kept.notes
+
+
+def test_work_that_ends(session: Session) -> None:
+    report = session.run(lambda: ExitCode.UNDECIDED)
+    assert (report.status, report.exit_code) == ("finished", ExitCode.UNDECIDED)
+    assert ending(session) == ("finished", ExitCode.UNDECIDED, ["stage ended"])
+
+
+def test_an_error_becomes_part_of_the_record(session: Session) -> None:
+    def work() -> ExitCode:
+        raise StoreError("no room", where="there", cure="make some")
+
+    report = session.run(work)
+    assert report.error is not None
+    assert report.error["what"] == "no room"
+    assert ending(session) == ("failed", ExitCode.EXPECTED_ERROR, ["stage ended"])
+
+
+@pytest.mark.parametrize(
+    ("raised", "status", "code"),
+    [
+        (KeyboardInterrupt(), "interrupted", ExitCode.INTERRUPTED),
+        (ZeroDivisionError(), "failed", ExitCode.UNEXPECTED),
+    ],
+    ids=["interrupted", "a defect"],
+)
+def test_anything_else_is_passed_on(
+    session: Session, raised: BaseException, status: str, code: ExitCode
+) -> None:
+    def work() -> ExitCode:
+        raise raised
+
+    with pytest.raises(type(raised)):
+        session.run(work)
+    assert ending(session) == (status, code, ["stage ended"])
+
+
+def test_the_first_error_is_told_where_the_record_cannot_be_written(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise StoreError("the disk is full")
+
+    def work() -> ExitCode:
+        monkeypatch.setattr(session.log, "finish", full)
+        raise PrepareError("the first")
+
+    assert session.run(work).exit_code is None
+
+
+def test_its_store_is_the_folder_and_not_a_link_to_it(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    settings = Settings(home=tmp_path / "home", store=tmp_path / "link")
+    begun = Session({"checkpoint": "c"}, Accelerator.CPU, settings, Listener())
+    assert begun.log.folder.parent == (tmp_path / "real").resolve() / "runs"
+
+
+def test_an_executor_that_there_is_not_begins_no_run(tmp_path: Path) -> None:
+    settings = Settings(home=tmp_path / "home", store=tmp_path / "store", executor="moon")
+    with pytest.raises(UsageError):
+        Session({"checkpoint": "c"}, Accelerator.CPU, settings, Listener())
+    assert not settings.store.exists()
