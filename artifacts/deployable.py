@@ -66,7 +66,7 @@ class JudgedTuple:
     """What a version was judged as.
 
     Args:
-        engine_version: as the engine tells it.
+        engine_version: as the engine reports it.
         environment: identity of the serving environment.
         arguments: how it was served.
         hardware: facts of the machine.
@@ -81,12 +81,12 @@ class JudgedTuple:
 
     @classmethod
     def of(cls, version: Version) -> JudgedTuple:
-        """Read the tags; raises RegistryError where they do not tell it."""
+        """Read the tags; raises RegistryError where they do not say it."""
         try:
             found = _Tags.model_validate(dict(version.tags))
         except ValidationError as error:
             raise RegistryError(
-                f"version {version.version} of '{version.name}' does not tell how it was judged: "
+                f"version {version.version} of '{version.name}' does not say how it was judged: "
                 f"{_words(error)}",
                 where=f"{version.name} version {version.version}, tags prepare.*",
                 cure="it was not registered by `prepare`, or its tags were changed",

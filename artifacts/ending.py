@@ -1,6 +1,6 @@
 """How a run ended, in the same words everywhere: verdict, one sentence, and what to do next.
 
-The terminal's table, the report's page and what CI is told all take them from here.
+The terminal's table, the report's page and the reports for CI all take them from here.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def headline(report: RunReport) -> str:
 
 
 def next_command(report: RunReport) -> str:
-    """The one command to go on with."""
+    """The one command to continue with."""
     if champion_of(report) is not None:
         return f"prepare registry show {report.registered_name}"
     if report.status == "finished" and passed(report):
@@ -117,16 +117,16 @@ def next_steps(report: RunReport) -> list[str]:
         return [f"{command} promotes what passed."]
     if verdict == "fail":
         return [
-            "Read below which gate said no, and by how much.",
+            "Read below which gate failed, and by how much.",
             "Try another recipe, or a ladder of them. A wider margin is a decision about the "
-            "product: it belongs into the policy, not into a second try.",
+            "product: it belongs in the policy, not in a second try.",
             f"{command} names the folders with every answer.",
         ]
     if verdict == "undecided":
         kept = "with the same `--session`" if gate else "on the same store"
         return [
             f"Run the same command again {kept} with more questions or minutes in the policy: "
-            "the answers are kept, and it goes on where it stopped.",
+            "the answers are kept, and it continues where it stopped.",
             "`prepare policy check` says how many questions a margin takes.",
         ]
     if verdict == "interrupted":

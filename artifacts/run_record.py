@@ -25,7 +25,7 @@ class VariantReport(Record):
     recipe: str
     weights_bytes: int | None = Field(description="None when it was never made")
     verdict: Verdict | Literal["error", "skipped"] = Field(
-        description="skipped: a rung of a ladder that another one before it made needless"
+        description="skipped: a rung of a ladder that was not needed, since one before it passed"
     )
     reason: str = Field(description="why, in words; for an error what, where and the cure")
     p_value: float | None = Field(
@@ -83,7 +83,7 @@ class RunReport(Record):
     registered_name: str | None = Field(None, description="name in the model registry")
     variants: list[VariantReport]
     stages: list[StageReport]
-    notes: list[str] = Field(description="what was said aloud")
+    notes: list[str] = Field(description="the notes that were reported")
     error: dict[str, str] | None = Field(None, description="of a run that failed as a whole")
 
     @field_validator("command")

@@ -1,1 +1,1 @@
-"""What a CI system is told of a finished run: JUnit XML, a summary, annotations and outputs."""
+"""What a CI system receives of a finished run: JUnit XML, a summary, annotations and outputs."""

@@ -14,7 +14,7 @@ from pipeline.core.errors import from_dict
 Outcome = Literal["pass", "fail", "undecided", "error", "skipped"]
 THROUGHPUT = "throughput"
 WHOLE_VARIANT = "verdict"
-"""Name of the case that tells what no gate alone tells: not made, incoherent, not needed."""
+"""Name of the case that says what no gate alone says: not made, incoherent, not needed."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def command_of(report: RunReport) -> str:
 def cases_of(variant: VariantReport) -> list[Case]:
     """A case a gate, the throughput among them.
 
-    A case for the whole variant goes first where the gates do not tell its verdict: it could not
+    A case for the whole variant goes first where the gates do not explain its verdict: it could not
     be made or served, did not speak, was not needed, or passes alone but not among several (Holm).
     """
     cases = [gate_case(variant.recipe, gate) for gate in variant.gates]

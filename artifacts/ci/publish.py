@@ -1,4 +1,4 @@
-"""Writes what CI is told of a run to the places that the CI system names in its variables."""
+"""Writes the reports of a run for CI to the places that the CI system names in its variables."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ def path_in(environ: Mapping[str, str], name: str) -> Path | None:
 
 
 def publish(report: RunReport, places: Places, say: Callable[[str], None]) -> None:
-    """Write all of it; what cannot be written is said, and changes nothing about the verdict.
+    """Write all of it; what cannot be written is reported, and changes nothing about the verdict.
 
     Args:
         report: of a run that has ended.
         places: where it goes.
-        say: hears which file was written, and which could not be.
+        say: receives which file was written, and which could not be.
     """
     written = ""
     if places.junit is not None and attempt(write_junit, report, places.junit, say):
@@ -88,7 +88,7 @@ def attempt(
     file: Path,
     say: Callable[[str], None],
 ) -> bool:
-    """Whether it could be written; where not, why is said."""
+    """Whether it could be written; where not, the reason is reported."""
     try:
         write(report, file)
     except OSError as error:

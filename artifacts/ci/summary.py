@@ -1,7 +1,7 @@
 """A run as Markdown for a job's page: the verdict, what to do next, the table, then the reasons.
 
 GitHub takes 1 MiB from a step and refuses the whole summary when there is more, so what does not
-fit is left out from the end, and that is said.
+fit is left out from the end, and a line says so.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LARGEST_BYTES = 1 << 20
 def markdown_summary(report: RunReport, limit: int = LARGEST_BYTES) -> str:
     """The run as Markdown of less than `limit` bytes in UTF-8; "" where not even a line fits."""
     left_out = (
-        "\n*More was left out here, for GitHub takes 1 MiB: "
+        "\n*More was left out here, since GitHub takes 1 MiB: "
         f"`prepare runs show {markdown_code(report.run)}` has everything.*\n"
     )
     kept: list[str] = []
@@ -127,7 +127,7 @@ def loud(verdict: str) -> str:
 def reasons(report: RunReport) -> Iterator[str]:
     """Why each case did not pass, those that block first."""
     cases = [c for c in cases_of_run(report) if c.outcome != "pass" or c.suspicious]
-    for title, blocking in (("What is in the way", True), ("What does not block", False)):
+    for title, blocking in (("What blocks it", True), ("What does not block", False)):
         found = [case for case in cases if case.blocks == blocking]
         if found:
             yield f"\n### {title}\n\n"

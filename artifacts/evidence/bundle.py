@@ -78,7 +78,7 @@ class BundleVerdict(Record):
         for variant in self.variants:
             if variant.recipe == self.recipe:
                 return variant
-        raise EvidenceError(f"{VERDICT} says nothing of '{self.recipe}', which it is about")
+        raise EvidenceError(f"{VERDICT} says nothing about '{self.recipe}', which it is about")
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Checks an evidence bundle: every digest, then the verdict computed again from it alone.
 
-No store, no network, no server. What is found is told in words; only a signature (`signing.py`)
-tells who made the bundle, since who can write all of it can forge all of it.
+No store, no network, no server. What is found is reported in words; only a signature (`signing.py`)
+shows who made the bundle, since who can write all of it can forge all of it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class BundleCheck:
         recipe: of the variant that it is about.
         verdict: on that variant, as kept.
         override: why it was promoted though it did not pass.
-        files: how many were held against their digests.
+        files: how many were checked against their digests.
         weights_checked: whether it lay beside weights, which were checked with it.
         problems: what is wrong with files, and what does not fit together.
         variants: verdicts of all variants, computed again.
@@ -120,7 +120,7 @@ def check_bundle(folder: Path) -> BundleCheck:
             problems += misfits(bundle, manifest, verdict, source)
             if has_weights:
                 problems += other_weights(folder, manifest, verdict, source)
-        except EvidenceError as error:  # a record is gone or damaged, which the checks tell too
+        except EvidenceError as error:  # a record is gone or damaged, which the checks report too
             problems.append(f"{error.where}: {error.what}")
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise EvidenceError(
@@ -168,7 +168,7 @@ def misfits(
     if verdict.variant.verdict != "pass" and not verdict.override:
         found.append(
             f"the verdict on '{verdict.recipe}' is '{verdict.variant.verdict}', and no reason is "
-            "given for promoting it all the same"
+            "given for promoting it nevertheless"
         )
     return found + resolved_amiss(bundle, verdict, source)
 
@@ -192,7 +192,7 @@ def counts_amiss(verdict: BundleVerdict) -> list[str]:
         if recipe not in names
     ]
     found += [
-        f"{VERDICT} tells of gates of '{variant.recipe}', and names no stage 'judge' for it"
+        f"{VERDICT} has gates of '{variant.recipe}', and names no stage 'judge' for it"
         for variant in verdict.variants
         if variant.recipe not in verdict.judges
         and (variant.p_value is not None or variant.gates or variant.throughput)

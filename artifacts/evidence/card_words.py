@@ -63,7 +63,7 @@ def optimization_words(quantization: dict[str, Any], result: dict[str, Any]) -> 
         "awq": "AWQ (arXiv 2306.00978), by llm-compressor: channels that matter to the activations "
         "are scaled up before rounding.",
         "autoawq": "AWQ (arXiv 2306.00978), by AutoAWQ.",
-        "gptq": "GPTQ (arXiv 2210.17323), by llm-compressor: each rounding is made up for by the "
+        "gptq": "GPTQ (arXiv 2210.17323), by llm-compressor: each rounding is compensated by the "
         "weights that follow.",
     }
     modules = result.get("quantized_modules")

@@ -1,4 +1,4 @@
-"""One judged variant's stages, found from its judge stage on: what a bundle and a card tell of."""
+"""One judged variant's stages, found from its judge stage on, for a bundle and a card."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class ManifestFile(Record):
     def _stays_inside(cls, path: str) -> str:
         pure = PurePosixPath(path)
         if not path or pure.is_absolute() or ".." in pure.parts or str(pure) != path:
-            raise ValueError(f"{path!r} is no plain relative path")
+            raise ValueError(f"{path!r} is not a plain relative path")
         return path
 
 
@@ -114,7 +114,7 @@ def plain_files(folder: Path, leave_out: tuple[str, ...] = ()) -> Iterator[tuple
 
 
 def _is_part_of(path: str, mode: int, left_out: str) -> bool:
-    """Whether it is what is left out, or in it; in the place of a file, only a plain file is."""
+    """Whether it is what is left out, or in it; instead of a file, only a plain file is."""
     if left_out in ADDED_LATER:
         return path == left_out and stat.S_ISREG(mode)
     return path == left_out or path.startswith(f"{left_out}/")

@@ -50,7 +50,7 @@ class VariantCheck:
 
 @dataclass(frozen=True)
 class Claims:
-    """What somebody says about variants that were tried together, to be held against evidence.
+    """What somebody says about variants that were tried together, to be compared with evidence.
 
     Args:
         variants: verdicts, after the correction for their number.
@@ -246,7 +246,7 @@ class Evidence:
         return record
 
     def _found_inputs(self) -> dict[str, StageRecord]:
-        """What was judged, as far as it is there; what is not has been told."""
+        """What was judged, as far as it is there; what is missing has been reported."""
         found = {}
         for role, reference in self._inputs.items():
             with suppress(PrepareError):

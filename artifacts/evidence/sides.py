@@ -21,7 +21,7 @@ def mixed_sides(judge: StageRecord, found: Mapping[str, StageRecord]) -> Iterato
 
     Args:
         judge: the stage.
-        found: records of its inputs, by role; those that are gone are told elsewhere.
+        found: records of its inputs, by role; those that are gone are reported elsewhere.
     """
     for side, beginnings in _SIDES.items():
         stages = [record for role, record in found.items() if role.startswith(beginnings)]

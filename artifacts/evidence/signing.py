@@ -1,7 +1,7 @@
 """Signs a weights folder with its evidence, and checks the signature: OpenSSF model-signing.
 
 The signature, `model.sig`, lists the digest of every file of the folder. With a key it needs no
-network. Keyless (sigstore) it needs one, and tells who signed by their login.
+network. Keyless (sigstore) it needs one, and names the signer by a login.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def _signature_of(folder: Path) -> Path:
         raise EvidenceError(
             "the folder is not signed, or its signature was removed",
             where=str(signature),
-            cure="without --public-key nobody's word is checked, only that all fits together",
+            cure="without --public-key no signature is checked, only that everything is consistent",
         )
     return signature
 

@@ -64,7 +64,7 @@ def variant_key(served: str, policy: Policy, family: str, asked: Mapping[str, st
             machine; of an endpoint, of the session.
         policy: that judges.
         family: whose margins decide.
-        asked: the questions and what asks them, as `EvaluationPlanner.asked` tells them: other
+        asked: the questions and what asks them, as `EvaluationPlanner.asked` has them: other
             questions are another chance.
     """
     claim = claim_of(policy, family)
@@ -141,7 +141,7 @@ class Trials:
                 raise StoreError(
                     f"the record of trial {number} is gone, and {trial.number} is there",
                     where=str(folder / _name(number)),
-                    cure="put it back: without it nobody knows how much was tried",
+                    cure="restore it: without it the number of trials is not known",
                 )
         return trials
 
@@ -157,5 +157,5 @@ def _read(file: Path) -> Trial:
         raise StoreError(
             f"the record of a trial cannot be read: {error}",
             where=str(file),
-            cure="put it back: without it nobody knows how much was tried",
+            cure="restore it: without it the number of trials is not known",
         ) from error

@@ -1,4 +1,4 @@
-"""How many variants a verdict counts, held against the stages that it rests on.
+"""How many variants a verdict counts, compared with the stages that it rests on.
 
 Each variant that is tried is one more chance of a lucky pass, so a verdict is worth as much as the
 count is right. The count is in the key of every judge stage, and in the rule of every round of
@@ -34,7 +34,7 @@ def miscounts(
     """
     names, counted = sorted(set(tried)), judge.parameters.get("tried")
     if len(names) != len(tried):
-        yield "a variant is said twice to have been tried"
+        yield "a variant is named twice among those tried"
     if judge.parameters.get("recipe", recipe) != recipe:
         yield f"its stage 'judge' is on another variant, {judge.parameters['recipe']!r}"
     if counted is not None and counted != names:
@@ -45,7 +45,7 @@ def miscounts(
     trial = judge.parameters.get("trial")
     if trial is not None:
         if trial["number"] != len(trial["earlier"]) + 1:
-            yield f"it is said to be trial {trial['number']}, after {len(trial['earlier'])} others"
+            yield f"it claims to be trial {trial['number']}, after {len(trial['earlier'])} others"
         if sorted(trial["variants"]) != names:
             yield f"its trial is of {', '.join(sorted(trial['variants']))}"
     levels = 0
@@ -64,7 +64,7 @@ def miscounts(
             yield f"{role}: asked by another margin than the policy's"
     if counted is None and levels == 0:
         yield (
-            "an older prepare judged it, and nothing tells how many variants were tried with it: "
+            "an older prepare judged it, and how many variants were tried with it is not known: "
             "run the model again, what is still in the store is reused"
         )
 

@@ -42,7 +42,7 @@ def is_there(path: Path, where: str) -> bool:
     """Whether there is such a file or folder.
 
     Raises:
-        RegistryError: that cannot be told; says of what, and why.
+        RegistryError: that cannot be found out; says of what, and why.
     """
     try:
         return path.exists()

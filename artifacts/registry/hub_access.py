@@ -17,8 +17,8 @@ UNKNOWN_TOKEN = 401
 def check_token(api: HfApi, namespace: str, where: str) -> None:
     """Refuse a token of which the Hub says that it cannot write to the namespace.
 
-    Of a fine-grained token, or one that is not a user's, only a write tells. So it does where the
-    Hub, or a mirror of it, does not say whose the token is.
+    Of a fine-grained token, or one that is not a user's, only a write shows that. The same holds
+    where the Hub, or a mirror of it, does not say whose the token is.
 
     Args:
         api: of the Hub.

@@ -43,7 +43,7 @@ def hub_explained(where: str) -> Iterator[None]:
         ) from error
     except errors.HFValidationError as error:
         raise RegistryError(
-            f"the Hub takes no such name: {_first_line(error)}",
+            f"the Hub does not accept this name: {_first_line(error)}",
             where=where,
             cure="give a name (--name) of letters, digits, '-', '_' and '.'",
         ) from error
@@ -51,7 +51,7 @@ def hub_explained(where: str) -> Iterator[None]:
         raise _refused(endpoint, where, error) from error
     except getattr(errors, "OIDCError", ()) as error:  # which older versions do not have
         raise RegistryError(
-            f"no token can be had from the CI system: {_first_line(error)}",
+            f"no token is available from the CI system: {_first_line(error)}",
             where=where,
             cure="give the job the right to ask for an ID token (on GitHub `permissions: id-token: "
             f"write`), or put one into HF_OIDC_ID_TOKEN; or unset HF_OIDC_RESOURCE and {LOG_IN}",
@@ -81,7 +81,7 @@ def hub_explained(where: str) -> Iterator[None]:
         raise RegistryError(
             f"{endpoint} does not answer as a Hub: {_first_line(error)}",
             where=where,
-            cure="check HF_ENDPOINT, and whether a proxy stands between",
+            cure="check HF_ENDPOINT, and whether a proxy is in between",
         ) from error
 
 

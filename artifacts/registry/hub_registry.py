@@ -64,7 +64,7 @@ class HubRegistry(JournaledRegistry):
         match = _URI.fullmatch(uri)
         if match is None:
             raise RegistryError(
-                f"'{uri}' is no registry on the Hub",
+                f"'{uri}' is not a registry on the Hub",
                 where="--registry",
                 cure=f"write {SCHEME}NAMESPACE, a user or an organisation; "
                 f"{SCHEME}NAMESPACE?{PUBLIC} makes public repositories",
@@ -209,7 +209,7 @@ class HubRegistry(JournaledRegistry):
         """Version by alias, as they stand; none when there is no such model.
 
         The Hub moves a tag in two steps, so one that is missing where the history says that all
-        was carried out is being moved, or was cut short: the history tells where it points then.
+        was carried out is being moved, or was cut short: the history says where it points then.
         """
         return _aliases(self._state(name))
 

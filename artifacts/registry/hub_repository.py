@@ -250,7 +250,7 @@ class HubRepository:
                 raise
 
     def move_tag(self, tag: str, commit: str | None) -> None:
-        """Point a tag to the commit, or to none. The Hub can only remove it and make it anew."""
+        """Point a tag to the commit, or to none. The Hub can only remove it and make it again."""
         for _ in range(ATTEMPTS):
             current = (self.state() or RepositoryState()).tags.get(tag)
             if current == commit:

@@ -291,6 +291,6 @@ def _told(entry: HistoryEntry | None) -> str:
     if entry is None:
         return "nobody has moved it yet"
     if entry.action == "outside":
-        return f"moved by something else than prepare, seen {entry.when}"
+        return f"moved by something other than prepare, seen {entry.when}"
     run = f" for run {entry.run}" if entry.run else ""
     return f"moved by {entry.who} at {entry.when} ({entry.action}{run})"

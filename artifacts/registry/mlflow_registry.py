@@ -173,7 +173,7 @@ class MlflowRegistry(JournaledRegistry):
         ]
 
     def check_writable(self, name: str) -> None:
-        """Look whether the server answers; whether it lets us write, only a write tells."""
+        """Check that the server answers; whether it lets us write, only a write shows."""
         self.versions(name)
 
     def register(self, name: str, folder: Path, tags: Mapping[str, str]) -> str:
@@ -393,7 +393,7 @@ def copy_checkpoint(source: Path, folder: Path) -> None:
     """
     if not (source / "config.json").is_file() or not any(source.glob("*.safetensors")):
         raise RegistryError(
-            "the version's source is no folder of a checkpoint",
+            "the version's source is not a checkpoint's folder",
             where=str(source),
             cure="it was not registered by prepare, or somebody changed its source",
         )

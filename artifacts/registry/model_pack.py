@@ -179,7 +179,7 @@ def read_pack(manifest: bytes, read_blob: Callable[[Blob], bytes]) -> ModelPack:
         config = _blob(content["config"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RegistryError(
-            f"the manifest is none that prepare can unpack: {_words(error)}",
+            f"prepare cannot unpack this manifest: {_words(error)}",
             where=Blob.of(manifest).digest,
             cure="name an artifact that was made by `prepare`, or is a CNCF ModelPack with one "
             "file a layer (media types ending in .raw)",
@@ -197,7 +197,7 @@ def read_manifest(manifest: bytes) -> dict[str, Any]:
         raise ValueError(f"it is larger than {MANIFEST_BYTES / MEBIBYTE:g} MiB")
     content = parse_json(manifest, values=MANIFEST_VALUES)
     if not isinstance(content, dict):
-        raise ValueError("it is no JSON object")
+        raise ValueError("it is not a JSON object")
     annotations_of(content)
     return content
 
@@ -212,7 +212,7 @@ def annotations_of(holder: Mapping[str, Any]) -> dict[str, str]:
     if found is None:
         return {}
     if not isinstance(found, dict) or not all(isinstance(each, str) for each in found.values()):
-        raise ValueError("its annotations are no object of texts")
+        raise ValueError("its annotations are not an object of texts")
     return dict(found)
 
 
@@ -274,25 +274,25 @@ def _packed_file(layer: Mapping[str, Any]) -> PackedFile:
     plain = pure.parts and not pure.is_absolute() and ".." not in pure.parts
     short = len(path) <= LONGEST_PATH and all(len(part.encode()) <= 255 for part in pure.parts)
     if not plain or not path.isprintable() or str(pure) != path or not short:
-        raise ValueError(f"{ascii(path)[:80]} is no plain relative path")
+        raise ValueError(f"{ascii(path)[:80]} is not a plain relative path")
     return PackedFile(path, _blob(layer))
 
 
 def _blob(described: Mapping[str, Any]) -> Blob:
     digest, size = described["digest"], described["size"]
     if not isinstance(digest, str):
-        raise ValueError("a digest is no text")
+        raise ValueError("a digest is not a text")
     check_digest(digest)
     if type(size) is not int or not 0 <= size <= LARGEST_BLOB:
-        raise ValueError(f"{ascii(size)[:40]} is no size of a file")
+        raise ValueError(f"{ascii(size)[:40]} is not a size of a file")
     return Blob(digest, size)
 
 
 def check_digest(digest: str) -> None:
-    """Raise ValueError where this is no sha256 digest as OCI writes them."""
+    """Raise ValueError where this is not a sha256 digest as OCI writes them."""
     algorithm, _, encoded = digest.partition(":")
     if algorithm != "sha256" or len(encoded) != 64 or set(encoded) - set("0123456789abcdef"):
-        raise ValueError(f"{ascii(digest)[:80]} is no sha256 digest")
+        raise ValueError(f"{ascii(digest)[:80]} is not a sha256 digest")
 
 
 def _descriptor(name: str, tags: Mapping[str, str], config: Mapping[str, Any]) -> dict[str, Any]:

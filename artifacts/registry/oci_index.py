@@ -76,7 +76,7 @@ def version_tags(layout: OciLayout, descriptor: Descriptor) -> dict[str, str]:
         raise RegistryError(
             f"the manifest of a version is damaged: {error}",
             where=str(layout.blob_path(blob.digest)),
-            cure="somebody changed the layout: put back a copy of it, or register the version in "
+            cure="somebody changed the layout: restore a copy of it, or register the version in "
             "another registry",
         ) from error
 
@@ -85,12 +85,12 @@ def count_of(layout: OciLayout, annotation: str) -> int:
     """A number that the index keeps about the layout as a whole; 0 for none.
 
     Raises:
-        RegistryError: it is no number.
+        RegistryError: it is not a number.
     """
     text = str(layout.read_index().get("annotations", {}).get(annotation, "0"))
     if not (text.isascii() and text.isdigit() and len(text) < 19):
         raise RegistryError(
-            f"the annotation {annotation} of the index is no number: {ascii(text)[:80]}",
+            f"the annotation {annotation} of the index is not a number: {ascii(text)[:80]}",
             where=str(layout.folder),
             cure="somebody changed it; set it to the largest number that the history, or the "
             "versions, have",

@@ -68,15 +68,15 @@ class OciLayout:
         except ValueError as error:
             raise _damaged_index(file, str(error)) from error
         if not _is_index(index):
-            raise _damaged_index(file, "it is no list of manifests")
+            raise _damaged_index(file, "it is not a list of manifests")
         return index
 
     def write_index(self, index: dict[str, Any]) -> None:
-        """Put another index in the place of this one."""
+        """Replace this index by another one."""
         self.replace(INDEX_FILE, as_json(index))
 
     def replace(self, name: str, content: bytes) -> None:
-        """Put a file of the layout's own folder in the place of the one of that name."""
+        """Replace a file of the layout's own folder."""
         beside = self.folder / f".{name}.{os.getpid()}"
         with beside.open("wb") as file:
             file.write(content)
@@ -241,7 +241,7 @@ def _damaged_index(file: Path, reason: str) -> RegistryError:
     return RegistryError(
         f"the index of the OCI layout is damaged: {reason}",
         where=str(file),
-        cure="put back a copy of it; the manifests that it lists are still in blobs/",
+        cure="restore a copy of it; the manifests that it lists are still in blobs/",
     )
 
 
@@ -249,6 +249,6 @@ def _damaged_blob(path: Path, what: str) -> RegistryError:
     return RegistryError(
         f"a blob of the OCI layout {what}",
         where=str(path),
-        cure="put back a copy of it: a file of the model is copied from the store again, once this "
+        cure="restore a copy of it: a file of the model is copied from the store again, once this "
         "one is deleted, by `prepare promote RUN --replaces VERSION` with the run of the version",
     )

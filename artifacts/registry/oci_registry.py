@@ -70,7 +70,7 @@ class OciRegistry(JournaledRegistry):
                 "an OCI registry that aliases are moved in is a folder of this machine",
                 where=uri,
                 cure="--registry oci:///FOLDER, and `prepare push` sends a version of it to a "
-                "registry of the network, which cannot move an alias only if nobody else did",
+                "registry of the network, which has no compare-and-swap for an alias",
             )
         self.uri = f"{SCHEME}{self.folder}"
 

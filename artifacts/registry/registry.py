@@ -97,7 +97,7 @@ class HistoryEntry(Record):
         description="number of the last entry that held when this was made; one that comes second "
         "to the same number has lost, and changed nothing"
     )
-    action: Action = Field(description="outside: found moved by something else than prepare")
+    action: Action = Field(description="outside: found moved by something other than prepare")
     alias: str = Field(description="the alias that this is about")
     previous_alias: str | None = Field(description="the alias of the version before it")
     version: str | None = Field(description="it points to from now on; None: to none")

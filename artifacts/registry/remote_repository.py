@@ -61,7 +61,7 @@ class RemoteRepository:
     Args:
         reference: where; with or without `oci://`.
         insecure: HTTP instead of HTTPS.
-        progress: hears how far it is.
+        progress: receives how far it is.
 
     Raises:
         UsageError: it is no such reference.
@@ -87,7 +87,7 @@ class RemoteRepository:
             container = None
         if container is None or container.registry != host:
             raise UsageError(
-                f"'{reference}' is no repository of an OCI registry",
+                f"'{reference}' is not a repository of an OCI registry",
                 where="HOST[:PORT]/REPOSITORY[:TAG]",
                 cure="such as registry.example.com/models/smollm2:champion, localhost:5000/smollm2",
             )
@@ -149,7 +149,7 @@ class RemoteRepository:
         """Write the version's files into that folder; the digest of each is checked.
 
         Raises:
-            RegistryError: a blob cannot be had, or is not what the manifest says.
+            RegistryError: a blob is unavailable, or is not what the manifest says.
         """
         with self._connected() as client:
             self._container.digest = version.source.rpartition("@")[2]
@@ -189,7 +189,7 @@ class RemoteRepository:
         return bytes(response.content)
 
     def _put_manifest(self, client: OrasClient, made: ModelPack, tag: str) -> None:
-        # The bytes themselves: the client's own method would write the JSON anew.
+        # The bytes themselves: the client's own method would write the JSON again.
         response = client.do_request(
             f"{client.prefix}://{self._container.manifest_url(tag)}",
             "PUT",
@@ -235,7 +235,7 @@ class RemoteRepository:
         ):
             self._check(client, response.ok)
             if response.headers.get("Content-Encoding", "identity") != "identity":
-                raise self._refused(client, "it packs a file that was not to be packed")
+                raise self._refused(client, "it packs a file that must not be packed")
             for block in response.iter_content(BLOCK_BYTES):
                 left -= len(block)
                 if left < 0:  # more than the manifest says: no reason to fill the disk
@@ -248,7 +248,7 @@ class RemoteRepository:
             raise RegistryError(
                 "a file is not what the manifest says: its digest differs",
                 where=f"{self.repository}@{blob.digest}",
-                cure="pull again; when it is so again, ask whoever runs the registry",
+                cure="pull again; if that does not help, ask whoever runs the registry",
             )
 
     def _count_bytes(self, client: OrasClient, total: int) -> None:

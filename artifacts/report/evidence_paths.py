@@ -136,7 +136,7 @@ def _figure(suite: str, paths: list[EvidencePath], recipes: list[str], names: Na
         notes=(
             *(path.note for path in paths),
             *(
-                f"{path.recipe}: the gate is undecided all the same: {path.gate.reason}"
+                f"{path.recipe}: the gate is undecided nevertheless: {path.gate.reason}"
                 for path in paths
                 if path.gate.decided_at is not None and path.gate.verdict == "undecided"
             ),

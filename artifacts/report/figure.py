@@ -15,7 +15,7 @@ from typing import Any
 SERIES = 6
 """Colours that the page has for series; more series begin again, with another symbol."""
 ALL_AT_ONE_X = {"hovermode": "x", "hoverdistance": -1}
-"""Layout of a figure in which hovering anywhere tells all series' values at the nearest x."""
+"""Layout of a figure in which hovering anywhere shows all series' values at the nearest x."""
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "cross")
 
 
@@ -93,7 +93,7 @@ def colour(number: int) -> str:
 
 
 def symbol(number: int) -> str:
-    """The marker of a series, so that colour is not all that tells it from others."""
+    """The marker of a series, so that colour is not all that distinguishes it."""
     return _SYMBOLS[number % len(_SYMBOLS)]
 
 

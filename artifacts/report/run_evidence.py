@@ -181,7 +181,7 @@ class RunEvidence:
         reference = judge.inputs.get(role)
         found = self._found(reference.stage, reference.key) if reference is not None else None
         if found is None:
-            self._miss(f"{words} are not in the store any more")
+            self._miss(f"{words} are no longer in the store")
         return found
 
     def _found(self, stage: str, key: str) -> StageRecord | None:

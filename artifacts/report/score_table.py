@@ -58,7 +58,7 @@ def variant_parts(evidence: RunEvidence) -> list[VariantPart]:
         VariantPart(
             recipe=recipe,
             verdict="no verdict",
-            reason=f"the run is {report.status}: it did not come to judge this variant",
+            reason=f"the run is {report.status}: it ended before this variant was judged",
             cure="",
             size="-",
             rows=[],

@@ -184,7 +184,7 @@ class TestForgedCounts:
 
         edit(forged / BUNDLE / VERDICT, change)
         text = self.finish(forged)
-        assert "tells of gates of 'bad', and names no stage 'judge'" in text
+        assert "has gates of 'bad', and names no stage 'judge'" in text
         assert "verdict: kept 'pass', computed 'undecided'" in text
 
     @pytest.mark.parametrize("of", ["judge", "variant", "tried"])

@@ -70,7 +70,7 @@ def test_a_run_that_is_not_over_has_no_verdict() -> None:
             "fp8-dynamic, w8a8 passed; nothing was promoted",
             "`prepare promote 20261121-100000-000001`",
         ),
-        ("fail", "no variant passed, and at least one failed its gates", "which gate said no"),
+        ("fail", "no variant passed, and at least one failed its gates", "which gate failed"),
         ("undecided", "no variant passed or failed: undecided", "on the same store"),
         ("not made", "at least one could not be made or served", "`prepare runs show"),
         ("refused", "there is no such folder", "name a folder that is there"),

@@ -207,7 +207,7 @@ class TestEvidence:
 
     def test_fewer_trials_than_there_were(self) -> None:
         (found,) = miscounts(judge(number=1), "a", ["a"], asked_at(level_of(0.05, 1, 1)))
-        assert found == "it is said to be trial 1, after 1 others"
+        assert found == "it claims to be trial 1, after 1 others"
 
     def test_other_variants(self) -> None:
         changed = judge(variants={"c": "1"})

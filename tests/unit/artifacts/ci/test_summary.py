@@ -52,9 +52,7 @@ def test_the_verdict_comes_first_then_what_to_do() -> None:
         "demo:smollm2-135m (0123456789ab), policy demo, profile cpu, run 2026"
     )
     assert lines[3] == "What to do next"
-    assert (
-        lines.index("What to do next") < lines.index("variant") < lines.index("What is in the way")
-    )
+    assert lines.index("What to do next") < lines.index("variant") < lines.index("What blocks it")
 
 
 def test_variants_down_and_gates_across() -> None:
@@ -78,7 +76,7 @@ def test_what_the_cpu_had_the_profile_change_is_said() -> None:
 def test_a_promotion_names_its_version() -> None:
     table = rows(markdown_summary(RUNS["promoted"]))
     assert table[1][:2] == ["fp8-dynamic", "promoted, version 1"]
-    assert "What is in the way" not in markdown_summary(RUNS["promoted"])
+    assert "What blocks it" not in markdown_summary(RUNS["promoted"])
 
 
 def test_a_recovery_margin_is_told_as_it_is_meant() -> None:

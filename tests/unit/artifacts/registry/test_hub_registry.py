@@ -378,7 +378,7 @@ class TestReading:
 class TestRefused:
     @pytest.mark.parametrize("uri", ["hf://", "hf://acme/model", "hf://acme?private", "hf:///x"])
     def test_no_such_address(self, uri: str) -> None:
-        with pytest.raises(RegistryError, match="is no registry on the Hub"):
+        with pytest.raises(RegistryError, match="is not a registry on the Hub"):
             open_registry(uri)
 
     def test_no_token(
@@ -470,7 +470,7 @@ class TestRefused:
 
     def test_a_name_that_the_hub_takes_not(self, registry: HubRegistry, tmp_path: Path) -> None:
         folder = variant(tmp_path, "a")
-        with pytest.raises(RegistryError, match="takes no such name") as caught:
+        with pytest.raises(RegistryError, match="does not accept this name") as caught:
             registry.register("two..dots", folder, tags(folder, "a"))
         assert "--name" in caught.value.cure
 

@@ -256,7 +256,7 @@ class TestHistory:
         cause = Cause("promote", "bob")
         with pytest.raises(RegistryError, match="is version 2, not version 1") as caught:
             registry.move_alias(name, Move("champion", "3", "1", cause, "previous"))
-        assert "moved by something else than prepare" in caught.value.what
+        assert "moved by something other than prepare" in caught.value.what
         assert registry.history(name)[-1].action == "outside"
         move(registry, name, "3")
         assert aliases(registry, name) == {"champion": "3", "previous": "2"}

@@ -115,7 +115,7 @@ class TestHub:
         for variable in ("HF_OIDC_ID_TOKEN", "GITHUB_ACTIONS"):
             monkeypatch.delenv(variable, raising=False)
         monkeypatch.setenv("HF_OIDC_RESOURCE", REPO)
-        assert "HF_OIDC_RESOURCE" in refused(self.URI, "no token can be had from the CI").cure
+        assert "HF_OIDC_RESOURCE" in refused(self.URI, "no token is available from the CI").cure
 
     def test_a_repository_of_somebody_else(self, hub: HubWriteStandIn) -> None:
         hub.models[REPO] = made = ModelRepository(private=True)

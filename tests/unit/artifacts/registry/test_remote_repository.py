@@ -33,7 +33,7 @@ def test_a_reference_in_its_parts(reference: str, repository: str, tag: str | No
     ["", "model", "team/model", "host:5000", "host:5000/", "/folder/model", "oci:///x/y"],
 )
 def test_what_names_no_repository(reference: str) -> None:
-    with pytest.raises(UsageError, match="is no repository of an OCI registry"):
+    with pytest.raises(UsageError, match="is not a repository of an OCI registry"):
         RemoteRepository(reference)
 
 

@@ -155,7 +155,7 @@ def test_a_run_that_was_killed_says_what_it_has(made: ReportedRun) -> None:
     made.save(status="killed", exit_code=None, variants=[], stages=stages)
     page = page_of(made)
     assert "killed the run is killed" in page.words
-    assert "fp8-dynamic no verdict - the run is killed: it did not come to judge" in page.words
+    assert "fp8-dynamic no verdict - the run is killed: it ended before this variant" in page.words
     assert "Measured, not judged: mmlu: " in page.words
     assert "No variant was judged, so there is nothing to draw." in page.words
     assert {name.partition("-")[2].partition("-")[0] for name in page.figures} == {
