@@ -19,7 +19,7 @@ EMPTY, UNRELATED = "empty", "unrelated"
 def sights_of(
     rows: Rows, guessing: float, comparison: Comparison, population: int | None
 ) -> list[Sight]:
-    """Whether the margin ends above every kind of ignorance that these rows tell of.
+    """Whether the margin ends above every kind of ignorance that these rows show.
 
     Args:
         rows: the baseline's answers, in the order of asking; at least one.
@@ -60,7 +60,7 @@ def says_nothing_p(rows: Rows) -> float:
 
 
 def state_of(sights: Sequence[Sight], alpha: float) -> State:
-    """Whether the gate sees at that level, is shown not to, or more questions could tell."""
+    """Whether the gate sees at that level, is shown not to, or more questions could show."""
     if all(sight.p_blind <= alpha for sight in sights):
         return "clear"
     return "blind" if any(sight.p_clear <= alpha for sight in sights) else "open"

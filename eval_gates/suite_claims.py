@@ -13,7 +13,7 @@ def claim_of(policy: Policy, family: str) -> dict[str, Any]:
     """The error rate, and of each critical suite what is asked, the family's margin and the test.
 
     How many questions are asked at most belongs to it only where one look is taken at their end:
-    a sequential gate goes on with more of them and is the same.
+    a sequential gate continues with more of them and is the same.
     """
     suites = {}
     for name, suite in policy.suites.items():

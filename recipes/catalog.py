@@ -81,7 +81,7 @@ def is_ladder(name: str) -> bool:
     try:
         data = read_yaml_file(user_path(name, "--recipe"))
     except (ValueError, OSError):
-        return False  # what is wrong with it is told when it is read as a recipe
+        return False  # what is wrong with it is reported when it is read as a recipe
     return isinstance(data, dict) and "rungs" in data
 
 
@@ -185,7 +185,7 @@ def _merged_recipe(path: Path, before: tuple[Path, ...]) -> dict[str, Any]:
         raise UsageError(
             f"the recipe extends '{_brief(parent)}' and has no name of its own",
             where=f"{path}, key name",
-            cure="add the key 'name': tables, files and tags tell variants apart by it",
+            cure="add the key 'name': tables, files and tags distinguish variants by it",
         )
     try:
         found = _find(_from_beside(parent, path, where), RECIPES, "recipe")
@@ -199,7 +199,7 @@ def _merged_recipe(path: Path, before: tuple[Path, ...]) -> dict[str, Any]:
             cure="let one of them stand alone, without the key 'extends'",
         )
     base = _merged_recipe(found, chain)
-    # Faults of the extended recipe are told as such, with its own file.
+    # Faults of the extended recipe are reported as such, with its own file.
     _validated(base, found, "recipe", Recipe)
     return merge(base, data)
 
@@ -244,11 +244,11 @@ def _read(path: Path, noun: str, kind: type[DESCRIBED]) -> dict[str, Any]:
         data: Any = read_yaml_file(path)
     except OSError as error:
         raise UsageError(
-            f"the {noun} cannot be read: {error.strerror}", where=str(path), cure="mend the file"
+            f"the {noun} cannot be read: {error.strerror}", where=str(path), cure="fix the file"
         ) from error
     except ValueError as error:
         raise UsageError(
-            f"the {noun} cannot be read: {error}", where=str(path), cure="mend the file"
+            f"the {noun} cannot be read: {error}", where=str(path), cure="fix the file"
         ) from error
     if not isinstance(data, dict):
         raise UsageError(f"the {noun} is not a mapping of keys", where=str(path), cure=_known(kind))

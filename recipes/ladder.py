@@ -21,5 +21,5 @@ class Ladder(Described):
     def _rungs_differ(cls, rungs: list[str]) -> list[str]:
         for rung in rungs:
             if rungs.count(rung) > 1:
-                raise ValueError(f"'{rung}' is there twice")
+                raise ValueError(f"'{rung}' occurs twice")
         return rungs

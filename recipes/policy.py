@@ -173,7 +173,7 @@ class CodeSuite(Suite):
     def _problems_differ(cls, problems: list[str]) -> list[str]:
         for name, times in Counter(problems).items():
             if times > 1:
-                raise ValueError(f"'{name}' is there twice, and would count as two problems")
+                raise ValueError(f"'{name}' occurs twice, and would count as two problems")
         return problems
 
 
@@ -234,7 +234,7 @@ AnySuite = Annotated[
     MmluSuite | HumanEvalSuite | MbppSuite | RougeSuite | LmEvalSuite, Field(discriminator="kind")
 ]
 
-# What decides, not what is asked: a change here judges the same answers anew.
+# What decides, not what is asked: a change here judges the same answers again.
 KEYS_OF_THE_TEST = frozenset(
     {
         "margins",

@@ -20,7 +20,7 @@ class Calibration(Described):
     column: str = Field("text", description="column or JSON key that holds the text or messages")
     revision: str | None = Field(None, description="commit or tag of a Hub dataset")
     fallback: Literal["carried"] | None = Field(
-        None, description="what to use when the Hub cannot be reached; it is said aloud"
+        None, description="what to use when the Hub cannot be reached; its use is reported"
     )
     samples: int = Field(
         256, ge=1, le=1_000_000, description="blocks of max_tokens tokens, cut from the texts"
@@ -96,7 +96,7 @@ class _InGroups(_LinearLayers):
     smaller_group_sizes: list[Annotated[int, Field(ge=1, le=65_536)]] = Field(
         default=[64, 32],
         max_length=16,
-        description="tried in this order when group_size does not divide; said aloud",
+        description="tried in this order when group_size does not divide; reported",
     )
     calibration: Calibration
 

@@ -83,7 +83,7 @@ class Workload(Described):
 
 
 class CalibrationLimit(Described):
-    """The most calibration that this machine is asked for; said aloud when it bites."""
+    """The most calibration to do on this machine; reported when it takes effect."""
 
     samples: int = Field(ge=1, le=1_000_000)
     max_tokens: int = Field(ge=16, le=1_000_000)
@@ -113,11 +113,11 @@ CpuFeature = Literal["avx2", "avx512f", "avx512_bf16", "amx"]
 
 
 class Fallback(Described):
-    """What a profile changes on a CPU that lacks a feature; said aloud wherever it is in effect."""
+    """What a profile changes on a CPU that lacks a feature; reported wherever it is in effect."""
 
     without: CpuFeature = Field(description="it is for CPUs that lack this")
     because: str = Field(description="why, in words; stands beside every verdict")
-    kv_cache_dtype: Word | None = Field(None, description="in the place of the profile's")
+    kv_cache_dtype: Word | None = Field(None, description="instead of the profile's")
     engine_arguments: dict[str, EngineValue] = Field(
         default={}, description="over the profile's own"
     )

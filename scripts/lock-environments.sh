@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Resolves the managed environments' locks anew: pipeline/environments/locks/*.in -> *.txt, and
+# Resolves the managed environments' locks again: pipeline/environments/locks/*.in -> *.txt, and
 # that of the server that the tests start, tests/e2e/mlflow_server/server.txt.
 #
 #   scripts/lock-environments.sh                 keeps versions that still fit

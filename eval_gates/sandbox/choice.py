@@ -37,7 +37,7 @@ def writable(path):
 def networks():
     try:
         return sorted(name for _, name in socket.if_nameindex())
-    except PermissionError:  # there are no sockets to be had
+    except PermissionError:  # no sockets are allowed
         return []
 
 def look(outside):
@@ -117,8 +117,8 @@ def choose_isolation(wanted: Wanted, hidden: Iterable[Path] = ()) -> Isolation:
         where=f"isolation wanted: {wanted}",
         cure="install bubblewrap (package bubblewrap), or let this user make user namespaces "
         "(sysctl user.max_user_namespaces, kernel.unprivileged_userns_clone=1, "
-        "kernel.apparmor_restrict_unprivileged_userns=0), or, where the machine itself is a "
-        "throw-away, set the suite's 'sandbox: none' in the policy",
+        "kernel.apparmor_restrict_unprivileged_userns=0), or, where the machine itself is "
+        "disposable, set the suite's 'sandbox: none' in the policy",
     )
 
 

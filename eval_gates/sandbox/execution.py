@@ -98,7 +98,7 @@ def run_many(
         memory_bytes: as for :func:`run_program`, each.
         isolation: as for :func:`run_program`.
         workers: how many run at once; as many as this process may use cores when absent.
-        progress: hears how many are done.
+        progress: receives how many are done.
         task: the name of the work in its progress.
 
     Raises:
@@ -189,7 +189,7 @@ class _Runner:
                 return {"broken": f"no judge could be started: {error}"}
             finally:
                 os.close(writer)
-            report: dict[str, Any] = {"broken": "the judge ended without a word"}
+            report: dict[str, Any] = {"broken": "the judge ended without a result"}
             most = _LAUNCH_SECONDS + MOST_WAITING * self._seconds + _GRACE_SECONDS
             deadline = time.monotonic() + most
             while "outcome" not in report:

@@ -1,4 +1,4 @@
-"""The ways to isolate a program, and what to do where none can be had.
+"""The ways to isolate a program, and what to do where none is available.
 
 ===============  ====================================================================
 ``bubblewrap``   bubblewrap is installed and works here

@@ -104,7 +104,7 @@ class _Judgement:
             (resource.RLIMIT_AS, memory),
             (resource.RLIMIT_FSIZE, 0),
             (resource.RLIMIT_CORE, 0),
-            # An alarm is heard between two steps of Python's, and one step can take an hour.
+            # An alarm is handled between two steps of Python's, and one step can take an hour.
             (resource.RLIMIT_CPU, orders["seconds"] + _SPARE_SECONDS),
         ):
             hard = resource.getrlimit(kind)[1]
@@ -127,9 +127,9 @@ class _Judgement:
 
     def _finish_with(self, error: BaseException | None) -> NoReturn:
         candidate = self._candidate
-        # After a failed call, a name may be missing for want of its answer.
+        # After a failed call, a name may be missing because its answer is.
         if isinstance(error, NameError) and candidate.faultless:
-            self._broken(f"the problem's test uses a name that nobody defines: {error}")
+            self._broken(f"the problem's test uses a name that is not defined: {error}")
         if candidate.out_of_memory or isinstance(error, MemoryError):
             self._finish("memory", "the memory limit was reached")
         if candidate.status is not None:

@@ -23,7 +23,7 @@ _MOST_FILES = 1_024  # empty ones take memory, too, and no limit on bytes counts
 
 
 def keep(requests: int, answers: int, lifeline: int, notices: int) -> NoReturn:
-    """Keep one solver until its end; the judge hears how it began and ended through `notices`.
+    """Keep one solver until its end; the judge learns how it began and ended through `notices`.
 
     Args:
         requests: where orders come from, and then the solver's calls.

@@ -106,7 +106,7 @@ def shed_privileges(users: list[int]) -> None:
         users: numbers to try, for user and group alike; empty to stay who we are.
 
     Raises:
-        OSError: none of them can be had.
+        OSError: none of them is available.
     """
     for capability in range(_CAPABILITIES):
         if _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0):
@@ -127,7 +127,7 @@ def filter_calls() -> None:
     Needs :func:`shed_privileges` before.
 
     Raises:
-        OSError: there are filters, and this one cannot be had.
+        OSError: there are filters, and this one is unavailable.
     """
     if os.uname().machine != calls.MACHINE or _libc.prctl(_PR_GET_SECCOMP, 0, 0, 0, 0) < 0:
         return

@@ -50,7 +50,7 @@ def launch(
         view: :meth:`View.as_dict`.
         proc: whether to mount a /proc, which a container may not allow.
         keep: what runs inside; it still has its privileges and has to shed them.
-        fail: hears, in the process where it happened, why the namespaces could not be made.
+        fail: receives, in the process where it happened, why the namespaces could not be made.
 
     Returns:
         A process that ends when the namespaces' last process has.
@@ -65,7 +65,7 @@ def launch(
     os.close(tell_moved)
     os.close(mapped)
     try:
-        if os.read(moved, 1):  # else it failed, and has told
+        if os.read(moved, 1):  # else it failed, and has reported it
             _map_users(child)
             os.write(tell_mapped, b"m")
     finally:

@@ -17,7 +17,7 @@ class ProcessorTime(NamedTuple):
     Attributes:
         used: by all descendants together, and by those of theirs that they have waited for.
         waited: while it could have run but others did: this process, and the descendant that
-            waited longest. 0 where the kernel does not tell.
+            waited longest. 0 where the kernel does not say.
         runnable: whether a descendant runs or waits now; that wait is in `waited` only afterwards.
     """
 

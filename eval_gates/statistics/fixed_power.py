@@ -1,4 +1,4 @@
-"""What a gate with a number of questions fixed beforehand can show, told before anything runs.
+"""What a gate with a number of questions fixed beforehand can show, before anything runs.
 
 The companion of power.py, for the one bound of :func:`finding.fixed_finding`. With right-or-wrong
 answers and a margin in points, runs are drawn and bounded as the gate would. Elsewhere a bound

@@ -52,7 +52,7 @@ def tango_interval(
         raise ValueError(f"counts of questions cannot be negative: {counts}")
     questions = sum(counts)
     if questions == 0:
-        raise ValueError("no questions: nothing can be said of their difference")
+        raise ValueError("no questions: nothing can be said about their difference")
     quantile = normal_quantile(alpha)
     lower = _tango_lower_bound(only_candidate, only_baseline, questions, quantile)
     upper = -_tango_lower_bound(only_baseline, only_candidate, questions, quantile)
@@ -110,7 +110,7 @@ def identical_interval(value: float, questions: int, alpha: float) -> Interval:
     """
     normal_quantile(alpha)
     if questions < 1:
-        raise ValueError("no questions: nothing can be said of their difference")
+        raise ValueError("no questions: nothing can be said about their difference")
     share = alpha ** (1 / questions)
     return Interval(share * value - (1 - share), share * value + (1 - share), IDENTICAL)
 

@@ -1,4 +1,4 @@
-"""What a sequential gate can be expected to show, told before anything runs.
+"""What a sequential gate can be expected to show, before anything runs.
 
 The figures come from imagined runs of the real gate (replays.py): how many questions it asks when
 nothing was lost, how often it decides, the smallest true loss it would catch. `least_questions`
@@ -22,7 +22,7 @@ WANTED_CHANCE = 0.8
 
 _BLOCKS, _SEARCH_BLOCKS, _SEARCH_STEPS = 220, 55, 7
 _MOST_QUESTIONS = 10**12  # more than anybody could ask
-_NEXT_TO_NOTHING = 1e-6  # a baseline's mean score that no benchmark tells from 0
+_NEXT_TO_NOTHING = 1e-6  # a baseline's mean score that no benchmark distinguishes from 0
 
 
 @dataclass(frozen=True)

@@ -103,7 +103,7 @@ def sequential_test(
     values = comparison.values(before, after)
     n = values.size
     if n == 0:
-        raise ValueError("no questions: nothing can be said of their difference")
+        raise ValueError("no questions: nothing can be said about their difference")
     if population is not None and n > population:
         raise ValueError(f"{n} questions answered of a benchmark of {population}")
 

@@ -1,7 +1,7 @@
 """lm-eval's client of a completions endpoint, asking a multiple-choice question by one request.
 
 lm-eval scores every choice by a prompt of its own, and a server cannot take a scored prompt from
-its prefix cache: four choices are four whole prompts, computed anew. Where each choice is a single
+its prefix cache: four choices are four whole prompts, computed again. Where each choice is a single
 token, all of them stand in one distribution, that of the token after the question. So one request
 asks for one token and the log-probabilities of the choices' tokens (vLLM: `logprob_token_ids`);
 the worked examples before the question then come from the prefix cache.
@@ -195,7 +195,7 @@ def completions_model(
                 return {}
             found: list[dict[int, Answer] | Refusal] = []
             if self._asks_once is None:
-                # One item alone tells whether the endpoint can; not every one need be refused.
+                # One item alone shows whether the endpoint can; not every one need be refused.
                 found = self._send(items[:1])
                 self._asks_once = not isinstance(found[0], Refusal)
                 if isinstance(found[0], Refusal):

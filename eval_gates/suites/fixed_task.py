@@ -108,7 +108,7 @@ def fixed_task(
             ]
 
         def aggregation(self) -> dict[str, Any]:
-            """Nothing: some means over a batch cannot be had, and none is used."""
+            """Nothing: some means over a batch do not exist, and none is used."""
             return defaultdict(lambda: len)
 
     # Some of lm-eval's tasks shuffle an item's choices with the global generator.

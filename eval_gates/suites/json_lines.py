@@ -80,7 +80,7 @@ def data_lines(path: Path) -> Iterator[str]:
         raise EvaluationDataError(
             f"cannot read the evaluation data: {getattr(error, 'strerror', None) or error}",
             where=str(path),
-            cure="check that the file is whole, readable, and UTF-8 text (gzipped if it ends .gz)",
+            cure="check that the file is complete, readable, UTF-8 text (gzipped if it ends .gz)",
         ) from error
 
 
@@ -92,7 +92,7 @@ def text_of(row: dict[str, Any], key: str, place: str, cure: str) -> str:
     """
     value = row.get(key)
     if not isinstance(value, str) or not value.strip():
-        problem = "is missing" if key not in row else "is not a text with something in it"
+        problem = "is missing" if key not in row else "is not a non-empty text"
         raise EvaluationDataError(f"'{key}' {problem}", where=place, cure=cure)
     return value
 
@@ -110,7 +110,7 @@ def _object(line: str, place: str) -> dict[str, Any]:
         row = parse_json(line, whole_text=False)
     except ValueError as error:
         raise EvaluationDataError(
-            f"this line is not JSON: {error}", where=place, cure="mend or remove the line"
+            f"this line is not JSON: {error}", where=place, cure="fix or remove the line"
         ) from error
     if not isinstance(row, dict):
         raise EvaluationDataError(

@@ -70,7 +70,7 @@ def choose_metric(
             cure=f"metrics that a gate can use: {listed}",
         )
     if not found.usable:
-        why = "is loaded from the Hub" if found.needs_hub else "is no mean over documents"
+        why = "is loaded from the Hub" if found.needs_hub else "is not a mean over documents"
         raise EvaluationDataError(
             f"the metric '{found.name}' {why} ({found.aggregation}), so it cannot be judged "
             "question by question",

@@ -61,7 +61,7 @@ def lay_out(
 
     Raises:
         EvaluationDataError: there is no such task, it is a group, it runs code, it has no metric
-            that a gate can use, or its data cannot be had.
+            that a gate can use, or its data is unavailable.
     """
     if file is None:
         place = {"installed": _installed(suite["task"])}
@@ -171,7 +171,7 @@ def open_task(
             raise EvaluationDataError(
                 f"document {row['doc_index']} of the task is not the one that was laid out",
                 where=f"question {row['id']}",
-                cure="its processing is not repeatable; choose another task, or mend its "
+                cure="its processing is not repeatable; choose another task, or fix its "
                 "process_docs",
             )
     choices = config["output_type"] == "multiple_choice"

@@ -136,7 +136,7 @@ def _parsed(text: str, key: str, place: str) -> ast.Module:
             return ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise EvaluationDataError(
-            f"'{key}' is not Python: {error}", where=place, cure="mend or remove the row"
+            f"'{key}' is not Python: {error}", where=place, cure="fix or remove the row"
         ) from error
 
 
@@ -149,7 +149,7 @@ def _function(code: ast.Module, shown: str, place: str) -> ast.FunctionDef:
             "the first of 'test_list' must use one function that 'code' defines at its top level, "
             f"and uses {', '.join(called) or 'none'}",
             where=place,
-            cure="mend or remove the row: the sandbox asks a solution for one function",
+            cure="fix or remove the row: the sandbox asks a solution for one function",
         )
     return defined[called[0]]
 
@@ -163,7 +163,7 @@ def _prompt(function: ast.FunctionDef, sentence: str, shown: str, place: str) ->
         arguments = ast.unparse(function.args)
     except RecursionError as error:
         raise EvaluationDataError(
-            "'code' nests a default value too deeply", where=place, cure="mend or remove the row"
+            "'code' nests a default value too deeply", where=place, cure="fix or remove the row"
         ) from error
     text = f"{sentence.strip()}\n\n{shown.strip()}".replace("\\", "\\\\").replace('"""', '\\"""')
     lines = [f"    {line}".rstrip() for line in text.splitlines()]
@@ -189,7 +189,7 @@ def _check_can_be_judged(test: ast.Module, function: str, place: str) -> None:
         raise EvaluationDataError(
             f"'test' {problem}",
             where=place,
-            cure="mend or remove the row: of a solution a test gets its one function alone",
+            cure="fix or remove the row: of a solution a test gets its one function alone",
         )
 
 

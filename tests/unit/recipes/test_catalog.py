@@ -448,7 +448,7 @@ class TestLadders:
 
     @pytest.mark.parametrize(
         ("rungs", "words"),
-        [("[a, a]", "'a' is there twice"), ("[a]", "at least 2"), ("[]", "at least 2")],
+        [("[a, a]", "'a' occurs twice"), ("[a]", "at least 2"), ("[]", "at least 2")],
     )
     def test_rungs_are_several_and_differ(self, tmp_path: Path, rungs: str, words: str) -> None:
         mine = tmp_path / "mine.yaml"

@@ -166,7 +166,7 @@ class TestSuites:
 
     def test_a_problem_counts_once(self) -> None:
         problems = ["HumanEval/0", "HumanEval/1", "HumanEval/0"]
-        with pytest.raises(ValidationError, match="'HumanEval/0' is there twice"):
+        with pytest.raises(ValidationError, match="'HumanEval/0' occurs twice"):
             HumanEvalSuite.model_validate({"margins": MARGINS, "problems": problems})
 
     def test_the_keys_of_the_test_are_keys_of_every_suite(self) -> None:

@@ -35,8 +35,8 @@ def test_metric_and_filter() -> None:
     ("metrics", "wanted", "what", "cure"),
     [
         (METRICS, "f1", "no metric 'f1'", "acc, wer"),
-        (METRICS, "bleu", "'bleu' is no mean over documents", "acc, wer"),
-        ([PERPLEXITY, ACC], None, "'perplexity' is no mean over documents", "use: acc"),
+        (METRICS, "bleu", "'bleu' is not a mean over documents", "acc, wer"),
+        ([PERPLEXITY, ACC], None, "'perplexity' is not a mean over documents", "use: acc"),
         ([PERPLEXITY], None, "'perplexity'", "none of this task's"),
         ([Metric("likelihood", "mean", True)], None, "'likelihood'", "none of this task's"),
         ([Metric("rouge", "mean", True, needs_hub=True)], None, "from the Hub", "none of"),
