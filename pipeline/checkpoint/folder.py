@@ -139,7 +139,7 @@ def inspect_folder(
         kind: where it comes from.
         revision: commit on the Hub, if it is from there.
         digests: remembers digests from one run to the next.
-        progress: told of the bytes hashed.
+        progress: receives the number of bytes hashed.
 
     Raises:
         CheckpointError: something is missing, damaged, or points outside of the folder.
@@ -162,7 +162,7 @@ def inspect_folder(
     for file in small:
         if file.stat().st_size > MAX_SMALL_BYTES:
             raise CheckpointError(
-                f"the file has {file.stat().st_size:,} bytes; no checkpoint's has so many",
+                f"the file has {file.stat().st_size:,} bytes; no checkpoint's is that large",
                 where=str(file),
                 cure="download it again",
             )
@@ -209,7 +209,7 @@ def check_folder(path: Path) -> None:
         raise CheckpointError("the folder may not be read", where=str(path))
     if not path.is_dir():
         raise CheckpointError(
-            "there is no such folder", where=str(path), cure="check the path for a slip"
+            "there is no such folder", where=str(path), cure="check the path for a typo"
         )
 
 
@@ -294,11 +294,11 @@ def _check_inside(file: Path, folder: Path, kind: Kind) -> None:
         raise CheckpointError(
             f"the file is a link that leaves the checkpoint's folder, to {target}",
             where=str(file),
-            cure="if that is meant, copy the folder with its contents: cp -rL FOLDER COPY",
+            cure="if that is intended, copy the folder with its contents: cp -rL FOLDER COPY",
         )
     if not target.is_file():
         raise CheckpointError(
-            "the file is a link to nothing" if file.is_symlink() else "it is not a file",
+            "the file is a broken link" if file.is_symlink() else "it is not a file",
             where=str(file),
             cure="download it again",
         )

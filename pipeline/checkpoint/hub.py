@@ -42,7 +42,7 @@ def download(repo_id: str, revision: str | None, *, progress: Progress) -> tuple
     Args:
         repo_id: org/name.
         revision: branch, tag or commit; None for the default branch.
-        progress: told of bytes that had to be fetched.
+        progress: receives the number of bytes that had to be fetched.
 
     Returns:
         the snapshot folder, and the commit that `revision` stands for.
@@ -274,14 +274,14 @@ def explained(repo_id: str, revision: str | None) -> Iterator[None]:
         cure = "name a branch, tag or commit that the repository has, or leave out the @"
         raise HubError(f"there is no revision '{revision}'", where=where, cure=cure) from error
     except errors.RepositoryNotFoundError as error:
-        cure = f"check the name for a slip; if the repository is private, {LOG_IN}"
+        cure = f"check the name for a typo; if the repository is private, {LOG_IN}"
         what = f"{endpoint} has no such repository, or does not show it{no_folder}"
         raise HubError(what, where=where, cure=cure) from error
     except errors.LocalEntryNotFoundError as error:
         raise _unreachable(where, endpoint, no_folder) from error
     except errors.HFValidationError as error:
         cure = "a Hub id is org/name; a folder is named ./path/to/model"
-        raise HubError(f"this is no Hub id{no_folder}", where=where, cure=cure) from error
+        raise HubError(f"this is not a Hub id{no_folder}", where=where, cure=cure) from error
     except errors.HfHubHTTPError as error:
         status = error.response.status_code
         cure = LOG_IN if status in (401, 403) else "try again in a while"
@@ -289,12 +289,12 @@ def explained(repo_id: str, revision: str | None) -> Iterator[None]:
             f"{endpoint} answered with status {status}", where=where, cure=cure
         ) from error
     except transport_error() as error:
-        cure = "check the network and run the command again; files that are whole are kept"
+        cure = "check the network and run the command again; complete files are kept"
         raise HubError(f"the download broke off: {error}", where=where, cure=cure) from error
     except OSError as error:
         raise _disk_error(error, where) from error
     except ValueError as error:
-        cure = "check HF_ENDPOINT, and whether a proxy stands between"
+        cure = "check HF_ENDPOINT, and whether a proxy is in between"
         raise HubError(f"{endpoint} does not answer as a Hub", where=where, cure=cure) from error
 
 
@@ -303,12 +303,12 @@ def _unreachable(where: str, endpoint: str, no_folder: str) -> HubError:
 
     if constants.HF_HUB_OFFLINE:
         return HubError(
-            f"HF_HUB_OFFLINE is set, and the Hub's cache does not hold it whole{no_folder}",
+            f"HF_HUB_OFFLINE is set, and the Hub's cache does not hold all of it{no_folder}",
             where=where,
             cure="unset HF_HUB_OFFLINE once to download it, or name a folder that holds it",
         )
     return HubError(
-        f"{endpoint} cannot be reached, and its cache here does not hold it whole{no_folder}",
+        f"{endpoint} cannot be reached, and its cache here does not hold all of it{no_folder}",
         where=where,
         cure="check the network (HF_ENDPOINT names a mirror), or name a folder that holds it",
     )
@@ -320,10 +320,10 @@ def _disk_error(error: OSError, where: str) -> HubError:
             "the disk is full",
             where=str(error.filename or where),
             cure="free some space, or set HF_HOME to a folder on a larger disk; "
-            "files that are whole are kept",
+            "complete files are kept",
         )
     return HubError(
         f"the download failed: {error}",
         where=where,
-        cure="run the command again; files that are whole are kept",
+        cure="run the command again; complete files are kept",
     )

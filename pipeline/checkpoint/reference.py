@@ -82,7 +82,7 @@ def _check_home(text: str) -> None:
         Path(text).expanduser()
     except RuntimeError as error:
         raise UsageError(
-            f"'{text}' names the home folder of nobody here", where="the checkpoint's name"
+            f"'{text}' names the home folder of an unknown user", where="the checkpoint's name"
         ) from error
 
 

@@ -24,7 +24,7 @@ DEMO_SOURCES = {"demo:smollm2-135m": ("HuggingFaceTB/SmolLM2-135M-Instruct", "ap
 
 
 class SourceFacts(Record):
-    """The checkpoint that a variant was made of, as others may be told of it."""
+    """The checkpoint that a variant was made of, as others may see it."""
 
     ref: str = Field(description="as the user named it")
     digest: str = Field(description="over its files' digests")

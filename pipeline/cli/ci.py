@@ -1,4 +1,4 @@
-"""A command inside of a CI job: whether it is in one, and that CI hears how it ended, however."""
+"""A command inside of a CI job: whether it is in one, and that CI learns how it ended, however."""
 
 from __future__ import annotations
 
@@ -79,13 +79,13 @@ class CiReporting:
         store: Path | None,
         progress: Progress,
     ) -> RunReport:
-        """The report of `work`, once CI has heard of it; what it raises is told too, and goes on.
+        """The report of `work`, once CI has it; what it raises is reported and passed on.
 
         Args:
             work: the run.
             command: what was asked for, in case that it does not come to a run.
             store: as the option says.
-            progress: hears which files were written.
+            progress: receives which files were written.
         """
         from pipeline.environments.settings import load_settings
 

@@ -37,7 +37,7 @@ Names = Annotated[
 ]
 ForAccelerator = Annotated[
     Accelerator | None,
-    typer.Option(help="What it is to run on; this machine's own by default."),
+    typer.Option(help="Accelerator to build for. Default: this machine's."),
 ]
 
 
@@ -64,7 +64,7 @@ def list_environments(as_json: AsJson = False) -> None:
     "prepare env build serve --accelerator cuda  builds one."
 )
 def build(names: Names = None, accelerator: ForAccelerator = None, as_json: AsJson = False) -> None:
-    """Build environments now rather than on first use; mends damaged ones."""
+    """Build environments now rather than on first use; repairs damaged ones."""
     from pipeline.cli.display import open_display
     from pipeline.environments.environment import detect_accelerator, ensure
     from pipeline.environments.settings import load_settings
@@ -74,7 +74,7 @@ def build(names: Names = None, accelerator: ForAccelerator = None, as_json: AsJs
     with open_display(as_json=as_json) as progress:
         if accelerator is None and chosen is Accelerator.CPU:
             progress.note(
-                "building for the CPU: no NVIDIA GPU is seen here; "
+                "building for the CPU: no NVIDIA GPU is found here; "
                 "for GPUs: prepare env build --accelerator cuda"
             )
         built = [ensure(name, chosen, settings, progress) for name in names or list(OF_EVERY_RUN)]
@@ -98,7 +98,7 @@ def doctor(
     ] = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Look for what would keep environments from being built or used, and say how to mend it.
+    """Look for what would keep environments from being built or used, and say how to fix it.
 
     Tells too what this machine cannot serve as the profile says, or serves in another way.
     """
@@ -126,11 +126,11 @@ def doctor(
 )
 def gc(
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would go; remove nothing.")
+        bool, typer.Option("--dry-run", help="List what would be removed; remove nothing.")
     ] = False,
     keep_days: Annotated[
         float,
-        typer.Option(min=0, help="Keep outdated environments used in the last so many days."),
+        typer.Option(min=0, help="Keep outdated environments used within this many days."),
     ] = 7,
     as_json: AsJson = False,
 ) -> None:

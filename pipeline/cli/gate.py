@@ -73,7 +73,7 @@ def gate(
         str | None,
         typer.Option(
             envvar="PREPARE_SESSION",
-            help="Go on from the answers kept under this name. Default: ask everything anew.",
+            help="Continue from the answers kept under this name. Default: ask everything again.",
             show_default=False,
         ),
     ] = None,

@@ -13,7 +13,7 @@ def gc(
     days: Annotated[
         float, typer.Option("--days", min=0, help="Keep what is younger, and what such runs used.")
     ] = 30,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, only.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List it; remove nothing.")] = False,
     registry: RegistryOption = None,
     store: StoreOption = None,
     as_json: JsonOption = False,

@@ -88,7 +88,7 @@ def main() -> NoReturn:
 
 
 def run() -> NoReturn:
-    """Run the command, tell how it ended, and exit."""
+    """Run the command, report how it ended, and exit."""
     # A terminated run ends like an interrupted one: servers are stopped, the record is closed.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:

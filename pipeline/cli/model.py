@@ -54,7 +54,7 @@ def model(
       prepare model meta-llama/Llama-3.1-8B-Instruct@main --policy strict.yaml --json
 
     With --no-promote what passed is not registered, and `prepare promote RUN` does it
-    later. In a CI job (--ci) a JUnit file, a summary and annotations tell how it went.
+    later. In a CI job (--ci) a JUnit file, a summary and annotations report how it went.
 
     Exit codes: 0 promoted, 1 error, 2 usage, 3 unexpected error,
     4 the gates said no, 5 undecided, 130 interrupted.

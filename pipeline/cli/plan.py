@@ -41,7 +41,7 @@ def plan(
     Expected times are medians of what the store has seen of such stages; a stage
     that was never run here has none. For each gate it says how many questions it
     takes to decide if nothing is lost, and the smallest drop that it would see.
-    What such a run would be refused for is told too.
+    It also says why such a run would be refused.
 
     With --gpu it says instead whether the checkpoint and each variant fit on such
     GPUs, and what they hold there. That takes config.json and the headers of the

@@ -95,7 +95,7 @@ def promote(
         print_json({"schema_version": 1, "run": report.run, **result})
         return
     champion = result["champion"]
-    replaced = f", in the place of version {result['replaced']}" if result["replaced"] else ""
+    replaced = f", replacing version {result['replaced']}" if result["replaced"] else ""
     print(
         f"{result['name']}@{result['alias']} is version {result['versions'][champion]} "
         f"({champion}){replaced}\n  {result['registry']}\n"

@@ -27,7 +27,7 @@ def recheck(
     reference: ReferenceArgument,
     force: Annotated[
         bool,
-        typer.Option("--force", help="Measure all the same, with no answer kept from before."),
+        typer.Option("--force", help="Measure nevertheless, without answers kept from before."),
     ] = False,
     profile: Annotated[
         str | None,
@@ -170,7 +170,7 @@ def next_step(outcome: Outcome) -> str:
         return f"Next: prepare serve {version.name}@{version.version}"
     look = f"prepare report {outcome.run}"
     if outcome.stands is None:
-        return f"Next: {look}; mend the cause, and run the same command again"
+        return f"Next: {look}; fix the cause, and run the same command again"
     aliases = [alias for alias in version.aliases if alias not in ("previous", "candidate")]
     if aliases:
         back = f"prepare rollback {version.name}"

@@ -61,6 +61,6 @@ def rollback(
         print_json({"schema_version": 1, "name": name, **entry.model_dump()})
         return
     print(
-        f"{name}@{alias} is version {entry.version} again, in the place of {entry.replaced}\n"
+        f"{name}@{alias} is version {entry.version} again, replacing version {entry.replaced}\n"
         f"Next: prepare registry history {name}"
     )

@@ -30,11 +30,11 @@ def serve(
         ),
     ] = None,
     anyway: Annotated[
-        bool, typer.Option("--anyway", help="Serve though this machine is not the one judged on.")
+        bool, typer.Option("--anyway", help="Serve even if this machine is not the one judged on.")
     ] = False,
     yes_trust_remote_code: TrustOption = False,
     check: Annotated[
-        bool, typer.Option("--check", help="Only say whether it would be the tuple judged.")
+        bool, typer.Option("--check", help="Only check whether it would be the judged tuple.")
     ] = False,
     ready_timeout: Annotated[
         float, typer.Option("--ready-timeout", min=1, help="Seconds until it must answer.")

@@ -62,7 +62,7 @@ def verify(
     """Compute verdicts again, from kept answers alone.
 
     No server and no network: the digests of the evidence are checked, each gate
-    is judged anew, and every difference is named. REF is a run of the store, a
+    is judged again, and every difference is named. REF is a run of the store, a
     folder of weights with prepare-evidence/ in it, or that folder alone, or a
     registered version whose files are on this machine.
 
@@ -82,7 +82,7 @@ def verify(
 
     if (identity is None) != (identity_provider is None):
         raise UsageError(
-            "a login is known by who vouches for it",
+            "a login needs the provider that vouches for it",
             where="--identity, --identity-provider",
             cure="give both",
         )
@@ -210,7 +210,7 @@ def print_folder(folder: Path, check: BundleCheck, signature: str) -> None:
     words = {
         "holds": "signature: holds",
         "unchecked": "signature: there, and not checked; name its signer's key with --public-key",
-        "none": "signature: none, so this shows that all fits together, not who made it",
+        "none": "signature: none, so this shows that everything is consistent, not who made it",
     }
     weights = "with the weights" if check.weights_checked else "without weights"
     print(

@@ -92,7 +92,7 @@ def named(environ: Mapping[str, str]) -> tuple[str, ...] | None:
     if words - set(FEATURES) or wanted != FEATURES[: len(wanted)]:
         lists = [",".join(FEATURES[:length]) for length in range(1, len(FEATURES) + 1)]
         raise UsageError(
-            f"'{text}' is no list of CPU features",
+            f"'{text}' is not a list of CPU features",
             where=VARIABLE,
             cure=f"write one of: {NONE}; {'; '.join(lists)}",
         )

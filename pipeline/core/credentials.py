@@ -43,7 +43,7 @@ def take_out(address: str) -> str:
     Text that is no address, or has no credentials, comes back as it is.
 
     Raises:
-        UsageError: it cannot be told where the credentials end, or another with other
+        UsageError: it is unclear where the credentials end, or another with other
             credentials was given before.
     """
     scheme, mark, rest = address.partition("://")
@@ -96,7 +96,7 @@ def put_back(shown: str) -> str:
 
 
 def handed_on() -> dict[str, str]:
-    """The variable that tells a process of ours the addresses as given; none without any."""
+    """The variable that gives a process of ours the addresses as given; none without any."""
     known = _known()
     return {HANDED_ON: json.dumps(known)} if known else {}
 

@@ -29,7 +29,7 @@ def digest_bytes(data: bytes) -> str:
 
 
 def digest_file(path: Path) -> str:
-    """sha256 of a file's content, in hexadecimal, read anew; see FileDigests for a kept one."""
+    """sha256 of a file's content, in hexadecimal, read again; see FileDigests for a kept one."""
     with open_regular(path, None) as content:
         return hashlib.file_digest(content, "sha256").hexdigest()
 
@@ -52,11 +52,11 @@ class FileDigests:
 
     An answer is reused only while device, inode, size, mtime and ctime of the file are all as
     they were. ctime cannot be set back by a program, so a change that restores the mtime is
-    seen. Safe under several processes; a damaged cache file is started anew.
+    seen. Safe under several processes; a damaged cache file is replaced.
 
     Args:
         cache_file: JSON file, made on first use; its folder too.
-        now_ns: the clock, in nanoseconds since 1970, that file times are held against.
+        now_ns: the clock, in nanoseconds since 1970, that file times are compared with.
     """
 
     def __init__(self, cache_file: Path, now_ns: Callable[[], int] = time.time_ns) -> None:
@@ -111,7 +111,7 @@ class FileDigests:
     def _read_cache(self) -> dict[str, dict[str, Any]]:
         try:
             cache = json.loads(self.cache_file.read_text(encoding="utf-8"))
-        except (OSError, ValueError):  # none yet, or damaged: start anew
+        except (OSError, ValueError):  # none yet, or damaged: start an empty one
             return {}
         if not isinstance(cache, dict) or cache.get("schema_version") != CACHE_SCHEMA:
             return {}

@@ -20,13 +20,13 @@ EVENTS_FD_VARIABLE = "PREPARE_EVENTS_FD"
 
 
 class Progress(Protocol):
-    """Whoever wants to hear how far a piece of work is."""
+    """Receives the progress of a piece of work."""
 
     def advance(self, task: str, done: int, total: int | None, unit: str = "") -> None:
         """`task` has finished `done` of `total` `unit`s (total None: not known)."""
 
     def note(self, text: str) -> None:
-        """Say something aloud that the user should read."""
+        """Report something that the user should read."""
 
 
 class Silent:

@@ -1,4 +1,4 @@
-"""The NVIDIA GPUs that a process started here would see, as the driver tells them."""
+"""The NVIDIA GPUs that a process started here would see, as the driver reports them."""
 
 from __future__ import annotations
 

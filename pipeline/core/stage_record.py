@@ -54,7 +54,7 @@ class StageRecord(Record):
         "again with another result makes this stage stale"
     )
     result: dict[str, Any] = Field(description="facts that later stages and reports read")
-    notes: list[str] = Field(description="what was said aloud while it ran")
+    notes: list[str] = Field(description="the notes that it reported")
     seconds: float = Field(description="wall time")
     finished: str = Field(description="UTC time, ISO 8601")
     peak_memory_bytes: int | None = Field(

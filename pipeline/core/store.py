@@ -130,7 +130,7 @@ class Store:
         ends without an exception, and has put a record into the folder, the folder is flushed
         to disk and renamed to its final name; otherwise it is kept as `<key>.partial` so that
         its log can be read, and emptied by the next try, which finds only what `resumed` names
-        in it: a folder that the stage goes on with.
+        in it: a folder that the stage continues.
 
         Raises:
             StoreError: the disk is full or the store is not writable.
@@ -142,7 +142,7 @@ class Store:
                 yield None
                 return
             with self.errors_explained():
-                if final.exists():  # someone took its record away, so it cannot be told whole
+                if final.exists():  # someone removed its record, so it may be incomplete
                     shutil.rmtree(final)
                 with for_us_alone():
                     final.parent.mkdir(parents=True, exist_ok=True)

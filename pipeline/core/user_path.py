@@ -21,16 +21,16 @@ def user_path(text: str | Path, where: str) -> Path:
         where: the file and key, option or variable that it stands in, for the message.
 
     Raises:
-        UsageError: no file can have this path, or it names the home folder of nobody here.
+        UsageError: no file can have this path, or it names the home folder of an unknown user.
     """
     problem = _impossible(str(text))
     if not problem:
         try:
             return Path(text).expanduser()
         except RuntimeError:
-            problem = "it names the home folder of nobody here"
+            problem = "it names the home folder of an unknown user"
     raise UsageError(
-        f"{str(text)[:80]!r} is no path: {problem}",
+        f"{str(text)[:80]!r} is not a path: {problem}",
         where=where,
         cure="correct the path; an absolute one begins with /, one of your own with ~/",
     )

@@ -164,7 +164,7 @@ class InstallWatcher:
 def _checked_versions(definition: Definition, folder: Path) -> dict[str, str]:
     """What is installed, once it is seen to be what the lock says.
 
-    A local version label ("+cpu") tells builds of one version apart, and the lock leaves it open.
+    A local version label ("+cpu") distinguishes builds of one version, and the lock leaves it open.
     """
     versions = installed_versions(folder)
     wrong = [

@@ -1,7 +1,7 @@
 """What a managed environment is made of: its lock, its plugins, what must import in it.
 
 An environment's identity is the digest of all that decides what gets installed, so that it can
-be told without building anything.
+be known without building anything.
 """
 
 from __future__ import annotations

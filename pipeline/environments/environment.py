@@ -1,7 +1,7 @@
-"""Managed Python environments: tell, ensure and use one.
+"""Managed Python environments: identify, ensure and use one.
 
 Built on first use with uv from a lock of this repository, kept under the settings' home, named
-by what went into them, checked on every use and built anew when damaged. A site's own
+by what went into them, checked on every use and rebuilt when damaged. A site's own
 interpreter (``environments: {serve: {python: ...}}``) stands in for any of them.
 """
 
@@ -84,7 +84,7 @@ def identity(name: str, accelerator: Accelerator, settings: Settings) -> str:
 def ensure(
     name: str, accelerator: Accelerator, settings: Settings, progress: Progress
 ) -> Environment:
-    """The environment, ready for use: built on first use, built anew when damaged.
+    """The environment, ready for use: built on first use, rebuilt when damaged.
 
     Safe to call from several processes at once: one builds, the others wait.
 
@@ -160,5 +160,5 @@ def _usable_record(
             where=str(folder),
             cure=f"end the processes that use it, then try again: {', '.join(map(str, users))}",
         )
-    progress.note(f"building the {definition.key} environment anew: {fault}")
+    progress.note(f"rebuilding the {definition.key} environment: {fault}")
     return None

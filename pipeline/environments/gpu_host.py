@@ -43,7 +43,7 @@ def check_driver() -> Iterator[Finding]:
         "gpu",
         Severity.PROBLEM,
         "nvidia-smi is there and fails, so work runs on the CPU",
-        "run nvidia-smi and mend what it says; in a container, pass the GPUs through",
+        "run nvidia-smi and fix what it says; in a container, pass the GPUs through",
     )
 
 

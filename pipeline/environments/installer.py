@@ -140,11 +140,11 @@ def run_uv(
 
 
 def cure_for(output: str) -> str:
-    """What the user can do about a failed installation, told by uv's output."""
+    """What the user can do about a failed installation, by uv's output."""
     for pattern, cure in _CURES:
         if re.search(pattern, output, re.IGNORECASE):
             return cure
-    return "run `prepare env doctor`; uv's own words are above"
+    return "run `prepare env doctor`; uv's own message is above"
 
 
 def die_with_parent() -> None:

@@ -1,4 +1,4 @@
-"""How environments stand; builds and mends nothing."""
+"""How environments stand; builds and repairs nothing."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class EnvironmentStatus:
 
 
 def status(name: str, accelerator: Accelerator, settings: Settings) -> EnvironmentStatus:
-    """How an environment stands; builds and mends nothing.
+    """How an environment stands; builds and repairs nothing.
 
     Raises:
         UsageError: there is no environment of that name.

@@ -24,7 +24,7 @@ def preflight_of(choices: Choices, settings: Settings) -> Preflight | None:
 
     Returns:
         None where these cannot be read: a demo that is not made yet, or a checkpoint that is
-        missing or damaged, which `locate` tells with a cure of its own.
+        missing or damaged, which `locate` reports with a cure of its own.
     """
     try:
         source = read_source(choices, settings)
@@ -42,7 +42,7 @@ def preflight_of(choices: Choices, settings: Settings) -> Preflight | None:
 
 
 def early_faults(preflight: Preflight, choices: Choices) -> list[PrepareError]:
-    """What can be told before anything is fetched, hashed or built.
+    """What is known before anything is fetched, hashed or built.
 
     The disk is among it only for a checkpoint that still has to be downloaded, where no variant to
     be made may be in the store already: of any other, what is there is known from the plan.

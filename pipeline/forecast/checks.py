@@ -1,4 +1,4 @@
-"""The checks of a preflight: each tells what would go wrong, or nothing.
+"""The checks of a preflight: each says what would go wrong, or nothing.
 
 None of them reads weights, builds an environment or asks the network.
 """

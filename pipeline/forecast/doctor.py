@@ -1,4 +1,4 @@
-"""Looks for what would keep an environment from being built or used, and says how to mend it."""
+"""Looks for what would keep an environment from being built or used, and says how to fix it."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def _check_environments(settings: Settings, accelerator: Accelerator) -> Iterato
             cure = "correct `environments` in the settings file"
             yield Finding(subject, Severity.PROBLEM, found.reason, cure)
         else:
-            cure = f"it is built anew on its next use, or now: prepare env build {name}"
+            cure = f"it is rebuilt on its next use, or now: prepare env build {name}"
             yield Finding(subject, Severity.WARNING, found.reason, cure)
 
 

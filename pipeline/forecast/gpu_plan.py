@@ -26,7 +26,7 @@ BFLOAT16 = 8.0  # compute capability
 
 @dataclass(frozen=True)
 class CapacityPlan:
-    """All that `prepare plan --gpu` tells.
+    """All that `prepare plan --gpu` reports.
 
     Attributes:
         site: the GPUs, how the engine is started, and the checkpoint.
@@ -258,7 +258,7 @@ def notes(site: Site, weights: dict[str, VariantWeights]) -> Iterable[str]:
     if inspection.shape.experts:
         yield (
             "a mixture's reserve is an upper estimate, from public logs of vLLM 0.10: the cache "
-            "may get several GB more, and what is said not to fit by less may fit"
+            "may get several GB more, and what is short by less than that may fit"
         )
     if inspection.source.quantized:
         yield "the checkpoint is quantized already: no recipe starts from it"

@@ -121,7 +121,7 @@ class Preflight:
     def _of_memory(self) -> list[PrepareError]:
         inspection = self._inspection
         if isinstance(inspection, CheckpointError):
-            return []  # told by `notes`
+            return []  # reported by `notes`
         about = (inspection, (self.baseline, *self.recipes), self.weights)
         return [
             *checks.too_little_gpu_memory(*about, self.profile, self.machine),

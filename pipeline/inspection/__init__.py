@@ -1,1 +1,1 @@
-"""What config.json and safetensors headers tell of a checkpoint; no weights are read, no torch."""
+"""What config.json and safetensors headers say of a checkpoint; no weights are read, no torch."""

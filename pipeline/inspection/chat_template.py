@@ -1,4 +1,4 @@
-"""Whether a tokenizer has a chat template, told from its small files before anything is loaded."""
+"""Whether a tokenizer has a chat template, from its small files before anything is loaded."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def cut_checkpoint(source: Path, target: Path) -> CutCheckpoint:
 
     Raises:
         CheckpointError: the source's files are missing or damaged, or its tensors are named in a
-            way that does not tell their layer.
+            way that does not name their layer.
     """
     config = read_json(source / "config.json")
     layers = chosen_layers(config, str(source / "config.json"))
@@ -85,7 +85,7 @@ def cut_checkpoint(source: Path, target: Path) -> CutCheckpoint:
     kept = kept_tensors(list(places), layers, layer_count(config, str(source / "config.json")))
     if not any(_LAYER.fullmatch(name) for name in kept):
         raise CheckpointError(
-            "the layer that a tensor belongs to cannot be told from its name, "
+            "a tensor's name does not say to which layer it belongs, "
             f"such as '{next(iter(places))}'",
             where=str(source),
             cure="run without the dry run: --no-dry-run",

@@ -24,7 +24,7 @@ MATRICES: tuple[ModuleKind, ...] = ("attention", "mlp", "experts")
 
 @dataclass(frozen=True)
 class Inspection:
-    """A checkpoint, as far as its config and headers tell."""
+    """A checkpoint, as far as its config and headers say."""
 
     source: Source
     shape: ModelShape

@@ -33,7 +33,7 @@ DENSE = ("mlp", "feed_forward", "ffn", "block_sparse_moe", "moe", *SHARED_EXPERT
 
 # Keys by which configs say how many experts a layer has.
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-# What an engine has to be told to leave stacked experts alone: it looks for an expert's matrices
+# What makes an engine leave stacked experts alone: it looks for an expert's matrices
 # by the names they would have, such as `mlp.experts.0.up_proj`, whatever the stack is called.
 STACKED_EXPERTS = r"re:(.*\.)?experts(\..*)?$"
 

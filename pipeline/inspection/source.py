@@ -64,7 +64,7 @@ def read_folder(folder: Path, name: str | None = None) -> Source:
     """
     if not folder.is_dir():
         raise CheckpointError(
-            "there is no such folder", where=str(folder), cure="check the path for a slip"
+            "there is no such folder", where=str(folder), cure="check the path for a typo"
         )
     config = read_json(folder / "config.json")
     files = weight_files(folder)

@@ -61,7 +61,7 @@ class SourceResolver:
         eval_data: the user's folder of evaluation data, if any.
         evaluate_environment: identity of the environment whose packages carry questions.
         digests: cached file digests.
-        progress: hears when the preferred source is not to be had.
+        progress: receives a note when the preferred source is unavailable.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class SourceResolver:
         self._suites: dict[str, SuiteSource] = {}
 
     def suite(self, name: str, suite: AnySuite) -> SuiteSource:
-        """The first of the suite's sources that can be had; looked for once a suite.
+        """The first available one of the suite's sources; looked for once a suite.
 
         Raises:
             EvaluationDataError: none can, or a local file is missing or damaged.
@@ -249,7 +249,7 @@ class SourceResolver:
 
 
 def question_count(suite: AnySuite, identity: Mapping[str, Any], folder: Path | None) -> int | None:
-    """How many questions that source has for the suite; None where only reading it would tell.
+    """How many questions that source has for the suite; None where only reading it would show.
 
     Raises:
         EvaluationDataError: the folder's files cannot be read, or hold nothing.

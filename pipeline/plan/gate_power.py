@@ -1,4 +1,4 @@
-"""What a policy's gates can show with the questions there are, told before any work is done.
+"""What a policy's gates can show with the available questions, before any work is done.
 
 The figures come from imagined runs of each gate (eval_gates/statistics/power.py, fixed_power.py).
 A gate that could not pass even a variant that answers everything as the baseline does is refused,
@@ -161,7 +161,7 @@ def check_decidable(
         policy: as for :func:`policy_power`.
         recipes: likewise.
         counts: likewise; a suite whose number of questions is not known is not refused.
-        progress: hears of advisory suites that cannot decide.
+        progress: receives a note on advisory suites that cannot decide.
         level: as for :func:`policy_power`.
 
     Raises:
@@ -226,7 +226,7 @@ class _Gate:
 
     @property
     def guessing(self) -> float:
-        """Of who knows nothing, as far as the suite's kind tells before anything is read."""
+        """Of a model that knows nothing, as far as the suite's kind says without reading it."""
         return GUESSING if self.suite.kind == "mmlu" else 0.0
 
     @property

@@ -13,7 +13,7 @@ from pipeline.core.errors import UsageError
 from pipeline.core.events import Progress
 from recipes.policy import AnySuite, Policy
 
-# lm-eval's tasks with several questions a passage, and the field that tells which.
+# lm-eval's tasks with several questions a passage, and the field that says which.
 CLUSTERED_TASKS = {
     "boolq": "passage",
     "drop": "passage",
@@ -44,7 +44,7 @@ def check_laid_out(policy: Policy, laid_out: Mapping[str, Any], progress: Progre
     Args:
         policy: whose suites are asked.
         laid_out: by suite, the result of its stage `questions`.
-        progress: hears of advisory suites.
+        progress: receives a note on advisory suites.
 
     Raises:
         UsageError: as :func:`check_known_tasks`.

@@ -51,7 +51,7 @@ class Planner:
             of quantizing.
         tried: recipes whose number and margins a verdict counts, where these are others than
             `recipes`.
-        again: tells answers from those of the same tuple that are kept; '' to use these.
+        again: distinguishes answers from those kept of the same tuple; '' to use these.
         begin: counts the trial that these variants are, from what they are; None not to count.
     """
 
@@ -139,7 +139,7 @@ class Planner:
         return made
 
     def _coherence_of(self, recipe: Recipe) -> StageSpec:
-        """The stage in which the variant is first heard."""
+        """The stage in which the variant first answers."""
         _, verify = self._made_by[recipe.name]
         arguments = ServingArguments.of(self.profile, is_baseline=False)
         return self._coherence_stage(

@@ -194,7 +194,7 @@ class EvaluationPlanner:
             "alpha": self.level(),
             "about": suite.about,
             "minutes": suite.minutes,
-            # What a time budget left open, a higher cap goes on with, as a larger budget does.
+            # What a time budget left open, a higher cap continues, as a larger budget does.
             "cap": suite.questions if suite.minutes is not None else None,
         }
 

@@ -204,7 +204,7 @@ class Plan:
 
 
 def trial_words(plan: Plan) -> str:
-    """What is said of a trial that is not the first one; '' of the first."""
+    """The note on a trial that is not the first one; '' for the first."""
     trial = plan.trial
     if trial is None or trial.number == 1:
         return ""

@@ -190,7 +190,7 @@ def choose_recipes(names: tuple[str, ...]) -> tuple[tuple[Recipe, ...], tuple[st
             continue
         if rungs:
             raise UsageError(
-                "a run climbs one ladder only",
+                "a run can have only one ladder",
                 where=f"--recipe {name}",
                 cure="leave one out, or write a ladder of your own with the rungs of both",
             )
@@ -331,7 +331,7 @@ def locate(
         choices: names the checkpoint.
         settings: where things are kept.
         make_demo: runs the demo's stage and returns the checkpoint's folder.
-        progress: hears of downloads and hashing.
+        progress: receives how far downloads and hashing are.
 
     Raises:
         CheckpointError: it is missing, damaged, not supported or already quantized.
@@ -371,7 +371,7 @@ def find_data(choices: Choices, settings: Settings, progress: Progress) -> Sourc
     """Where questions come from, seen to be enough for the policy; needs no checkpoint.
 
     Raises:
-        EvaluationDataError: a suite's questions cannot be had.
+        EvaluationDataError: a suite's questions are unavailable.
         UsageError: a suite could not decide its margin, however good a variant is.
     """
     evaluate = identity("evaluate", Accelerator(choices.profile.accelerator), settings)
@@ -397,7 +397,7 @@ def make_plan(
         run: id of the run that begins; None to look ahead only, and count no trial.
 
     Raises:
-        PrepareError: calibration data cannot be had, or a suite cannot decide its margin at the
+        PrepareError: calibration data is unavailable, or a suite cannot decide its margin at the
             share of the error rate that is left for this trial.
     """
     accelerator = Accelerator(choices.profile.accelerator)

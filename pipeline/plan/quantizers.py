@@ -42,7 +42,7 @@ def environments_for(quantizations: Iterable[Quantization]) -> tuple[Environment
 
 
 def is_streamed(quantization: Mapping[str, Any]) -> bool:
-    """Whether the weights are cast file by file, so that a killed try is gone on with.
+    """Whether the weights are cast file by file, so that a killed try is resumed.
 
     Args:
         quantization: of a recipe, as plain data.

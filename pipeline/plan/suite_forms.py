@@ -1,4 +1,4 @@
-"""Whether suites are asked by the model's chat template or as text to go on from.
+"""Whether suites are asked by the model's chat template or as text to continue.
 
 A base model has no template. `form: auto` takes what there is, and is settled when the run is
 planned: the settled form stands in each stage's parameters, so in its key, and in the verdict.
@@ -48,7 +48,7 @@ def form_faults(policy: Policy, where: str, *, has_template: bool) -> list[Prepa
 
 
 def form_notes(policy: Policy, *, has_template: bool) -> Iterator[str]:
-    """What is to be said aloud of suites that are asked another way than usual."""
+    """What to report about suites that are asked another way than usual."""
     if has_template:
         return
     names = [name for name, suite in policy.suites.items() if suite.form == "auto"]

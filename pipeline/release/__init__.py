@@ -1,1 +1,1 @@
-"""Registered versions: promoted, found, copied, served, and held against what was judged."""
+"""Registered versions: promoted, found, copied, served, and compared with what was judged."""

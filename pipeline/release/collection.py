@@ -70,7 +70,7 @@ def find_garbage(
         registries: URIs of those that may name something in it, beside those that its own
             promotions went to.
         days: what is younger stays.
-        progress: hears of records that cannot be read; their runs stay.
+        progress: receives a note on records that cannot be read; their runs stay.
 
     Raises:
         RegistryError: a registry cannot be asked, so it is not known what it names.
@@ -127,7 +127,7 @@ def refuse_while_running(store: Store) -> None:
     for folder in store.run_folders():
         if (folder / RUN_RECORD).is_file() and is_alive(folder):
             raise StoreError(
-                f"run {folder.name} is going on, and what it will use is not known yet",
+                f"run {folder.name} is in progress, and what it will use is not known yet",
                 where=str(folder),
                 cure="wait until it is done",
             )
@@ -152,7 +152,7 @@ def rechecked_in(store: Store) -> Iterator[str]:
     for folder in store.run_folders():
         try:
             command = read_run(folder).command
-        except StoreError:  # its run stays, and is told of
+        except StoreError:  # its run stays, and is reported
             continue
         if command.get("recheck") and command.get("registry"):
             yield str(command["registry"])
@@ -208,7 +208,7 @@ def keep_of_runs(store: Store, oldest: datetime, kept: Kept, progress: Progress)
         try:
             report = read_run(folder)
         except StoreError as error:
-            progress.note(f"kept, for it cannot be read: {error}")
+            progress.note(f"kept, since it cannot be read: {error}")
             kept.runs.add(folder.name)
             continue
         if folder.name in kept.runs or datetime.fromisoformat(report.started) >= oldest:
@@ -236,7 +236,7 @@ def keep_inputs(store: Store, kept: Kept) -> list[StageRecord]:
 def stages_to_go(store: Store, kept: Kept, oldest: float) -> Iterator[Doomed]:
     """Finished stages that nobody names, and old unfinished ones.
 
-    Records of promotions stay: they tell which registries to ask, and are small.
+    Records of promotions stay: they say which registries to ask, and are small.
     """
     for folder in sorted((store.root / "stages").glob("*/*")):
         stage, name = folder.parent.name, folder.name

@@ -1,4 +1,4 @@
-"""A registered version as files to deploy: found, copied, and held against what was registered."""
+"""A registered version as files to deploy: found, copied, and compared with what was registered."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def check_files(
         added: files that may have been added since.
 
     Raises:
-        RegistryError: they are not the files that were judged, or there is no digest to tell.
+        RegistryError: they are not the files that were judged, or there is no digest to check.
         CheckpointError: the folder has no weights, or a file cannot be read.
         EvidenceError: there is something that is neither a file nor a folder.
     """
@@ -145,7 +145,7 @@ def pull_version(registry: HoldsFiles, version: Version, destination: Path) -> i
 
     Raises:
         UsageError: the folder is there already.
-        RegistryError: the files cannot be had, or are not those that were judged.
+        RegistryError: the files are unavailable, or are not those that were judged.
     """
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
         raise UsageError(

@@ -1,7 +1,7 @@
 """Lays out and runs the stage `evidence` of a judged variant, from the records of its run.
 
 Whoever promotes calls :func:`evidence_stage` for each variant, runs it, and registers its
-`output/` in the place of the quantized weights, which are in it.
+`output/` instead of the quantized weights, which are in it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def write_evidence(
         run: whose stages are in the store.
         recipe: of the variant.
         store: of the run.
-        progress: hears of it.
+        progress: receives how far it is.
         override: why it is promoted though it did not pass.
         name: in the registry; None: the run's.
 

@@ -139,7 +139,7 @@ def read_past(version: Version, folder: Path) -> PastVerdict:
 
     Args:
         version: as registered.
-        folder: of its files, which have been held against the version's digests.
+        folder: of its files, which have been checked against the version's digests.
 
     Raises:
         EvidenceError: there is no bundle, it is not sound, or it is about something else than the
@@ -184,16 +184,16 @@ def read_past(version: Version, folder: Path) -> PastVerdict:
 
 
 def source_of(version: Version, verdict: BundleVerdict) -> str:
-    """The source's name; a folder's path is told by the tags alone, evidence has no paths in it."""
+    """The source's name; a folder's path is in the tags alone, evidence has no paths in it."""
     ref = version.tags.get("prepare.source.ref") or verdict.source.ref
     revision = verdict.source.revision
-    # A name that leads nowhere here is told when it is looked for.
+    # A name that leads nowhere here is reported when it is looked for.
     is_folder = ref.startswith((".", "/", "~")) or Path(ref).exists()
     return f"{ref.partition('@')[0]}@{revision}" if revision and not is_folder else ref
 
 
 def sources_of(judged: JudgedVariant, find: Find) -> dict[str, Any]:
-    """Where each suite's questions came from, as its stage's parameters tell."""
+    """Where each suite's questions came from, as its stage's parameters say."""
     return {
         suite: record_of(find, judged.judge.inputs[f"questions.{suite}"]).parameters.get("source")
         for suite in judged.judge.parameters["policy"]["suites"]
@@ -216,5 +216,5 @@ def check_same(
                 f"{digest[:12]}, registered is {str(version.tags.get(tag))[:12]}",
                 where=f"{bundle} and {version.name} version {version.version}, tag {tag}",
                 cure="somebody changed one of them after the promotion; "
-                f"`prepare verify {bundle}` tells of the evidence",
+                f"`prepare verify {bundle}` checks the evidence",
             )

@@ -25,7 +25,7 @@ def promote_run(run: RunReport, store: Store, order: Order, progress: Progress) 
 
     Raises:
         UsageError: the run or variant has nothing that could be promoted, or did not pass.
-        StoreError: the evidence is gone, or does not give the verdict that the record tells.
+        StoreError: the evidence is gone, or does not give the verdict of the record.
         RegistryError: see `pipeline.stages.promote`.
     """
     chosen = chosen_variants(run, order)
@@ -60,7 +60,7 @@ def chosen_variants(run: RunReport, order: Order) -> list[VariantReport]:
         raise UsageError(
             f"this run rechecked {run.command['recheck']}, which is registered already",
             where=where,
-            cure="`prepare registry show NAME` tells what the recheck found; to promote the "
+            cure="`prepare registry show NAME` shows what the recheck found; to promote the "
             "weights as a version of another tuple, run `prepare model` there",
         )
     if run.status == "running":
@@ -83,7 +83,7 @@ def chosen_variants(run: RunReport, order: Order) -> list[VariantReport]:
     if order.override is not None:
         if not order.override.strip():
             raise UsageError(
-                "--override wants a reason", where=where, cure="say why; it is kept in the history"
+                "--override needs a reason", where=where, cure="say why; it is kept in the history"
             )
         if len(judged) > 1:
             raise UsageError(
@@ -99,7 +99,7 @@ def chosen_variants(run: RunReport, order: Order) -> list[VariantReport]:
             if order.variant is None
             else f"the verdict on '{order.variant}' is '{judged[0].verdict}', not 'pass'",
             where=where,
-            cure="if it is to be promoted all the same: --override REASON, which is kept in the "
+            cure="to promote it nevertheless: --override REASON, which is kept in the "
             f"history; the run's variants: {names}",
         )
     return first_of_the_ladder(passed, tuple(run.command.get("ladder") or ()))

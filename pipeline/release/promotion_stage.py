@@ -120,6 +120,6 @@ def promotion_stage(
 
 
 def reason_of(judged: JudgedVariant, variant: VariantReport) -> str:
-    """Why it got its verdict; where all variants together changed that, the record tells."""
+    """Why it got its verdict; where all variants together changed that, the record says so."""
     own = judged.judge.result
     return str(own["reason"] if own["verdict"] == variant.verdict else variant.reason)

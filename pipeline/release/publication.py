@@ -33,7 +33,7 @@ def push_version(
 ) -> Sent:
     """Send a version; a tag of that name then names it.
 
-    From an OCI layout its own manifest is sent. From another registry the files are held against
+    From an OCI layout its own manifest is sent. From another registry the files are checked against
     the registered digests, and packed on the fly.
 
     Args:
@@ -42,7 +42,7 @@ def push_version(
         repository: where to.
         tag: that will name it there.
         digests: of files, remembered.
-        progress: hears how far hashing is.
+        progress: receives how far hashing is.
 
     Raises:
         RegistryError: the files are not those that were judged, or a registry refused.

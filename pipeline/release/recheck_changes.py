@@ -45,7 +45,7 @@ def changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
 
 
 def registered_members(version: Version, members: Mapping[str, Any]) -> dict[str, Any]:
-    """The tuple as the version's tags tell it, which somebody may have changed.
+    """The tuple as the version's tags say it, which somebody may have changed.
 
     Args:
         version: with its tags.

@@ -1,4 +1,4 @@
-"""Whether a recheck that a registry tells of was made, and found what it says.
+"""Whether a recheck that a registry names was made, and found what it says.
 
 A recheck is kept as a tag of the version, which whoever may write to the registry can set. Its
 evidence is in the store that it was made in. So what stands is believed where that store is at

@@ -38,7 +38,7 @@ class Deployment:
         version: as registered.
         weights: folder of its files; None: the version's own source.
         settings: where environments, rechecks and logs are.
-        progress: hears of what takes time.
+        progress: receives what takes time.
         trust_remote_code: whether somebody here agreed to run code that comes with it.
 
     Raises:
@@ -86,7 +86,7 @@ class Deployment:
                 self.judged = judged
                 return []
         return self._differences_to(self.judged) or [
-            "a recheck of this very tuple did not pass; `prepare registry show` tells of it"
+            "a recheck of this very tuple did not pass; `prepare registry show` has it"
         ]
 
     def _differences_to(self, judged: JudgedTuple) -> list[str]:
@@ -107,7 +107,7 @@ class Deployment:
             where=f"{name} version {version}",
             cure=f"judge it here (`prepare recheck {name}@{version}` says whether its verdict "
             "stands; one that was made elsewhere counts where --store names its store), or add "
-            "--anyway to serve it without one that holds",
+            "--anyway to serve it without a verdict that holds",
         )
 
     @contextmanager

@@ -24,7 +24,7 @@ def refuse_changed_tags(version: Version, past: PastVerdict) -> None:
             "the registry's tags are not what was judged: " + "; ".join(found),
             where=f"{version.name} version {version.version}",
             cure="somebody changed them after the promotion; `prepare promote` the run again, and "
-            "look who may write to the registry",
+            "check who may write to the registry",
         )
 
 

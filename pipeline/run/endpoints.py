@@ -40,7 +40,7 @@ class LocalServers:
     Args:
         stages: runs stages, and keeps the run's log.
         lock: file locked while a server is up; of this machine, whatever the store, so that two
-            runs neither share a GPU's memory nor spoil each other's benchmark.
+            runs neither share a GPU's memory nor distort each other's benchmark.
         ready_timeout_seconds: for a server to answer.
     """
 

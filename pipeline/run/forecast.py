@@ -60,7 +60,7 @@ class PlannedStage:
 
 @dataclass(frozen=True)
 class Forecast:
-    """All that `prepare plan` tells."""
+    """All that `prepare plan` reports."""
 
     choices: Choices
     checkpoint: Checkpoint | None

@@ -190,7 +190,7 @@ def tokenizer_digest(folder: Path, digests: FileDigests) -> str:
 
 
 def served_as(request: GateRequest, name: str, asked_as: Mapping[str, str]) -> dict[str, str]:
-    """What tells a side's answers from others.
+    """What distinguishes a side's answers from others.
 
     Another day another model may answer there: answers are kept for one session only. And a model
     may be judged against itself, which is asked twice then.

@@ -1,4 +1,4 @@
-"""One `prepare model` from request to report; whatever happens, run.json tells it."""
+"""One `prepare model` from request to report; whatever happens, run.json records it."""
 
 from __future__ import annotations
 
@@ -83,8 +83,8 @@ def check_early(
     Args:
         preflight: None where nothing can be read of the checkpoint yet.
         choices: of the run.
-        progress: hears what could not be checked.
-        others: faults that do not come from the checkpoint, told with its own.
+        progress: receives what could not be checked.
+        others: faults that do not come from the checkpoint, reported with its own.
 
     Raises:
         PrepareError: everything that stands in the way.

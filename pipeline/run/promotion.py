@@ -73,5 +73,5 @@ class Promotion:
 
 
 def start_of(run: RunReport) -> datetime:
-    """When the run began, to the microsecond, as its id tells."""
+    """When the run began, to the microsecond, by its id."""
     return datetime.strptime(run.run, "%Y%m%d-%H%M%S-%f").replace(tzinfo=UTC)

@@ -134,7 +134,7 @@ def run_recheck(request: RecheckRequest, settings: Settings, progress: Progress)
         the outcome; an error of the measuring itself is in its report.
 
     Raises:
-        PrepareError: the version, its files or its evidence cannot be had or are not sound, or
+        PrepareError: the version, its files or its evidence are unavailable or unsound, or
             this machine cannot measure it.
     """
     registry = open_registry(registry_uri(request.registry, settings))

@@ -109,7 +109,7 @@ class Recheck:
         """Measure baseline and weights, and judge; the log has the verdict.
 
         Raises:
-            PrepareError: the source cannot be had, or the baseline cannot be measured.
+            PrepareError: the source is unavailable, or the baseline cannot be measured.
         """
         settings, stages, progress = session.settings, session.stages, session.progress
         sources = find_data(choices, settings, progress)
@@ -149,7 +149,7 @@ class Recheck:
 
     def _cannot_be_had(self, error: PrepareError) -> CheckpointError:
         return CheckpointError(
-            f"the source checkpoint, which is the baseline, cannot be had: {error.what}",
+            f"the source checkpoint, which is the baseline, is unavailable: {error.what}",
             where=error.where or self.source,
             cure=self._cure,
         )
@@ -236,7 +236,7 @@ class Recheck:
 
 
 def discard_if_gone(plan: Plan, store: Store, digests: FileDigests) -> None:
-    """Forget adopted weights whose files are gone or changed, so that they are taken in anew.
+    """Forget adopted weights whose files are gone or changed, so that they are adopted again.
 
     They may be links to a folder that somebody has removed since.
     """
@@ -257,12 +257,12 @@ def discard_if_gone(plan: Plan, store: Store, digests: FileDigests) -> None:
 
 
 def attempt_of(store: Store, registry: str | None, version: Version) -> str:
-    """What tells a forced measurement from others: of one that was not finished, the same."""
+    """What distinguishes a forced measurement; of one that was not finished, the same."""
     asked = f"{version.name}@{version.version}"
     for folder in reversed(store.run_folders()):
         try:
             run = read_run(folder)
-        except StoreError:  # of another version of prepare, or damaged: not one to go on with
+        except StoreError:  # of another version of prepare, or damaged: not one to continue
             continue
         command = run.command
         if command.get("recheck") == asked and command.get("registry") == registry:

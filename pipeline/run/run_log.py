@@ -79,7 +79,7 @@ class RunLog:
         return self._variants[recipe]
 
     def note(self, text: str) -> None:
-        """Something was said aloud."""
+        """Something was reported."""
         self._update(notes=[*self._report.notes, text])
 
     def finish(self, status: Ended, exit_code: int, error: PrepareError | None = None) -> None:
@@ -101,7 +101,7 @@ class RunLog:
 
 
 class NotingProgress:
-    """Passes progress on and keeps what is said aloud in the run's record."""
+    """Passes progress on and keeps the notes in the run's record."""
 
     def __init__(self, progress: Progress, log: RunLog) -> None:
         self._progress = progress

@@ -29,7 +29,7 @@ class StageRunner:
         executor: where stages run.
         python_of: interpreter of an environment by name; builds it on first use.
         log: the run's record.
-        progress: hears of everything.
+        progress: receives everything.
     """
 
     def __init__(

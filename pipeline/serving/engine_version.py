@@ -21,7 +21,7 @@ def engine_version(engine: str, python: Path) -> str:
         python: interpreter of its environment.
 
     Raises:
-        ServingError: it does not tell.
+        ServingError: it does not report it.
     """
     try:
         answer = subprocess.run(
@@ -34,7 +34,7 @@ def engine_version(engine: str, python: Path) -> str:
         )
     except (OSError, subprocess.SubprocessError) as error:
         raise ServingError(
-            f"the engine does not tell its version: {error}",
+            f"the engine does not report its version: {error}",
             where=str(python),
             cure="`prepare env doctor` checks the environments",
         ) from error

@@ -128,7 +128,7 @@ class Server:
             raise self._failure(f"the model server {ended(code)}")
         # Nobody else can enter a socket's folder.
         if self._has_port and not self.address.is_of(self._process.pid):
-            raise self._failure("something else than our model server listens in its place")
+            raise self._failure("something other than our model server listens in its place")
 
     def stop(self) -> None:
         """End the server and wait until its processes are gone and its port is free."""

@@ -1,8 +1,8 @@
-"""Takes registered weights in the place of quantizing: linked into `output/`, digests checked.
+"""Takes registered weights instead of quantizing: linked into `output/`, digests checked.
 
 The files are hard links where the file system can, else symbolic links, so gigabytes are never
 copied. The record looks like that of `quantize`, whose part it takes: it has the facts that the
-evidence of the version tells of how the weights were made.
+evidence of the version says how the weights were made.
 """
 
 from __future__ import annotations

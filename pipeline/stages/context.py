@@ -74,7 +74,7 @@ class StageContext:
         self.progress.advance(f"{self.spec.variant}: {task}", done, total, unit)
 
     def note(self, text: str) -> None:
-        """Say something aloud, and keep it in the record."""
+        """Report something, and keep it in the record."""
         self.notes.append(text)
         self.progress.note(f"{self.spec.variant}: {text}")
 
@@ -100,7 +100,7 @@ class StageContext:
 
         Args:
             worker: module name.
-            worker_spec: what the worker is told.
+            worker_spec: the worker's input.
             output: existing folder that it writes into; the stage's own when None.
             environment: variables of its process, beside those that every worker has.
             needs: what it has to reach; it is given the credentials for that, and no others.
@@ -154,7 +154,7 @@ class StageContext:
         if not answer["ok"]:
             error = errors.from_dict(answer["error"])
             error.where = error.where or str(log)
-            error.cure = error.cure or "read the log; mend the cause and run the command again"
+            error.cure = error.cure or "read the log; fix the cause and run the command again"
             raise error
         result: dict[str, Any] = answer["result"]
         return result

@@ -116,7 +116,7 @@ def explained(error: PrepareError, context: StageContext) -> PrepareError:
         f"the dry run on {KEPT_LAYERS} layers failed, the whole checkpoint was not tried: "
         f"{error.what}",
         where=error.where or str(context.folder),
-        cure=error.cure or "mend the cause; to try the whole all the same, add --no-dry-run",
+        cure=error.cure or "fix the cause; to try the whole nevertheless, add --no-dry-run",
     )
 
 

@@ -171,7 +171,7 @@ def book_key(spec: StageSpec, store: Store) -> str:
 
 
 def worker_spec(context: StageContext, todo: Round) -> dict[str, Any]:
-    """What the worker is told."""
+    """The worker's input."""
     parameters, stopping = context.parameters, todo.stopping
     return {
         "name": context.runtime["suite"],

@@ -77,7 +77,7 @@ def run(context: StageContext) -> dict[str, Any]:
         "verdict": verdict.variant.verdict,
         "override": verdict.override,
         "weights_digest": judged.quantize.result["weights_digest"],
-        # Of the list of every file: whoever has it can tell all of them.
+        # Of the list of every file: whoever has it can check all of them.
         "manifest_digest": digest_file(output / BUNDLE / MANIFEST),
         "files": len(manifest.bundle) + len(manifest.beside),
         "bundle_bytes": sum(each.size for each in manifest.bundle),
@@ -203,7 +203,7 @@ def server_logs(store: Store, judged: JudgedVariant) -> dict[str, Path]:
 def variants_started(run: Path, key: str) -> Iterator[str]:
     """Names of the variants that this run saw speak by the stage of that key.
 
-    A spec that another version of prepare wrote tells nothing: its log is left out.
+    A spec that another version of prepare wrote cannot be read: its log is left out.
     """
     for file in run.glob(f"stages/*.coherence.{key[:8]}.json"):
         try:

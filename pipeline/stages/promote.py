@@ -131,7 +131,7 @@ def refuse_after_rollback(
             f"version {last.replaced} of '{name}', which is the same, was rolled back by "
             f"{last.who} at {last.when}" + (f" ({last.reason})" if last.reason else ""),
             where=registry.uri,
-            cure=f"`prepare promote {run}` promotes it all the same",
+            cure=f"`prepare promote {run}` promotes it nevertheless",
         )
 
 

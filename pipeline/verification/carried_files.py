@@ -64,7 +64,7 @@ def check_only_safetensors(variant: Path) -> None:
     for path in sorted(variant.iterdir()):
         if path.suffix in OTHER_WEIGHTS:
             raise VerificationError(
-                "the variant holds a file of weights that are no safetensors", where=str(path)
+                "the variant holds a file of weights that is not safetensors", where=str(path)
             )
     strangers = sorted(set(variant.glob("*.safetensors")) - set(weight_files(variant)))
     if strangers:

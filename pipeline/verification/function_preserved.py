@@ -45,7 +45,7 @@ FUSED = {
     "o_proj": ("qkv_proj", ("q_proj", "k_proj", "v_proj")),
     "down_proj": ("gate_up_proj", ("gate_proj", "up_proj")),
 }
-CURE = "quantize again; where it comes again, the quantizer has a defect: use another recipe"
+CURE = "quantize again; if it happens again, the quantizer has a defect: use another recipe"
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """A quantized layer's weights as numbers again, some rows at a time, whatever its format.
 
 The formats, by the libraries' own source: compressed-tensors 0.19 (`compressors/`), AutoAWQ 0.2.9
-(`awq/utils/packing_utils.py`). End-to-end tests hold these readers against both, bit by bit.
+(`awq/utils/packing_utils.py`). End-to-end tests compare these readers with both, bit by bit.
 """
 
 from __future__ import annotations
@@ -314,7 +314,7 @@ def _check_numbers(tensor: StoredTensor, values: Floats) -> None:
         raise VerificationError(
             f"'{tensor.name}' holds numbers that are not finite",
             where=str(tensor.path),
-            cure="look whether the source's layer has such numbers too",
+            cure="check whether the source's layer has such numbers too",
         )
 
 

@@ -138,10 +138,10 @@ def check_finite(source: StoredTensor, noise: Noise) -> None:
         raise VerificationError(
             f"the source's tensor '{source.name}' holds numbers that are not finite",
             where=str(source.path),
-            cure="no quantization can mend that; take another checkpoint",
+            cure="no quantization can fix that; take another checkpoint",
         )
     if not math.isfinite(noise.noise):
         raise VerificationError(
-            f"the stored weights of '{source.name}' are no finite numbers",
+            f"the stored weights of '{source.name}' are not finite numbers",
             where=str(source.path),
         )

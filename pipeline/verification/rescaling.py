@@ -7,7 +7,7 @@ columns first. Each is the minimum in closed form with the other held.
 
 The fit has rows + columns parameters for rows x columns weights, so it cannot hide a wrong
 matrix: an unrelated one comes to about 0 dB, as zeros do. What it could hide is a wrong scaling;
-`function_preserved.py` holds r and t against the norms for that.
+`function_preserved.py` compares r and t with the norms for that.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ def verify_variant(source: Path, variant: Path, recipe: Quantization, advance: A
         source: folder of the checkpoint.
         variant: folder of what was made of it.
         recipe: the quantization that was asked for.
-        advance: told of the bytes compared, of how many.
+        advance: receives the number of bytes compared, and of how many.
 
     Raises:
         VerificationError: naming the first file, tensor or layer that is wrong.
@@ -270,7 +270,7 @@ class _Comparison:
                 raise VerificationError(
                     words,
                     where=self.where,
-                    cure="rounding to nearest treats all alike: look how this layer was written",
+                    cure="rounding to nearest treats all alike: check how this layer was written",
                 )
             found.notes.append(words)
         for fact, noise, _ in layers:
@@ -316,6 +316,6 @@ def _notes(found: Verified) -> list[str]:
     if found.altered:
         name, change = next(iter(found.altered.items()))
         notes.append(
-            f"{len(found.altered)} kept tensors are stored otherwise: {name} {change}, ..."
+            f"{len(found.altered)} kept tensors are stored differently: {name} {change}, ..."
         )
     return notes

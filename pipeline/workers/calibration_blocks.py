@@ -20,7 +20,7 @@ def calibration_blocks(
     """Texts, shuffled by seed, end to end, cut into blocks of exactly max_tokens tokens.
 
     Packing (as AutoAWQ does) wastes no token on padding, which would distort the statistics.
-    Where the texts are too short for as many blocks as asked, that is said aloud.
+    Where the texts are too short for as many blocks as asked, that is reported.
 
     Raises:
         StageError: there are fewer tokens than one block needs.

@@ -26,7 +26,7 @@ def quantize_whole_model(spec: dict[str, Any], progress: Progress, output: Path)
 
     Args:
         spec: as :func:`pipeline.workers.quantize.run` has it.
-        progress: hears of layers done.
+        progress: receives the number of layers done.
         output: an empty folder.
 
     Returns:

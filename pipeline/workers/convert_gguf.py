@@ -25,7 +25,7 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
 
     Args:
         spec: {"gguf": path of a llama-like GGUF file whose chat turns end with <|im_end|>}.
-        progress: told of four steps.
+        progress: receives four steps.
         output: an existing empty folder.
 
     Returns:

@@ -32,7 +32,7 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
         spec: name and suite, questions (file), book (file), stopping, minutes, concurrency, url,
             model, tokenizer (folder), max_length (tokens), trust_remote_code, asks_once (try one
             request a question), socket (of a server that has one).
-        progress: hears of questions answered.
+        progress: receives the number of questions answered.
         output: not used; the answers go into the book.
 
     Raises:
@@ -77,7 +77,7 @@ class Asker:
     Args:
         spec: the worker's.
         questions: all of the suite's, in the order of asking.
-        progress: hears of questions answered.
+        progress: receives the number of questions answered.
         upto: questions in this round, for the progress.
     """
 

@@ -1,4 +1,4 @@
-"""AutoAWQ's quantizer with its state dict mended, and with every layer seen to answer as before.
+"""AutoAWQ's quantizer with its state dict repaired, and with every layer seen to answer as before.
 
 AutoAWQ 0.2.9 tries each scale on the weights themselves and restores them from a state dict that
 it takes by ``tensor.cpu()``. That copies from a GPU; on a CPU it is the tensor itself, so nothing

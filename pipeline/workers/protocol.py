@@ -36,7 +36,7 @@ def peak_memory_bytes() -> int:
 
 
 def explained(error: Exception) -> PrepareError:
-    """An unexpected exception as an error that can be told to a user."""
+    """An unexpected exception as an error that can be shown to a user."""
     # Libraries written in other languages put the system's error into their message only.
     if getattr(error, "errno", None) == errno.ENOSPC or "No space left on device" in str(error):
         return StoreError(

@@ -28,7 +28,7 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
     Args:
         spec: checkpoint (folder), quantization (as in a recipe of kind autoawq), calibration_file
             (JSONL or text, None for a Hub dataset), trust_remote_code.
-        progress: hears of layers done.
+        progress: receives the number of layers done.
         output: an empty folder.
 
     Returns:
@@ -140,7 +140,7 @@ def leave_out_routers(model: Any, ignore: list[str]) -> None:
 
 
 def words_left_out(linears: list[str], ignore: list[str]) -> list[str]:
-    """What to tell AutoAWQ, so that it leaves out those of its linear layers that `ignore` means.
+    """The words that make AutoAWQ leave out those of its linear layers that `ignore` means.
 
     What lies outside of the model's layers, such as lm_head, it never quantizes. Inside, it
     scales all linear layers together but the routers of experts.

@@ -35,7 +35,7 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
     Args:
         spec: suite (its keys in the policy), source, folder (of --eval-data, or of an lm-eval
             task's YAML file), seed.
-        progress: hears what is not as asked for.
+        progress: receives what is not as asked for.
         output: folder to write into.
 
     Raises:

@@ -21,7 +21,7 @@ def transformers4_view(checkpoint: Path, view: Path) -> Path:
 
     Args:
         checkpoint: folder; nothing in it is changed.
-        view: an empty folder; gets links to the files, and its own of what is said differently.
+        view: an empty folder; gets links to the files, and its own of what is written differently.
 
     Raises:
         StageError: version 4 has no words for what the configuration says.
@@ -61,7 +61,7 @@ def config_of_4(config: dict[str, Any]) -> dict[str, Any]:
         return told
     if any(isinstance(value, dict) for value in rope.values()):
         raise StageError(
-            "the rotary embedding differs by kind of layer, which transformers 4 cannot be told",
+            "the rotary embedding differs by kind of layer, which transformers 4 has no form for",
             where=f"{CONFIG}, key rope_parameters",
             cure="use the recipe awq-w4a16, which is AWQ by llm-compressor",
         )

@@ -22,7 +22,7 @@ class Launch:
         name: that requests call the model by.
         host: that it listens on.
         port: of that host.
-        socket: a Unix socket, in the place of a port; "" without one.
+        socket: a Unix socket, instead of a port; "" without one.
     """
 
     model: str

@@ -331,7 +331,7 @@ def test_nothing_is_left_in_the_users_cache(found: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("perplexity", ["word_perplexity", "no mean over documents", "none of this task's"]),
+        ("perplexity", ["word_perplexity", "not a mean over documents", "none of this task's"]),
         ("aggregate", ["'perplexity'", "metrics that a gate can use: acc"]),
         ("group", ["'mmlu' is a group", "mmlu_stem, mmlu_other"]),
         ("tag", ["'ai2_arc' is a group", "arc_challenge, arc_easy"]),

@@ -18,7 +18,7 @@ def stage_record(**changes: Any) -> StageRecord:
         "inputs": {"weights": {"stage": "quantize", "key": "def"}},
         "input_digests": {"weights": "0" * 64},
         "result": {"verdict": "pass"},
-        "notes": ["said aloud"],
+        "notes": ["a note"],
         "seconds": 1.5,
         "finished": "2026-11-21T10:00:00+00:00",
     }

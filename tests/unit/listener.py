@@ -1,4 +1,4 @@
-"""A Progress that remembers what was said, for tests of what is said aloud."""
+"""A Progress that remembers what was reported, for tests of notes."""
 
 from __future__ import annotations
 

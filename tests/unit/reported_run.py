@@ -122,7 +122,7 @@ def reported_run(
         variants=variants,
         stages=made.stages,
         command=COMMAND | {"recipes": list(RECIPES)},
-        notes=["said aloud"],
+        notes=["a note"],
     )
     return made
 

@@ -1,7 +1,7 @@
 """Opens files that others wrote: regular ones alone, up to a size, and without ever waiting.
 
 A checkpoint, a bundle, a registry's folder or a data file may hold a named pipe, on which an
-ordinary `open` waits for ever, a link to /dev/zero, which has no end, or 60 GB in the place of a
+ordinary `open` waits for ever, a link to /dev/zero, which has no end, or 60 GB instead of a
 manifest. Everything that is not ours is opened here.
 
 Standard library only: workers and suites read with it too.

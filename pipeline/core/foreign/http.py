@@ -97,4 +97,4 @@ def ask(
     try:
         return asyncio.run(in_time())
     except TimeoutError as error:
-        raise httpx.ReadTimeout(f"no whole answer within {seconds:g} s") from error
+        raise httpx.ReadTimeout(f"no complete answer within {seconds:g} s") from error

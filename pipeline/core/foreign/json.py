@@ -97,12 +97,12 @@ def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) != len(pairs):
         keys = [key for key, _ in pairs]
         twice = next(key for position, key in enumerate(keys) if key in keys[:position])
-        raise ForeignJsonError(f"the key {twice[:80]!a} is there twice")
+        raise ForeignJsonError(f"the key {twice[:80]!a} occurs twice")
     return found
 
 
 def _not_finite(word: str) -> NoReturn:
-    raise ForeignJsonError(f"{word} is no number of JSON")
+    raise ForeignJsonError(f"{word} is not a JSON number")
 
 
 def _finite(text: str) -> float:

@@ -115,7 +115,7 @@ class _Loader(_Base):  # type: ignore[misc]
         for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
             if isinstance(key, yaml.ScalarNode):
                 if (key.tag, key.value) in seen:
-                    raise _error(f"the key {key.value[:80]!a} is there twice", key)
+                    raise _error(f"the key {key.value[:80]!a} occurs twice", key)
                 seen.add((key.tag, key.value))
         return super().construct_mapping(node, deep)
 
@@ -150,7 +150,7 @@ def _check_shape(text: str) -> None:
                 weights[anchor] = count - before + 1
         elif isinstance(event, yaml.AliasEvent):
             if any(anchor == event.anchor for anchor, _ in opened):
-                raise ForeignYamlError(_at("an alias means what it lies in", event))
+                raise ForeignYamlError(_at("an alias refers to what contains it", event))
             count += weights.get(event.anchor or "", 0)
         elif isinstance(event, yaml.ScalarEvent):
             event.value.encode()  # half of a surrogate pair, escaped, is a UnicodeEncodeError

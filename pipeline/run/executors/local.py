@@ -65,7 +65,7 @@ class LocalJob:
             raise failure
         if code != 0:
             raise errors.StageError(
-                f"a stage ended with exit code {code} and no word of why"
+                f"a stage ended with exit code {code} and no message"
                 + (" (killed; often the machine is out of memory)" if code == 137 else ""),
                 where=str(self._log),
                 cure="read the log; running the same command again continues where it stopped",
@@ -77,7 +77,7 @@ class LocalJob:
 
 
 def stage_in(spec: Path) -> str:
-    """Which stage the file asks for; "" where it cannot be read, which the stage itself tells."""
+    """Which stage the file asks for; "" where it cannot be read, which the stage itself reports."""
     try:
         return str(json.loads(spec.read_bytes())["stage"])
     except (OSError, ValueError, LookupError, TypeError):

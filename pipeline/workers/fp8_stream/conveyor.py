@@ -36,7 +36,7 @@ class Conveyor:
         output: folder for them.
         scheme: FP8_DYNAMIC or FP8_BLOCK.
         device: where the cast runs.
-        progress: hears of bytes read.
+        progress: receives the number of bytes read.
     """
 
     def __init__(

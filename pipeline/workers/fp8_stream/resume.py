@@ -45,7 +45,7 @@ def close(output: Path) -> None:
 
 
 def fingerprint(plan: ShardPlan) -> dict[str, Any]:
-    """What a file is made from, as far as size, time and header tell."""
+    """What a file is made from, as far as size, time and header show."""
     status = plan.source.stat()
     return {
         "name": plan.name,

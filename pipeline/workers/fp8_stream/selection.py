@@ -29,7 +29,7 @@ TRANSPOSED_ARCHITECTURES = ("gpt2", "openai-gpt", "ctrl", "imagegpt", "decision_
 def check_supported(
     tensors: Mapping[str, Tensor], config: dict[str, Any], ignore: list[str], source: Path
 ) -> None:
-    """Refuse what names and shapes cannot tell how to quantize.
+    """Refuse what names and shapes do not say how to quantize.
 
     Raises:
         StageError: transposed or already quantized layers, a tied lm_head that the recipe does

@@ -17,12 +17,12 @@ class ShardFile:
     """Reads and writes at any place from any thread; :meth:`finish` gives the file its name."""
 
     def __init__(self, plan: ShardPlan, folder: Path, pieces: int) -> None:
-        """Make the file in its full size, so that a full disk is told before the work.
+        """Make the file in its full size, so that a full disk is noticed before the work.
 
         Args:
             plan: of this file.
             folder: of the output.
-            pieces: how many :meth:`piece_done` will tell of.
+            pieces: how many :meth:`piece_done` will report.
         """
         self._plan = plan
         self._folder = folder

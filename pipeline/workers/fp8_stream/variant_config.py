@@ -11,7 +11,7 @@ from pipeline.workers.fp8_stream.layout import ShardPlan
 
 
 def quantization_config(scheme: str, ignore: list[str]) -> dict[str, Any]:
-    """What tells an engine how the weights are quantized, by the library's own classes.
+    """The config that says how the weights are quantized, by the library's own classes.
 
     Args:
         scheme: a preset of compressed-tensors.

@@ -212,7 +212,7 @@ def test_rolling_back_and_nothing_further(registry: MlflowRegistry, tmp_path: Pa
     shutil.copyfile(registry.uri.removeprefix("sqlite:///"), copy)
     at = ("--registry", f"sqlite:///{copy}")
     lines = words("rollback", "smollm2-135m", "--reason", "too slow", *at)
-    assert lines[0] == "smollm2-135m@champion is version 1 again, in the place of 2"
+    assert lines[0] == "smollm2-135m@champion is version 1 again, replacing version 2"
     error = complaint(RegistryError, "rollback", "smollm2-135m", *at)
     assert "has no version to go back to" in error.what
     assert value("rollback", "smollm2-135m", "--to", "2", *at)["changes"] == {

@@ -104,7 +104,7 @@ class TestVerify:
             call("verify", RUN, "--store", run.root, "--public-key", keys[1])
 
     def test_an_identity_without_its_provider(self, deployed: Path) -> None:
-        with pytest.raises(UsageError, match="who vouches"):
+        with pytest.raises(UsageError, match="provider"):
             call("verify", deployed, "--identity", "me@example.org")
 
 

@@ -24,7 +24,7 @@ REFUSED = {
     "not UTF-8": (b'{"a": "\xff"}', "UTF-8"),
     "a byte order mark": (b"\xef\xbb\xbf{}", "BOM"),
     "UTF-16": ("{}".encode("utf-16"), "UTF-8"),
-    "a key twice": (b'{"a": 1, "b": {"x": 1, "x": 2}}', "'x' is there twice"),
+    "a key twice": (b'{"a": 1, "b": {"x": 1, "x": 2}}', "'x' occurs twice"),
     "not a number": (b"[NaN]", "NaN"),
     "infinite": (b"[-Infinity]", "Infinity"),
     "too large a float": (b"[1e999]", "too large"),

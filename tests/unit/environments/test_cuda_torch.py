@@ -62,7 +62,7 @@ def test_one_that_was_built_before_is_found_and_built_anew(
     version.write_text("cuda = None\n")
     assert "torch.version.cuda" in str(find_fault(for_cuda, folder, read_record(folder)))
     assert ensure_defined(for_cuda, home, heard).identity == built.identity
-    assert "anew" in heard.notes[0]
+    assert "rebuilding" in heard.notes[0]
     assert find_fault(for_cuda, folder, read_record(folder)) is None
 
 

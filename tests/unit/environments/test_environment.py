@@ -130,7 +130,7 @@ def test_damage_is_mended(tiny: TinySource, home: Path, built: Environment, hear
     damage_interpreter(built)
     assert ensure_defined(tiny.definition, home, heard) == built
     (note,) = heard.notes
-    assert note.startswith("building the serve-cpu environment anew: a Python interpreter does not")
+    assert note.startswith("rebuilding the serve-cpu environment: a Python interpreter does not")
     assert state(tiny, home) is EnvironmentState.READY
 
 
@@ -211,7 +211,7 @@ def test_a_killed_build_is_built_anew(
     assert found.state is EnvironmentState.BROKEN
     assert found.size_bytes > 0
     ensure_defined(tiny.definition, home, heard)
-    assert heard.notes == ["building the serve-cpu environment anew: its build did not finish"]
+    assert heard.notes == ["rebuilding the serve-cpu environment: its build did not finish"]
     assert state(tiny, home) is EnvironmentState.READY
 
 

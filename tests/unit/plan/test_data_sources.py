@@ -1,4 +1,4 @@
-"""Where questions and calibration texts come from: the order, and what is said aloud."""
+"""Where questions and calibration texts come from: the order, and what is reported."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ print(json.dumps({"answers": answers, "notes": listener.notes}))
 
 
 def ask_in_child(tmp_path: Path, asked: list[tuple[str, Any]], **settings: str) -> Any:
-    """The answers of a resolver in a process with these variables, and what it said aloud."""
+    """The answers of a resolver in a process with these variables, and what it reported."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
     answer = subprocess.run(
         [sys.executable, "-c", CHILD, str(tmp_path), json.dumps(asked)],

@@ -47,7 +47,7 @@ def refused(one: Policy, questions: int | None, recipes: list[Recipe] = FP8) -> 
 
 
 def allowed(one: Policy, questions: int | None, recipes: list[Recipe] = FP8) -> list[str]:
-    """What is said aloud of a policy that is not refused."""
+    """What is reported of a policy that is not refused."""
     listener = Listener()
     check_decidable(one, recipes, {"mine": questions, "easy": 100}, listener)
     return listener.notes

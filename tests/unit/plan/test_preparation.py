@@ -241,7 +241,7 @@ class TestUsage:
         for name in names:
             (tmp_path / name).write_text("name: l\nsummary: s\nrungs: [awq-w4a16, fp8-dynamic]\n")
         error = refused(request_for(recipes=tuple(str(tmp_path / n) for n in names)), settings)
-        assert error.what == "a run climbs one ladder only"
+        assert error.what == "a run can have only one ladder"
 
     def test_a_rung_that_is_asked_for_beside_its_ladder(
         self, settings: Settings, tmp_path: Path

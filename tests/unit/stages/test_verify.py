@@ -169,7 +169,7 @@ class TestSound:
         verification.write_variant_weights(tensors)
         record = verification.run()
         assert record.result["altered_tensors"][NORM] == "BF16 to F16"
-        assert "stored otherwise" in record.notes[-1]
+        assert "stored differently" in record.notes[-1]
 
 
 class TestScales:

@@ -148,7 +148,7 @@ class TestBlocks:
     def blocks(
         self, name: str, tokenizer: LetterTokenizer | None = None, **changes: Any
     ) -> tuple[list[list[int]], list[str]]:
-        """Blocks, and what was said aloud."""
+        """Blocks, and what was reported."""
         listener = Listener()
         tokenizer = tokenizer or LetterTokenizer()
         return calibration_blocks(calibration(**changes), name, tokenizer, listener), listener.notes

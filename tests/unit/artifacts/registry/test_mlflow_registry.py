@@ -390,7 +390,7 @@ class TestFetch:
         (folder / "secret").write_text("content")
         register(registry, name, folder, "a")
         (tmp_path / "copy").mkdir()
-        with pytest.raises(RegistryError, match="no folder of a checkpoint"):
+        with pytest.raises(RegistryError, match="a checkpoint's folder"):
             registry.fetch(registry.versions(name)[0], tmp_path / "copy")
         assert not list((tmp_path / "copy").iterdir())
 

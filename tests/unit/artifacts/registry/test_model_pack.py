@@ -150,19 +150,19 @@ def test_what_was_packed_is_read_again() -> None:
     ("manifest", "reason"),
     [
         (b"{", "Expecting property name"),
-        (b"[]", "no JSON object"),
+        (b"[]", "not a JSON object"),
         (b"{}", "its artifactType is None"),
         (changed(artifactType="application/x"), "its artifactType is 'application/x'"),
         (changed(layers=None), "not iterable"),
         (changed(layers=[layer(mediaType="a/tar")]), "a layer of media type 'a/tar'"),
         (changed(layers=[layer(annotations={})]), FILEPATH),
-        (changed(layers=[layer(digest="md5:0")]), "no sha256 digest"),
+        (changed(layers=[layer(digest="md5:0")]), "md5:0"),
         (changed(layers=[layer(), layer()]), "two layers are the same file"),
         (changed(config={}), "it has no 'digest'"),
     ],
 )
 def test_another_manifest_is_refused(manifest: bytes, reason: str) -> None:
-    with pytest.raises(RegistryError, match="none that prepare can unpack") as caught:
+    with pytest.raises(RegistryError, match="manifest") as caught:
         read_pack(manifest, lambda blob: b"")
     assert reason in caught.value.what
 
@@ -172,7 +172,7 @@ def test_another_manifest_is_refused(manifest: bytes, reason: str) -> None:
 )
 def test_a_path_out_of_the_folder_is_refused(path: str) -> None:
     bad = changed(layers=[layer(annotations={FILEPATH: path})])
-    with pytest.raises(RegistryError, match="no plain relative path"):
+    with pytest.raises(RegistryError, match="plain relative path"):
         read_pack(bad, lambda blob: b"")
 
 

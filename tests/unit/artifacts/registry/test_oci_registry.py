@@ -330,7 +330,7 @@ class TestHistory:
     def test_a_count_that_is_no_number(self, registry: OciRegistry, folder: Path) -> None:
         register(registry, folder, "a")
         write_index(registry, index_of(registry) | {"annotations": {"prepare.applied": "x"}})
-        with pytest.raises(RegistryError, match="no number"):
+        with pytest.raises(RegistryError, match="number"):
             registry.settle(NAME)
 
     def test_a_digest_that_leads_elsewhere(self, registry: OciRegistry, folder: Path) -> None:
@@ -338,7 +338,7 @@ class TestHistory:
         index = index_of(registry)
         index["manifests"][0]["digest"] = "sha256:../../../etc/passwd"
         write_index(registry, index)
-        with pytest.raises(RegistryError, match="no sha256 digest"):
+        with pytest.raises(RegistryError, match="sha256 digest"):
             registry.versions(NAME)
 
 
