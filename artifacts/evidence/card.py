@@ -36,6 +36,7 @@ from pipeline.core.foreign.text import (
     one_line,
     shown,
 )
+from pipeline.core.process_environment import NO_FOLDER_OF_OTHERS
 from pipeline.core.stage_record import StageRecord
 from recipes.engines import Engine, Launch, engine_in
 
@@ -213,11 +214,16 @@ def engine_of(judged: JudgedVariant) -> Engine:
 
 
 def serve_command(judged: JudgedVariant) -> str:
-    """The engine's server with exactly the arguments and variables that were judged."""
+    """The engine's server with exactly the arguments and variables that were judged.
+
+    It is given in the folder of the weights, and imports nothing that lies there; neither do the
+    processes that it starts, for which the variable is.
+    """
     launch = Launch(".", judged.serving["engine_arguments"], judged.trust_remote_code)
     accelerator = str(judged.benchmark.parameters["hardware"].get("accelerator"))
     words = engine_of(judged).public_command(accelerator, launch)
-    variables = [f"{k}={shlex.quote(text)}" for k, text in judged.serving["environment"].items()]
+    environment = {**NO_FOLDER_OF_OTHERS, **judged.serving["environment"]}
+    variables = [f"{name}={shlex.quote(text)}" for name, text in environment.items()]
     return " \\\n  ".join(fenced(line) for line in [*variables, shlex.join(words)])
 
 

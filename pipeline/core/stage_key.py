@@ -22,7 +22,7 @@ REVISIONS: Mapping[str, int] = {
     "evaluate": 4,
     "benchmark": 2,
     "judge": 7,
-    "evidence": 1,
+    "evidence": 2,
     "promote": 2,
 }
 

@@ -120,9 +120,9 @@ class Vllm(Engine):
         ]
 
     def public_command(self, accelerator: str, launch: Launch) -> list[str]:
-        """By its script, where it has one that works."""
+        """By its script, where it has one that works; imports nothing from the model's folder."""
         has_script = self.package(accelerator) == "vllm"
-        program = ("vllm", "serve") if has_script else ("python", *ENTRY, "--model")
+        program = ("vllm", "serve") if has_script else ("python", "-P", *ENTRY, "--model")
         return [*program, launch.model, *LOADING, *_how(launch)]
 
     def package(self, accelerator: str) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
+import sys
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -118,7 +120,7 @@ class TestBody:
         command = serve_command(judged)
         assert command in text
         words = command.replace("\\\n", "").split()
-        assert words[0] == "VLLM_CPU_KVCACHE_SPACE=1"
+        assert words[:2] == ["PYTHONSAFEPATH=1", "VLLM_CPU_KVCACHE_SPACE=1"]
         assert words[-5:] == [
             "--dtype",
             "bfloat16",
@@ -126,6 +128,24 @@ class TestBody:
             "--kv-cache-dtype",
             SERVING["engine_arguments"]["kv-cache-dtype"],
         ]
+
+    def test_it_imports_nothing_from_the_folder(self, run: JudgedRun, tmp_path: Path) -> None:
+        """It is given in a folder that was pulled, which may have anything in it."""
+        judged = JudgedVariant.found(run.store.find, run.folder("judge", RECIPE).name)
+        (tmp_path / "vllm.py").write_text("open('owned', 'w').close()\n")
+        programs = tmp_path / "bin"
+        programs.mkdir()
+        (programs / "python").symlink_to(sys.executable)
+        done = subprocess.run(
+            ["/bin/sh", "-c", serve_command(judged)],
+            cwd=tmp_path,
+            env={"PATH": str(programs)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert "No module named 'vllm'" in done.stderr  # it is not installed here
+        assert not (tmp_path / "owned").exists()
 
     def test_on_a_gpu_it_is_vllm_serve(self, run: JudgedRun) -> None:
         judged = JudgedVariant.found(run.store.find, run.folder("judge", RECIPE).name)
