@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, Json, ValidationError
 from artifacts.registry.registry import Version
 from artifacts.serving_arguments import ServingArguments
 from pipeline.core.errors import CheckpointError, EvidenceError, RegistryError
+from pipeline.core.foreign.record import first_fault
 from pipeline.core.hardware import hardware
 from pipeline.environments.environment import Accelerator
 from recipes.engine_arguments import EngineArgumentError, check_arguments, check_variables
@@ -87,7 +88,7 @@ class JudgedTuple:
         except ValidationError as error:
             raise RegistryError(
                 f"version {version.version} of '{version.name}' does not say how it was judged: "
-                f"{_words(error)}",
+                f"{first_fault(error)}",
                 where=f"{version.name} version {version.version}, tags prepare.*",
                 cure="it was not registered by `prepare`, or its tags were changed",
             ) from error
@@ -116,7 +117,7 @@ class JudgedTuple:
             check_arguments(found.hardware.accelerator, of_a_profile, engine)
             check_variables(found.serving.environment, engine)
         except (ValidationError, EngineArgumentError) as error:
-            words = _words(error) if isinstance(error, ValidationError) else str(error)
+            words = first_fault(error) if isinstance(error, ValidationError) else str(error)
             raise EvidenceError(
                 f"what was judged cannot be served: {words}",
                 where=where,
@@ -177,9 +178,3 @@ def refuse_code(comes_with_code: bool, where: str) -> None:
             cure="read the *.py files beside its weights; where you trust them, add "
             f"{TRUST_OPTION}",
         )
-
-
-def _words(error: ValidationError) -> str:
-    first = error.errors(include_url=False, include_input=False)[0]
-    place = ".".join(str(part) for part in first["loc"])
-    return f"{place}: {first['msg']}"[:300]

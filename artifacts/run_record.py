@@ -38,7 +38,7 @@ class VariantReport(Record):
     )
     promoted: bool
     registry_version: str | None = Field(None, description="when it was registered")
-    gates: list[GateReport]
+    gates: list[GateReport] = Field(fail_fast=True)
     throughput: ThroughputReport | None
 
 

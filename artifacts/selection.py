@@ -8,6 +8,9 @@ from artifacts.run_record import VariantReport
 from eval_gates.statistics.multiplicity import holm
 from pipeline.core.errors import ExitCode
 
+# What a variant's reason goes on with where another one got the alias.
+NOT_PREFERRED = "; registered, but "
+
 
 def corrected(reports: Sequence[VariantReport], alpha: float) -> list[VariantReport]:
     """The reports whose verdict changes because several variants are tried at once, by Holm.

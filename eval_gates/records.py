@@ -84,7 +84,9 @@ class GateReport(Record):
     p_value: float = Field(
         description="of 'inferior, or the gate is blind'; the smaller, the surer the pass"
     )
-    uninformed: list[Uninformed] = Field([], description="who knows nothing, and whether it shows")
+    uninformed: list[Uninformed] = Field(
+        [], fail_fast=True, description="who knows nothing, and whether it shows"
+    )
     cluster: str | None = Field(
         None, description="what belongs together; n, flips and gains then count such clusters"
     )
@@ -97,8 +99,12 @@ class GateReport(Record):
     flips: int = Field(description="questions whose score changed")
     gains: int = Field(description="of these, how many the candidate did better")
     floor: Floor | None = Field(description="None where the policy does not ask for it")
-    groups: list[GroupReport] = Field(description="by subject and group of subjects, where known")
-    trail: list[TrailPoint] = Field(description="the evidence as it grew; empty for a fixed test")
+    groups: list[GroupReport] = Field(
+        fail_fast=True, description="by subject and group of subjects, where known"
+    )
+    trail: list[TrailPoint] = Field(
+        fail_fast=True, description="the evidence as it grew; empty for a fixed test"
+    )
     verdict: Verdict
     reason: str = Field(description="the verdict in words")
     suspicious: bool = Field(False, description="better than the baseline by more than the margin")

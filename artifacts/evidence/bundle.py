@@ -65,9 +65,13 @@ class BundleVerdict(Record):
     policy: str = Field(description="name of the policy; resolved.json has all of it")
     command: str = Field("", description="that made the run; paths by their last part")
     source: SourceFacts
-    tried: tuple[str, ...] = Field(description="recipes of the run; each counts in the correction")
+    tried: tuple[str, ...] = Field(
+        fail_fast=True, description="recipes of the run; each counts in the correction"
+    )
     judges: dict[str, str] = Field(description="key of the judge stage, by recipe")
-    variants: tuple[VariantReport, ...] = Field(description="verdicts, after the correction")
+    variants: tuple[VariantReport, ...] = Field(
+        fail_fast=True, description="verdicts, after the correction"
+    )
     revisions: dict[str, tuple[int, ...]] = Field(
         description="of the stages' code, by stage; their keys are made of them"
     )

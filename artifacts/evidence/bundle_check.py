@@ -6,7 +6,6 @@ shows who made the bundle, since who can write all of it can forge all of it.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -28,9 +27,13 @@ from artifacts.evidence.manifest import (
     read_manifest,
 )
 from artifacts.evidence.recompute import Claims, VariantCheck, check_claims
+from artifacts.selection import NOT_PREFERRED
 from pipeline.checkpoint.weight_files import weights_digest
 from pipeline.core.digest import digest_json
 from pipeline.core.errors import CheckpointError, EvidenceError
+from pipeline.core.foreign.file import read_regular
+from pipeline.core.foreign.json import parse_json
+from pipeline.core.foreign.record import MAX_BYTES, MAX_VALUES, read_record
 from pipeline.core.stage_record import StageReference
 
 
@@ -145,7 +148,7 @@ def read_verdict(bundle: Path) -> BundleVerdict:
     """What a bundle says; raises EvidenceError where that is missing or damaged."""
     file = bundle / VERDICT
     try:
-        return BundleVerdict.model_validate_json(file.read_bytes())
+        return read_record(file, BundleVerdict)
     except OSError as error:
         raise EvidenceError(
             f"the verdict cannot be read: {error.strerror}", where=str(file)
@@ -163,6 +166,11 @@ def misfits(
     found = [*counts_amiss(verdict), *stages_amiss(manifest, verdict, source)]
     if manifest.recipe != verdict.recipe:
         found.append(f"{MANIFEST} is about '{manifest.recipe}', {VERDICT} about '{verdict.recipe}'")
+    found += [
+        f"{VERDICT}: the reason for '{variant.recipe}' tells of a promotion, and there was none yet"
+        for variant in verdict.variants
+        if NOT_PREFERRED in variant.reason or variant.promoted or variant.registry_version
+    ]
     if verdict.recipe not in verdict.judges:
         return [*found, f"{VERDICT} names no stage 'judge' for '{verdict.recipe}'"]
     if verdict.variant.verdict != "pass" and not verdict.override:
@@ -170,7 +178,10 @@ def misfits(
             f"the verdict on '{verdict.recipe}' is '{verdict.variant.verdict}', and no reason is "
             "given for promoting it nevertheless"
         )
-    return found + resolved_amiss(bundle, verdict, source)
+    judged = JudgedVariant.found(source.find, verdict.judges[verdict.recipe])
+    if verdict.source.digest != judged.coherence.parameters["checkpoint"]:
+        found.append(f"{VERDICT}: the source is not the checkpoint that was the baseline")
+    return found + resolved_amiss(bundle, judged)
 
 
 def counts_amiss(verdict: BundleVerdict) -> list[str]:
@@ -221,9 +232,8 @@ def stages_amiss(manifest: Manifest, verdict: BundleVerdict, source: BundledEvid
     return found
 
 
-def resolved_amiss(bundle: Path, verdict: BundleVerdict, source: BundledEvidence) -> list[str]:
+def resolved_amiss(bundle: Path, judged: JudgedVariant) -> list[str]:
     """In which parts resolved.json is not what the records say."""
-    judged = JudgedVariant.found(source.find, verdict.judges[verdict.recipe])
     kept, wanted = read_resolved(bundle), resolved(judged)
     return [
         f"{RESOLVED}: {name} is not what the stages' records say"
@@ -236,8 +246,8 @@ def read_resolved(bundle: Path) -> dict[str, Any]:
     """What resolved.json says; raises EvidenceError where it is missing or damaged."""
     file = bundle / RESOLVED
     try:
-        data = json.loads(file.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
+        data = parse_json(read_regular(file, MAX_BYTES), finite=False, values=MAX_VALUES)
+    except (OSError, ValueError) as error:
         raise EvidenceError("the resolved recipe cannot be read", where=str(file)) from error
     if not isinstance(data, dict):
         raise EvidenceError("the resolved recipe is none", where=str(file))

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import gzip
+import hashlib
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from artifacts.evidence.manifest import Manifest
 from pipeline.core.errors import EvidenceError
+from pipeline.core.foreign.file import open_regular
+from pipeline.core.foreign.lines import ForeignLinesError
+from pipeline.core.foreign.record import read_record
+from pipeline.core.foreign.rows import MAX_LETTERS, read_kept_rows
 from pipeline.core.stage_key import REVISIONS, stage_key
 from pipeline.core.stage_record import StageRecord
 from pipeline.core.store import RECORD
 
-LARGEST_FILE = 4 * 1024**3  # bytes unpacked; more is no evidence but an attack on who reads it
+BLOCK_BYTES = 2**20
 
 
 class BundledEvidence:
@@ -51,11 +58,14 @@ class BundledEvidence:
     def find(self, stage: str, key: str) -> StageRecord | None:
         """The record of a stage; raises EvidenceError when it is damaged."""
         path = f"{place_of(stage, key)}/{RECORD}"
-        content = self._read(path)
-        if content is None:
+        if path not in self._listed:
             return None
         try:
-            record = StageRecord.model_validate_json(content)
+            record = read_record(self._folder / path, StageRecord)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise self._unreadable(path, error.strerror) from error
         except ValueError as error:
             raise EvidenceError(
                 "a stage's record is damaged", where=str(self._folder / path)
@@ -64,20 +74,27 @@ class BundledEvidence:
             raise EvidenceError("a stage's record is another's", where=str(self._folder / path))
         return record
 
-    def content(self, stage: str, key: str, name: str) -> bytes | None:
-        """A file of that stage, unpacked; raises EvidenceError when it is damaged."""
+    def digest(self, stage: str, key: str, name: str) -> str | None:
+        """Of a file of that stage, unpacked; raises EvidenceError when it is damaged."""
         path = f"{place_of(stage, key)}/{name}.gz"
-        content = self._read(path)
-        if content is None:
+        if path not in self._listed:
             return None
-        unpacking = zlib.decompressobj(wbits=31)
         try:
-            found = unpacking.decompress(content, LARGEST_FILE)
-        except zlib.error as error:
-            raise EvidenceError("a file is damaged", where=str(self._folder / path)) from error
-        if not unpacking.eof or unpacking.unused_data:
-            raise EvidenceError("a file is damaged", where=str(self._folder / path))
-        return found
+            return digest_unpacked(self._folder / path, MAX_LETTERS)
+        except FileNotFoundError:
+            return None
+        except (OSError, EOFError, ValueError, zlib.error) as error:
+            raise self._unreadable(path, error) from error
+
+    def rows(self, stage: str, key: str, name: str) -> Iterator[dict[str, Any]]:
+        """The rows of a file of that stage; raises EvidenceError, also while it is read."""
+        path = f"{place_of(stage, key)}/{name}.gz"
+        if path not in self._listed:
+            raise self._unreadable(path, "it is not listed")
+        try:
+            yield from read_kept_rows(self._folder / path)
+        except (OSError, ForeignLinesError) as error:
+            raise self._unreadable(path, error) from error
 
     def place(self, stage: str, key: str) -> str:
         """The stage's folder, as seen from the bundle's."""
@@ -88,17 +105,30 @@ class BundledEvidence:
         revisions = self._revisions.get(record.stage, ())
         return record.key if revision_of(record, revisions) is not None else ""
 
-    def _read(self, path: str) -> bytes | None:
-        if path not in self._listed:
-            return None
-        try:
-            return (self._folder / path).read_bytes()
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise EvidenceError(
-                f"a file cannot be read: {error.strerror}", where=str(self._folder / path)
-            ) from error
+    def _unreadable(self, path: str, why: object) -> EvidenceError:
+        return EvidenceError(f"a file is damaged: {why}", where=str(self._folder / path))
+
+
+def digest_unpacked(path: Path, most: int) -> str:
+    """sha256 of what a gzipped file of somebody else's unpacks to.
+
+    Args:
+        path: of the file.
+        most: bytes that this may be.
+
+    Raises:
+        OSError: it is no regular file, no gzip, or cannot be read.
+        EOFError, zlib.error: it is cut short or damaged.
+        ValueError: it is larger.
+    """
+    found, size = hashlib.sha256(), 0
+    with open_regular(path, None) as packed, gzip.GzipFile(fileobj=packed) as content:
+        while block := content.read(BLOCK_BYTES):
+            size += len(block)
+            if size > most:
+                raise ValueError(f"it unpacks to more than {most:,} bytes")
+            found.update(block)
+    return found.hexdigest()
 
 
 def revision_of(record: StageRecord, revisions: Iterable[int]) -> int | None:

@@ -16,11 +16,10 @@ from pydantic import Field, field_validator
 from pipeline.checkpoint.weight_files import weight_files
 from pipeline.core.digest import digest_file, digest_json
 from pipeline.core.errors import EvidenceError
-from pipeline.core.foreign.file import MEBIBYTE, read_regular
+from pipeline.core.foreign.record import read_record
 from pipeline.core.record import Record
 
 MANIFEST = "manifest.json"
-MANIFEST_BYTES = 16 * MEBIBYTE  # some 80,000 files
 SCHEMA_VERSION = 1
 ABOUT = (
     "Every file of an evidence bundle of prepare (`bundle`, paths from this folder) and of the "
@@ -56,8 +55,12 @@ class Manifest(Record):
     about: str = Field(ABOUT, description="what this is, for who finds it alone")
     prepare_version: str = Field(description="that wrote it")
     recipe: str = Field(description="of the variant that the bundle is about")
-    bundle: tuple[ManifestFile, ...] = Field(description="files of the bundle but the manifest")
-    beside: tuple[ManifestFile, ...] = Field(description="weights, config, tokenizer, model card")
+    bundle: tuple[ManifestFile, ...] = Field(
+        fail_fast=True, description="files of the bundle but the manifest"
+    )
+    beside: tuple[ManifestFile, ...] = Field(
+        fail_fast=True, description="weights, config, tokenizer, model card"
+    )
 
     @field_validator("schema_version")
     @classmethod
@@ -150,15 +153,13 @@ def read_manifest(bundle: Path) -> Manifest:
     """The manifest in a bundle's folder; raises EvidenceError where it is missing or damaged."""
     file = bundle / MANIFEST
     try:
-        content = read_regular(file, MANIFEST_BYTES)
+        return read_record(file, Manifest)
     except OSError as error:
         raise EvidenceError(
             f"the manifest cannot be read: {error.strerror}",
             where=str(file),
             cure="is this an evidence bundle?",
         ) from error
-    try:
-        return Manifest.model_validate_json(content)
     except ValueError as error:
         raise EvidenceError(
             f"the manifest is damaged, or of a newer prepare: {error}",

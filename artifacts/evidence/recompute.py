@@ -12,16 +12,17 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
+from artifacts.evidence.asked import misasked, miscounted, named
 from artifacts.evidence.sides import mixed_sides
 from artifacts.evidence.source import EvidenceSource, StoredEvidence
 from artifacts.evidence.trials import Trial, Trials
 from artifacts.evidence.tries import CANDIDATE, miscounts
 from artifacts.run_record import RunReport, VariantReport, unjudged
-from artifacts.selection import corrected
-from eval_gates.answers import ANSWERS, QUESTIONS, parse_answers
+from artifacts.selection import NOT_PREFERRED, corrected
+from eval_gates.answers import ANSWERS, QUESTIONS
 from eval_gates.statistics.multiplicity import share_of
 from eval_gates.verdict import judged, number_in
-from pipeline.core.digest import digest_bytes, digest_json
+from pipeline.core.digest import digest_json
 from pipeline.core.errors import PrepareError, UsageError
 from pipeline.core.stage_record import StageRecord, StageReference
 from pipeline.core.store import Store
@@ -206,27 +207,56 @@ class Evidence:
                 if (record := self._found(reference)) is not None
             }
             self.problems += miscounts(self._judge, recipe, tried, rounds)
-            self.problems += mixed_sides(self._judge, self._found_inputs())
+            found = self._found_inputs()
+            self.problems += mixed_sides(self._judge, found)
+            if not self._has_gap:
+                self._check_asked(found)
 
     def judged_again(self) -> dict[str, Any] | None:
         """The verdict that follows from the evidence; None where it cannot be computed."""
         judge = self._judge
-        if judge is None or any("is missing" in problem for problem in self.problems):
+        if judge is None or self._has_gap:
             return None
         try:
             alpha = Policy.model_validate(judge.parameters["policy"]).alpha
             self.alpha = alpha * share_of(number_in(judge.parameters))
-            return judged(judge.parameters, set(judge.inputs), self._answers, self._record)
+            again = judged(judge.parameters, set(judge.inputs), self._answers, self._record)
+            ours, theirs = single_report(judge.result), single_report(again)
         except (ValueError, KeyError, TypeError, OSError, PrepareError) as error:
             self.problems.append(f"the verdict cannot be computed: {error}")
             return None
+        self.problems += [f"its stage 'judge': {each}" for each in differing(ours, theirs)]
+        return again
+
+    @property
+    def _has_gap(self) -> bool:
+        """Whether something that the verdict rests on is not there."""
+        return any("is missing" in problem for problem in self.problems)
+
+    def _check_asked(self, found: Mapping[str, StageRecord]) -> None:
+        try:
+            self.problems += self._asked_amiss(found)
+        except PrepareError as error:
+            self.problems.append(f"{error.where}: {error.what}; its evidence is missing")
+
+    def _asked_amiss(self, found: Mapping[str, StageRecord]) -> Iterator[str]:
+        """Where answers are not those to the questions."""
+        for role, record in found.items():
+            side, _, suite = role.partition(".")
+            if side == "questions":
+                questions = named(self._rows(role, QUESTIONS))
+                yield from miscounted(role, record, questions)
+                for other in (f"{each}.{suite}" for each in ("baseline", "candidate", "again")):
+                    if other in found:
+                        answers = named(self._rows(other, ANSWERS))
+                        yield from misasked(other, found[other], answers, questions)
 
     def _answers(self, role: str) -> list[dict[str, Any]]:
+        return list(self._rows(role, ANSWERS))
+
+    def _rows(self, role: str, name: str) -> Iterator[dict[str, Any]]:
         reference = self._inputs[role]
-        content = self._source.content(reference.stage, reference.key, ANSWERS)
-        if content is None:
-            raise ValueError(f"{role}: its answers are gone")
-        return parse_answers(content)
+        return self._source.rows(reference.stage, reference.key, name)
 
     def _record(self, role: str) -> StageRecord:
         record = self._found(self._inputs[role])
@@ -320,14 +350,18 @@ class Evidence:
     def _digest_of(self, reference: StageReference, name: str, role: str) -> str | None:
         file = f"{self._place(reference)}/{name}"
         try:
-            content = self._source.content(reference.stage, reference.key, name)
+            digest = self._source.digest(reference.stage, reference.key, name)
         except PrepareError as error:
             self.problems.append(f"{role}: {file}: {error.what}; its evidence is missing")
             return None
-        if content is None:
+        if digest is None:
             self.problems.append(f"{role}: {file} is missing")
-            return None
-        return digest_bytes(content)
+        return digest
+
+
+def single_report(result: Mapping[str, Any]) -> VariantReport:
+    """What a stage `judge` found, before the correction; raises ValueError where it is no such."""
+    return VariantReport(recipe="", weights_bytes=None, promoted=False, **result)
 
 
 def differing(kept: VariantReport, computed: VariantReport | None) -> list[str]:
@@ -339,8 +373,7 @@ def differing(kept: VariantReport, computed: VariantReport | None) -> list[str]:
     for old, new in zip(ours["gates"], theirs["gates"], strict=False):
         if old["form"] is None:  # a verdict of before it was kept
             new["form"] = None
-    # Which of the passing variants got the alias is added to the reason afterwards.
-    if str(ours["reason"]).startswith(str(theirs["reason"])):
+    if ours["reason"].startswith(theirs["reason"] + NOT_PREFERRED):
         ours["reason"] = theirs["reason"]
     return list(_paths_that_differ("", ours, theirs))
 

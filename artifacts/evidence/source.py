@@ -6,8 +6,13 @@ does not know which of the two it reads.
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Iterator
+from typing import Any, Protocol
 
+from eval_gates.answers import parse_answers
+from pipeline.core.digest import digest_file
+from pipeline.core.errors import StoreError
+from pipeline.core.foreign.rows import without_nested
 from pipeline.core.stage_key import stage_key
 from pipeline.core.stage_record import StageRecord
 from pipeline.core.store import Store
@@ -23,8 +28,15 @@ class EvidenceSource(Protocol):
     def find(self, stage: str, key: str) -> StageRecord | None:
         """The record of a stage, None when it is not there; raises PrepareError when damaged."""
 
-    def content(self, stage: str, key: str, name: str) -> bytes | None:
-        """A file of that stage, None when it is not there; raises PrepareError when damaged."""
+    def digest(self, stage: str, key: str, name: str) -> str | None:
+        """Of a file of that stage, None when it is not there; raises PrepareError when damaged."""
+
+    def rows(self, stage: str, key: str, name: str) -> Iterator[dict[str, Any]]:
+        """The JSON objects in a file of lines of that stage, without what is nested in them.
+
+        Raises:
+            PrepareError: the file is not there, or damaged; also while it is read.
+        """
 
     def place(self, stage: str, key: str) -> str:
         """Where that stage lies, for messages."""
@@ -52,10 +64,18 @@ class StoredEvidence:
         """The record of a stage; raises StoreError when it is damaged."""
         return self._store.find(stage, key)
 
-    def content(self, stage: str, key: str, name: str) -> bytes | None:
-        """A file of that stage."""
+    def digest(self, stage: str, key: str, name: str) -> str | None:
+        """Of a file of that stage."""
         file = self._store.stage_folder(stage, key) / name
-        return file.read_bytes() if file.is_file() else None
+        return digest_file(file) if file.is_file() else None
+
+    def rows(self, stage: str, key: str, name: str) -> Iterator[dict[str, Any]]:
+        """Of a file that we wrote, of any size."""
+        file = self._store.stage_folder(stage, key) / name
+        try:
+            return map(without_nested, parse_answers(file.read_bytes()))
+        except (OSError, ValueError) as error:
+            raise StoreError("a file of a stage is gone or damaged", where=str(file)) from error
 
     def place(self, stage: str, key: str) -> str:
         """The stage's folder."""

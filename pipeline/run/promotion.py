@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from artifacts.run_record import RunReport
-from artifacts.selection import exit_code_of, first_of_the_ladder
+from artifacts.selection import NOT_PREFERRED, exit_code_of, first_of_the_ladder
 from pipeline.core.errors import ExitCode
 from pipeline.plan.plan import Plan
 from pipeline.release.evidence import evidence_stage
@@ -64,7 +64,7 @@ class Promotion:
                         "registry_version": record.result["versions"][report.recipe],
                         "reason": report.reason
                         if is_champion
-                        else f"{report.reason}; registered, but {champion} was preferred for the "
+                        else f"{report.reason}{NOT_PREFERRED}{champion} was preferred for the "
                         f"alias ({self._plan.policy.promotion.prefer})",
                     }
                 )

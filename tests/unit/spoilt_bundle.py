@@ -13,8 +13,9 @@ from listener import Listener
 from pretend_stages import edit
 
 from artifacts.evidence.bundle import BUNDLE, RESOLVED, VERDICT, packed
-from artifacts.evidence.bundle_check import BundleCheck
+from artifacts.evidence.bundle_check import BundleCheck, check_bundle
 from artifacts.evidence.manifest import MANIFEST, list_files
+from pipeline.core.errors import EvidenceError
 from pipeline.core.stage_key import stage_key
 from pipeline.core.stage_record import StageRecord
 from pipeline.core.store import RECORD
@@ -35,6 +36,12 @@ def output(run: JudgedRun, recipe: str = RECIPE, **order: Any) -> Path:
 def found(check: BundleCheck) -> str:
     """All that is wrong, as text."""
     return "\n".join([*check.problems, *(d for each in check.variants for d in each.differences)])
+
+
+def refuse(deployed: Path) -> None:
+    """Raise EvidenceError with all that is wrong."""
+    if wrong := found(check_bundle(deployed)):
+        raise EvidenceError(wrong)
 
 
 def stage_folder(deployed: Path, stage: str, variant: str = RECIPE) -> Path:

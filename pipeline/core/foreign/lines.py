@@ -22,8 +22,15 @@ class ForeignLinesError(ValueError):
     """A file of lines that is damaged, no text, or has more or longer ones than are read."""
 
 
-def read_lines(path: Path) -> Iterator[str]:
+def read_lines(
+    path: Path, *, most_lines: int = MAX_LINES, most_letters: int = MAX_LETTERS
+) -> Iterator[str]:
     """The lines of a UTF-8 text file without their ends; gzipped where its name ends in .gz.
+
+    Args:
+        path: of the file.
+        most_lines: that it may have.
+        most_letters: that all lines may have, unpacked.
 
     Raises:
         ForeignLinesError: it is not UTF-8, cut short, or beyond a limit; names the line.
@@ -41,9 +48,9 @@ def read_lines(path: Path) -> Iterator[str]:
                     raise ForeignLinesError(
                         f"line {number} has more than {MAX_LINE_LETTERS:,} letters"
                     )
-                if letters > MAX_LETTERS or number > MAX_LINES:
+                if letters > most_letters or number > most_lines:
                     raise ForeignLinesError(
-                        f"it has more than {MAX_LINES:,} lines or {MAX_LETTERS:,} letters"
+                        f"it has more than {most_lines:,} lines or {most_letters:,} letters"
                     )
                 yield line.removesuffix("\n")
         except (EOFError, zlib.error, gzip.BadGzipFile, UnicodeDecodeError) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
 import shutil
 from pathlib import Path
@@ -11,14 +12,15 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from judged_run import JudgedRun
+from judged_run import JudgedRun, lines
+from measured_refusal import refusal
 from pretend_stages import edit
 from spoilt_bundle import RECIPE, found, output, rename_stage, rewrite_manifest, stage_folder
 
-from artifacts.evidence.bundle import BUNDLE, RESOLVED, VERDICT
+from artifacts.evidence.bundle import BUNDLE, RESOLVED, VERDICT, packed
 from artifacts.evidence.bundle_check import check_bundle
 from artifacts.evidence.manifest import MANIFEST
-from pipeline.core.digest import digest_json
+from pipeline.core.digest import digest_bytes, digest_json
 from pipeline.core.errors import EvidenceError
 from pipeline.core.store import RECORD
 
@@ -227,6 +229,141 @@ class TestForgedCounts:
         rewrite_manifest(deployed)
         with pytest.raises(EvidenceError, match="a newer prepare"):
             check_bundle(deployed)
+
+
+class TestForgedAnswers:
+    """No stage's key covers what came out of it, so results and their digests can be rewritten."""
+
+    def record(self, folder: Path, stage: str, variant: str, **result: Any) -> None:
+        """Change a stage's result, and the digest of it wherever it was an input."""
+        place = stage_folder(folder, stage, variant)
+        edit(place / RECORD, lambda record: record["result"].update(result))
+        changed = json.loads((place / RECORD).read_text())
+
+        def follow(record: dict[str, Any]) -> None:
+            for role, reference in record["inputs"].items():
+                if reference["key"] == changed["key"]:
+                    record["input_digests"][role] = digest_json(changed["result"])
+
+        for file in (folder / BUNDLE / "stages").glob(f"*/*/{RECORD}"):
+            edit(file, follow)
+
+    def answer(self, folder: Path, variant: str, rows: list[dict[str, Any]]) -> None:
+        """Put these rows in the place of the answers, with every digest of them."""
+        self.put(folder, variant, lines(rows), len(rows))
+
+    def put(self, folder: Path, variant: str, content: bytes, n: int) -> None:
+        file = stage_folder(folder, "evaluate", variant) / "answers.jsonl.gz"
+        file.write_bytes(packed(content))
+        found = {"n": n, "answers_digest": digest_bytes(content)}
+        self.record(folder, "evaluate", variant, **found)
+
+    def rows(self, folder: Path, variant: str) -> list[dict[str, Any]]:
+        file = stage_folder(folder, "evaluate", variant) / "answers.jsonl.gz"
+        return [json.loads(line) for line in gzip.decompress(file.read_bytes()).splitlines()]
+
+    def judge_again(self, folder: Path) -> str:
+        """The verdict that follows from what is there now, as a forger would have it."""
+        for _ in range(2):  # what was rewritten last is judged by what it then says
+            rewrite_manifest(folder)
+            check = check_bundle(folder)
+        assert not check.is_sound
+        return found(check)
+
+    def test_the_answers_that_suit_are_picked(self, deployed: Path) -> None:
+        for variant in ("baseline", RECIPE):
+            rows = self.rows(deployed, variant)
+            self.answer(deployed, variant, [row for row in rows if int(row["id"]) % 3])
+        text = self.judge_again(deployed)
+        assert f"{RECIPE}: candidate.code" not in text
+        assert "candidate.code: its answers are not those to the first of the questions" in text
+        assert "baseline.code: 96 questions had to be asked, and 64 were answered" in text
+
+    def test_a_fixed_number_that_is_not_reached(self, deployed: Path) -> None:
+        self.answer(deployed, "baseline", self.rows(deployed, "baseline")[:50])
+        assert "baseline.code: 96 questions had to be asked, and 50 were" in self.judge_again(
+            deployed
+        )
+
+    def test_an_answer_twice(self, deployed: Path) -> None:
+        rows = self.rows(deployed, RECIPE)
+        self.answer(deployed, RECIPE, [*rows[:-1], rows[0]])
+        assert "candidate.code: its answers are not those" in self.judge_again(deployed)
+
+    @pytest.mark.parametrize("depth", [1, 100_000])
+    def test_rows_that_are_none(self, deployed: Path, depth: int) -> None:
+        self.put(deployed, RECIPE, b"[" * depth + b"]" * depth + b"\n", 1)
+        assert "a file is damaged" in self.judge_again(deployed)
+
+    def test_more_questions_than_there_are(self, deployed: Path) -> None:
+        self.record(deployed, "questions", "code", questions=500)
+        assert "questions.code: its record counts 500 questions of 96" in self.judge_again(deployed)
+
+    def test_clusters_that_there_are_none_of(self, deployed: Path) -> None:
+        self.record(deployed, "questions", "code", clusters=3)
+        assert "counts clusters, and the suite has none" in self.judge_again(deployed)
+
+    def test_what_the_stage_judge_itself_says(self, deployed: Path) -> None:
+        self.record(deployed, "judge", RECIPE, p_value=0.01)
+        assert "its stage 'judge': p_value: kept 0.01, computed" in self.judge_again(deployed)
+
+    @pytest.mark.parametrize(
+        "reason", ["all 2 gates passed, and we vouch for it", "all 2 gates passed; registered, but"]
+    )
+    def test_words_that_were_added(self, deployed: Path, reason: str) -> None:
+        def change(verdict: dict[str, Any]) -> None:
+            verdict["variants"][0]["reason"] = f"{reason} nobody"
+
+        edit(deployed / BUNDLE / VERDICT, change)
+        assert "reason" in self.judge_again(deployed)
+
+    def test_another_source(self, deployed: Path) -> None:
+        edit(
+            deployed / BUNDLE / VERDICT,
+            lambda verdict: verdict["source"].update(digest="0" * 64),
+        )
+        assert "the source is not the checkpoint" in self.judge_again(deployed)
+
+
+SECONDS, MIB = 2.0, 300.0
+PATIENCE = 2  # times as long where other tests have the cores
+
+
+class TestSizes:
+    """What is too much is refused before it is held."""
+
+    def held(self, folder: Path) -> str:
+        rewrite_manifest(folder)
+        ended = refusal("spoilt_bundle:refuse", folder)
+        assert ended.seconds < SECONDS * PATIENCE
+        assert ended.mib < MIB
+        return str(ended.error)
+
+    @pytest.mark.parametrize(
+        "row", [b"\0", b'{"id": "0", "score": 1.0, "prompt_sha256": "d"}\n', b"[]\n"]
+    )
+    def test_answers_that_unpack_to_very_much(self, deployed: Path, row: bytes) -> None:
+        place = stage_folder(deployed, "evaluate") / "answers.jsonl.gz"
+        with gzip.open(place, "wb", compresslevel=1) as file:
+            for _ in range(50):
+                file.write(row * (8 * 2**20 // len(row)))
+        assert "is missing" in self.held(deployed)
+
+    @pytest.mark.parametrize("name", [VERDICT, RESOLVED, MANIFEST, RECORD])
+    @pytest.mark.parametrize(
+        "text", [b'{"a": "' + b"x" * 2**25 + b'"}', b'{"bundle": [' + b"{}," * 2**20 + b"{}]}",
+                 b"[" * 100_000 + b"]" * 100_000]
+    )  # fmt: skip
+    def test_records(self, deployed: Path, name: str, text: bytes) -> None:
+        folder = stage_folder(deployed, "evaluate") if name == RECORD else deployed / BUNDLE
+        (folder / name).write_bytes(text)
+        if name != MANIFEST:
+            rewrite_manifest(deployed)
+        ended = refusal("spoilt_bundle:refuse", deployed)
+        assert ended.error is not None
+        assert len(ended.error) < 5_000
+        assert ended.seconds < SECONDS * PATIENCE
+        assert ended.mib < MIB
 
 
 JSON = st.recursive(

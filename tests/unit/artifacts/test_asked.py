@@ -1,0 +1,76 @@
+"""Whether answers are those to the questions; what a forger gains is in test_bundle_check.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from artifacts.evidence.asked import misasked, miscounted, named
+from pipeline.core.stage_record import StageRecord
+
+QUESTIONS = [{"id": str(n), "cluster": f"c{n // 2}"} for n in range(6)]
+
+
+def record(parameters: dict[str, Any], **result: Any) -> StageRecord:
+    return StageRecord(
+        stage="evaluate",
+        variant="v",
+        key="k",
+        parameters=parameters,
+        inputs={},
+        input_digests={},
+        result=result,
+        notes=[],
+        seconds=0,
+        finished="",
+    )
+
+
+def asked(n: int, *, told: int | None = None, **parameters: Any) -> list[str]:
+    suite = {"kind": "rouge", "cluster": "passage"}
+    evaluate = record({"suite": suite, **parameters}, n=n if told is None else told)
+    return list(misasked("r", evaluate, QUESTIONS[:n], QUESTIONS))
+
+
+def test_all_of_them() -> None:
+    assert asked(6, rule=None) == []
+
+
+def test_a_round_ends_where_a_cluster_does() -> None:
+    assert asked(4, rule=None, upto=3) == []
+    assert asked(3, rule=None, upto=3) == ["r: 4 questions had to be asked, and 3 were answered"]
+
+
+def test_what_a_rule_ended() -> None:
+    assert asked(2, rule={"alpha": 0.05}) == []
+
+
+def test_another_number_than_is_told() -> None:
+    assert asked(6, told=5) == ["r: its record counts 5 answers, and there are 6"]
+
+
+def test_another_order() -> None:
+    evaluate = record({"suite": {}, "rule": {}}, n=6)
+    (fault,) = misasked("r", evaluate, QUESTIONS[::-1], QUESTIONS)
+    assert "not those to the first of the questions" in fault
+
+
+@pytest.mark.parametrize(
+    ("kind", "result", "fault"),
+    [
+        ("rouge", {"questions": 6, "clusters": 3}, ""),
+        ("rouge", {"questions": 6, "clusters": 2}, "counts other clusters"),
+        ("rouge", {"questions": 7, "clusters": 3}, "counts 7 questions of 6"),
+        ("mmlu", {"questions": 6, "clusters": 3, "guessing": 0.25}, ""),
+        ("mmlu", {"questions": 6, "clusters": 3, "guessing": 0.0}, "guessing scores 0.0"),
+    ],
+)
+def test_what_the_questions_are_said_to_be(kind: str, result: dict[str, Any], fault: str) -> None:
+    laid_out = record({"suite": {"kind": kind, "cluster": "passage"}}, **result)
+    assert fault in "\n".join(miscounted("r", laid_out, QUESTIONS))
+    assert bool(fault) == bool(list(miscounted("r", laid_out, QUESTIONS)))
+
+
+def test_only_what_says_which() -> None:
+    assert named(iter([{"id": "a", "score": 1.0}])) == [{"id": "a"}]
