@@ -70,7 +70,7 @@ class Suite(Described):
     test: Literal["sequential", "fixed"] = Field(
         "sequential",
         description="sequential: stop as soon as it is decided, valid at any time (betting). "
-        "fixed: ask all, then one bound (Tango, Gaffke)",
+        "fixed: ask all, then one bound (Gaffke)",
     )
     about: Literal["population", "benchmark"] = Field(
         "population",

@@ -14,7 +14,7 @@ from typing import Literal
 
 from eval_gates.rounds import expected_questions
 from eval_gates.statistics.finding import SEQUENTIAL, Finding
-from eval_gates.statistics.paired import IDENTICAL, TANGO, normal_quantile
+from eval_gates.statistics.paired import GRADED, IDENTICAL, least_identical
 from eval_gates.statistics.power import least_questions
 from eval_gates.statistics.sight import Ignorance, Sight
 
@@ -193,9 +193,8 @@ def _least(finding: Finding, scores: Scores, population: int | None) -> int | No
     comparison = finding.comparison
     if finding.method == SEQUENTIAL:
         return least_questions(comparison, finding.alpha, population, scores.baseline)
-    if finding.method == TANGO:  # its bound without flips is -z^2 / (n + z^2)
-        square = normal_quantile(finding.alpha) ** 2
-        return math.floor(square * (1 - comparison.size) / comparison.size) + 1
+    if finding.method in (GRADED, IDENTICAL) and comparison.kind == "points":
+        return least_identical(comparison.size, finding.alpha)
     return None
 
 

@@ -64,12 +64,12 @@ def sequential_finding(
 def fixed_finding(
     before: Sequence[float], after: Sequence[float], comparison: Comparison, alpha: float
 ) -> Finding:
-    """By one interval at a number of questions fixed beforehand: Tango's, or Gaffke's."""
+    """By one bound at a number of questions fixed beforehand; Gaffke's holds for few, too."""
     values = comparison.values(before, after)
 
     def at(level: float) -> Interval:
         if comparison.kind == "points":
-            return paired_interval(before, after, level)
+            return deciding_interval(before, after, level)
         return kept_interval(before, after, comparison.size, level)
 
     interval = at(alpha)
@@ -91,8 +91,13 @@ def fixed_finding(
     )
 
 
+def deciding_interval(before: Sequence[float], after: Sequence[float], alpha: float) -> Interval:
+    """Gaffke's bound: of right-or-wrong answers Tango's interval errs in up to 7 %, not 5."""
+    return graded_interval([b - a for a, b in zip(before, after, strict=True)], alpha, WEIGHTS_SEED)
+
+
 def paired_interval(before: Sequence[float], after: Sequence[float], alpha: float) -> Interval:
-    """Tango's score interval for right-or-wrong answers, Gaffke's bound for other scores."""
+    """The usual interval: Tango's for right-or-wrong answers, Gaffke's bound for other scores."""
     pairs = list(zip(before, after, strict=True))
     if all(score in (0.0, 1.0) for pair in pairs for score in pair):
         return tango_interval(
@@ -102,7 +107,7 @@ def paired_interval(before: Sequence[float], after: Sequence[float], alpha: floa
             neither=pairs.count((0.0, 0.0)),
             alpha=alpha,
         )
-    return graded_interval([b - a for a, b in pairs], alpha, WEIGHTS_SEED)
+    return deciding_interval(before, after, alpha)
 
 
 def kept_interval(
@@ -114,8 +119,8 @@ def kept_interval(
     would take scores of the baseline for evidence of what the candidate kept, and with few flips
     pass a candidate on the boundary far too often; the interval of the change alone does not.
     """
-    change = paired_interval(before, after, (1 - _ALPHA_OF_LEVEL) * alpha)
-    level = paired_interval([0.0] * len(before), before, _ALPHA_OF_LEVEL * alpha)
+    change = deciding_interval(before, after, (1 - _ALPHA_OF_LEVEL) * alpha)
+    level = deciding_interval([0.0] * len(before), before, _ALPHA_OF_LEVEL * alpha)
     rest = 1 - share
     return Interval(
         change.lower + rest * level.lower,

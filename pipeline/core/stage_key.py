@@ -21,7 +21,7 @@ REVISIONS: Mapping[str, int] = {
     "coherence": 2,
     "evaluate": 4,
     "benchmark": 2,
-    "judge": 7,
+    "judge": 8,
     "evidence": 2,
     "promote": 2,
 }

@@ -273,7 +273,7 @@ class _Gate:
 
     def _least(self, comparison: Comparison) -> int | None:
         if self.suite.test == "fixed":
-            return least_fixed_questions(comparison, self.alpha, graded=self.flip_size < 1)
+            return least_fixed_questions(comparison, self.alpha)
         return least_questions(comparison, self.alpha, self.population)
 
     def _surely_enough(self) -> float:

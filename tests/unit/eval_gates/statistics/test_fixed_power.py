@@ -20,7 +20,7 @@ POINTS, RECOVERY = Comparison.points, Comparison.recovery
 def test_the_least_number_passes_and_one_less_does_not(
     margin: float, alpha: float, graded: bool
 ) -> None:
-    least = least_fixed_questions(POINTS(margin), alpha, graded=graded)
+    least = least_fixed_questions(POINTS(margin), alpha)
     assert least is not None
     score = 0.5 if graded else 1.0
     for number, verdict in ((least, "pass"), (least - 1, "open")):
@@ -32,7 +32,7 @@ def test_the_least_number_passes_and_one_less_does_not(
 @pytest.mark.parametrize("share", [0.9, 0.99])
 @pytest.mark.parametrize("baseline", [0.3, 1.0])
 def test_the_least_number_for_a_recovery(share: float, baseline: float) -> None:
-    least = least_fixed_questions(RECOVERY(share), 0.05, graded=True, baseline=baseline)
+    least = least_fixed_questions(RECOVERY(share), 0.05, baseline=baseline)
     assert least is not None
     for number, verdict in ((least, "pass"), (least - 1, "open")):
         scores = [baseline] * number
@@ -40,7 +40,7 @@ def test_the_least_number_for_a_recovery(share: float, baseline: float) -> None:
 
 
 def test_a_baseline_that_scores_nothing_has_nothing_to_keep() -> None:
-    assert least_fixed_questions(RECOVERY(0.9), 0.05, graded=True, baseline=0.0) is None
+    assert least_fixed_questions(RECOVERY(0.9), 0.05, baseline=0.0) is None
 
 
 @pytest.mark.parametrize(("margin", "questions", "flips"), [(0.1, 100, 0.1), (0.4, 16, 0.2)])
