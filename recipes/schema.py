@@ -205,7 +205,7 @@ class ServingProfile(Described):
         if {
             "accelerator",
             "engine",
-        } <= profile.data.keys():  # without one, it is wrong, and reported
+        } <= profile.data.keys():  # one that is missing was wrong
             check_arguments(profile.data["accelerator"], arguments, profile.data["engine"])
         return arguments
 

@@ -100,7 +100,7 @@ def doctor(
 ) -> None:
     """Look for what would keep environments from being built or used, and say how to fix it.
 
-    Tells too what this machine cannot serve as the profile says, or serves in another way.
+    Also says what this machine cannot serve as the profile says, or serves by a fallback.
     """
     from pipeline.environments.finding import Severity
     from pipeline.environments.settings import load_settings

@@ -18,11 +18,11 @@ def gc(
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Remove stages, runs and answers that nobody names any more.
+    """Remove stages, runs and answers that nothing refers to any more.
 
-    Kept is what an alias or the history of a registry names, what a run younger
-    than --days used, and all that these rest on. Every registry that promotions
-    and rechecks of this store went to is asked; --registry adds one.
+    It keeps what an alias or the history of a registry names, what a run younger
+    than --days used, and all that these rest on. It asks every registry that
+    promotions and rechecks of this store went to; --registry adds one.
 
     Examples
 
@@ -30,8 +30,8 @@ def gc(
 
       prepare gc --days 7
 
-    Exit codes: 0 done, 1 error (a registry that does not answer, a run that is
-    going on), 2 usage.
+    Exit codes: 0 done, 1 error (a registry that does not answer, a run in
+    progress), 2 usage.
     """
     from artifacts.written_numbers import megabytes
     from pipeline.cli.display import open_display

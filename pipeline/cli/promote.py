@@ -51,8 +51,8 @@ def promote(
 ) -> None:
     """Promote a variant of a finished run.
 
-    Its verdict is computed again from the kept answers first. When somebody
-    else moves the alias meanwhile, nothing moves.
+    Its verdict is computed again from the kept answers first. If somebody
+    else moves the alias in the meantime, nothing moves.
 
     Examples
 
@@ -64,8 +64,8 @@ def promote(
 
       prepare promote latest:fp8-dynamic --override "agreed with the team: short-lived test"
 
-    Exit codes: 0 promoted, 1 error (the alias moved meanwhile, too), 2 usage
-    (no variant passed, too).
+    Exit codes: 0 promoted, 1 error (also: the alias moved meanwhile), 2 usage
+    (also: no variant passed).
     """
     from artifacts.kept_runs import find_run
     from pipeline.cli.display import open_display

@@ -35,7 +35,7 @@ def pull(
 ) -> None:
     """Copy a registered version's files into a new folder, digests checked.
 
-    The folder appears when it is whole: what was judged, or nothing. What
+    The folder appears when it is complete: what was judged, or nothing. What
     `prepare push` sent is named by oci://HOST/REPOSITORY:TAG or @DIGEST.
 
     Examples
@@ -46,8 +46,8 @@ def pull(
 
       prepare pull oci://registry.example.com/models/smollm2-135m:champion ./deploy
 
-    Exit codes: 0 copied, 1 error (files that are not those that were judged,
-    too), 2 usage.
+    Exit codes: 0 copied, 1 error (also: files that are not those that were
+    judged), 2 usage.
     """
     from artifacts.registry.registry import open_registry
     from artifacts.registry.remote_repository import SCHEME, RemoteRepository

@@ -65,9 +65,9 @@ def recheck(
     """Say whether a version's verdict stands, and measure again if anything changed.
 
     The verdict is about a tuple: weights, engine, environments, serving
-    arguments and hardware. Where all are as judged, nothing is run. Else the
+    arguments and hardware. Where all are as judged, nothing is run. Otherwise the
     source checkpoint and the registered weights are served as they would be
-    now, and judged by the policy of then. Nothing is quantized, no alias moves,
+    now, and judged by the same policy as then. Nothing is quantized, no alias moves,
     and the outcome is kept as a tag of the version. Run it again to continue.
 
     Examples

@@ -28,8 +28,8 @@ def report(
     """Write a report of a run as one HTML file that opens anywhere, with no network.
 
     Verdict first, then gates, plots, examples of changed answers, and where all
-    of it comes from. With a second run, the two side by side. It has prompts and
-    answers in it: give it to those only who may read them.
+    of it comes from. With a second run, the two side by side. It contains
+    prompts and answers: give it only to those who may read them.
 
     Examples
 

@@ -30,7 +30,7 @@ def rollback(
 ) -> None:
     """Move an alias back to the version that it pointed to before.
 
-    Done again, it goes back one further. When it was killed, the same command
+    Repeated, it goes back one further. When it was killed, the same command
     finishes what was begun and goes no further.
 
     Examples

@@ -56,7 +56,7 @@ def show(
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show one run: its table, stages and where the evidence lies.
+    """Show one run: its table, stages and where the evidence is.
 
     Examples
 
@@ -83,7 +83,7 @@ def list_trials(store: StoreOption = None, as_json: JsonOption = False) -> None:
     """List how much was tried so far, by baseline and policy.
 
     Each run that tries something new is a trial, and has a share of the policy's error
-    rate: the later, the less. Another baseline, or a policy under another name, begins a
+    rate: the later, the smaller. Another baseline, or a policy under another name, begins a
     count of its own.
 
     Example

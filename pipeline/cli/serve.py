@@ -43,7 +43,7 @@ def serve(
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Serve a registered version with the very engine and arguments it was judged with.
+    """Serve a registered version with exactly the engine and arguments it was judged with.
 
     Its files' digests are checked, and how it is served is taken from the
     evidence beside its weights; tags that say otherwise are refused. Where
@@ -56,7 +56,7 @@ def serve(
 
       prepare serve smollm2-135m@champion --check --json
 
-    Exit codes: 1 error (this machine differs, too), 2 usage, 130 ended by Ctrl-C.
+    Exit codes: 1 error (also: this machine differs), 2 usage, 130 ended by Ctrl-C.
     """
     from artifacts.registry.registry import open_registry
     from pipeline.cli.display import open_display

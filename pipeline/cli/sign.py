@@ -30,7 +30,7 @@ def sign(
 ) -> None:
     """Sign the weights and the evidence beside them, in the file model.sig.
 
-    The evidence is checked before: what does not verify is not signed.
+    The evidence is checked first: what does not verify is not signed.
 
     Examples
 

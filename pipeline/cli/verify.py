@@ -76,7 +76,7 @@ def verify(
 
       prepare verify smollm2-135m@champion
 
-    Exit codes: 0 all as kept, 1 something differs, 2 usage.
+    Exit codes: 0 everything as kept, 1 something differs, 2 usage.
     """
     from pipeline.core.errors import ExitCode, UsageError
 
