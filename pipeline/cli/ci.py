@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from artifacts.run_record import RunReport
     from pipeline.core.events import Progress
     from pipeline.environments.settings import Settings
+
+    Work = Callable[[Settings, Progress], RunReport]
 
 JUNIT_NAME = "prepare-junit.xml"
 NO = ("", "0", "false", "no", "off")
@@ -72,26 +75,47 @@ class CiReporting:
     outputs: Path | None
     as_json: bool
 
-    def told(
-        self,
-        work: Callable[[Settings], RunReport],
-        command: dict[str, Any],
-        store: Path | None,
-        progress: Progress,
-    ) -> RunReport:
-        """The report of `work`, once CI has it; what it raises is reported and passed on.
+    def carry_out(self, work: Work, command: dict[str, Any], store: Path | None) -> NoReturn:
+        """Do the work, report how it ended to CI and on standard output, and exit with its code.
 
         Args:
             work: the run.
             command: what was asked for, in case that it does not come to a run.
             store: as the option says.
-            progress: receives which files were written.
+        """
+        from artifacts.run_record import SCHEMA_VERSION
+        from pipeline.cli.display import open_display
+        from pipeline.cli.tables import print_json, print_run
+        from pipeline.core.errors import PrepareError, from_dict
+
+        try:
+            with open_display(as_json=self.as_json, plain=self.ci) as progress:
+                report = self.told(work, command, store, progress)
+        except PrepareError as error:
+            if self.as_json:
+                failed = {"schema_version": SCHEMA_VERSION, "run": None, "error": error.to_dict()}
+                print_json(failed)
+            raise
+        if self.as_json:
+            print(report.model_dump_json(indent=1))
+        elif report.error is None:
+            print_run(report)
+        if report.error is not None:
+            print(f"error: {from_dict(report.error)}", file=sys.stderr)
+        raise typer.Exit(report.exit_code or 0)
+
+    def told(
+        self, work: Work, command: dict[str, Any], store: Path | None, progress: Progress
+    ) -> RunReport:
+        """The report of `work`, once CI has it; what it raises is reported and passed on.
+
+        `progress` receives which files were written.
         """
         from pipeline.environments.settings import load_settings
 
         try:
             settings = load_settings(store)
-            report = work(settings)
+            report = work(settings, progress)
         except BaseException as error:
             self._publish(report_of(error, command), self.junit, progress)
             raise

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +13,7 @@ from pipeline.core.credentials import take_out
 
 if TYPE_CHECKING:
     from artifacts.run_record import RunReport
+    from pipeline.core.events import Progress
     from pipeline.environments.settings import Settings
 
 
@@ -99,15 +99,12 @@ def gate(
     Exit codes: 0 passed, 1 error, 2 usage, 3 unexpected error,
     4 the gates said no, 5 undecided, 130 interrupted.
     """
-    from artifacts.run_record import SCHEMA_VERSION
-    from pipeline.cli.display import open_display
-    from pipeline.cli.tables import print_json, print_run
-    from pipeline.core.errors import PrepareError, UsageError, from_dict
+    from pipeline.core.errors import UsageError
     from pipeline.run.gate import GateRequest, run_gate
     from pipeline.serving.openai_endpoint import OpenAIEndpoint
     from recipes.schema import FAMILIES
 
-    def judged(settings: Settings) -> RunReport:
+    def judged(settings: Settings, progress: Progress) -> RunReport:
         if family not in FAMILIES:
             raise UsageError(
                 f"there is no family '{family}'",
@@ -128,17 +125,4 @@ def gate(
 
     reporting = CiReporting(in_ci(ci), junit, outputs, as_json)
     asked = {"gate": True, "checkpoint": f"{candidate} against {baseline}"}
-    try:
-        with open_display(as_json=as_json, plain=reporting.ci) as progress:
-            report = reporting.told(judged, asked, store, progress)
-    except PrepareError as error:
-        if as_json:
-            print_json({"schema_version": SCHEMA_VERSION, "run": None, "error": error.to_dict()})
-        raise
-    if as_json:
-        print(report.model_dump_json(indent=1))
-    elif report.error is None:
-        print_run(report)
-    if report.error is not None:
-        print(f"error: {from_dict(report.error)}", file=sys.stderr)
-    raise typer.Exit(report.exit_code or 0)
+    reporting.carry_out(judged, asked, store)

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
-import typer
-
 from pipeline.cli.ci import CiOption, CiReporting, JunitOption, OutputsOption, in_ci
 from pipeline.cli.options import (
     CheckpointArgument,
@@ -59,10 +55,6 @@ def model(
     Exit codes: 0 promoted, 1 error, 2 usage, 3 unexpected error,
     4 the gates said no, 5 undecided, 130 interrupted.
     """
-    from artifacts.run_record import SCHEMA_VERSION
-    from pipeline.cli.display import open_display
-    from pipeline.cli.tables import print_json, print_run
-    from pipeline.core.errors import PrepareError, from_dict
     from pipeline.plan.prepare import Request
     from pipeline.run.model import run_model
 
@@ -79,22 +71,8 @@ def model(
         dry_run=dry_run,
     )
     reporting = CiReporting(in_ci(ci), junit, outputs, as_json)
-    try:
-        with open_display(as_json=as_json, plain=reporting.ci) as progress:
-            report = reporting.told(
-                lambda settings: run_model(request, settings, progress),
-                {"checkpoint": checkpoint},
-                store,
-                progress,
-            )
-    except PrepareError as error:
-        if as_json:
-            print_json({"schema_version": SCHEMA_VERSION, "run": None, "error": error.to_dict()})
-        raise
-    if as_json:
-        print(report.model_dump_json(indent=1))
-    elif report.error is None:
-        print_run(report)
-    if report.error is not None:
-        print(f"error: {from_dict(report.error)}", file=sys.stderr)
-    raise typer.Exit(report.exit_code or 0)
+    reporting.carry_out(
+        lambda settings, progress: run_model(request, settings, progress),
+        {"checkpoint": checkpoint},
+        store,
+    )

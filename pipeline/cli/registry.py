@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -30,12 +31,9 @@ def list_models(
 
       prepare registry list --registry http://mlflow.example:5000 --json
     """
-    from artifacts.registry.registry import open_registry
     from pipeline.cli.tables import print_json, print_table
-    from pipeline.environments.settings import load_settings
-    from pipeline.plan.prepare import registry_uri
 
-    found = open_registry(registry_uri(registry, load_settings(store)))
+    found = open_asked(registry, store)
     versions = [version for name in found.names() for version in found.versions(name)]
     if as_json:
         print_json([version.to_dict() for version in versions])
@@ -60,12 +58,9 @@ def show(
 
       prepare registry show smollm2-135m
     """
-    from artifacts.registry.registry import open_registry
     from pipeline.cli.tables import print_json, print_table
-    from pipeline.environments.settings import load_settings
-    from pipeline.plan.prepare import registry_uri
 
-    found = open_registry(registry_uri(registry, load_settings(store)))
+    found = open_asked(registry, store)
     refuse_unknown(found, name)
     versions = found.versions(name)
     if as_json:
@@ -92,12 +87,9 @@ def history(
 
       prepare registry history smollm2-135m --json
     """
-    from artifacts.registry.registry import open_registry
     from pipeline.cli.tables import print_json, print_table
-    from pipeline.environments.settings import load_settings
-    from pipeline.plan.prepare import registry_uri
 
-    found = open_registry(registry_uri(registry, load_settings(store)))
+    found = open_asked(registry, store)
     refuse_unknown(found, name)
     entries = found.history(name)
     if as_json:
@@ -117,6 +109,15 @@ def history(
         for entry in entries
     ]
     print_table(["", "when (UTC)", "who", "action", "move", "run", "verdict", "reason"], rows)
+
+
+def open_asked(registry: str | None, store: Path | None) -> Registry:
+    """The registry that the options name, else the settings, else the store's own."""
+    from artifacts.registry.registry import open_registry
+    from pipeline.environments.settings import load_settings
+    from pipeline.plan.prepare import registry_uri
+
+    return open_registry(registry_uri(registry, load_settings(store)))
 
 
 def refuse_unknown(registry: Registry, name: str) -> None:

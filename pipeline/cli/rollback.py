@@ -42,13 +42,11 @@ def rollback(
     Exit codes: 0 moved, 1 error (nothing to go back to, or the alias moved
     meanwhile), 2 usage.
     """
-    from artifacts.registry.registry import Cause, open_registry, who_am_i
-    from pipeline.cli.registry import refuse_unknown
+    from artifacts.registry.registry import Cause, who_am_i
+    from pipeline.cli.registry import open_asked, refuse_unknown
     from pipeline.cli.tables import print_json
-    from pipeline.environments.settings import load_settings
-    from pipeline.plan.prepare import registry_uri
 
-    found = open_registry(registry_uri(registry, load_settings(store)))
+    found = open_asked(registry, store)
     refuse_unknown(found, name)
     entry = found.roll_back(
         name,

@@ -259,7 +259,7 @@ def test_a_wrong_option_is_told_too(job: Path) -> None:
 def test_whatever_ends_a_run_is_told_and_goes_on(
     job: Path, error: BaseException, code: str, verdict: str
 ) -> None:
-    def work(_: Any) -> RunReport:
+    def work(*_: Any) -> RunReport:
         raise error
 
     reporting = CiReporting(ci=True, junit=job / "junit.xml", outputs=None, as_json=False)
