@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from artifacts.report.figure import Figure, Names, Table, axis, colour, label, symbol
@@ -12,8 +11,6 @@ from artifacts.written_numbers import in_points
 from eval_gates.records import GateReport
 from eval_gates.stopping import comparison_of
 from recipes.catalog import BASELINE
-
-Measure = Callable[[VariantReport], float | None]
 
 
 def quality_figures(evidence: RunEvidence, names: Names) -> list[Figure]:

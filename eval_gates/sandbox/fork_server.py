@@ -10,13 +10,10 @@ import os
 import socket
 import sys
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, NoReturn
+from typing import IO, NoReturn
 
 from eval_gates.sandbox import kernel
 from eval_gates.sandbox.judge import judge
-
-if TYPE_CHECKING:
-    from types import TracebackType
 
 _OWN_CODE = Path(__file__).resolve().parents[2]
 _START = (
@@ -57,12 +54,7 @@ class ForkServer:
     def __enter__(self) -> ForkServer:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._socket.close()
         self._process.kill()
         self._process.wait()

@@ -62,8 +62,6 @@ class SequentialResult:
     """Of the comparison's values: candidate - baseline, or candidate - r * baseline."""
     p_inferior: float
     """Anytime-valid p-value of 'mean <= threshold'; the gate passes on one of at most alpha."""
-    p_noninferior: float
-    """Anytime-valid p-value of 'mean > threshold'; the gate fails on one of at most alpha."""
     lower: float | None
     """Anytime-valid lower bound of the mean value at level alpha; None if not asked for."""
     upper: float | None
@@ -118,7 +116,6 @@ def sequential_test(
         n=n,
         mean=float(values.mean()),
         p_inferior=min(1.0, float(np.exp(-log_pass.max()))),
-        p_noninferior=min(1.0, float(np.exp(-log_fail.max()))),
         lower=lower,
         upper=upper,
         trail=_trail(values, log_pass, log_fail),

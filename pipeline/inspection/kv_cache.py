@@ -131,33 +131,6 @@ class KvCache:
         return KvCapacity(blocks=blocks, tokens=int(sequences * context), sequences=sequences)
 
 
-def cpu_cache_tokens(
-    cache: KvCache,
-    space_gib: int,
-    *,
-    context: int,
-    block_size: int = 128,
-    dtype: str = "auto",
-    model_bytes: int = 2,
-) -> int:
-    """The tokens that vLLM on a CPU logs as "CPU KV cache size".
-
-    Args:
-        cache: of the model.
-        space_gib: VLLM_CPU_KVCACHE_SPACE.
-        context: max-model-len.
-        block_size: tokens of a block; 128 is vLLM's default there.
-        dtype: kv-cache-dtype.
-        model_bytes: bytes of a number of the type that the model runs in.
-    """
-    return cache.capacity(
-        space_gib * GIB,
-        context=context,
-        block_size=block_size,
-        element_bytes=element_bytes(dtype, model_bytes),
-    ).tokens
-
-
 def element_bytes(dtype: str, model_bytes: int = 2) -> int:
     """Bytes of an element for a kv-cache-dtype; `auto` is the type that the model runs in.
 

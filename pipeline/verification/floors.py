@@ -39,7 +39,6 @@ OUTLIER_DB = 10.0
 # Pieces of a row that GPTQ may leave with much noise: it moves errors to where outputs do not see
 # them. Measured: up to 12 of 576 rows in one place.
 GPTQ_SHARE_OF_ROWS = 0.1
-GPTQ_SHARE_OF_ROW = 0.5
 WORST = 5
 
 

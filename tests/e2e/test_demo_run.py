@@ -24,7 +24,7 @@ import pytest
 from artifacts.registry.mlflow_registry import MlflowRegistry
 from pipeline.core.cpu_features import cpu_features
 from pipeline.inspection.inspection import inspect
-from pipeline.inspection.kv_cache import cpu_cache_tokens
+from pipeline.inspection.kv_cache import element_bytes
 from pipeline.inspection.source import read_folder
 from pipeline.release.deployment import find_version
 from pipeline.release.recheck_record import rechecks_of
@@ -315,15 +315,13 @@ def test_the_plan_knows_the_engines_kv_cache(demo: Demo, cpu_profile: ServingPro
             server = json.loads(record.read_text())["result"]["server"]
             command = server["command"]
             dtype = command[command.index("--kv-cache-dtype") + 1]
-            planned = cpu_cache_tokens(
-                cache,
-                int(profile.environment["VLLM_CPU_KVCACHE_SPACE"]),
+            planned = cache.capacity(
+                int(profile.environment["VLLM_CPU_KVCACHE_SPACE"]) * 2**30,
                 context=int(profile.engine_arguments["max-model-len"]),
                 block_size=int(profile.engine_arguments["block-size"]),
-                dtype=dtype,
-                model_bytes=4 if "float32" in profile.in_effect else 2,
+                element_bytes=element_bytes(dtype, 4 if "float32" in profile.in_effect else 2),
             )
-            assert planned == pytest.approx(int(server["kv_cache_tokens"]), rel=0.02)
+            assert planned.tokens == pytest.approx(int(server["kv_cache_tokens"]), rel=0.02)
             seen.add((stage["variant"], dtype))
     assert seen == {("baseline", "auto"), *((recipe, profile.kv_cache_dtype) for recipe in RECIPES)}
 

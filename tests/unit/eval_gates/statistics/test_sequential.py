@@ -68,7 +68,8 @@ def test_rows_of_replays_are_judged_like_a_single_run(population: int | None) ->
     for index, run in enumerate(runs):
         result = sequential_test(*run, comparison, 0.05, population, bounds=False)
         assert result.p_inferior == min(1, math.exp(-log_pass[index].max()))
-        assert result.p_noninferior == min(1, math.exp(-log_fail[index].max()))
+        log10_fail = np.minimum(log_fail[index] / math.log(10), CERTAIN)
+        assert [point.log10_fail for point in result.trail] == log10_fail.tolist()
 
 
 def test_no_flips_pass_after_500_questions_of_a_full_benchmark() -> None:
@@ -101,7 +102,7 @@ def test_even_flips_of_all_answers_stay_open() -> None:
     assert result.verdict == "open"
     assert result.decided_at is None
     assert result.p_inferior > 0.05
-    assert result.p_noninferior > 0.05
+    assert max(point.log10_fail for point in result.trail) < math.log10(20)
 
 
 def test_one_question_decides_nothing_but_a_benchmark_of_one() -> None:
@@ -131,7 +132,7 @@ def test_a_drop_of_exactly_the_margin_fails_at_the_benchmarks_end(
 ) -> None:
     result = sequential_test(*spread(n, lost), comparison, 0.05, n)
     assert (result.verdict, result.decided_at) == ("fail", n)
-    assert result.p_noninferior == 0
+    assert result.trail[-1].log10_fail == CERTAIN
     assert result.p_inferior > 0.05
 
 
@@ -230,18 +231,19 @@ def test_results_make_sense(
 ) -> None:
     result = judged(pairs, comparison, 0.05, unseen)
     assert 0 <= result.p_inferior <= 1
-    assert 0 <= result.p_noninferior <= 1
+    most = max(point.log10_fail for point in result.trail)  # of every question, there are so few
     assert result.lower is not None
     assert result.upper is not None
     assert comparison.lowest <= result.lower <= result.mean <= result.upper <= comparison.highest
     if result.verdict == "pass":
         assert result.p_inferior <= 0.05 * (1 + 1e-9)
     elif result.verdict == "fail":
-        assert result.p_noninferior <= 0.05 * (1 + 1e-9)
+        assert most >= math.log10(20) - 1e-9
     else:
         assert result.decided_at is None
         assert unseen != 0
-        assert min(result.p_inferior, result.p_noninferior) > 0.05 * (1 - 1e-9)
+        assert result.p_inferior > 0.05 * (1 - 1e-9)
+        assert most < math.log10(20) + 1e-9
         # What is not rejected lies between the bounds, and the threshold was not.
         assert result.lower - 1e-6 <= comparison.threshold <= result.upper + 1e-6
 
