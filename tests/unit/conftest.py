@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+
 import pytest
+from empty_registry import open_with_tables
 from hypothesis import settings
+
+from artifacts.registry import mlflow_registry
 
 # A machine that others use too is slow for a moment now and then; that is no fault of ours.
 settings.register_profile("shared machine", deadline=None)
 settings.load_profile("shared machine")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_files() -> Iterator[None]:
+    """Nothing waits for the disk: a process that is killed loses nothing that it wrote."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: None)
+        patch.setattr(mlflow_registry, "check_openable", open_with_tables)
+        yield
 
 
 @pytest.fixture(autouse=True)

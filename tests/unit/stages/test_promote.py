@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from empty_registry import tables
 from finished_stage import put_record, stage_record
 from listener import Listener
 
@@ -51,21 +52,12 @@ def policy(prefer: str) -> dict[str, Any]:
     return {**load_policy("default").model_dump(), "promotion": promotion}
 
 
-@pytest.fixture(scope="module")
-def empty_registry(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A registry's file with MLflow's schema, which takes seconds to make."""
-    path = tmp_path_factory.mktemp("registry") / "registry.db"
-    assert MlflowRegistry(f"sqlite:///{path}").names() == []
-    return path
-
-
 class Promotion:
     """A store and a registry of this test's own."""
 
-    def __init__(self, folder: Path, empty_registry: Path) -> None:
+    def __init__(self, folder: Path) -> None:
         self.store = folder / "store"
         self.file = folder / "registry.db"
-        shutil.copyfile(empty_registry, self.file)
         self.uri = f"sqlite:///{self.file}"
 
     def spec(
@@ -137,8 +129,8 @@ class Promotion:
 
 
 @pytest.fixture
-def promotion(tmp_path: Path, empty_registry: Path) -> Promotion:
-    return Promotion(tmp_path, empty_registry)
+def promotion(tmp_path: Path) -> Promotion:
+    return Promotion(tmp_path)
 
 
 class TestPreference:
@@ -312,9 +304,9 @@ class TestStillHolds:
         client.delete_model_version("model", record.result["versions"]["awq-w4a16"])
         assert not still_holds(record)
 
-    def test_not_in_another_registry(self, promotion: Promotion, empty_registry: Path) -> None:
+    def test_not_in_another_registry(self, promotion: Promotion) -> None:
         record = promotion.run(FP8)
-        shutil.copyfile(empty_registry, promotion.file)
+        promotion.file.write_bytes(tables())
         assert not still_holds(record)
 
 
