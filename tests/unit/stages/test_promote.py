@@ -311,7 +311,6 @@ class TestStillHolds:
 
 
 def test_a_registry_that_refuses_leaves_no_record(promotion: Promotion) -> None:
-    promotion.file.unlink()
     promotion.file.mkdir()
     spec = promotion.spec(FP8)
     with pytest.raises(RegistryError) as caught:
