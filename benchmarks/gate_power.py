@@ -11,6 +11,7 @@ on one core. The last line is JSON: false promotes, mean questions and how many 
 
 The gates:
 - ours, population: the sequential gate in batches of 64, questions drawn from an endless stock;
+                    its bet is planned for 5 % of flips, as the default policy expects of MMLU;
 - ours, benchmark:  the same about this benchmark alone, drawn without replacement; here the drop is
                     of 141 questions, the least whole number that is the margin or more;
 - fixed n:          all questions, Tango's score bound once at the end;
@@ -33,9 +34,11 @@ from numpy.typing import NDArray
 
 from eval_gates.statistics.comparison import Comparison
 from eval_gates.statistics.paired import normal_quantile
+from eval_gates.statistics.planned_bet import planned_bet
 from eval_gates.statistics.sequential import log_evidence
 
 QUESTIONS, MARGIN, ALPHA, BASELINE, BATCH = 14_042, 0.01, 0.05, 0.65, 64
+EXPECTED_FLIPS = 0.05
 FLIPS = (0.02, 0.06)
 WANTED_RATIOS = {0.02: 7.0, 0.06: 3.0}
 ROWS_AT_ONCE = 16  # replays; about 2 MB a working array, which stays in the cache
@@ -80,10 +83,11 @@ def shuffled(runs: int, flips: float, drop: float, seed: int) -> Differences:
 
 def sequential(differences: Differences, population: int | None) -> Judgement:
     """The project's own gate; what it asks is rounded up to whole batches."""
-    promoted, asked = [], []
+    comparison, promoted, asked = Comparison.points(MARGIN), [], []
+    planned = planned_bet(comparison, EXPECTED_FLIPS, 1.0)
     for start in range(0, len(differences), ROWS_AT_ONCE):
         values = differences[start : start + ROWS_AT_ONCE].astype(float)
-        log_pass, log_fail = log_evidence(values, Comparison.points(MARGIN), population)
+        log_pass, log_fail = log_evidence(values, comparison, population, planned)
         passed, failed = (first(log >= -math.log(ALPHA)) for log in (log_pass, log_fail))
         promoted.append(passed < failed)
         asked.append(np.minimum(passed, failed))

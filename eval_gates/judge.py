@@ -45,6 +45,7 @@ def judge_suite(
     guessing: float,
     family: Family,
     alpha: float,
+    planned_bet: float | None = None,
 ) -> GateReport:
     """Compare a variant's answers with the baseline's, question by question.
 
@@ -59,6 +60,7 @@ def judge_suite(
         guessing: the mean score of a model that knows nothing: 0.25 with four choices.
         family: of the variant's recipe.
         alpha: error rate of the verdict.
+        planned_bet: of a sequential test, the bet that has half of the stake; None: an even one.
 
     Raises:
         ValueError: the two sides were not asked the same questions with the same prompts, a
@@ -74,7 +76,7 @@ def judge_suite(
     before, after = means(clustered(baseline), "score"), means(clustered(candidate), "score")
     n = len(before)
     population = available if suite.about == "benchmark" else None
-    finding = found(suite, family, before, after, alpha, population)
+    finding = found(suite, family, before, after, alpha, population, planned_bet)
     sights = sights_of(all_of_baseline, guessing, finding.comparison, population)
     changes = [abs(a - b) for a, b in zip(after, before, strict=True) if a != b]
     scores = Scores(
@@ -147,12 +149,13 @@ def found(
     after: Sequence[float],
     alpha: float,
     population: int | None,
+    planned_bet: float | None,
 ) -> Finding:
     """Run the test that the policy asks for."""
     comparison = comparison_of(suite.margins[family].model_dump())
     if suite.test == "fixed":
         return fixed_finding(before, after, comparison, alpha)
-    return sequential_finding(before, after, comparison, alpha, population)
+    return sequential_finding(before, after, comparison, alpha, population, planned_bet)
 
 
 def mean_of(rows: Answers, key: str) -> float:

@@ -23,7 +23,11 @@ _BETS = [SMALLEST_BET * _STEP**number for number in range(NUMBER_OF_BETS)]
 
 
 def expected_questions(
-    margin: Mapping[str, Any], alpha: float, flips: float, flip_size: float
+    margin: Mapping[str, Any],
+    alpha: float,
+    flips: float,
+    flip_size: float,
+    planned: float | None = None,
 ) -> float:
     """About how many questions decide, when the variant is in truth no worse.
 
@@ -36,18 +40,27 @@ def expected_questions(
         alpha: error rate of the gate.
         flips: share of questions whose score changes.
         flip_size: by how much it changes.
+        planned: the bet that has half of the stake; None: the stake is even.
     """
     recovery = margin.get("recovery")
     points = 0.5 * (1 - recovery) if recovery is not None else margin["points"]
-    growth = max(
-        flips / 2 * math.log1p(bet * (points + flip_size))
-        + flips / 2 * math.log1p(bet * (points - flip_size))
-        + (1 - flips) * math.log1p(bet * points)
-        for bet in (share / (1 - points) for share in _BETS)
-        if bet * (flip_size - points) < 1
-    )
+
+    def growth(share: float) -> float:
+        bet = share / (1 - points)
+        return (
+            flips / 2 * math.log1p(bet * (points + flip_size))
+            + flips / 2 * math.log1p(bet * (points - flip_size))
+            + (1 - flips) * math.log1p(bet * points)
+        )
+
+    def needed(growth: float, cost: float) -> float:
+        return (math.log(1 / alpha) + math.log(cost)) / growth if growth > 0 else math.inf
+
+    best = max(map(growth, _BETS))
     # A uniform mixture over a dozen bets costs the log of those that do about as well as the best.
-    return (math.log(1 / alpha) + math.log(4)) / growth if growth > 0 else math.inf
+    if planned is None:
+        return needed(best, 4)
+    return min(needed(growth(planned), 2), needed(best, 8))
 
 
 def round_sizes(expected: float, batch: int, cap: int | None) -> list[int]:

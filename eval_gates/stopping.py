@@ -50,6 +50,7 @@ class Stopping:
             comparison_of(self.rule["margin"]),
             self.rule["alpha"],
             self.rule["population"],
+            planned=self.rule.get("planned_bet"),
             bounds=False,
         )
         return result.verdict
@@ -70,7 +71,12 @@ class Stopping:
         return means(clustered([{"score": s, "cluster": label} for s, label in pairs]), "score")
 
 
-def rule_of(margin: Mapping[str, Any], alpha: float, population: int | None) -> dict[str, Any]:
+def rule_of(
+    margin: Mapping[str, Any],
+    alpha: float,
+    population: int | None,
+    planned_bet: float | None = None,
+) -> dict[str, Any]:
     """A rule as plain data.
 
     Args:
@@ -78,8 +84,14 @@ def rule_of(margin: Mapping[str, Any], alpha: float, population: int | None) -> 
         alpha: error rate of the gate.
         population: how many questions the finite benchmark has that the claim is about; None for
             a claim about the population that they were drawn from.
+        planned_bet: the bet that has half of the stake; None: the stake is even.
     """
-    return {"margin": dict(margin), "alpha": alpha, "population": population}
+    return {
+        "margin": dict(margin),
+        "alpha": alpha,
+        "population": population,
+        "planned_bet": planned_bet,
+    }
 
 
 def comparison_of(margin: Mapping[str, Any]) -> Comparison:

@@ -13,17 +13,18 @@ def claim_of(policy: Policy, family: str) -> dict[str, Any]:
     """The error rate, and of each critical suite what is asked, the family's margin and the test.
 
     How many questions are asked at most belongs to it only where one look is taken at their end:
-    a sequential gate continues with more of them and is the same.
+    a sequential gate continues with more of them and is the same. Its bet depends on the flips that
+    it expects: guessing them again after each look would choose the bet by the answers.
     """
     suites = {}
     for name, suite in policy.suites.items():
         if suite.tier != "critical":
             continue
         settings = suite.model_dump(mode="json")
-        cap = ("questions",) if suite.test == "fixed" else ()
+        plans = ("questions",) if suite.test == "fixed" else ("expected_flips",)
         suites[name] = {
             key: value
             for key, value in settings.items()
-            if key not in KEYS_OF_THE_TEST or key in (*DECIDES, *cap)
+            if key not in KEYS_OF_THE_TEST or key in (*DECIDES, *plans)
         } | {"margin": settings["margins"].get(family)}
     return {"alpha": policy.alpha, "suites": suites}

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from eval_gates.judge import judge_suite, overall
+from eval_gates.planned_bets import bets_in
 from eval_gates.records import ThroughputReport
 from eval_gates.throughput import judge_throughput
 from pipeline.core.stage_record import StageRecord
@@ -24,12 +25,14 @@ def judged(
     """The verdict from kept evidence; nothing else is read, so anyone can compute it again.
 
     Args:
-        parameters: of the judge stage: policy, family, accelerator, throughput_note, trial.
+        parameters: of the judge stage: policy, family, planned_bets, accelerator,
+            throughput_note, trial.
         roles: of the stages that are there.
         answers: of a stage, in the order of asking, by role.
         record: of a stage, by role.
     """
     policy = Policy.model_validate(parameters["policy"])
+    planned = bets_in(parameters)
     gates = [
         judge_suite(
             name,
@@ -42,6 +45,7 @@ def judged(
             guessing=record(f"questions.{name}").result["guessing"],
             family=parameters["family"],
             alpha=policy.alpha,
+            planned_bet=planned.get(name),
         )
         for name, suite in policy.suites.items()
     ]

@@ -91,7 +91,8 @@ class Suite(Described):
         0.04,
         ge=1e-6,
         le=1,
-        description="share of answers expected to change; sizes the first round",
+        description="share of answers expected to change; sizes the first round, and chooses the "
+        "bet with half of a sequential test's stake",
     )
     repeat: int = Field(
         0,
@@ -208,7 +209,11 @@ class RougeSuite(Suite):
     form: Form = "auto"
     batch: int = Field(32, ge=1, le=1_000_000, description="documents asked between two looks")
     expected_flips: float = Field(
-        0.5, ge=1e-6, le=1, description="share of scores expected to change; sizes the first round"
+        0.5,
+        ge=1e-6,
+        le=1,
+        description="share of scores expected to change; sizes the first round, and chooses the "
+        "bet with half of a sequential test's stake",
     )
     max_tokens: int = Field(96, ge=8, le=1_000_000)
     sources: list[Source] = Field(default=["eval-data", "hub", "carried"])

@@ -20,6 +20,7 @@ from artifacts.evidence.tries import CANDIDATE, miscounts
 from artifacts.run_record import RunReport, VariantReport, unjudged
 from artifacts.selection import NOT_PREFERRED, corrected
 from eval_gates.answers import ANSWERS, QUESTIONS
+from eval_gates.planned_bets import PLANNED_BETS, planned_bets_of
 from eval_gates.statistics.multiplicity import share_of
 from eval_gates.verdict import judged, number_in
 from pipeline.core.digest import digest_json
@@ -218,8 +219,11 @@ class Evidence:
         if judge is None or self._has_gap:
             return None
         try:
-            alpha = Policy.model_validate(judge.parameters["policy"]).alpha
-            self.alpha = alpha * share_of(number_in(judge.parameters))
+            policy = Policy.model_validate(judge.parameters["policy"])
+            self.alpha = policy.alpha * share_of(number_in(judge.parameters))
+            planned = planned_bets_of(policy, judge.parameters["family"])
+            if judge.parameters.get(PLANNED_BETS, planned) != planned:
+                self.problems.append("its bets are not those that its policy plans")
             again = judged(judge.parameters, set(judge.inputs), self._answers, self._record)
             ours, theirs = single_report(judge.result), single_report(again)
         except (ValueError, KeyError, TypeError, OSError, PrepareError) as error:

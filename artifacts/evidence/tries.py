@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from eval_gates.planned_bets import bets_in
 from eval_gates.statistics.multiplicity import level_of
 from eval_gates.verdict import number_in
 from pipeline.core.stage_record import StageRecord
@@ -62,6 +63,8 @@ def miscounts(
             )
         if kept.get("margin") != rule["margin"]:
             yield f"{role}: asked by another margin than the policy's"
+        if kept.get("planned_bet") != rule["planned_bet"]:
+            yield f"{role}: asked by another bet than it is judged by"
     if counted is None and levels == 0:
         yield (
             "an older prepare judged it, and how many variants were tried with it is not known: "
@@ -78,4 +81,5 @@ def _rule_of(judge: StageRecord, suite: str, tried: int) -> dict[str, Any] | Non
     return {
         "alpha": level_of(policy["alpha"], tried, number_in(judge.parameters)),
         "margin": kept["margins"][judge.parameters["family"]],
+        "planned_bet": bets_in(judge.parameters).get(suite),
     }

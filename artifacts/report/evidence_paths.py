@@ -60,6 +60,7 @@ def path_of(evidence: RunEvidence, recipe: str, gate: GateReport) -> EvidencePat
         comparison_of(answered.margin.model_dump()),
         answered.alpha,
         answered.population,
+        planned=answered.planned_bet,
         bounds=False,
     )
     same = (result.n, result.decided_at) == (gate.n, gate.decided_at)

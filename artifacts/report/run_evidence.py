@@ -14,6 +14,7 @@ from typing import Any
 
 from artifacts.run_record import SCHEMA_VERSION, RunReport
 from eval_gates.answers import ANSWERS, QUESTIONS, parse_answers
+from eval_gates.planned_bets import bets_in
 from eval_gates.suites.json_lines import read_rows
 from pipeline.core.digest import digest_bytes
 from pipeline.core.errors import EvaluationDataError, StoreError
@@ -38,6 +39,7 @@ class Answered:
         margin: of the variant's family.
         alpha: error rate.
         population: questions of the benchmark, where the claim is about that alone.
+        planned_bet: that has half of the stake; None: the stake is even.
     """
 
     baseline: Rows
@@ -47,6 +49,7 @@ class Answered:
     margin: Margin
     alpha: float
     population: int | None
+    planned_bet: float | None = None
 
 
 class RunEvidence:
@@ -128,6 +131,7 @@ class RunEvidence:
             margin=settings.margins[judge.parameters["family"]],
             alpha=policy.alpha,
             population=None if about_all or asked is None else int(asked.result["questions"]),
+            planned_bet=bets_in(judge.parameters).get(suite),
         )
 
     def collected(self, recipe: str) -> list[tuple[str, StageRecord]]:

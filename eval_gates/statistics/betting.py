@@ -8,7 +8,10 @@ reaches 1 / alpha with probability at most alpha: one may look after each value 
 
 b = 1 is the largest legal bet (wealth stays >= 0 down to y = 0), so bets as shares of it fit every
 margin and range. Which share is best depends on how many answers flip, which is not known
-beforehand: so the stake is split evenly over twelve of them, and the sum is the e-process.
+beforehand: so the stake is split evenly over twelve of them, and the sum is the e-process. Where a
+plan says which bet it takes for the best, that one gets half of the stake, and the twelve the rest.
+Any split is valid that was fixed before the first value, and a plan that is wrong costs no more
+than the factor of two.
 """
 
 from __future__ import annotations
@@ -39,7 +42,41 @@ def bets() -> FloatArray:
     return np.geomspace(SMALLEST_BET, LARGEST_BET, NUMBER_OF_BETS)
 
 
-def log_wealth(heights: FloatArray, mean: float, population: int | None = None) -> FloatArray:
+def mixed(logs: FloatArray, planned: float | None) -> FloatArray:
+    """Log of all that the bets of :func:`staked` have: shape [..., bets] to [...].
+
+    Several times faster than scipy's logsumexp, which handles more cases.
+    """
+    import numpy as np
+
+    largest = logs.max(axis=-1)
+    shares = np.exp(logs - largest[..., None])
+    even = shares[..., :NUMBER_OF_BETS].mean(axis=-1)
+    whole = even if planned is None else (even + shares[..., -1]) / 2
+    return np.asarray(largest + np.log(whole))
+
+
+def staked(planned: float | None) -> FloatArray:
+    """The bets that have a stake: the even ones, then the planned one where there is one.
+
+    Raises:
+        ValueError: the planned one is no share of the largest legal bet.
+    """
+    import numpy as np
+
+    if planned is None:
+        return bets()
+    if not 0 < planned < 1:
+        raise ValueError(f"a planned bet is a share of the largest legal one, not {planned}")
+    return np.append(bets(), planned)
+
+
+def log_wealth(
+    heights: FloatArray,
+    mean: float,
+    population: int | None = None,
+    planned: float | None = None,
+) -> FloatArray:
     """Natural log of the e-process against 'the mean height is at most `mean`', after each value.
 
     Args:
@@ -50,9 +87,14 @@ def log_wealth(heights: FloatArray, mean: float, population: int | None = None) 
             the number of values in the finite whole that they are drawn from without replacement.
             Each bet is then against the largest mean that the hypothesis leaves to the values not
             yet seen; where it leaves less than nothing, it is refuted and the log is infinite.
+        planned: the bet that has half of the stake, as a share of the largest legal one, fixed
+            before any value was seen; None: the stake is even.
 
     Returns:
         Shape [..., n].
+
+    Raises:
+        ValueError: the planned bet is no share.
     """
     import numpy as np
 
@@ -61,11 +103,14 @@ def log_wealth(heights: FloatArray, mean: float, population: int | None = None) 
     else:
         ratio, refuted = _ratios_without_replacement(heights, mean, population)
     total = None
-    for bet in bets():
+    for number, bet in enumerate(staked(planned)):
         earned = np.cumsum(np.log1p(bet * (ratio - 1)), axis=-1)
         total = earned if total is None else np.logaddexp(total, earned, out=total)
+        if number == NUMBER_OF_BETS - 1:
+            total -= np.log(NUMBER_OF_BETS)
     assert total is not None
-    total -= np.log(NUMBER_OF_BETS)
+    if planned is not None:
+        total -= np.log(2)
     if refuted is not None:
         total[refuted] = np.inf
     return np.asarray(total)

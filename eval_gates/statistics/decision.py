@@ -179,7 +179,11 @@ def _needed(finding: Finding, scores: Scores, gap: float, population: int | None
     """Questions in all that would pass, if the mean stays by `gap` above the threshold."""
     if finding.method == SEQUENTIAL:
         needed = expected_questions(
-            {"points": min(gap, 0.99)}, finding.alpha, scores.flips, scores.flip_size
+            {"points": min(gap, 0.99)},
+            finding.alpha,
+            scores.flips,
+            scores.flip_size,
+            finding.planned,
         )
         needed = min(needed, population) if population is not None else needed
     else:  # a fixed bound comes closer with the root of their number
@@ -192,7 +196,9 @@ def _least(finding: Finding, scores: Scores, population: int | None) -> int | No
     """Questions that could pass if no answer changed; None where none could, or it is not known."""
     comparison = finding.comparison
     if finding.method == SEQUENTIAL:
-        return least_questions(comparison, finding.alpha, population, scores.baseline)
+        return least_questions(
+            comparison, finding.alpha, population, scores.baseline, finding.planned
+        )
     if finding.method in (GRADED, IDENTICAL) and comparison.kind == "points":
         return least_identical(comparison.size, finding.alpha)
     return None

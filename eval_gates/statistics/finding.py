@@ -34,6 +34,8 @@ class Finding:
     upper: float
     method: str
     trail: tuple[TrailPoint, ...] = ()
+    planned: float | None = None
+    """The bet that had half of the stake; None: an even one, or no betting test."""
 
 
 def sequential_finding(
@@ -42,9 +44,10 @@ def sequential_finding(
     comparison: Comparison,
     alpha: float,
     population: int | None,
+    planned: float | None = None,
 ) -> Finding:
     """By the betting test, which may stop at any question; see :func:`sequential_test`."""
-    result = sequential_test(before, after, comparison, alpha, population)
+    result = sequential_test(before, after, comparison, alpha, population, planned=planned)
     if result.lower is None or result.upper is None:
         raise ValueError("the test was run without its bounds")
     return Finding(
@@ -58,6 +61,7 @@ def sequential_finding(
         upper=result.upper,
         method=SEQUENTIAL,
         trail=result.trail,
+        planned=planned,
     )
 
 

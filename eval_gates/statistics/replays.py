@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from eval_gates.statistics.betting import RELATIVE_TOLERANCE, bets
+from eval_gates.statistics.betting import RELATIVE_TOLERANCE, mixed, staked
 from eval_gates.statistics.comparison import Comparison
 
 if TYPE_CHECKING:
@@ -93,6 +93,7 @@ def replay(
     runs: int,
     blocks: int,
     seed: int,
+    planned: float | None = None,
 ) -> Replays:
     """Run the gate `runs` times on drawn questions, looking after each of about `blocks` blocks.
 
@@ -112,10 +113,13 @@ def replay(
         counts = _drawn_without_replacement(outcome, population, sizes, runs, generator)
     values = np.asarray(outcome.values)
     lowest, highest, threshold = comparison.lowest, comparison.highest, comparison.threshold
-    ways = ((values - lowest, threshold - lowest), (highest - values, highest - threshold))
+    ways = (
+        (values - lowest, threshold - lowest, planned),
+        (highest - values, highest - threshold, None),
+    )
     crossings = []
-    for heights, mean in ways:
-        log = _log_wealth_of_counts(counts, sizes, heights, mean, population)
+    for heights, mean, bet in ways:
+        log = _log_wealth_of_counts(counts, sizes, heights, mean, population, bet)
         crossed = log >= -math.log(alpha)
         crossings.append(np.where(crossed.any(axis=1), ends[crossed.argmax(axis=1)], -1))
     return Replays(*crossings)
@@ -127,6 +131,7 @@ def _log_wealth_of_counts(
     heights: FloatArray,
     mean: float,
     population: int | None,
+    planned: float | None = None,
 ) -> FloatArray:
     """betting.log_wealth at the end of each block, from how often each height came: [runs, blocks].
 
@@ -135,10 +140,10 @@ def _log_wealth_of_counts(
     """
     import numpy as np
 
-    staked = bets()
+    shares = staked(planned)
     if population is None:
-        table = np.log1p(staked * (heights[:, None] / mean - 1))  # [values, bets]
-        return _log_mean_exp(np.asarray(np.cumsum(counts, axis=1) @ table, dtype=float))
+        table = np.log1p(shares * (heights[:, None] / mean - 1))  # [values, bets]
+        return mixed(np.asarray(np.cumsum(counts, axis=1) @ table, dtype=float), planned)
 
     tolerance = RELATIVE_TOLERANCE * population
     left_after = population * mean - np.cumsum(counts @ heights, axis=1)
@@ -151,17 +156,9 @@ def _log_wealth_of_counts(
     betting = left > tolerance
     per_height = np.where(betting, unseen / np.where(betting, left, 1.0), 0.0)
     ratio = np.where(betting[..., None], per_height[..., None] * heights, 1.0)
-    gains = np.log1p(staked * (ratio[..., None] - 1))  # [runs, blocks, values, bets]
+    gains = np.log1p(shares * (ratio[..., None] - 1))  # [runs, blocks, values, bets]
     earned = np.asarray(np.cumsum(np.einsum("rbv,rbvk->rbk", counts, gains), axis=1), dtype=float)
-    return np.where(left_after < -tolerance, np.inf, _log_mean_exp(earned))
-
-
-def _log_mean_exp(logs: FloatArray) -> FloatArray:
-    """Over the last axis; several times faster than scipy's logsumexp, which handles more cases."""
-    import numpy as np
-
-    largest = logs.max(axis=-1)
-    return np.asarray(largest + np.log(np.exp(logs - largest[..., None]).mean(axis=-1)))
+    return np.where(left_after < -tolerance, np.inf, mixed(earned, planned))
 
 
 def _drawn_without_replacement(

@@ -5,6 +5,10 @@ stopping at the first success multiplies its error. This one is valid at every q
 (see betting.py), so a gate stops early where the answer is clear, and an open one is continued
 later with more questions.
 
+Half of the stake against 'inferior' may lie on the bet that a plan takes for the best, fixed before
+any question is asked (planned_bet.py). What a plan expects is that nothing is lost, so it has no
+such bet for the mirrored test, whose stake is even.
+
 Two claims are on offer:
 
 - `population=None`: about the population that the questions are drawn from;
@@ -75,6 +79,7 @@ def sequential_test(
     alpha: float,
     population: int | None,
     *,
+    planned: float | None = None,
     bounds: bool = True,
 ) -> SequentialResult:
     """Test whether the candidate is inferior, at every question up to the last one given.
@@ -89,11 +94,12 @@ def sequential_test(
         comparison: the margin, in points or as recovery.
         alpha: error rate of a pass of an inferior candidate, and of a fail of another, each.
         population: None, or the number of questions of the whole benchmark (see above).
+        planned: the bet with half of the stake against 'inferior'; None: an even stake.
         bounds: False leaves out the two bounds, which cost far more time than the verdict.
 
     Raises:
-        ValueError: no questions, more than `population`, unpaired or missing scores, or alpha not
-            in (0, 0.5).
+        ValueError: no questions, more than `population`, unpaired or missing scores, alpha not in
+            (0, 0.5), or a planned bet that is none.
     """
     import numpy as np
 
@@ -105,11 +111,13 @@ def sequential_test(
     if population is not None and n > population:
         raise ValueError(f"{n} questions answered of a benchmark of {population}")
 
-    log_pass, log_fail = log_evidence(values, comparison, population)
+    log_pass, log_fail = log_evidence(values, comparison, population, planned)
     if n == population:
         _settle_tie(values, before, after, comparison, log_pass, log_fail)
     verdict, decided_at = _first_crossing(log_pass, log_fail, alpha)
-    lower, upper = _bounds(values, comparison, alpha, population) if bounds else (None, None)
+    lower, upper = (
+        _bounds(values, comparison, alpha, population, planned) if bounds else (None, None)
+    )
     return SequentialResult(
         verdict=verdict,
         decided_at=decided_at,
@@ -123,7 +131,10 @@ def sequential_test(
 
 
 def log_evidence(
-    values: FloatArray, comparison: Comparison, population: int | None
+    values: FloatArray,
+    comparison: Comparison,
+    population: int | None,
+    planned: float | None = None,
 ) -> tuple[FloatArray, FloatArray]:
     """Log e-processes against 'inferior' and against 'not inferior': each [..., n] like `values`.
 
@@ -136,7 +147,7 @@ def log_evidence(
     up = np.maximum(values - lowest, 0.0)
     down = np.maximum(highest - values, 0.0)
     return (
-        log_wealth(up, threshold - lowest, population),
+        log_wealth(up, threshold - lowest, population, planned),
         log_wealth(down, highest - threshold, population),
     )
 
@@ -176,7 +187,11 @@ def _first_crossing(
 
 
 def _bounds(
-    values: FloatArray, comparison: Comparison, alpha: float, population: int | None
+    values: FloatArray,
+    comparison: Comparison,
+    alpha: float,
+    population: int | None,
+    planned: float | None,
 ) -> tuple[float, float]:
     """One-sided bounds of the mean value that hold at every question at once, level alpha each."""
     import numpy as np
@@ -186,13 +201,19 @@ def _bounds(
     lowest, highest = comparison.lowest, comparison.highest
     up = np.maximum(values - lowest, 0.0)
     down = np.maximum(highest - values, 0.0)
-    lower = lowest + _lower_height(up, highest - lowest, alpha, population)
+    lower = lowest + _lower_height(up, highest - lowest, alpha, population, planned)
     upper = highest - _lower_height(down, highest - lowest, alpha, population)
     mean = float(values.mean())
     return min(lower, mean), max(upper, mean)  # a matter of rounding: see _lower_height
 
 
-def _lower_height(heights: FloatArray, width: float, alpha: float, population: int | None) -> float:
+def _lower_height(
+    heights: FloatArray,
+    width: float,
+    alpha: float,
+    population: int | None,
+    planned: float | None = None,
+) -> float:
     """The smallest mean height that was never rejected: the evidence falls as the mean grows."""
     from scipy.optimize import brentq
 
@@ -200,7 +221,8 @@ def _lower_height(heights: FloatArray, width: float, alpha: float, population: i
 
     def excess(mean: float) -> float:
         # Capped: how far beyond rejection does not matter, and infinity has no slope.
-        return min(float(log_wealth(heights, mean, population).max()), needed + 5) - needed
+        log = float(log_wealth(heights, mean, population, planned).max())
+        return min(log, needed + 5) - needed
 
     start, end = _BOUND_TOLERANCE * width, max(float(heights.mean()), 2 * _BOUND_TOLERANCE * width)
     if excess(start) < 0:

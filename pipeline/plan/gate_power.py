@@ -13,11 +13,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from eval_gates.planned_bets import assumed_baseline, planned_bet_of, typical_change
 from eval_gates.rounds import expected_questions
 from eval_gates.statistics.betting import LARGEST_BET, NUMBER_OF_BETS
 from eval_gates.statistics.comparison import Comparison
 from eval_gates.statistics.fixed_power import fixed_power_plan, least_fixed_questions
 from eval_gates.statistics.multiplicity import level_of
+from eval_gates.statistics.planned_bet import planned_bet
 from eval_gates.statistics.power import (
     WANTED_CHANCE,
     PowerPlan,
@@ -31,15 +33,11 @@ from eval_gates.suites.mmlu import GUESSING
 from pipeline.core.errors import UsageError
 from pipeline.core.events import Progress
 from pipeline.plan.independence import check_known_tasks
-from pipeline.plan.of_suites import typical_change
 from recipes.policy import AnySuite, Policy
 from recipes.schema import Family, Recipe
 
 Counts = Mapping[str, int | None]
 
-# What a recovery margin is planned with, since no baseline has answered yet.
-ASSUMED_BASELINE = {"rouge": 0.3}
-ASSUMED_BASELINE_ELSE = 0.5
 _REPLAYS = 200  # a chance of 95 % is then known to 1.5 points (standard error)
 
 
@@ -215,7 +213,7 @@ class _Gate:
         """Its assumed mean score, where the margin is a share of it."""
         if self.comparison.kind == "points":
             return None
-        return ASSUMED_BASELINE.get(self.suite.kind, ASSUMED_BASELINE_ELSE)
+        return assumed_baseline(self.suite)
 
     def is_decidable(self) -> bool:
         """Whether it could pass where no answer changes, with the best of baselines."""
@@ -274,7 +272,15 @@ class _Gate:
     def _least(self, comparison: Comparison) -> int | None:
         if self.suite.test == "fixed":
             return least_fixed_questions(comparison, self.alpha)
-        return least_questions(comparison, self.alpha, self.population)
+        return least_questions(
+            comparison, self.alpha, self.population, planned=self._planned(comparison)
+        )
+
+    def _planned(self, comparison: Comparison) -> float:
+        """The bet that has half of the stake, were that the margin."""
+        return planned_bet(
+            comparison, self.suite.expected_flips, self.flip_size, assumed_baseline(self.suite)
+        )
 
     def _surely_enough(self) -> float:
         """No less than the least number, without numpy: by the largest of the bets alone."""
@@ -282,7 +288,8 @@ class _Gate:
             return math.inf
         allowed = self.comparison.allowed_drop(1.0)
         growth = math.log1p(LARGEST_BET * allowed / (1 - allowed))
-        return (math.log(NUMBER_OF_BETS) - math.log(self.alpha)) / growth + 1
+        # Half of the stake lies evenly on the bets.
+        return (math.log(2 * NUMBER_OF_BETS) - math.log(self.alpha)) / growth + 1
 
     def _cures(self) -> Iterator[str]:
         if self.suite.questions is not None and self.suite.questions == self.questions:
@@ -302,7 +309,9 @@ class _Gate:
         """The strictest margin of its kind that could pass, in steps of a tenth of a point."""
         assert self.questions is not None
         if self.suite.test == "sequential":
-            return strictest_decidable(self.comparison, self.alpha, self.questions, self.population)
+            return strictest_decidable(
+                self.comparison, self.alpha, self.questions, self.population, bet=self._planned
+            )
 
         def candidate(tenths: int) -> Comparison:
             if self.comparison.kind == "points":
@@ -379,7 +388,13 @@ def _plan_of(gate: _Gate) -> PowerPlan | None:
 
 def _expected(gate: _Gate) -> float:
     margin = gate.suite.margins[gate.family].model_dump()
-    return expected_questions(margin, gate.alpha, gate.suite.expected_flips, gate.flip_size)
+    return expected_questions(
+        margin,
+        gate.alpha,
+        gate.suite.expected_flips,
+        gate.flip_size,
+        planned_bet_of(gate.suite, gate.family),
+    )
 
 
 def _words(gate: _Gate, plan: PowerPlan | None, decidable: bool | None) -> str:

@@ -12,19 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from artifacts.evidence.trials import Trial
+from eval_gates.planned_bets import planned_bet_of, typical_change
 from eval_gates.rounds import expected_questions, round_sizes
 from eval_gates.statistics.multiplicity import level_of
 from pipeline.core.stage_key import stage_spec
 from pipeline.core.stage_record import StageSpec
 from pipeline.plan.data_sources import SourceResolver, SuiteSource
 from pipeline.plan.plan import Rounds, again
-from recipes.policy import KEYS_OF_THE_TEST, AnySuite, CodeSuite, Policy
+from recipes.policy import KEYS_OF_THE_TEST, AnySuite, Policy
 from recipes.schema import Recipe
 
 QUESTION_SEED = 20240814
-# How far a score moves when it moves, for planning: that of a summary, and of a problem of which
-# several answers are drawn. Anything else is right or wrong.
-TYPICAL_CHANGE, TYPICAL_CHANGE_OF_SAMPLES = 0.1, 0.2
 
 
 @dataclass(frozen=True)
@@ -179,6 +177,7 @@ class EvaluationPlanner:
                 self.level(),
                 suite.expected_flips,
                 typical_change(suite),
+                planned_bet_of(suite, recipe.family),
             )
             for recipe in self.recipes
             if recipe.family != "baseline"
@@ -192,20 +191,12 @@ class EvaluationPlanner:
         return {
             "margin": suite.margins[recipe.family].model_dump(),
             "alpha": self.level(),
+            "planned_bet": planned_bet_of(suite, recipe.family),
             "about": suite.about,
             "minutes": suite.minutes,
             # What a time budget left open, a higher cap continues, as a larger budget does.
             "cap": suite.questions if suite.minutes is not None else None,
         }
-
-
-def typical_change(suite: AnySuite) -> float:
-    """How far a score is expected to move when it moves; under 1 where scores are graded."""
-    if suite.kind == "rouge":
-        return TYPICAL_CHANGE
-    if isinstance(suite, CodeSuite) and suite.samples > 1:
-        return TYPICAL_CHANGE_OF_SAMPLES
-    return 1.0
 
 
 def asked(suite: AnySuite) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from artifacts.evidence.trials import Trial
 from artifacts.serving_arguments import ServingArguments
+from eval_gates.planned_bets import PLANNED_BETS, planned_bets_of
 from eval_gates.statistics.multiplicity import share_of
 from pipeline.core.stage_key import stage_spec
 from pipeline.core.stage_record import StageRecord, StageReference, StageSpec
@@ -182,6 +183,7 @@ class Plan:
                 "tried": list(self.counted),
                 **({"trial": self.trial.model_dump(mode="json")} if self.trial else {}),
                 "family": variant.recipe.family,
+                PLANNED_BETS: planned_bets_of(self.policy, variant.recipe.family),
                 "accelerator": self.accelerator,
                 "throughput_note": self.throughput_note,
                 **({"fallbacks": self.fallbacks} if self.fallbacks else {}),

@@ -141,7 +141,7 @@ def round_of(spec: StageSpec, store: Store) -> Round:
     if wanted := parameters["rule"]:
         units = len(set(clusters)) if clusters else len(ids)
         population = units if wanted["about"] == "benchmark" else None
-        rule = rule_of(wanted["margin"], wanted["alpha"], population)
+        rule = rule_of(wanted["margin"], wanted["alpha"], population, wanted.get("planned_bet"))
         guessing = record_of(spec, store, "questions").result["guessing"]
         sights = sights_of(baseline, guessing, comparison_of(wanted["margin"]), population)
         sight = state_of(sights, wanted["alpha"])

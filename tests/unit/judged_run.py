@@ -17,6 +17,7 @@ from small_checkpoint import checkpoint_files, safetensors, write_files
 
 from artifacts.run_record import RunReport, StageReport, VariantReport, unjudged
 from artifacts.selection import corrected
+from eval_gates.planned_bets import planned_bets_of
 from pipeline.checkpoint.folder import inspect_folder
 from pipeline.checkpoint.source_facts import CheckpointReport, source_of
 from pipeline.core.digest import FileDigests, digest_bytes, digest_json
@@ -48,6 +49,9 @@ def policy(points: float = 0.1) -> Policy:
     )
 
 
+BETS = planned_bets_of(policy(), "fp8")
+
+
 @dataclass
 class JudgedRun:
     """A store with one finished run.
@@ -63,6 +67,8 @@ class JudgedRun:
         serving: of baseline and variants.
         trust_remote_code: whether they were served with code of the checkpoint's own.
         hardware: that it was judged on.
+        planned: whether half of a stake lies on the planned bet, as now; else it is even, as before
+            there were such bets.
     """
 
     root: Path
@@ -75,6 +81,7 @@ class JudgedRun:
     serving: dict[str, Any] = field(default_factory=lambda: SERVING)
     trust_remote_code: bool = False
     hardware: dict[str, Any] = field(default_factory=lambda: dict(HARDWARE))
+    planned: bool = True
 
     def __post_init__(self) -> None:
         self.store = Store(self.root)
@@ -271,7 +278,8 @@ class JudgedRun:
     def _rule(self) -> dict[str, Any]:
         """What ends the asking, as the planner writes it."""
         margin = policy().suites["code"].margins["fp8"].model_dump()
-        return {"margin": margin, "alpha": 0.05 / len(self.tried), "about": "population"}
+        rule = {"margin": margin, "alpha": 0.05 / len(self.tried), "about": "population"}
+        return rule | ({"planned_bet": BETS["code"]} if self.planned else {})
 
     def _judge(
         self, recipe: str, baseline: dict[str, StageSpec], side: dict[str, StageSpec]
@@ -284,6 +292,7 @@ class JudgedRun:
                 "recipe": recipe,
                 "tried": sorted(self.tried),
                 "family": "fp8",
+                **({"planned_bets": BETS} if self.planned else {}),
                 "accelerator": "cpu",
                 "throughput_note": "measured on a CPU",
             },

@@ -53,6 +53,7 @@ def judged_rows(
     alpha: float = 0.05,
     again: Sequence[dict[str, Any]] = (),
     available: int = 14_042,
+    planned_bet: float | None = None,
 ) -> GateReport:
     return judge_suite(
         "suite",
@@ -65,6 +66,7 @@ def judged_rows(
         guessing=GUESSING if suite.kind == "mmlu" else 0.0,
         family=family,
         alpha=alpha,
+        planned_bet=planned_bet,
     )
 
 

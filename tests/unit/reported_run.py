@@ -19,13 +19,15 @@ from three_suites import three_suites
 from artifacts.kept_runs import RUN_RECORD
 from artifacts.run_record import RunReport, StageReport
 from eval_gates.answers import read_answers
+from eval_gates.planned_bets import planned_bets_of
 from eval_gates.suites.json_lines import write_rows
 from eval_gates.verdict import judged
 from pipeline.core.digest import digest_bytes
 from pipeline.core.stage_record import StageRecord, StageReference
 from pipeline.core.store import Store, write_atomically
+from recipes.schema import Family
 
-RECIPES = {"fp8-dynamic": "fp8", "awq-w4a16": "int4"}
+RECIPES: dict[str, Family] = {"fp8-dynamic": "fp8", "awq-w4a16": "int4"}
 SUBJECTS = ("anatomy", "virology", "sociology", "jurisprudence")
 QUESTIONS = {"mmlu": 64, "humaneval": 16, "rouge": 32}
 METRICS = {"mmlu": "acc_norm", "humaneval": "pass@1", "rouge": "rougeL"}
@@ -262,7 +264,7 @@ def put_layers(made: ReportedRun, recipe: str) -> None:
 def put_verdict(
     made: ReportedRun,
     recipe: str,
-    family: str,
+    family: Family,
     questions: dict[str, StageReference],
     baseline: dict[str, StageReference],
     candidate: dict[str, StageReference],
@@ -276,6 +278,7 @@ def put_verdict(
     parameters = {
         "policy": three_suites().model_dump(),
         "family": family,
+        "planned_bets": planned_bets_of(three_suites(), family),
         "accelerator": "cpu",
         "throughput_note": None,
     }

@@ -29,8 +29,9 @@ CLOSE = 2  # answers lost, with which it passes alone and not beside another
 
 @pytest.fixture(scope="module")
 def close(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One variant passes alone (p = 0.04 or so) and not with the other, which fails."""
-    run = JudgedRun(tmp_path_factory.mktemp("close") / "store", {RECIPE: CLOSE, "bad": 40})
+    """One variant passes alone (p = 0.04, by an even stake), not with the other, which fails."""
+    store = tmp_path_factory.mktemp("close") / "store"
+    run = JudgedRun(store, {RECIPE: CLOSE, "bad": 40}, planned=False)
     kept = {v.recipe: v for v in run.report.variants}
     assert kept[RECIPE].verdict == "undecided"
     assert kept[RECIPE].p_value is not None
@@ -97,6 +98,45 @@ class TestForgedSides:
     def test_a_load_test_of_another_variant(self, deployed: Path) -> None:
         text = self.swap(deployed, "candidate.benchmark", "benchmark", "awq-w4a16")
         assert "candidate: its stages do not rest on the same 'weights'" in text
+
+
+class TestPlannedBets:
+    """Which bets have half of a stake is fixed before any question is asked, and checked after."""
+
+    def test_evidence_of_before_there_were_any_is_sound(self, tmp_path: Path) -> None:
+        old = output(JudgedRun(tmp_path / "store", planned=False))
+        record = json.loads((stage_folder(old, "judge") / RECORD).read_text())
+        assert "planned_bets" not in record["parameters"]
+        assert check_bundle(old).is_sound
+
+    def test_the_verdict_is_computed_with_the_bets_that_it_names(
+        self, sound: Path, tmp_path: Path
+    ) -> None:
+        old = output(JudgedRun(tmp_path / "store", planned=False))
+        p_values = [
+            json.loads((stage_folder(folder, "judge") / RECORD).read_text())["result"]["p_value"]
+            for folder in (old, sound)
+        ]
+        assert check_bundle(sound).is_sound
+        assert abs(p_values[1] - p_values[0]) > 0.1 * p_values[0]
+
+    @pytest.mark.parametrize("bet", [0.98, 0.05, None])
+    def test_another_bet_than_was_planned(self, deployed: Path, bet: float | None) -> None:
+        judge = stage_folder(deployed, "judge")
+
+        def change(record: dict[str, Any]) -> None:
+            if bet is None:
+                del record["parameters"]["planned_bets"]
+            else:
+                record["parameters"]["planned_bets"]["code"] = bet
+
+        edit(judge / RECORD, change)
+        rename_stage(deployed, judge)
+        rewrite_manifest(deployed)
+        text = found(check_bundle(deployed))
+        assert "candidate.code: asked by another bet than it is judged by" in text
+        assert ("its bets are not those that its policy plans" in text) == (bet is not None)
+        assert "p_value: kept" in text
 
 
 class TestForgedCounts:

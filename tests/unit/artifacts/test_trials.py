@@ -118,6 +118,7 @@ class TestWhatMakesATry:
             {"test": "fixed"},
             {"about": "benchmark"},
             {"shots": 1},
+            {"expected_flips": 0.2},
         ],
     )
     def test_another_rule_is_one(self, other: dict[str, Any]) -> None:
@@ -133,6 +134,10 @@ class TestWhatMakesATry:
         wider = policy(margins={"fp8": 0.01, "int4": 0.02})
         assert key(policy=wider) == key()
         assert key(policy=wider) != key(policy=wider, family="int4")
+
+    def test_what_a_fixed_test_expects_decides_nothing(self) -> None:
+        few, many = (policy(test="fixed", expected_flips=flips) for flips in (0.1, 0.2))
+        assert key(policy=few) == key(policy=many)
 
     def test_a_fixed_test_of_more_questions_is_one(self) -> None:
         few, many = (policy(test="fixed", questions=number) for number in (500, 600))
@@ -191,8 +196,9 @@ def judge(**changes: Any) -> StageRecord:
     )
 
 
-def asked_at(alpha: float) -> dict[str, StageRecord]:
-    rule = {"alpha": alpha, "margin": policy().suites["mine"].margins["fp8"].model_dump()}
+def asked_at(alpha: float, **more: Any) -> dict[str, StageRecord]:
+    margin = policy().suites["mine"].margins["fp8"].model_dump()
+    rule = {"alpha": alpha, "margin": margin, **more}
     record = judge().model_copy(update={"stage": "evaluate", "parameters": {"rule": rule}})
     return {"candidate.mine": record}
 
@@ -200,6 +206,20 @@ def asked_at(alpha: float) -> dict[str, StageRecord]:
 class TestEvidence:
     def test_a_trial_that_fits(self) -> None:
         assert list(miscounts(judge(), "a", ["a"], asked_at(level_of(0.05, 1, 2)))) == []
+
+    def test_asked_by_another_bet(self) -> None:
+        record, level = judge(), level_of(0.05, 1, 2)
+        planned = record.model_copy(
+            update={"parameters": {**record.parameters, "planned_bets": {"mine": 0.3}}}
+        )
+        assert list(miscounts(planned, "a", ["a"], asked_at(level, planned_bet=0.3))) == []
+        for judged, asked in (
+            (planned, {}),
+            (planned, {"planned_bet": 0.4}),
+            (record, {"planned_bet": 0.3}),
+        ):
+            (found,) = miscounts(judged, "a", ["a"], asked_at(level, **asked))
+            assert found == "candidate.mine: asked by another bet than it is judged by"
 
     def test_asked_at_the_share_of_another_trial(self) -> None:
         (found,) = miscounts(judge(), "a", ["a"], asked_at(level_of(0.05, 1, 1)))

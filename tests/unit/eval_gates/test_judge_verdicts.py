@@ -32,14 +32,15 @@ from recipes.schema import Family
 
 
 class TestSequential:
-    def test_it_stops_where_the_worker_stopped(self) -> None:
+    @pytest.mark.parametrize("bet", [None, 0.6])
+    def test_it_stops_where_the_worker_stopped(self, bet: float | None) -> None:
         before, after = flipped(4000, 40, 40, 2600)
         suite = MmluSuite(margins={"fp8": Margin(points=0.02)})
-        stopping = Stopping(4000, 64, rule_of({"points": 0.02}, 0.05, None), before)
+        stopping = Stopping(4000, 64, rule_of({"points": 0.02}, 0.05, None, bet), before)
         asked: list[float] = []
         while batch := stopping.next_batch(asked):
             asked += after[batch.start : batch.stop]
-        report = judged(before, asked, suite)
+        report = judged(before, asked, suite, planned_bet=bet)
 
         assert report.verdict == stopping.state(asked) == "pass"
         assert report.decided_at is not None

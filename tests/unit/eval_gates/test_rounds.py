@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from eval_gates.rounds import SAFETY, UNKNOWN_MANY, expected_questions, round_sizes
 from eval_gates.statistics.comparison import Comparison
+from eval_gates.statistics.planned_bet import planned_bet
 from eval_gates.statistics.power import PowerPlan, power_plan
+from eval_gates.stopping import comparison_of
 
 BASELINE = 0.5  # a recovery is sized for one that knows half
 
@@ -98,6 +100,19 @@ def test_tighter_margins_levels_and_more_flips_take_longer(
     assert larger >= expected * slack
 
 
+@given(bet=st.floats(0.01, 0.98), flips=st.floats(0.001, 0.9), flip_size=st.floats(0.01, 1))
+def test_a_planned_bet_costs_little_and_the_right_one_saves(
+    bet: float, flips: float, flip_size: float
+) -> None:
+    even, planned, best = (
+        expected_questions({"points": 0.02}, 0.05, flips, flip_size, each)
+        for each in (None, bet, planned_bet(Comparison.points(0.02), flips, flip_size))
+    )
+    assert best <= planned * 1.001
+    assert planned <= 1.2 * even
+    assert best < even or math.isinf(even)
+
+
 def test_where_every_bet_loses_all_is_asked_at_once() -> None:
     """A tenth of a point with 40 % flips: imagined runs stay open, too."""
     expected = expected_questions({"points": 0.001}, 0.05, 0.4, 1.0)
@@ -140,7 +155,9 @@ def test_the_expectation_is_about_that_of_imagined_runs(
     kind: str, margin: float, alpha: float
 ) -> None:
     for flips, size in FLIPS:
-        expected = expected_questions(margin_of(kind, margin), alpha, flips, size)
+        written = margin_of(kind, margin)
+        bet = planned_bet(comparison_of(written), flips, size, BASELINE)
+        expected = expected_questions(written, alpha, flips, size, bet)
         if expected > 6000:
             continue  # imagining those takes too long
         runs = planned(kind, margin, alpha, flips, size, cap=math.ceil(4 * expected) + 500)
@@ -150,7 +167,9 @@ def test_the_expectation_is_about_that_of_imagined_runs(
 @pytest.mark.parametrize("kind", ["points", "recovery"])
 @pytest.mark.parametrize(("flips", "size"), [(0.02, 1.0), (0.06, 1.0), (0.5, 0.1)])
 def test_a_first_round_decides_most_gates(kind: str, flips: float, size: float) -> None:
-    expected = expected_questions(margin_of(kind, 0.02), 0.05, flips, size)
+    written = margin_of(kind, 0.02)
+    bet = planned_bet(comparison_of(written), flips, size, BASELINE)
+    expected = expected_questions(written, 0.05, flips, size, bet)
     first = round_sizes(expected, 64, None)[0]
     assert planned(kind, 0.02, 0.05, flips, size, cap=first).chance_of_pass > 0.6
 
@@ -158,5 +177,6 @@ def test_a_first_round_decides_most_gates(kind: str, flips: float, size: float) 
 @pytest.mark.parametrize(("flips", "measured"), [(0.02, 1800), (0.06, 4600)])
 def test_one_point_on_mmlu(flips: float, measured: int) -> None:
     """What replays over MMLU's 14,042 questions take, with replacement."""
-    expected = expected_questions({"points": 0.01}, 0.05, flips, 1.0)
+    bet = planned_bet(Comparison.points(0.01), flips, 1.0)
+    expected = expected_questions({"points": 0.01}, 0.05, flips, 1.0, bet)
     assert expected == pytest.approx(measured, rel=0.3)

@@ -60,6 +60,15 @@ def test_a_rule_survives_the_way_to_the_worker(
     assert arrived.state(after) == stopping.state(after)
 
 
+def test_a_planned_bet_stops_sooner_and_a_rule_without_one_has_an_even_stake() -> None:
+    before, after = paired_scores(3, 400, 0.04, 0.08)
+    planned = rule_of({"points": 0.08}, 0.05, None, 0.85)
+    even = rule_of({"points": 0.08}, 0.05, None)
+    old = {key: value for key, value in even.items() if key != "planned_bet"}
+    asks = [asked(Stopping(400, 1, rule, before), after) for rule in (planned, even, old)]
+    assert asks[0] < asks[1] == asks[2] < 400
+
+
 def test_without_a_rule_all_is_asked() -> None:
     stopping = Stopping(upto=100, batch=32)
 

@@ -324,6 +324,14 @@ class TestRounds:
         rule = wanted.plan().variants[0].rounds["mmlu"][0].parameters["rule"]
         assert rule["alpha"] == wanted.policy.alpha / 2
 
+    def test_asking_and_judging_have_the_same_bets(self, wanted: Wanted) -> None:
+        plan = wanted.plan()
+        for variant in plan.variants:
+            judge = plan.judge_stage(variant, {name: r[0] for name, r in variant.rounds.items()})
+            rules = {name: r[0].parameters["rule"] for name, r in variant.rounds.items()}
+            bets = {name: rule["planned_bet"] for name, rule in rules.items() if rule}
+            assert judge.parameters["planned_bets"] == bets != {}
+
     def test_open_rounds_call_for_the_next(self, wanted: Wanted) -> None:
         plan = with_suite(wanted, "mmlu", questions=280, expected_flips=0.01).plan()
         first, second, third, *_ = plan.variants[0].rounds["mmlu"]

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from listener import Listener
 
+from eval_gates.planned_bets import TYPICAL_CHANGE
 from eval_gates.statistics.multiplicity import level_of
 from pipeline.core.errors import UsageError
 from pipeline.plan.gate_power import GatePower, check_decidable, joint_power, policy_power
-from pipeline.plan.of_suites import TYPICAL_CHANGE
 from recipes import catalog
 from recipes.policy import Policy
 from recipes.schema import Recipe

@@ -18,10 +18,11 @@ from eval_gates.statistics.sequential import log_evidence
 SHARES = st.floats(0, 1)
 
 
+@pytest.mark.parametrize("planned", [None, 0.6])
 @pytest.mark.parametrize("population", [None, 120])
 @pytest.mark.parametrize("comparison", [Comparison.points(0.1), Comparison.recovery(0.9)])
 def test_blocks_of_one_question_are_the_real_gate(
-    comparison: Comparison, population: int | None
+    comparison: Comparison, population: int | None, planned: float | None
 ) -> None:
     outcome = outcomes(comparison, 0.3, 1.0, 0.05, 0.6)
     drawn = np.random.default_rng(1).choice(len(outcome.values), size=(20, 90), p=outcome.chances)
@@ -33,8 +34,9 @@ def test_blocks_of_one_question_are_the_real_gate(
         values - comparison.lowest,
         comparison.threshold - comparison.lowest,
         population,
+        planned,
     )
-    real, _ = log_evidence(values[drawn], comparison, population)
+    real, _ = log_evidence(values[drawn], comparison, population, planned)
     assert ours == pytest.approx(real, abs=1e-9)
 
 

@@ -32,11 +32,17 @@ def answers(n: int, flips: float, lost: float, seed: int) -> tuple[list[float], 
     )
 
 
-def wealth_by_hand(values: list[float], comparison: Comparison, population: int | None) -> float:
+def wealth_by_hand(
+    values: list[float], comparison: Comparison, population: int | None, planned: float | None
+) -> float:
     """The e-value against 'inferior' after all values, straight from the paper's formulas."""
     low, threshold = comparison.lowest, comparison.threshold
+    half = 1.0 if planned is None else 0.5
+    stakes = [(bet, half / len(bets())) for bet in bets()]
+    if planned is not None:
+        stakes.append((planned, half))
     total = 0.0
-    for bet in bets():
+    for bet, stake in stakes:
         wealth, seen = 1.0, 0.0
         for index, value in enumerate(values):
             null = threshold
@@ -44,19 +50,40 @@ def wealth_by_hand(values: list[float], comparison: Comparison, population: int 
                 null = (population * threshold - seen) / (population - index)
             wealth *= 1 + bet / (null - low) * (value - null)
             seen += value
-        total += wealth / len(bets())
+        total += stake * wealth
     return total
 
 
 @pytest.mark.parametrize("population", [None, 150])
 @pytest.mark.parametrize("comparison", [Comparison.points(0.1), Comparison.recovery(0.9)])
-def test_evidence_is_the_papers(comparison: Comparison, population: int | None) -> None:
+@pytest.mark.parametrize("planned", [None, 0.37])
+def test_evidence_is_the_papers(
+    comparison: Comparison, population: int | None, planned: float | None
+) -> None:
     before, after = answers(60, 0.2, 0.5, seed=1)
     values = comparison.values(before, after)
-    log_pass, _ = log_evidence(values, comparison, population)
+    log_pass, _ = log_evidence(values, comparison, population, planned)
     for n in (1, 10, 60):
-        expected = wealth_by_hand(values[:n].tolist(), comparison, population)
+        expected = wealth_by_hand(values[:n].tolist(), comparison, population, planned)
         assert math.exp(log_pass[n - 1]) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("population", "figures"),
+    [
+        (None, (284, 0.003585167417206593, -0.029049964912654436, 0.022343079699758572)),
+        (900, (182, 1.223292223749927e-06, -0.018560944465246254, 0.01570417542416569)),
+    ],
+)
+def test_an_even_stake_gives_the_figures_of_before_there_were_planned_bets(
+    population: int | None, figures: tuple[float, ...]
+) -> None:
+    """Verdicts that were kept then follow from their evidence still."""
+    result = sequential_test(
+        *answers(600, 0.06, 0.55, 3), Comparison.points(0.04), 0.05, population
+    )
+    now = (result.decided_at, result.p_inferior, result.lower, result.upper)
+    assert now == pytest.approx(figures, rel=1e-12)
 
 
 @pytest.mark.parametrize("population", [None, 200])

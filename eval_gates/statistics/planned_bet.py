@@ -1,0 +1,41 @@
+"""The bet that a plan calls best: it grows fastest if answers flip as expected and nothing is lost.
+
+By Kelly's criterion, from the margin and what is expected of the answers alone: the same however
+many questions there are, so that a gate that goes on with more of them keeps its bet.
+"""
+
+from __future__ import annotations
+
+import math
+
+from eval_gates.statistics.comparison import Comparison
+from eval_gates.statistics.replays import outcomes
+
+_SHARES = tuple(hundredth / 100 for hundredth in range(1, 99))
+
+
+def planned_bet(
+    comparison: Comparison, flips: float, flip_size: float, baseline: float = 1.0
+) -> float:
+    """The best share of the largest legal bet against 'inferior', in whole hundredths.
+
+    Args:
+        comparison: the margin.
+        flips: expected share of the questions whose score changes, evenly both ways.
+        flip_size: by how much: 1 for right-or-wrong answers, less for scores such as ROUGE.
+        baseline: its expected mean score; used for a recovery only.
+
+    Raises:
+        ValueError: a share is out of range, or scores of this baseline cannot move by flip_size.
+    """
+    expected = outcomes(comparison, flips, flip_size, 0.0, baseline)
+    legal = comparison.threshold - comparison.lowest
+    gains = [(value - comparison.threshold) / legal for value in expected.values]
+
+    def growth(share: float) -> float:
+        return sum(
+            chance * math.log1p(share * gain)
+            for chance, gain in zip(expected.chances, gains, strict=True)
+        )
+
+    return max(_SHARES, key=growth)
