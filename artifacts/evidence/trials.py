@@ -28,6 +28,7 @@ from eval_gates.suite_claims import claim_of
 from pipeline.core.digest import digest_json
 from pipeline.core.errors import StoreError
 from pipeline.core.folder_flush import flush_folder
+from pipeline.core.private_files import for_us_alone
 from pipeline.core.record import Record
 from pipeline.core.store import write_atomically
 from recipes.policy import Policy
@@ -97,8 +98,9 @@ class Trials:
         """
         folder = self._root / count.key
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            with FileLock(self._root / f"{count.key}.lock"):
+            with for_us_alone():
+                folder.mkdir(parents=True, exist_ok=True)
+            with FileLock(self._root / f"{count.key}.lock", mode=0o600):
                 trial = self._found_or_next(count, variants, run)
                 file = folder / _name(trial.number)
                 if not file.exists():

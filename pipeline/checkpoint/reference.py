@@ -9,14 +9,18 @@ from pathlib import Path
 from typing import Literal
 
 from pipeline.core.errors import UsageError
+from pipeline.core.foreign.text import LONGEST_NAME, clipped
+from pipeline.core.user_path import user_path
 
 Kind = Literal["folder", "hub", "demo"]
 
 DEMOS = ("smollm2-135m",)
 
+WHERE = "the checkpoint's name"
 _DEMO_NAMES = [f"demo:{demo}" for demo in DEMOS]
-_HUB_ID = re.compile(r"[A-Za-z0-9_][\w.-]*/[A-Za-z0-9_][\w.-]*", re.ASCII)
-_REVISION = re.compile(r"[^\s@]+")
+# The Hub takes 96 letters for both together; git 255 bytes for each part of a branch.
+_HUB_ID = re.compile(r"[A-Za-z0-9_][\w.-]{0,95}/[A-Za-z0-9_][\w.-]{0,95}", re.ASCII)
+_REVISION = re.compile(r"[^\s@]{1,255}")
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,7 @@ def parse_reference(text: str) -> Reference:
             raise _unknown(text)
         return Reference("demo", name)
     if text.startswith(("./", "../", "/", "~")) or _exists(text):
-        _check_home(text)
+        user_path(text, WHERE)
         return Reference("folder", text)
     name, at, revision = text.partition("@")
     if _HUB_ID.fullmatch(name) and (not at or _REVISION.fullmatch(revision)):
@@ -77,21 +81,13 @@ def _exists(text: str) -> bool:
         return False
 
 
-def _check_home(text: str) -> None:
-    try:
-        Path(text).expanduser()
-    except RuntimeError as error:
-        raise UsageError(
-            f"'{text}' names the home folder of an unknown user", where="the checkpoint's name"
-        ) from error
-
-
 def _unknown(text: str) -> UsageError:
-    close = get_close_matches(text, [*_DEMO_NAMES, *_neighbours(text)], n=3, cutoff=0.5)
+    known = [*_DEMO_NAMES, *_neighbours(text)] if len(text) <= LONGEST_NAME else []
+    close = get_close_matches(text, known, n=3, cutoff=0.5)
     return UsageError(
-        f"'{text}' is neither a folder, nor a Hub id, nor a demo"
+        f"'{clipped(text, LONGEST_NAME)}' is neither a folder, nor a Hub id, nor a demo"
         + (f"; close to it: {', '.join(close)}" if close else ""),
-        where="the checkpoint's name",
+        where=WHERE,
         cure="name an existing folder (./path/to/model), a Hub id (org/name or "
         f"org/name@revision), or a demo ({', '.join(_DEMO_NAMES)})",
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,16 @@ class TestCount:
         trials = Trials(tmp_path)
         trials.begun(COUNT, {"a": "1"}, "run")
         assert trials.begun(other, {"a": "2"}, "run").number == 1
+
+    def test_what_is_kept_is_nobody_elses_to_read(self, tmp_path: Path) -> None:
+        before = os.umask(0o022)
+        try:
+            Trials(tmp_path / "store").begun(COUNT, {"a": "1"}, "run")
+        finally:
+            os.umask(before)
+        kept = list((tmp_path / "store").rglob("*"))
+        assert kept
+        assert not [path for path in kept if path.stat().st_mode & 0o077]
 
     def test_runs_that_begin_at_once_have_numbers_of_their_own(self, tmp_path: Path) -> None:
         def begin(which: int) -> int:

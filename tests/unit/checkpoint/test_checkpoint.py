@@ -98,6 +98,12 @@ class TestReference:
         with pytest.raises(UsageError, match="~no-such-user-here"):
             parse_reference("~no-such-user-here/x")
 
+    @pytest.mark.parametrize("start", ["", "./", "x/"], ids=["name", "folder", "id"])
+    def test_one_that_is_far_too_long(self, start: str) -> None:
+        with pytest.raises(UsageError) as caught:
+            parse_reference(start + "a" * 100_000)
+        assert len(str(caught.value)) < 1000
+
     @pytest.mark.parametrize(
         ("reference", "name"),
         [
