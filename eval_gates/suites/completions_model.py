@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from eval_gates.suites.bounded_session import BoundedSession
 from pipeline.core.errors import StageError
 
 ScoredRequest = tuple[Any, list[int], list[int]]  # lm-eval's: its key, context, continuation
@@ -32,6 +33,9 @@ _PLAIN_SAMPLING = {
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
 }
+
+
+_ROUNDING = 0.01  # above 0, of a sum of log-probabilities
 
 
 class Item(NamedTuple):
@@ -112,6 +116,17 @@ def check_fit(lengths: list[int], limit: int) -> None:
         )
 
 
+def check_numbers(values: list[float]) -> None:
+    """Raise StageError where one is no log-probability: a choice would be picked all the same."""
+    wrong = [value for value in values if not value <= _ROUNDING]  # NaN, too
+    if wrong:
+        raise StageError(
+            f"the endpoint gave {len(wrong)} of {len(values)} choices a log-probability of "
+            f"{wrong[0]:g}, which is none",
+            cure="the served model is broken, or the endpoint does not speak as OpenAI's does",
+        )
+
+
 def completions_model(
     *,
     url: str,
@@ -141,7 +156,7 @@ def completions_model(
         asks_once: whether to try one request an item.
 
     Raises (its methods):
-        StageError: a prompt does not fit.
+        StageError: a prompt does not fit, or a log-probability is none.
     """
     from lm_eval.models.openai_completions import LocalCompletionsAPI
 
@@ -179,6 +194,7 @@ def completions_model(
             if rest:
                 scored = super()._loglikelihood_tokens([requests[n] for n in rest], **settings)
                 answers.update(zip(rest, scored, strict=True))
+            check_numbers([value for value, _ in answers.values()])
             return [answers[number] for number in range(len(requests))]
 
         def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
@@ -223,6 +239,7 @@ def completions_model(
         ) -> Any:
             """One request; lm-eval calls it for every message, again where it raises."""
             self._counts["requests"] += 1
+            session = BoundedSession(session)
             if not isinstance(messages[0], Item):
                 answers = await super().amodel_call(session, sem, messages, **settings)
                 answered(len(answers))

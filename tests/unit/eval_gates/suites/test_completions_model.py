@@ -12,6 +12,7 @@ from eval_gates.suites.completions_model import (
     Item,
     Refusal,
     check_fit,
+    check_numbers,
     one_token_items,
     payload,
     read_answer,
@@ -172,3 +173,13 @@ def test_prompts_that_do_not_fit_are_counted() -> None:
     assert "2 of 4 questions" in caught.value.what
     assert "longest has 9 tokens, and 5 fit" in caught.value.what
     assert "max-model-len" in caught.value.cure
+
+
+def test_log_probabilities() -> None:
+    check_numbers([-1.5, 0.0, 1e-6, float("-inf")])
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1.0])
+def test_what_is_no_log_probability(value: float) -> None:
+    with pytest.raises(StageError, match="1 of 2 choices a log-probability of"):
+        check_numbers([-1.0, value])
