@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from pipeline.cli.options import given_path
 from pipeline.cli.terminal import print_command
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ JunitOption = Annotated[
         envvar="PREPARE_JUNIT",
         help=f"The JUnit file to write. Default with --ci: {JUNIT_NAME} in the run's folder.",
         show_default=False,
+        parser=given_path,
+        metavar="PATH",
     ),
 ]
 OutputsOption = Annotated[
@@ -50,6 +53,8 @@ OutputsOption = Annotated[
         help="Append verdict, run, champion and so on as name=value lines, as a dotenv report "
         "has them. Default with --ci: $GITHUB_OUTPUT.",
         show_default=False,
+        parser=given_path,
+        metavar="PATH",
     ),
 ]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pipeline.cli.ci import CiOption, CiReporting, JunitOption, OutputsOption, in_ci
-from pipeline.cli.options import EvalDataOption, JsonOption, StoreOption
+from pipeline.cli.options import EvalDataOption, JsonOption, StoreOption, given_path
 from pipeline.core.credentials import take_out
 
 if TYPE_CHECKING:
@@ -44,6 +44,8 @@ def gate(
             envvar="PREPARE_TOKENIZER",
             help="Folder with the models' tokenizer, such as the checkpoint's.",
             show_default=False,
+            parser=given_path,
+            metavar="PATH",
         ),
     ],
     policy: Annotated[

@@ -8,6 +8,13 @@ from typing import Annotated
 import typer
 
 from pipeline.core.credentials import take_out
+from pipeline.core.user_path import user_path
+
+
+def given_path(text: str) -> Path:
+    """A path of the command line, or of its variable; raises UsageError where it can be none."""
+    return user_path(text, "the command line, or a variable PREPARE_*")
+
 
 CheckpointArgument = Annotated[
     str,
@@ -71,6 +78,8 @@ EvalDataOption = Annotated[
         envvar="PREPARE_EVAL_DATA",
         help="Folder of your own questions (mmlu*.jsonl, mbpp*.jsonl, summarization*.jsonl).",
         show_default=False,
+        parser=given_path,
+        metavar="PATH",
     ),
 ]
 StoreOption = Annotated[
@@ -80,6 +89,8 @@ StoreOption = Annotated[
         envvar="PREPARE_STORE",
         help="Folder of finished stages and runs. Default: $PREPARE_HOME/store.",
         show_default=False,
+        parser=given_path,
+        metavar="PATH",
     ),
 ]
 DryRunOption = Annotated[

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from pipeline.cli.options import JsonOption, RegistryOption, StoreOption
+from pipeline.cli.options import JsonOption, RegistryOption, StoreOption, given_path
 from pipeline.core.credentials import take_out
 
 InsecureOption = Annotated[
@@ -26,7 +26,10 @@ def pull(
         ),
     ],
     destination: Annotated[
-        Path, typer.Argument(metavar="DEST", help="Folder to make.", show_default=False)
+        Path,
+        typer.Argument(
+            metavar="DEST", help="Folder to make.", show_default=False, parser=given_path
+        ),
     ],
     insecure: InsecureOption = False,
     registry: RegistryOption = None,

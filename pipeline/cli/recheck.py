@@ -15,6 +15,7 @@ from pipeline.cli.options import (
     RegistryOption,
     StoreOption,
     TrustOption,
+    given_path,
 )
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ def recheck(
             help="Folder that `prepare pull` made. Default: the version's own, where it is a "
             "folder of this machine.",
             show_default=False,
+            parser=given_path,
+            metavar="PATH",
         ),
     ] = None,
     source: Annotated[

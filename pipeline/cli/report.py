@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from pipeline.cli.options import StoreOption
+from pipeline.cli.options import StoreOption, given_path
 
 
 def report(
@@ -19,7 +19,12 @@ def report(
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", help="File to write. Default: report-RUN.html.", show_default=False
+            "--output",
+            "-o",
+            help="File to write. Default: report-RUN.html.",
+            show_default=False,
+            parser=given_path,
+            metavar="PATH",
         ),
     ] = None,
     open_it: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,

@@ -14,6 +14,7 @@ from pipeline.cli.options import (
     RegistryOption,
     StoreOption,
     TrustOption,
+    given_path,
 )
 
 
@@ -27,6 +28,8 @@ def serve(
             help="Folder that `prepare pull` made. Default: the version's own, where it is a "
             "folder of this machine.",
             show_default=False,
+            parser=given_path,
+            metavar="PATH",
         ),
     ] = None,
     anyway: Annotated[

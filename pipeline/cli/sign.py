@@ -7,11 +7,18 @@ from typing import Annotated
 
 import typer
 
+from pipeline.cli.options import given_path
+
 
 def sign(
     folder: Annotated[
         Path,
-        typer.Argument(help="A folder that `prepare pull` made.", show_default=False),
+        typer.Argument(
+            help="A folder that `prepare pull` made.",
+            show_default=False,
+            parser=given_path,
+            metavar="FOLDER",
+        ),
     ],
     private_key: Annotated[
         Path | None,
@@ -21,6 +28,7 @@ def sign(
             metavar="FILE",
             help="Elliptic curve key, as PEM. Needs no network.",
             show_default=False,
+            parser=given_path,
         ),
     ] = None,
     keyless: Annotated[

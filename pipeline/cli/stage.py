@@ -10,6 +10,8 @@ from typing import Annotated
 
 import typer
 
+from pipeline.cli.options import given_path
+
 app = typer.Typer(
     rich_markup_mode=None,
     no_args_is_help=True,
@@ -24,7 +26,9 @@ def stage() -> None:
 
 @app.command("run")
 def run(
-    spec: Annotated[Path, typer.Argument(metavar="SPEC.json", show_default=False)],
+    spec: Annotated[
+        Path, typer.Argument(metavar="SPEC.json", show_default=False, parser=given_path)
+    ],
 ) -> None:
     """Run the stage that SPEC.json describes; events go to stdout as JSON lines.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipeline.cli.options import JsonOption, RegistryOption, StoreOption
+from pipeline.cli.options import JsonOption, RegistryOption, StoreOption, given_path
 
 if TYPE_CHECKING:
     from artifacts.evidence.bundle_check import BundleCheck
@@ -22,6 +22,7 @@ PublicKeyOption = Annotated[
         metavar="FILE",
         help="Of a folder: it must be signed with this key.",
         show_default=False,
+        parser=given_path,
     ),
 ]
 IdentityOption = Annotated[
@@ -80,6 +81,7 @@ def verify(
     """
     from pipeline.core.errors import ExitCode, UsageError
 
+    given_path(reference)
     if (identity is None) != (identity_provider is None):
         raise UsageError(
             "a login needs the provider that vouches for it",

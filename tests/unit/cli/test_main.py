@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 from artifacts.kept_runs import RUN_RECORD
 from pipeline import __version__
 from pipeline.cli.main import app
+from pipeline.core.errors import UsageError
 from pipeline.core.stage_key import stage_spec
 from pipeline.core.store import Store
 
@@ -337,3 +338,32 @@ def test_recipes_are_listed_and_shown(tmp_path: Path) -> None:
         mine.write_text(runner.invoke(app, ["recipes", "show", recipe["name"]]).stdout)
         shown = runner.invoke(app, ["recipes", "show", str(mine), "--json"])
         assert json.loads(shown.stdout) == recipe
+
+
+GATE = ("gate", "--baseline", "http://127.0.0.1:9", "--candidate", "http://127.0.0.1:9")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("model", "org/name", "--eval-data"),
+        ("plan", "org/name", "--store"),
+        ("verify",),
+        ("verify", ".", "--public-key"),
+        ("sign",),
+        ("pull", "a@1"),
+        ("serve", "a@1", "--weights"),
+        ("report", "--output"),
+        ("stage", "run"),
+        (*GATE, "--tokenizer"),
+        (*GATE, "--tokenizer", ".", "--junit"),
+    ],
+    ids=lambda words: f"{words[0]} {words[-1]}",
+)
+@pytest.mark.parametrize(
+    "path", ["a" * 300, "./" + "a" * 5000, "~no-such-user-here/x"], ids=["name", "path", "home"]
+)
+def test_a_path_that_no_file_can_have(words: tuple[str, ...], path: str) -> None:
+    error = CliRunner().invoke(app, [*words, path]).exception
+    assert isinstance(error, UsageError)
+    assert "is not a path" in error.what
