@@ -1,180 +1,225 @@
-"""The deployable tuple as far as serving goes, read from evidence or from a registry's tags.
+"""The deployable tuple: what a verdict is about. A change in any member makes it say nothing.
 
-Whoever may write to a registry may set a tag, so tags are read here as a stranger's text, and what
-is started is never taken from them: it comes from the evidence beside the weights, which a digest
-covers and from which the verdict can be computed again.
+Whoever may write to a registry may set a tag, and evidence may be a stranger's too: both are read
+as such. What is started is never taken from a tag: it comes from the evidence beside the weights,
+which a digest covers and from which the verdict can be computed again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, Json, ValidationError
+from pydantic import Field, ValidationError, field_validator
 
-from artifacts.registry.registry import Version
-from artifacts.serving_arguments import ServingArguments
-from pipeline.core.errors import CheckpointError, EvidenceError, RegistryError
+from artifacts.evidence.judged_variant import Find, JudgedVariant
+from artifacts.registry.registry import POLICY_TAG, TUPLE_TAG, Version
+from artifacts.serving_arguments import KV_DTYPE, ServingArguments
+from pipeline.core.digest import digest_json
+from pipeline.core.errors import EvidenceError, RegistryError
+from pipeline.core.foreign.json import parse_json
 from pipeline.core.foreign.record import first_fault
-from pipeline.core.hardware import hardware
-from pipeline.environments.environment import Accelerator
+from pipeline.core.record import Record
+from pipeline.environments.definition import Accelerator
 from recipes.engine_arguments import EngineArgumentError, check_arguments, check_variables
-from recipes.engines import DEFAULT
-from recipes.schema import EngineName, EngineValue
 
-# A profile sets it by a key of its own, and the judged arguments have it among them.
-KV_DTYPE = "kv-cache-dtype"
-TRUST_OPTION = "--yes-trust-remote-code"
-
-
-class _Serving(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
-
-    engine_arguments: dict[str, EngineValue]
-    environment: dict[str, str]
-    engine: EngineName = DEFAULT
-
-
-class _Hardware(BaseModel):
-    model_config = ConfigDict(extra="allow")
-
-    accelerator: Accelerator
-
-
-class _Members(BaseModel):
-    model_config = ConfigDict(extra="ignore")
-
-    engine_version: str
-    environment: str = Field(alias="environment.serve")
-    serving: _Serving
-    hardware: _Hardware
-
-
-class _Tags(BaseModel):
-    """The same members as text, the way that tags have them."""
-
-    model_config = ConfigDict(extra="ignore")
-
-    engine_version: str = Field(alias="prepare.engine_version")
-    environment: str = Field(alias="prepare.environment.serve")
-    serving: Json[_Serving] = Field(alias="prepare.serving")
-    hardware: Json[_Hardware] = Field(alias="prepare.hardware")
+# Members that can differ where it is served, as people read them. What quantized is not there any
+# more, and weights have digests of their files.
+WORDS = {
+    "engine_version": "engine version",
+    "environment.serve": "environment 'serve'",
+    "environment.evaluate": "environment 'evaluate'",
+    "serving": "serving",
+    "hardware": "hardware",
+}
+ABSENT = "none"
+SHORT = 12  # characters of a digest
 
 
 @dataclass(frozen=True)
-class JudgedTuple:
-    """What a version was judged as.
+class Change:
+    """One member that differs."""
 
-    Args:
-        engine_version: as the engine reports it.
-        environment: identity of the serving environment.
-        arguments: how it was served.
-        hardware: facts of the machine.
-        trust_remote_code: whether it was served with code of the checkpoint's own.
-    """
+    member: str
+    then: str
+    now: str
 
-    engine_version: str
-    environment: str
-    arguments: ServingArguments
-    hardware: dict[str, Any]
-    trust_remote_code: bool
+    def __str__(self) -> str:
+        return f"{self.member}: judged {self.then}, here {self.now}"
+
+    def to_dict(self) -> dict[str, str]:
+        """Plain data for `--json`."""
+        return dict(vars(self))
+
+
+class Deployable(Record, serialize_by_alias=True):
+    """Its members, all of which its digest covers."""
+
+    weights: str = Field(description="digest of the names and contents of the weight files")
+    engine_version: str = Field(description="as the engine reports it")
+    quantize_environment: str = Field(alias="environment.quantize", description="identity")
+    serve_environment: str = Field(alias="environment.serve", description="identity")
+    evaluate_environment: str = Field(alias="environment.evaluate", description="identity")
+    serving: ServingArguments
+    hardware: dict[str, Any] = Field(description="facts of the machine, its accelerator among them")
+
+    @field_validator("hardware")
+    @classmethod
+    def _of_a_kind_of_machine(cls, hardware: dict[str, Any]) -> dict[str, Any]:
+        Accelerator(hardware.get("accelerator", ""))
+        return hardware
 
     @classmethod
-    def of(cls, version: Version) -> JudgedTuple:
-        """Read the tags; raises RegistryError where they do not say it."""
+    def of_evidence(cls, judged: JudgedVariant, find: Find) -> Deployable:
+        """The tuple that a verdict is about, by its records.
+
+        Raises:
+            EvidenceError: they do not say it, or one of them is gone.
+        """
         try:
-            found = _Tags.model_validate(dict(version.tags))
-        except ValidationError as error:
+            served = judged.benchmark.parameters
+            evaluated, *_ = judged.evaluations(find).values()
+            return cls.model_validate(
+                {
+                    "weights": judged.quantize.result["weights_digest"],
+                    "engine_version": judged.benchmark.result["engine_version"],
+                    "environment.quantize": judged.quantize.parameters["environment"],
+                    "environment.serve": served["engine"],
+                    "environment.evaluate": evaluated.parameters["environment"],
+                    "serving": served["serving"],
+                    "hardware": served["hardware"],
+                }
+            )
+        except (ValueError, LookupError, TypeError) as error:
+            raise _unservable(error, f"stage judge {judged.judge.key}") from error
+
+    @classmethod
+    def of_tags(cls, version: Version) -> Deployable:
+        """The tuple as a version's tags say it; raises RegistryError where they do not."""
+        try:
+            names = [field.alias or name for name, field in cls.model_fields.items()]
+            texts = {name: version.tags[f"prepare.{name}"] for name in names}
+            parsed = {name: parse_json(texts[name]) for name in ("serving", "hardware")}
+            return cls.model_validate(texts | parsed)
+        except (LookupError, ValueError) as error:
             raise RegistryError(
                 f"version {version.version} of '{version.name}' does not say how it was judged: "
-                f"{first_fault(error)}",
+                f"{_words(error)}",
                 where=f"{version.name} version {version.version}, tags prepare.*",
                 cure="it was not registered by `prepare`, or its tags were changed",
             ) from error
-        trusted = version.tags.get("prepare.trust_remote_code") == "true"
-        return cls._of(found, trust_remote_code=trusted)
 
-    @classmethod
-    def of_members(
-        cls, members: Mapping[str, Any], where: str, *, trust_remote_code: bool
-    ) -> JudgedTuple:
-        """Read the deployable tuple of evidence.
+    @property
+    def members(self) -> dict[str, Any]:
+        """Plain data, as stages, tags and rechecks keep it."""
+        return self.model_dump()
 
-        Args:
-            members: of the tuple.
-            where: they were read from, for messages.
-            trust_remote_code: whether it was served with code of the checkpoint's own.
-
-        Raises:
-            EvidenceError: they are none that could be served, or say what is not theirs to say.
-        """
-        try:
-            found = _Members.model_validate(dict(members))
-            arguments = found.serving.engine_arguments
-            of_a_profile = {name: arguments[name] for name in arguments if name != KV_DTYPE}
-            engine = found.serving.engine
-            check_arguments(found.hardware.accelerator, of_a_profile, engine)
-            check_variables(found.serving.environment, engine)
-        except (ValidationError, EngineArgumentError) as error:
-            words = first_fault(error) if isinstance(error, ValidationError) else str(error)
-            raise EvidenceError(
-                f"what was judged cannot be served: {words}",
-                where=where,
-                cure="the evidence was changed, or another version of prepare wrote it",
-            ) from error
-        return cls._of(found, trust_remote_code=trust_remote_code)
-
-    @classmethod
-    def _of(cls, found: _Tags | _Members, *, trust_remote_code: bool) -> JudgedTuple:
-        serving = found.serving
-        return cls(
-            engine_version=found.engine_version,
-            environment=found.environment,
-            arguments=ServingArguments(**serving.model_dump()),
-            hardware=found.hardware.model_dump(mode="json"),
-            trust_remote_code=trust_remote_code,
-        )
+    @property
+    def digest(self) -> str:
+        """Of all members, in hexadecimal; versions are known by it."""
+        return digest_json(self.members)
 
     @property
     def accelerator(self) -> Accelerator:
-        """Which kind of machine it was judged on."""
+        """Which kind of machine it is about."""
         return Accelerator(self.hardware["accelerator"])
 
-    def differences(self, environment: str) -> list[str]:
-        """Members in which this machine differs, in words, the engine's own version left out.
+    @property
+    def environments(self) -> dict[str, str]:
+        """Identity of each environment that had a part, by name."""
+        return {
+            "quantize": self.quantize_environment,
+            "serve": self.serve_environment,
+            "evaluate": self.evaluate_environment,
+        }
+
+    def tags(self) -> dict[str, str]:
+        """As text tags of a registered version: the digest and each member."""
+        return {
+            TUPLE_TAG: self.digest,
+            **{f"prepare.{name}": as_tag(member) for name, member in self.members.items()},
+        }
+
+    def differences(self, here: Deployable) -> list[Change]:
+        """Every member in which `here` differs; of serving and hardware each part."""
+        then, now = self.members, here.members
+        if "cpu_features" not in self.hardware:  # nobody looked at it then, so it cannot differ
+            now["hardware"] = {k: v for k, v in here.hardware.items() if k != "cpu_features"}
+        return [
+            change
+            for name, words in WORDS.items()
+            for change in _compared(words, then[name], now[name])
+        ]
+
+    def check_servable(self, where: str) -> None:
+        """See that its engine arguments and variables may be handed to the engine.
 
         Args:
-            environment: identity of the environment that would serve.
+            where: it was read from, for messages.
+
+        Raises:
+            EvidenceError: they say what is not theirs to say.
         """
-        here = hardware(self.accelerator)
-        pairs: list[tuple[str, Any, Any]] = [
-            ("environment 'serve'", self.environment, environment),
-            *(
-                (f"hardware, {key}", self.hardware.get(key), here.get(key))
-                for key in sorted(self.hardware.keys() | here.keys())
-                # What the prepare of then did not look at cannot differ.
-                if key in self.hardware or key != "cpu_features"
-            ),
-        ]
-        return [f"{name}: judged {was}, here {now}" for name, was, now in pairs if was != now]
+        serving = self.serving
+        of_a_profile = {k: v for k, v in serving.engine_arguments.items() if k != KV_DTYPE}
+        try:
+            check_arguments(self.accelerator, of_a_profile, serving.engine)
+            check_variables(serving.environment, serving.engine)
+        except EngineArgumentError as error:
+            raise _unservable(error, where) from error
 
 
-def refuse_code(comes_with_code: bool, where: str) -> None:
-    """Refuse to run a checkpoint's own code where nobody on this machine has agreed to.
+def verdict_tags(
+    deployable: Deployable,
+    *,
+    policy: dict[str, Any],
+    recipe: str,
+    verdict: str,
+    override: str | None,
+    trust_remote_code: bool,
+) -> dict[str, str]:
+    """The tags of a version that its evidence gives, too, so that they can be held against it."""
+    return {
+        **deployable.tags(),
+        POLICY_TAG: digest_json(policy),
+        "prepare.recipe": recipe,
+        "prepare.verdict": verdict,
+        "prepare.override": override or "",
+        "prepare.trust_remote_code": as_tag(trust_remote_code),
+    }
 
-    Args:
-        comes_with_code: whether it was judged with such code.
-        where: the version, for messages.
 
-    Raises:
-        CheckpointError: it was.
-    """
-    if comes_with_code:
-        raise CheckpointError(
-            "it was judged with Python code that comes with the checkpoint, and serving it runs "
-            "that code here",
-            where=where,
-            cure="read the *.py files beside its weights; where you trust them, add "
-            f"{TRUST_OPTION}",
-        )
+def as_tag(value: Any) -> str:
+    """Text as it is, anything else as JSON."""
+    return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+
+
+def _compared(name: str, then: Any, now: Any) -> Iterator[Change]:
+    if isinstance(then, dict) and isinstance(now, dict):
+        for key in sorted(then.keys() | now.keys()):
+            yield from _compared(f"{name}, {key}", then.get(key, ABSENT), now.get(key, ABSENT))
+    elif then != now:
+        yield Change(name, _shown(then), _shown(now))
+
+
+def _shown(value: Any) -> str:
+    """A value for people; a digest by its beginning."""
+    text = str(value)
+    is_digest = len(text) == 64 and all(letter in "0123456789abcdef" for letter in text)
+    return text[:SHORT] if is_digest else text
+
+
+def _unservable(error: Exception, where: str) -> EvidenceError:
+    return EvidenceError(
+        f"what was judged cannot be served: {_words(error)}",
+        where=where,
+        cure="the evidence was changed, or another version of prepare wrote it",
+    )
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, ValidationError):
+        return first_fault(error)
+    return f"it has no {error}" if isinstance(error, LookupError) else str(error)

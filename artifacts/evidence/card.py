@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from artifacts.deployable import Deployable
 from artifacts.evidence.bundle import BundleVerdict
 from artifacts.evidence.card_words import (
     base_words,
@@ -38,7 +39,7 @@ from pipeline.core.foreign.text import (
 )
 from pipeline.core.process_environment import NO_FOLDER_OF_OTHERS
 from pipeline.core.stage_record import StageRecord
-from recipes.engines import Engine, Launch, engine_in
+from recipes.engines import Launch, engine_named
 
 TEMPLATE = Path(__file__).parents[1] / "templates" / "model_card.md.j2"
 CARD = "README.md"
@@ -54,6 +55,7 @@ def write_card(
     folder: Path,
     verdict: BundleVerdict,
     judged: JudgedVariant,
+    deployable: Deployable,
     evaluations: Mapping[str, StageRecord],
 ) -> None:
     """Write README.md, and `.eval_results/` where a whole benchmark was asked.
@@ -62,9 +64,11 @@ def write_card(
         folder: of the weights.
         verdict: on the variant, and of what.
         judged: its stages.
+        deployable: what it was judged as.
         evaluations: the candidate's last round of each suite.
     """
-    (folder / CARD).write_text(card_text(verdict, judged, evaluations), encoding="utf-8")
+    text = card_text(verdict, judged, deployable, evaluations)
+    (folder / CARD).write_text(text, encoding="utf-8")
     entries = hub_entries(verdict, evaluations)
     if entries:
         import yaml
@@ -75,14 +79,21 @@ def write_card(
 
 
 def card_text(
-    verdict: BundleVerdict, judged: JudgedVariant, evaluations: Mapping[str, StageRecord]
+    verdict: BundleVerdict,
+    judged: JudgedVariant,
+    deployable: Deployable,
+    evaluations: Mapping[str, StageRecord],
 ) -> str:
     """The whole card: front matter and body."""
-    return f"---\n{front_matter(verdict, judged, evaluations)}\n---\n\n{body(verdict, judged)}"
+    metadata = front_matter(verdict, judged, deployable, evaluations)
+    return f"---\n{metadata}\n---\n\n{body(verdict, judged, deployable)}"
 
 
 def front_matter(
-    verdict: BundleVerdict, judged: JudgedVariant, evaluations: Mapping[str, StageRecord]
+    verdict: BundleVerdict,
+    judged: JudgedVariant,
+    deployable: Deployable,
+    evaluations: Mapping[str, StageRecord],
 ) -> str:
     """The card's metadata as YAML, `model-index` among it, written by the Hub's own library."""
     from huggingface_hub import EvalResult, ModelCardData
@@ -112,9 +123,9 @@ def front_matter(
     data = ModelCardData(
         model_name=title(verdict),
         eval_results=results or None,
-        library_name=engine_of(judged).name,
+        library_name=deployable.serving.engine,
         pipeline_tag="text-generation",
-        tags=tags(verdict, judged),
+        tags=tags(verdict, judged, deployable),
         **{key: value for key, value in facts.items() if value is not None},
     )
     return str(data.to_yaml())
@@ -125,7 +136,7 @@ def short(text: str | None) -> str | None:
     return clipped(one_line(text), LONGEST_NAME) if text else None
 
 
-def body(verdict: BundleVerdict, judged: JudgedVariant) -> str:
+def body(verdict: BundleVerdict, judged: JudgedVariant, deployable: Deployable) -> str:
     """The card below its front matter."""
     import jinja2
 
@@ -144,10 +155,10 @@ def body(verdict: BundleVerdict, judged: JudgedVariant) -> str:
         capitalize_first=lambda text: text[:1].upper() + text[1:],
     )
     template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
-    return str(template.render(facts(verdict, judged)))
+    return str(template.render(facts(verdict, judged, deployable)))
 
 
-def facts(verdict: BundleVerdict, judged: JudgedVariant) -> dict[str, Any]:
+def facts(verdict: BundleVerdict, judged: JudgedVariant, deployable: Deployable) -> dict[str, Any]:
     """What the template asks for."""
     variant, source = verdict.variant, verdict.source
     policy = judged.judge.parameters["policy"]
@@ -155,8 +166,7 @@ def facts(verdict: BundleVerdict, judged: JudgedVariant) -> dict[str, Any]:
     result = judged.quantize.result
     ratio = judged.verify.result.get("size_ratio")
     workload = judged.benchmark.parameters["workload"]
-    hardware = judged.benchmark.parameters["hardware"]
-    engine = engine_of(judged)
+    engine = engine_named(deployable.serving.engine)
     return {
         "title": title(verdict),
         "override": verdict.override,
@@ -173,16 +183,16 @@ def facts(verdict: BundleVerdict, judged: JudgedVariant) -> dict[str, Any]:
         "ignored": ", ".join(f"`{markdown_code(each)}`" for each in quantization.get("ignore", [])),
         "calibration_words": calibration_words(quantization, result),
         "noise_words": noise_words(judged.verify.result),
-        "kv_cache": kv_cache_words(judged.serving, hardware, quantization),
+        "kv_cache": kv_cache_words(deployable, quantization),
         "fallbacks": judged.judge.parameters.get("fallbacks", {}),
-        "hardware": hardware_words(hardware),
-        "engine_version": judged.benchmark.result["engine_version"],
+        "hardware": hardware_words(deployable.hardware),
+        "engine_version": deployable.engine_version,
         "engine": engine,
-        "engine_package": engine.package(str(hardware.get("accelerator"))),
-        "serve_command": serve_command(judged),
+        "engine_package": engine.package(deployable.accelerator),
+        "serve_command": serve_command(deployable, trust_remote_code=judged.trust_remote_code),
         "trust_remote_code": judged.trust_remote_code,
         "prepare_command": verdict.command,
-        "creation": creation(verdict, judged),
+        "creation": creation(verdict, judged, deployable),
         "bound_level": f"{100 * (1 - policy['alpha']):g}",
         "gates": [gate_row(gate) for gate in variant.gates],
         "throughput": throughput_row(variant.throughput),
@@ -197,32 +207,25 @@ def title(verdict: BundleVerdict) -> str:
     return f"{verdict.registered_name}-{verdict.recipe}"
 
 
-def tags(verdict: BundleVerdict, judged: JudgedVariant) -> list[str]:
+def tags(verdict: BundleVerdict, judged: JudgedVariant, deployable: Deployable) -> list[str]:
     """As the field tags such checkpoints."""
     versions = judged.quantize.result.get("versions", {})
     kind = judged.quantize.parameters["quantization"]["kind"]
     libraries = [name for name in ("llmcompressor", "compressed-tensors") if name in versions]
-    engine = engine_of(judged).name
-    return list(
-        dict.fromkeys([judged.judge.parameters["family"], kind, engine, *libraries, verdict.recipe])
-    )
+    family, engine = judged.judge.parameters["family"], deployable.serving.engine
+    return list(dict.fromkeys([family, kind, engine, *libraries, verdict.recipe]))
 
 
-def engine_of(judged: JudgedVariant) -> Engine:
-    """What it was served with."""
-    return engine_in(judged.serving)
-
-
-def serve_command(judged: JudgedVariant) -> str:
+def serve_command(deployable: Deployable, *, trust_remote_code: bool) -> str:
     """The engine's server with exactly the arguments and variables that were judged.
 
     It is given in the folder of the weights, and imports nothing that lies there; neither do the
     processes that it starts, for which the variable is.
     """
-    launch = Launch(".", judged.serving["engine_arguments"], judged.trust_remote_code)
-    accelerator = str(judged.benchmark.parameters["hardware"].get("accelerator"))
-    words = engine_of(judged).public_command(accelerator, launch)
-    environment = {**NO_FOLDER_OF_OTHERS, **judged.serving["environment"]}
+    serving = deployable.serving
+    launch = Launch(".", serving.engine_arguments, trust_remote_code)
+    words = engine_named(serving.engine).public_command(deployable.accelerator, launch)
+    environment = {**NO_FOLDER_OF_OTHERS, **serving.environment}
     variables = [f"{name}={shlex.quote(text)}" for name, text in environment.items()]
     return " \\\n  ".join(fenced(line) for line in [*variables, shlex.join(words)])
 
@@ -235,7 +238,9 @@ def fenced(command: str) -> str:
     return shown(command).replace("\n", "\\n").replace("<", "'\\<'")
 
 
-def creation(verdict: BundleVerdict, judged: JudgedVariant) -> list[tuple[str, str]]:
+def creation(
+    verdict: BundleVerdict, judged: JudgedVariant, deployable: Deployable
+) -> list[tuple[str, str]]:
     """With what it was made: versions, digests, when."""
     result = judged.quantize.result
     rows = [
@@ -243,9 +248,9 @@ def creation(verdict: BundleVerdict, judged: JudgedVariant) -> list[tuple[str, s
         ("source's revision", verdict.source.revision and f"`{verdict.source.revision}`"),
         ("prepare", __version__),
         *sorted((name, str(text)) for name, text in result.get("versions", {}).items()),
-        (engine_of(judged).title, str(judged.benchmark.result["engine_version"])),
+        (engine_named(deployable.serving.engine).title, deployable.engine_version),
         ("calibration tokens", f"`{result.get('calibration_digest', '')}`".replace("``", "")),
-        ("weights", f"`{result['weights_digest']}`"),
+        ("weights", f"`{deployable.weights}`"),
         ("quantized", judged.quantize.finished),
         ("judged", judged.judge.finished),
         ("run", verdict.run),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from artifacts.deployable import Deployable
+from artifacts.serving_arguments import KV_DTYPE
 from pipeline.checkpoint.source_facts import SourceFacts
 from pipeline.core.foreign.text import markdown, markdown_code, markdown_link
 
@@ -87,17 +89,15 @@ def calibration_words(quantization: dict[str, Any], result: dict[str, Any]) -> s
     return f"Calibrated with {blocks} blocks of {calibration['max_tokens']} tokens from {data}."
 
 
-def kv_cache_words(
-    serving: dict[str, Any], hardware: dict[str, Any], quantization: dict[str, Any]
-) -> str:
+def kv_cache_words(deployable: Deployable, quantization: dict[str, Any]) -> str:
     """The KV cache's type, and what it does to attention.
 
     On a GPU, vLLM with an FP8 cache computes attention in FP8 too, by one scale a layer; those are
     1.0, but for the keys' and values' of a recipe that stores some (docs/recipes.md).
     """
-    dtype = str(serving["engine_arguments"].get("kv-cache-dtype", "auto"))
+    dtype = str(deployable.serving.engine_arguments.get(KV_DTYPE, "auto"))
     name = f"`{markdown_code(dtype)}`"
-    if not dtype.startswith("fp8") or hardware.get("accelerator") != "cuda":
+    if not dtype.startswith("fp8") or deployable.accelerator != "cuda":
         return name
     scales = (
         "queries' scales are 1.0, keys' and values' are calibrated"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from pipeline.core.errors import EvidenceError
 from pipeline.core.stage_record import StageRecord, StageReference
@@ -58,12 +57,6 @@ class JudgedVariant:
         )
 
     @property
-    def serving(self) -> dict[str, Any]:
-        """Engine arguments and variables, as judged."""
-        serving: dict[str, Any] = self.benchmark.parameters["serving"]
-        return serving
-
-    @property
     def trust_remote_code(self) -> bool:
         """Whether it was served with code of the checkpoint's own."""
         return bool(self.benchmark.parameters["trust_remote_code"])
@@ -73,26 +66,6 @@ class JudgedVariant:
         return {
             suite: record_of(find, self.judge.inputs[f"candidate.{suite}"])
             for suite in self.judge.parameters["policy"]["suites"]
-        }
-
-    def environments(self, find: Find) -> dict[str, str]:
-        """Identity of each environment that had a part."""
-        evaluate = next(iter(self.evaluations(find).values()))
-        return {
-            "quantize": self.quantize.parameters["environment"],
-            "serve": self.benchmark.parameters["engine"],
-            "evaluate": evaluate.parameters["environment"],
-        }
-
-    def deployable(self, find: Find) -> dict[str, Any]:
-        """The tuple that the verdict is about: a change in any member makes it say nothing."""
-        served = self.benchmark.parameters
-        return {
-            "weights": self.quantize.result["weights_digest"],
-            "engine_version": self.benchmark.result["engine_version"],
-            **{f"environment.{name}": each for name, each in self.environments(find).items()},
-            "serving": served["serving"],
-            "hardware": served["hardware"],
         }
 
 

@@ -26,6 +26,7 @@ TUPLE_TAG = "prepare.tuple"
 WEIGHTS_TAG = "prepare.weights"
 FILES_TAG = "prepare.files"
 EVIDENCE_TAG = "prepare.evidence"
+POLICY_TAG = "prepare.policy.digest"
 
 Action = Literal["promote", "override", "rollback", "outside"]
 

@@ -85,7 +85,7 @@ def serve(
             "version": version.version,
             "differences": differences,
             "weights": str(deployment.weights),
-            "arguments": deployment.judged.arguments.to_dict(),
+            "arguments": deployment.judged.serving.to_dict(),
         }
         if check:
             if as_json:

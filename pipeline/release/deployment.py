@@ -7,7 +7,6 @@ import shutil
 from pathlib import Path
 from typing import Protocol
 
-from artifacts.deployable import JudgedTuple
 from artifacts.evidence.bundle import BUNDLE
 from artifacts.evidence.manifest import (
     ADDED_LATER,
@@ -21,7 +20,6 @@ from pipeline.checkpoint.weight_files import weights_digest
 from pipeline.core.digest import FileDigests, digest_file
 from pipeline.core.errors import RegistryError, UsageError
 from pipeline.core.foreign.text import clipped
-from pipeline.release.past_verdict import PastVerdict
 
 
 class HoldsFiles(Protocol):
@@ -50,15 +48,6 @@ def folder_of(version: Version, weights: Path | None, command: str) -> Path:
             cure=f"prepare pull {reference} FOLDER, then {command.format(reference=reference)}",
         )
     return (weights or Path(version.source)).absolute()
-
-
-def judged_tuple(version: Version, past: PastVerdict) -> JudgedTuple:
-    """The tuple that the version's evidence is about."""
-    return JudgedTuple.of_members(
-        past.members,
-        f"{version.name} version {version.version}",
-        trust_remote_code=past.judged.trust_remote_code,
-    )
 
 
 def find_version(registry: Registry, reference: str) -> Version:

@@ -9,23 +9,25 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from artifacts.deployable import Deployable, verdict_tags
 from artifacts.evidence.bundle import BUNDLE, BundleVerdict
 from artifacts.evidence.bundle_check import check_bundle, find_bundle, read_verdict
 from artifacts.evidence.bundled_evidence import BundledEvidence
 from artifacts.evidence.judged_variant import Find, JudgedVariant, record_of
 from artifacts.evidence.manifest import read_manifest
 from artifacts.evidence.trials import Count, Trial
-from artifacts.registry.registry import TUPLE_TAG, WEIGHTS_TAG, Version
-from artifacts.serving_arguments import ServingArguments
+from artifacts.registry.registry import POLICY_TAG, TUPLE_TAG, WEIGHTS_TAG, Version
+from artifacts.serving_arguments import KV_DTYPE, ServingArguments
 from pipeline.core.digest import digest_json
-from pipeline.core.errors import EvidenceError
-from recipes.engines import engine_in
+from pipeline.core.errors import CheckpointError, EvidenceError, RegistryError
 from recipes.policy import Policy
 from recipes.quantization import Quantization
 from recipes.schema import Family, Recipe, ServingProfile, Workload
 
-POLICY_TAG = "prepare.policy.digest"
-KV_DTYPE = "kv-cache-dtype"
+# Versions of before there were these tags have none of them, and nothing is taken from them.
+LATER_TAGS = ("prepare.override", "prepare.trust_remote_code", POLICY_TAG)
+SHOWN = 100  # characters of a tag
+TRUST_OPTION = "--yes-trust-remote-code"
 # How long loading takes is no part of the evidence; as `prepare serve` waits.
 READY_TIMEOUT_SECONDS = 1800.0
 
@@ -37,7 +39,7 @@ class PastVerdict:
     Args:
         bundle: what the evidence says.
         judged: the records of the stages that the verdict rests on.
-        members: the deployable tuple that was judged.
+        deployable: the tuple that was judged.
         source: name of the source checkpoint, with its commit where it is on the Hub.
         families: of the recipes that were tried with it and judged.
         sources: where each suite's questions came from.
@@ -45,7 +47,7 @@ class PastVerdict:
 
     bundle: BundleVerdict
     judged: JudgedVariant
-    members: Mapping[str, Any]
+    deployable: Deployable
     source: str
     families: Mapping[str, Family]
     sources: Mapping[str, Any]
@@ -63,6 +65,18 @@ class PastVerdict:
             return None
         trial = Trial.model_validate(kept)
         return lambda count, variants: trial
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """Those of a promotion that say what was judged."""
+        return verdict_tags(
+            self.deployable,
+            policy=self.judged.judge.parameters["policy"],
+            recipe=self.bundle.recipe,
+            verdict=self.bundle.variant.verdict,
+            override=self.bundle.override,
+            trust_remote_code=self.judged.trust_remote_code,
+        )
 
     @property
     def checkpoint_digest(self) -> str:
@@ -105,20 +119,22 @@ class PastVerdict:
         """The serving profile as it was carried out.
 
         Raises:
-            EvidenceError: baseline and variant were not served alike.
+            EvidenceError: baseline and variant were not served alike, or by what no profile has.
         """
         judged = self.judged
-        arguments = dict(judged.serving["engine_arguments"])
+        self.deployable.check_servable(f"{BUNDLE}/stages/benchmark")
+        serving = self.deployable.serving
+        arguments = dict(serving.engine_arguments)
         baseline = judged.baseline_benchmark.parameters["serving"]
         profile = ServingProfile(
             name=self.bundle.profile or "judged",
             summary="as judged",
             accelerator=judged.judge.parameters["accelerator"],
-            engine=engine_in(judged.serving).name,
-            kv_cache_dtype=arguments.pop(KV_DTYPE),
+            engine=serving.engine,
+            kv_cache_dtype=str(arguments.pop(KV_DTYPE)),
             baseline_kv_cache_dtype=baseline["engine_arguments"][KV_DTYPE],
             engine_arguments=arguments,
-            environment=judged.serving["environment"],
+            environment=serving.environment,
             ready_timeout_seconds=READY_TIMEOUT_SECONDS,
             workload=Workload.model_validate(judged.benchmark.parameters["workload"]),
             throughput_note=judged.judge.parameters["throughput_note"],
@@ -166,8 +182,8 @@ def read_past(version: Version, folder: Path) -> PastVerdict:
     verdict = read_verdict(bundle)
     evidence = BundledEvidence(bundle, read_manifest(bundle), verdict.revisions)
     judged = JudgedVariant.found(evidence.find, verdict.judges[verdict.recipe])
-    members = judged.deployable(evidence.find)
-    check_same(version, judged, members, bundle)
+    deployable = Deployable.of_evidence(judged, evidence.find)
+    check_same(version, judged, deployable, bundle)
     judges = {
         name: evidence.find("judge", key)
         for name, key in verdict.judges.items()
@@ -176,7 +192,7 @@ def read_past(version: Version, folder: Path) -> PastVerdict:
     return PastVerdict(
         bundle=verdict,
         judged=judged,
-        members=members,
+        deployable=deployable,
         source=source_of(version, verdict),
         families={n: j.parameters["family"] for n, j in judges.items() if j is not None},
         sources=sources_of(judged, evidence.find),
@@ -201,12 +217,12 @@ def sources_of(judged: JudgedVariant, find: Find) -> dict[str, Any]:
 
 
 def check_same(
-    version: Version, judged: JudgedVariant, members: Mapping[str, Any], bundle: Path
+    version: Version, judged: JudgedVariant, deployable: Deployable, bundle: Path
 ) -> None:
     """Raise EvidenceError where registry and evidence speak of different things."""
     pairs = {
-        WEIGHTS_TAG: ("weights", members["weights"]),
-        TUPLE_TAG: ("deployable tuple", digest_json(members)),
+        WEIGHTS_TAG: ("weights", deployable.weights),
+        TUPLE_TAG: ("deployable tuple", deployable.digest),
         POLICY_TAG: ("policy", digest_json(judged.judge.parameters["policy"])),
     }
     for tag, (words, digest) in pairs.items():
@@ -218,3 +234,51 @@ def check_same(
                 cure="somebody changed one of them after the promotion; "
                 f"`prepare verify {bundle}` checks the evidence",
             )
+
+
+def refuse_changed_tags(version: Version, past: PastVerdict) -> None:
+    """Hold a version's tags against the evidence beside its weights.
+
+    Whoever may write to the registry may set a tag; nobody can make the evidence say it.
+
+    Raises:
+        RegistryError: a tag is not what the evidence says; each such is named.
+    """
+    found = tag_differences(version, past)
+    if found:
+        raise RegistryError(
+            "the registry's tags are not what was judged: " + "; ".join(found),
+            where=f"{version.name} version {version.version}",
+            cure="somebody changed them after the promotion; `prepare promote` the run again, and "
+            "check who may write to the registry",
+        )
+
+
+def tag_differences(version: Version, past: PastVerdict) -> list[str]:
+    """Every tag of a promotion that is not what the evidence says, in words."""
+    return [
+        f"{tag} says {_shown(version.tags.get(tag))}, the evidence {_shown(value)}"
+        for tag, value in past.tags.items()
+        if version.tags.get(tag, value if tag in LATER_TAGS else None) != value
+    ]
+
+
+def refuse_code(version: Version, past: PastVerdict) -> None:
+    """Refuse to run a checkpoint's own code where nobody on this machine has agreed to.
+
+    Raises:
+        CheckpointError: it was judged with such code.
+    """
+    if past.judged.trust_remote_code:
+        raise CheckpointError(
+            "it was judged with Python code that comes with the checkpoint, and serving it runs "
+            "that code here",
+            where=f"{version.name} version {version.version}",
+            cure="read the *.py files beside its weights; where you trust them, add "
+            f"{TRUST_OPTION}",
+        )
+
+
+def _shown(value: str | None) -> str:
+    text = "nothing" if value is None else ascii(value)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from artifacts.deployable import Deployable
 from artifacts.evidence.judged_variant import JudgedVariant
 from artifacts.evidence.recompute import claims_of
 from artifacts.registry.registry import who_am_i
@@ -83,7 +84,7 @@ def promotion_stage(
                 "throughput_ratio": variant.throughput.ratio,
                 "verdict": variant.verdict,
                 "trust_remote_code": judged.trust_remote_code,
-                "deployable": judged.deployable(store.find),
+                "deployable": Deployable.of_evidence(judged, store.find).members,
             }
         )
     aliases = Policy.model_validate(policy).promotion

@@ -1,15 +1,24 @@
-"""What a recheck leaves in the registry: a tag on the version for each tuple, and the newest."""
+"""What a recheck leaves in the registry: a tag on the version for each tuple, and the newest.
+
+Whoever may write to the registry can set such a tag. The recheck's evidence is in the store that it
+was made in. So what stands is believed where that store is at hand, and the evidence gives the
+verdict; what does not stand is believed always.
+"""
 
 from __future__ import annotations
 
-from typing import Any
-
 from pydantic import Field, ValidationError
 
+from artifacts.deployable import Deployable
+from artifacts.evidence.judged_variant import JudgedVariant
+from artifacts.evidence.recompute import check_run, claims_of
+from artifacts.kept_runs import find_run
 from artifacts.registry.registry import Version
 from eval_gates.records import Verdict
-from pipeline.core.errors import RegistryError
+from pipeline.core.errors import PrepareError, RegistryError
 from pipeline.core.record import Record
+from pipeline.core.store import Store
+from pipeline.release.past_verdict import PastVerdict
 
 RECHECK_TAG = "prepare.recheck"
 DIGITS = 12  # of the tuple's digest, in a tag's name
@@ -23,7 +32,7 @@ class RecheckRecord(Record):
     who: str = Field(description="who asked for it")
     run: str = Field(description="id of the run that has the evidence, in the store of `who`")
     tuple_digest: str = Field(description="of the members")
-    members: dict[str, Any] = Field(description="the deployable tuple that was measured")
+    members: Deployable = Field(description="the deployable tuple that was measured")
     changed: tuple[str, ...] = Field(description="in which members it was not the judged one")
     verdict: Verdict = Field(description="of the gates on this tuple")
     stands: bool = Field(description="whether the version's verdict holds for this tuple")
@@ -65,3 +74,34 @@ def stands(then: str, now: str) -> bool | None:
     if now not in ("pass", "fail", "undecided"):
         return None
     return now in ("pass", then) or then == "fail"
+
+
+def proven_tuple(record: RecheckRecord, past: PastVerdict, store: Store) -> Deployable | None:
+    """The tuple that a recheck measured, where the store's evidence gives that the verdict stands.
+
+    Args:
+        record: as the registry has it.
+        past: the version's verdict, by its evidence.
+        store: where the recheck may have been made.
+
+    Returns:
+        None where the store has no such run, or the run says something else.
+    """
+    try:
+        run = find_run(store, record.run)
+        (check,) = check_run(run, store)
+        judged = JudgedVariant.found(store.find, claims_of(run).judges[check.recipe])
+        found = Deployable.of_evidence(judged, store.find)
+        found.check_servable(f"run {run.run}")
+    except (PrepareError, ValueError, LookupError, TypeError):
+        return None  # not made here, or not kept: what it says has nothing to stand on
+    same = (
+        not check.differences
+        and check.computed is not None
+        and found.digest == record.tuple_digest
+        and found.weights == past.deployable.weights
+        and judged.trust_remote_code == past.judged.trust_remote_code
+        and judged.judge.parameters["policy"] == past.judged.judge.parameters["policy"]
+    )
+    held = same and stands(past.bundle.variant.verdict, str(check.computed))
+    return found if held else None

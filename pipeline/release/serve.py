@@ -8,19 +8,23 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
-from artifacts.deployable import JudgedTuple, refuse_code
+from artifacts.deployable import Deployable
 from artifacts.registry.registry import TUPLE_TAG, Version
 from pipeline.core.errors import RegistryError, ServingError
 from pipeline.core.events import Progress
+from pipeline.core.hardware import hardware
 from pipeline.core.private_files import make_private
 from pipeline.core.store import Store
 from pipeline.environments.environment import Accelerator, Environment, ensure, identity
 from pipeline.environments.settings import Settings
-from pipeline.release.deployment import check_files, folder_of, judged_tuple
-from pipeline.release.past_verdict import PastVerdict, read_past
-from pipeline.release.recheck_proof import proven_tuple
-from pipeline.release.recheck_record import rechecks_of
-from pipeline.release.tag_check import refuse_changed_tags
+from pipeline.release.deployment import check_files, folder_of
+from pipeline.release.past_verdict import (
+    PastVerdict,
+    read_past,
+    refuse_changed_tags,
+    refuse_code,
+)
+from pipeline.release.recheck_record import proven_tuple, rechecks_of
 from pipeline.serving.engine_version import engine_version
 from pipeline.serving.server import Server
 from pipeline.serving.server_address import port_is_free
@@ -67,11 +71,12 @@ class Deployment:
         check_files(version, self.weights, settings.digests)
         past = read_past(version, self.weights)
         refuse_changed_tags(version, past)
-        self._accepted = accepted_tuples(version, past, Store(settings.store))
-        self.judged = judged_tuple(version, past)
         if not trust_remote_code:
-            for judged in (self.judged, *self._accepted):
-                refuse_code(judged.trust_remote_code, f"{version.name} version {version.version}")
+            refuse_code(version, past)
+        self._runs_own_code = past.judged.trust_remote_code
+        self.judged = past.deployable
+        self.judged.check_servable(f"{version.name} version {version.version}")
+        self._accepted = accepted_tuples(version, past, Store(settings.store))
 
     def differences(self) -> list[str]:
         """Members in which this machine is not the one judged on.
@@ -89,15 +94,17 @@ class Deployment:
             "a recheck of this very tuple did not pass; `prepare registry show` has it"
         ]
 
-    def _differences_to(self, judged: JudgedTuple) -> list[str]:
-        name = engine_named(judged.arguments.engine).environment
-        differing = judged.differences(identity(name, judged.accelerator, self._settings))
-        if differing:
-            return differing
-        version = self._engine_version(judged)
-        if version == judged.engine_version:
-            return []
-        return [f"engine version: judged {judged.engine_version}, here {version}"]
+    def _differences_to(self, judged: Deployable) -> list[str]:
+        kind, environment = judged.accelerator, engine_named(judged.serving.engine).environment
+        here = judged.model_copy(
+            update={
+                "serve_environment": identity(environment, kind, self._settings),
+                "hardware": hardware(kind),
+            }
+        )
+        if not judged.differences(here):
+            here = here.model_copy(update={"engine_version": self._engine_version(judged)})
+        return [str(change) for change in judged.differences(here)]
 
     def refuse(self, differences: list[str]) -> NoReturn:
         """Raise RegistryError with what differs."""
@@ -122,9 +129,9 @@ class Deployment:
         server = Server(
             self._environment(self.judged).python,
             self.weights,
-            self.judged.arguments,
+            self.judged.serving,
             folder / f"{self.version.name}.{self.version.version}.log",
-            trust_remote_code=self.judged.trust_remote_code,
+            trust_remote_code=self._runs_own_code,
             port=port,
         )
         try:
@@ -139,21 +146,21 @@ class Deployment:
             server.check_alive()
             time.sleep(SECONDS_BETWEEN_LOOKS)
 
-    def _engine_version(self, judged: JudgedTuple) -> str:
-        key = judged.arguments.engine, judged.accelerator
+    def _engine_version(self, judged: Deployable) -> str:
+        key = judged.serving.engine, judged.accelerator
         if key not in self._engine_versions:
             python = self._environment(judged).python
-            self._engine_versions[key] = engine_version(judged.arguments.engine, python)
+            self._engine_versions[key] = engine_version(judged.serving.engine, python)
         return self._engine_versions[key]
 
-    def _environment(self, judged: JudgedTuple) -> Environment:
-        key = engine_named(judged.arguments.engine).environment, judged.accelerator
+    def _environment(self, judged: Deployable) -> Environment:
+        key = engine_named(judged.serving.engine).environment, judged.accelerator
         if key not in self._environments:
             self._environments[key] = ensure(*key, self._settings, self._progress)
         return self._environments[key]
 
 
-def accepted_tuples(version: Version, past: PastVerdict, store: Store) -> list[JudgedTuple]:
+def accepted_tuples(version: Version, past: PastVerdict, store: Store) -> list[Deployable]:
     """The tuples for which the version's verdict holds: as judged, then as rechecked.
 
     A recheck of the judged tuple itself that did not stand takes its place away. One that stands
@@ -161,12 +168,11 @@ def accepted_tuples(version: Version, past: PastVerdict, store: Store) -> list[J
 
     Raises:
         RegistryError: a tag is damaged.
-        EvidenceError: what was judged cannot be served.
     """
     rechecks = rechecks_of(version)
     refuted = {each.tuple_digest for each in rechecks if not each.stands}
     proven = [proven_tuple(each, past, store) for each in rechecks if each.stands]
     return [
-        *([judged_tuple(version, past)] if version.tags.get(TUPLE_TAG) not in refuted else []),
+        *([past.deployable] if version.tags.get(TUPLE_TAG) not in refuted else []),
         *(each for each in proven if each is not None),
     ]

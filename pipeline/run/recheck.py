@@ -7,19 +7,17 @@ the policy that judged, and nothing is quantized.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from artifacts.deployable import refuse_code
+from artifacts.deployable import Change, Deployable
 from artifacts.registry.registry import Registry, Version, open_registry, who_am_i
 from artifacts.run_record import RunReport, VariantReport
 from artifacts.selection import exit_code_of
 from artifacts.serving_arguments import ServingArguments
 from pipeline.core.cpu_features import cpu_features
-from pipeline.core.digest import digest_json
 from pipeline.core.errors import ExitCode, UsageError
 from pipeline.core.events import Progress
 from pipeline.core.hardware import gpu_name, hardware
@@ -29,8 +27,7 @@ from pipeline.environments.settings import Settings
 from pipeline.plan.prepare import choose_profile, registry_uri
 from pipeline.plan.suitability import check_processor
 from pipeline.release.deployment import check_files, find_version, folder_of
-from pipeline.release.past_verdict import PastVerdict, read_past
-from pipeline.release.recheck_changes import Change, changes, registered_members
+from pipeline.release.past_verdict import PastVerdict, read_past, refuse_code
 from pipeline.release.recheck_record import RecheckRecord, rechecks_of, stands
 from pipeline.run.recheck_run import Recheck, attempt_of
 from pipeline.run.session import Session
@@ -143,16 +140,15 @@ def run_recheck(request: RecheckRequest, settings: Settings, progress: Progress)
     check_files(version, folder, settings.digests)
     past = read_past(version, folder)
     if not request.trust_remote_code:
-        refuse_code(past.judged.trust_remote_code, f"{version.name} version {version.version}")
+        refuse_code(version, past)
     profile = choose_profile(request.profile) if request.profile else past.profile
     refuse_without_gpu(profile, request)
     if profile.accelerator == "cpu":
         check_processor(profile, cpu_features())
-    here = members_here(past, profile, settings, progress)
-    changed = changed_members(version, past, here)
+    here = deployable_here(past, profile, settings, progress)
+    changed = changes(version, past, here)
     if not changed and not request.force:
-        digest = digest_json(here)
-        of_this = [each for each in rechecks_of(version) if each.tuple_digest == digest]
+        of_this = [each for each in rechecks_of(version) if each.tuple_digest == here.digest]
         refuted = next((each for each in of_this if not each.stands), None)
         return Outcome(version, past, changed, refuted=refuted)
     for change in changed:
@@ -196,36 +192,32 @@ def refuse_without_gpu(profile: ServingProfile, request: RecheckRequest) -> None
         )
 
 
-def members_here(
+def deployable_here(
     past: PastVerdict, profile: ServingProfile, settings: Settings, progress: Progress
-) -> dict[str, Any]:
+) -> Deployable:
     """The deployable tuple as it would be here; builds the serving environment."""
     accelerator = Accelerator(profile.accelerator)
     serve = ensure(engine_named(profile.engine).environment, accelerator, settings, progress)
-    return {
-        **past.members,
-        "engine_version": engine_version(profile.engine, serve.python),
-        "environment.serve": serve.identity,
-        "environment.evaluate": identity("evaluate", accelerator, settings),
-        "serving": ServingArguments.of(profile, is_baseline=False).to_dict(),
-        "hardware": hardware(profile.accelerator),
-    }
+    return past.deployable.model_copy(
+        update={
+            "engine_version": engine_version(profile.engine, serve.python),
+            "serve_environment": serve.identity,
+            "evaluate_environment": identity("evaluate", accelerator, settings),
+            "serving": ServingArguments.of(profile, is_baseline=False),
+            "hardware": hardware(profile.accelerator),
+        }
+    )
 
 
-def changed_members(
-    version: Version, past: PastVerdict, here: Mapping[str, Any]
-) -> tuple[Change, ...]:
+def changes(version: Version, past: PastVerdict, here: Deployable) -> tuple[Change, ...]:
     """In what this differs from the tags or from the evidence, which normally say the same."""
-    found = [
-        *changes(registered_members(version, past.members), here),
-        *changes(past.members, here),
-    ]
+    found = [*Deployable.of_tags(version).differences(here), *past.deployable.differences(here)]
     return tuple({change.member: change for change in reversed(found)}.values())[::-1]
 
 
 def outcome_record(
     past: PastVerdict,
-    here: Mapping[str, Any],
+    here: Deployable,
     changed: tuple[Change, ...],
     report: VariantReport,
     run: str,
@@ -238,8 +230,8 @@ def outcome_record(
         when=datetime.now(UTC).isoformat(timespec="seconds"),
         who=who_am_i(),
         run=run,
-        tuple_digest=digest_json(here),
-        members=dict(here),
+        tuple_digest=here.digest,
+        members=here,
         changed=tuple(map(str, changed)),
         verdict=report.verdict,
         stands=held,

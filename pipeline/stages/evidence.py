@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from artifacts.deployable import Deployable
 from artifacts.evidence.bundle import (
     BUNDLE,
     BundleContents,
@@ -36,7 +37,7 @@ from pipeline.core.errors import EvidenceError
 from pipeline.core.stage_key import REVISIONS
 from pipeline.core.stage_record import StageRecord, StageSpec
 from pipeline.core.store import Store
-from pipeline.environments.definition import Accelerator, define
+from pipeline.environments.definition import define
 from pipeline.stages.context import StageContext
 from recipes.policy import Policy
 
@@ -57,17 +58,15 @@ def run(context: StageContext) -> dict[str, Any]:
     verdict = verdict_of(context, records)
     output = context.output_folder()
     link_weights(context.input_folder("weights") / "output", output)
-    evaluations = judged.evaluations(find)
-    write_card(output, verdict, judged, evaluations)
+    deployable = Deployable.of_evidence(judged, find)
+    write_card(output, verdict, judged, deployable, judged.evaluations(find))
     manifest = write_bundle(
         output,
         BundleContents(
             verdict=verdict,
             records=records,
             stage_folders={r.key: context.store.stage_folder(r.stage, r.key) for r in records},
-            locks=locks_of(
-                judged.environments(find), Accelerator(judged.judge.parameters["accelerator"])
-            ),
+            locks=locks_of(deployable),
             logs=server_logs(context.store, judged),
         ),
     )
@@ -177,11 +176,11 @@ def check_weights(output: Path, manifest: Manifest, judged: JudgedVariant) -> No
         )
 
 
-def locks_of(identities: dict[str, str], accelerator: Accelerator) -> dict[str, str]:
+def locks_of(deployable: Deployable) -> dict[str, str]:
     """The lock of each environment that was built from the one that is here, by file name."""
     found = {}
-    for name, identity in identities.items():
-        definition = define(name, accelerator)
+    for name, identity in deployable.environments.items():
+        definition = define(name, deployable.accelerator)
         if definition.identity == identity:
             found[definition.lock.name] = definition.lock.read_text(encoding="utf-8")
     return found

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from artifacts.deployable import Deployable, as_tag, verdict_tags
 from artifacts.evidence.manifest import digest_of_other_files
 from artifacts.registry.registry import (
     EVIDENCE_TAG,
@@ -20,7 +20,6 @@ from artifacts.registry.registry import (
     open_registry,
     still_has,
 )
-from pipeline.core.digest import digest_json
 from pipeline.core.errors import RegistryError
 from pipeline.core.stage_record import StageRecord
 from pipeline.stages.context import StageContext
@@ -161,24 +160,21 @@ def weights_folder(context: StageContext, recipe: str) -> Path:
 
 def tags(context: StageContext, candidate: dict[str, Any]) -> dict[str, str]:
     """The deployable tuple and where it comes from, as text tags of the version."""
-    deployable: dict[str, Any] = candidate["deployable"]
+    parameters, inputs = context.parameters, context.spec.inputs
+    recipe = str(candidate["recipe"])
     return {
-        TUPLE_TAG: digest_json(deployable),
-        EVIDENCE_TAG: context.spec.inputs[f"weights.{candidate['recipe']}"].key,
-        FILES_TAG: digest_of_other_files(weights_folder(context, candidate["recipe"])),
-        "prepare.recipe": str(candidate["recipe"]),
+        **verdict_tags(
+            Deployable.model_validate(candidate["deployable"]),
+            policy=parameters["policy"],
+            recipe=recipe,
+            verdict=candidate["verdict"],
+            override=parameters["override"],
+            trust_remote_code=candidate["trust_remote_code"],
+        ),
+        EVIDENCE_TAG: inputs[f"weights.{recipe}"].key,
+        FILES_TAG: digest_of_other_files(weights_folder(context, recipe)),
         "prepare.run": context.runtime["run"],
-        "prepare.verdict": candidate["verdict"],
-        "prepare.override": context.parameters["override"] or "",
-        "prepare.policy": context.parameters["policy"]["name"],
-        "prepare.policy.digest": digest_json(context.parameters["policy"]),
-        "prepare.verdict.stage": context.spec.inputs[f"judge.{candidate['recipe']}"].key,
-        "prepare.trust_remote_code": as_tag(candidate["trust_remote_code"]),
-        **{f"prepare.{key}": as_tag(value) for key, value in deployable.items()},
-        **{f"prepare.source.{key}": as_tag(v) for key, v in context.parameters["source"].items()},
+        "prepare.policy": parameters["policy"]["name"],
+        "prepare.verdict.stage": inputs[f"judge.{recipe}"].key,
+        **{f"prepare.source.{key}": as_tag(v) for key, v in parameters["source"].items()},
     }
-
-
-def as_tag(value: Any) -> str:
-    """Text as it is, anything else as JSON."""
-    return value if isinstance(value, str) else json.dumps(value, sort_keys=True)

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from artifacts.command_line import command_line
-from artifacts.deployable import JudgedTuple
+from artifacts.deployable import Deployable
 from artifacts.evidence.manifest import MANIFEST, read_manifest
 from artifacts.registry import model_pack
 from artifacts.registry.registry import Version
@@ -104,8 +104,9 @@ ROWS = b'{"document": "One day.", "summary": "A day."}\n' * 3
 
 
 MEMBERS = {
+    "weights": "a" * 64,
     "engine_version": "0.33.0",
-    "environment.serve": "1" * 64,
+    **{f"environment.{name}": "1" * 64 for name in ("quantize", "serve", "evaluate")},
     "serving": {"engine_arguments": {"dtype": "bfloat16"}, "environment": {"OMP_A": "1"}},
     "hardware": {"accelerator": "cpu", "cpu": "x", "cores": 2},
 }
@@ -144,7 +145,7 @@ def tags_of(path: Path) -> object:
         return None
     if not isinstance(tags, dict) or not all(isinstance(each, str) for each in tags.values()):
         return None
-    return JudgedTuple.of(Version("m", "1", (), "s", tags))
+    return Deployable.of_tags(Version("m", "1", (), "s", tags))
 
 
 def recheck_of(path: Path) -> object:

@@ -7,12 +7,11 @@ from pathlib import Path
 from judged_run import JudgedRun
 from listener import Listener
 
+from artifacts.deployable import Deployable, verdict_tags
 from artifacts.evidence.judged_variant import JudgedVariant
 from artifacts.evidence.manifest import digest_of_other_files
-from artifacts.registry.registry import EVIDENCE_TAG, FILES_TAG, TUPLE_TAG, Version
-from pipeline.core.digest import digest_json
+from artifacts.registry.registry import EVIDENCE_TAG, FILES_TAG, Version
 from pipeline.release.evidence import write_evidence
-from pipeline.stages.promote import as_tag
 
 RECIPE = "fp8-dynamic"
 
@@ -28,15 +27,15 @@ def tags_of(run: JudgedRun, folder: Path, recipe: str = RECIPE) -> dict[str, str
     """The tags that a promotion of the folder writes, of those that anything is checked by."""
     (key,) = (s.key for s in run.report.stages if s.variant == recipe and s.name == "judge")
     judged = JudgedVariant.found(run.store.find, str(key))
-    members = judged.deployable(run.store.find)
     return {
-        TUPLE_TAG: digest_json(members),
+        **verdict_tags(
+            Deployable.of_evidence(judged, run.store.find),
+            policy=judged.judge.parameters["policy"],
+            recipe=recipe,
+            verdict="pass",
+            override=None,
+            trust_remote_code=judged.trust_remote_code,
+        ),
         EVIDENCE_TAG: folder.parent.name,
         FILES_TAG: digest_of_other_files(folder),
-        "prepare.recipe": recipe,
-        "prepare.verdict": "pass",
-        "prepare.override": "",
-        "prepare.policy.digest": digest_json(judged.judge.parameters["policy"]),
-        "prepare.trust_remote_code": as_tag(judged.trust_remote_code),
-        **{f"prepare.{name}": as_tag(member) for name, member in members.items()},
     }

@@ -17,6 +17,8 @@ from huggingface_hub import ModelCard, parse_eval_result_entries
 from judged_run import SERVING, JudgedRun
 from listener import Listener
 
+from artifacts.deployable import Deployable
+from artifacts.evidence.bundle import BundleVerdict
 from artifacts.evidence.bundle_check import read_verdict
 from artifacts.evidence.card import (
     RESULTS,
@@ -35,6 +37,7 @@ from artifacts.evidence.card_words import (
     quantization_words,
 )
 from artifacts.evidence.judged_variant import JudgedVariant
+from artifacts.serving_arguments import ServingArguments
 from pipeline.checkpoint.source_facts import SourceFacts, front_matter, source_of
 from pipeline.release.evidence import write_evidence
 
@@ -62,7 +65,19 @@ def card_of(run: JudgedRun, **source: str) -> ModelCard:
     verdict = read_verdict(folder / "prepare-evidence")
     judged = JudgedVariant.found(run.store.find, verdict.judges[RECIPE])
     changed = verdict.model_copy(update={"source": verdict.source.model_copy(update=source)})
-    return ModelCard(card_text(changed, judged, judged.evaluations(run.store.find)))
+    return ModelCard(text_of(run, changed, judged))
+
+
+def deployable(run: JudgedRun, **members: Any) -> Deployable:
+    judged = JudgedVariant.found(run.store.find, run.folder("judge", RECIPE).name)
+    return Deployable.of_evidence(judged, run.store.find).model_copy(update=members)
+
+
+def text_of(run: JudgedRun, verdict: BundleVerdict, judged: JudgedVariant) -> str:
+    find = run.store.find
+    return card_text(
+        verdict, judged, Deployable.of_evidence(judged, find), judged.evaluations(find)
+    )
 
 
 class TestFrontMatter:
@@ -116,8 +131,7 @@ def test_a_command_stays_the_same_command_in_its_block() -> None:
 
 class TestBody:
     def test_deployment_has_the_judged_arguments(self, run: JudgedRun, text: str) -> None:
-        judged = JudgedVariant.found(run.store.find, run.folder("judge", RECIPE).name)
-        command = serve_command(judged)
+        command = serve_command(deployable(run), trust_remote_code=False)
         assert command in text
         words = command.replace("\\\n", "").split()
         assert words[:2] == ["PYTHONSAFEPATH=1", "VLLM_CPU_KVCACHE_SPACE=1"]
@@ -131,13 +145,12 @@ class TestBody:
 
     def test_it_imports_nothing_from_the_folder(self, run: JudgedRun, tmp_path: Path) -> None:
         """It is given in a folder that was pulled, which may have anything in it."""
-        judged = JudgedVariant.found(run.store.find, run.folder("judge", RECIPE).name)
         (tmp_path / "vllm.py").write_text("open('owned', 'w').close()\n")
         programs = tmp_path / "bin"
         programs.mkdir()
         (programs / "python").symlink_to(sys.executable)
         done = subprocess.run(
-            ["/bin/sh", "-c", serve_command(judged)],
+            ["/bin/sh", "-c", serve_command(deployable(run), trust_remote_code=False)],
             cwd=tmp_path,
             env={"PATH": str(programs)},
             capture_output=True,
@@ -148,11 +161,10 @@ class TestBody:
         assert not (tmp_path / "owned").exists()
 
     def test_on_a_gpu_it_is_vllm_serve(self, run: JudgedRun) -> None:
-        judged = JudgedVariant.found(run.store.find, run.folder("judge", RECIPE).name)
-        parameters = {**judged.benchmark.parameters, "hardware": {"accelerator": "cuda"}}
-        other = judged.benchmark.model_copy(update={"parameters": parameters})
-        command = serve_command(JudgedVariant(**{**vars(judged), "benchmark": other}))
+        on_a_gpu = deployable(run, hardware={"accelerator": "cuda"})
+        command = serve_command(on_a_gpu, trust_remote_code=True)
         assert "vllm serve . " in command
+        assert command.endswith(" --trust-remote-code")
 
     def test_fallbacks_of_the_cpu_stand_beside_the_verdict(self, run: JudgedRun, text: str) -> None:
         verdict = read_verdict(output(run) / "prepare-evidence")
@@ -162,7 +174,7 @@ class TestBody:
         other = judged.judge.model_copy(update={"parameters": parameters})
         changed = JudgedVariant(**{**vars(judged), "judge": other})
         row = "| Fallback `kv-cache-not-fp8` | vLLM has no FP8 KV cache here |"
-        assert row in card_text(verdict, changed, changed.evaluations(run.store.find))
+        assert row in text_of(run, verdict, changed)
         assert "Fallback" not in text
 
     @pytest.mark.parametrize("scales", [False, True])
@@ -180,7 +192,7 @@ class TestBody:
                 update={"parameters": {**judged.quantize.parameters, "quantization": recipe}}
             ),
         )
-        card = card_text(verdict, changed, changed.evaluations(run.store.find))
+        card = text_of(run, verdict, changed)
         assert "| KV cache | `fp8`, and so is attention: queries are quantized as well; " in card
         assert ("keys' and values' are calibrated" in card) is scales
         assert ("the scales of queries, keys and values are 1.0" in card) is not scales
@@ -236,7 +248,7 @@ class TestHubResults:
             update={"variants": (verdict.variant.model_copy(update={"gates": [gate]}),)}
         )
         evaluations = judged.evaluations(run.store.find)
-        write_card(tmp_path, whole, judged, evaluations)
+        write_card(tmp_path, whole, judged, deployable(run), evaluations)
         (entry,) = parse_eval_result_entries(yaml.safe_load((tmp_path / RESULTS).read_text()))
         assert (entry.dataset_id, entry.value) == ("openai/openai_humaneval", 50.0)
         assert "fp8-dynamic" in (entry.notes or "")
@@ -289,12 +301,12 @@ class TestWords:
             licence_words(SourceFacts(ref="x", digest="d", licence="mit")) == "mit, as the source's"
         )
 
-    def test_a_cache_in_16_bits_is_just_that(self) -> None:
-        gpu = {"accelerator": "cuda"}
-        for dtype in ("auto", "bfloat16"):
-            words = kv_cache_words({"engine_arguments": {"kv-cache-dtype": dtype}}, gpu, {})
-            assert words == f"`{dtype}`"
-        assert kv_cache_words({"engine_arguments": {}}, gpu, {}) == "`auto`"
+    def test_a_cache_in_16_bits_is_just_that(self, run: JudgedRun) -> None:
+        for arguments in ({"kv-cache-dtype": "auto"}, {"kv-cache-dtype": "bfloat16"}, {}):
+            serving = ServingArguments(dict(arguments), {})
+            on_a_gpu = deployable(run, hardware={"accelerator": "cuda"}, serving=serving)
+            words = kv_cache_words(on_a_gpu, {})
+            assert words == f"`{arguments.get('kv-cache-dtype', 'auto')}`"
 
     def test_machines(self) -> None:
         assert hardware_words({"accelerator": "cuda", "gpu": "NVIDIA H100"}) == "NVIDIA H100"

@@ -1,10 +1,11 @@
-"""What would be served: read from evidence; tags are a stranger's text."""
+"""The deployable tuple: its digest and differences; evidence and tags are a stranger's text."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,14 @@ from hypothesis import strategies as st
 from judged_run import SERVING, JudgedRun
 from registered_version import registered
 
-from artifacts.deployable import TRUST_OPTION, JudgedTuple, refuse_code
-from artifacts.registry.registry import Version
-from pipeline.core.errors import CheckpointError, EvidenceError, RegistryError
+from artifacts.deployable import Deployable
+from artifacts.evidence.judged_variant import JudgedVariant
+from artifacts.registry.registry import TUPLE_TAG, Version
+from pipeline.core.digest import digest_json
+from pipeline.core.errors import EvidenceError, RegistryError
 from pipeline.core.hardware import hardware
-from pipeline.release.past_verdict import read_past
+from pipeline.release.past_verdict import read_past, refuse_changed_tags, tag_differences
 from pipeline.release.recheck_record import RECHECK_TAG, rechecks_of
-from pipeline.release.tag_check import refuse_changed_tags, tag_differences
 
 DEEP = "[" * 200_000
 
@@ -37,16 +39,81 @@ def serving(arguments: Any, environment: Any = None) -> dict[str, str]:
 
 def members(**changes: Any) -> dict[str, Any]:
     return {
+        "weights": "a" * 64,
         "engine_version": "0.33.0",
+        "environment.quantize": "0" * 64,
         "environment.serve": "1" * 64,
+        "environment.evaluate": "2" * 64,
         "serving": SERVING,
-        "hardware": hardware("cpu"),
+        "hardware": {"accelerator": "cpu", "cpu": "a processor", "cores": 2, "cpu_features": []},
         **changes,
     }
 
 
-def judged(*, trust_remote_code: bool = False, **changes: Any) -> JudgedTuple:
-    return JudgedTuple.of_members(members(**changes), "here", trust_remote_code=trust_remote_code)
+def deployable(**changes: Any) -> Deployable:
+    return Deployable.model_validate(members(**changes))
+
+
+def read(run: JudgedRun, **changes: Any) -> Deployable:
+    """Of evidence that says something else of how it was served, and what would be started."""
+    judged = JudgedVariant.found(run.store.find, run.folder("judge", "fp8-dynamic").name)
+    result = {k: v for k, v in changes.items() if k == "engine_version"}
+    parameters = {k: v for k, v in changes.items() if k != "engine_version"}
+    benchmark = judged.benchmark.model_copy(
+        update={
+            "parameters": {**judged.benchmark.parameters, **parameters},
+            "result": {**judged.benchmark.result, **result},
+        }
+    )
+    found = Deployable.of_evidence(replace(judged, benchmark=benchmark), run.store.find)
+    found.check_servable("here")
+    return found
+
+
+# What prepare 0.1.0 wrote before the tuple had a class of its own: versions are known by these.
+OF_BEFORE = """{"engine_version": "0.33.0", "environment.evaluate": "2e",
+"environment.quantize": "0e", "environment.serve": "1e",
+"hardware": {"accelerator": "cpu", "cores": 2, "cpu": "AMD EPYC \\u00e9",
+"cpu_features": ["avx2", "avx512f"]}, "serving": {"engine_arguments": {"dtype": "bfloat16",
+"enforce-eager": true, "gpu-memory-utilization": 0.9, "kv-cache-dtype": "fp8", "max-num-seqs": 32,
+"seed": 0, "swap-space": 4.0}, "environment": {"VLLM_CPU_KVCACHE_SPACE": "1"}}, "weights": "ae"}"""
+DIGEST_OF_BEFORE = "77e32ccfabca01515a7b9f1131e801a10bf4a31939b24e3e76c04f2c0310b848"
+TAGS_OF_BEFORE = {
+    "prepare.tuple": DIGEST_OF_BEFORE,
+    "prepare.weights": "ae",
+    "prepare.engine_version": "0.33.0",
+    "prepare.environment.quantize": "0e",
+    "prepare.environment.serve": "1e",
+    "prepare.environment.evaluate": "2e",
+    "prepare.serving": '{"engine_arguments": {"dtype": "bfloat16", "enforce-eager": true, '
+    '"gpu-memory-utilization": 0.9, "kv-cache-dtype": "fp8", "max-num-seqs": 32, "seed": 0, '
+    '"swap-space": 4.0}, "environment": {"VLLM_CPU_KVCACHE_SPACE": "1"}}',
+    "prepare.hardware": '{"accelerator": "cpu", "cores": 2, "cpu": "AMD EPYC \\u00e9", '
+    '"cpu_features": ["avx2", "avx512f"]}',
+}
+RECHECK_OF_BEFORE = (
+    '{"schema_version":1,"when":"2026-11-21T10:00:00+00:00","who":"ann","run":"r",'
+    f'"tuple_digest":"{DIGEST_OF_BEFORE}","members":{OF_BEFORE},"changed":[],"verdict":"pass",'
+    '"stands":true,"reason":"all gates passed"}'
+)
+
+
+class TestOfBefore:
+    def test_digest_and_tags(self) -> None:
+        found = Deployable.model_validate_json(OF_BEFORE)
+        assert found.digest == DIGEST_OF_BEFORE
+        assert found.tags() == TAGS_OF_BEFORE
+
+    def test_a_registered_version(self) -> None:
+        version = Version("m", "1", (), "s", TAGS_OF_BEFORE)
+        assert Deployable.of_tags(version) == Deployable.model_validate_json(OF_BEFORE)
+
+    def test_a_recheck(self) -> None:
+        tags = {f"{RECHECK_TAG}.0": RECHECK_OF_BEFORE}
+        (record,) = rechecks_of(Version("m", "1", (), "s", tags))
+        assert record.members.digest == record.tuple_digest
+        written = record.tags()[RECHECK_TAG]
+        assert json.loads(written) == json.loads(RECHECK_OF_BEFORE)
 
 
 class TestTags:
@@ -54,7 +121,9 @@ class TestTags:
         version = registered(run)
         past = read_past(version, Path(version.source))
         assert tag_differences(version, past) == []
-        assert JudgedTuple.of(version).arguments.to_dict() == SERVING
+        assert Deployable.of_tags(version) == past.deployable
+        assert past.deployable.serving.to_dict() == SERVING
+        assert past.deployable.digest == version.tags[TUPLE_TAG]
 
     @pytest.mark.parametrize(
         "changes",
@@ -97,22 +166,51 @@ class TestTags:
         assert "prepare.serving says nothing" in line
 
 
-class TestMembers:
-    def test_of_evidence(self) -> None:
-        assert judged().arguments.to_dict() == SERVING
-        assert judged().differences("1" * 64) == []
+class TestDifferences:
+    def test_of_none(self) -> None:
+        assert deployable().differences(deployable()) == []
 
     def test_every_member_that_differs_is_named(self) -> None:
-        other = {"accelerator": "cpu", "cpu": "another", "cores": 64}
-        found = judged(hardware=other).differences("2" * 64)
-        names = [line.partition(":")[0] for line in found]
-        assert names[:1] == ["environment 'serve'"]
-        assert {"hardware, cores", "hardware, cpu"} <= set(names)
+        serving = {**SERVING, "environment": {"OMP_A": "1"}}
+        other = {"accelerator": "cpu", "cpu": "another", "cores": 64, "cpu_features": ["avx2"]}
+        here = deployable(
+            **{"engine_version": "0.34.0", "environment.serve": "3" * 64, "serving": serving},
+            hardware=other,
+        )
+        assert [str(change) for change in deployable().differences(here)] == [
+            "engine version: judged 0.33.0, here 0.34.0",
+            f"environment 'serve': judged {'1' * 12}, here {'3' * 12}",
+            "serving, environment, OMP_A: judged none, here 1",
+            "serving, environment, VLLM_CPU_KVCACHE_SPACE: judged 1, here none",
+            "hardware, cores: judged 2, here 64",
+            "hardware, cpu: judged a processor, here another",
+            "hardware, cpu_features: judged [], here ['avx2']",
+        ]
 
     def test_a_gpu_that_is_not_here(self) -> None:
-        gpu = {"accelerator": "cuda", "gpu": "NVIDIA H1000"}
-        (line,) = judged(hardware=gpu).differences("1" * 64)
-        assert line.startswith("hardware, gpu: judged NVIDIA H1000, here ")
+        gpu = deployable(hardware={"accelerator": "cuda", "gpu": "NVIDIA H1000"})
+        (change,) = gpu.differences(deployable(hardware=hardware("cuda")))
+        assert str(change).startswith("hardware, gpu: judged NVIDIA H1000, here ")
+
+    def test_what_nobody_looked_at_then(self) -> None:
+        facts = members()["hardware"]
+        then = {name: fact for name, fact in facts.items() if name != "cpu_features"}
+        assert deployable(hardware=then).differences(deployable()) == []
+        assert len(deployable(hardware=facts).differences(deployable(hardware=then))) == 1
+
+    def test_what_made_the_weights_does_not_serve(self) -> None:
+        assert deployable().differences(deployable(**{"environment.quantize": "4" * 64})) == []
+
+
+class TestEvidence:
+    def test_as_judged(self, run: JudgedRun) -> None:
+        found = read(run)
+        assert found.serving.to_dict() == SERVING
+        assert found.environments == {
+            "quantize": "0" * 64,
+            "serve": run.engine,
+            "evaluate": run.evaluate,
+        }
 
     @pytest.mark.parametrize(
         "changes",
@@ -143,15 +241,9 @@ class TestMembers:
             {"engine_version": None},
         ],
     )
-    def test_what_cannot_be_served(self, changes: dict[str, Any]) -> None:
+    def test_what_cannot_be_served(self, run: JudgedRun, changes: dict[str, Any]) -> None:
         with pytest.raises(EvidenceError, match="what was judged cannot be served"):
-            judged(**changes)
-
-    def test_code_needs_consent(self) -> None:
-        refuse_code(judged().trust_remote_code, "here")
-        with pytest.raises(CheckpointError, match="Python code") as caught:
-            refuse_code(judged(trust_remote_code=True).trust_remote_code, "here")
-        assert TRUST_OPTION in caught.value.cure
+            read(run, **changes)
 
 
 TEXTS = st.text(max_size=20) | st.sampled_from(["cpu", "true", "host", "engine_arguments"])
@@ -160,7 +252,7 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=4),
     max_leaves=8,
 )
-READERS: list[Callable[[Version], object]] = [JudgedTuple.of, rechecks_of]
+READERS: list[Callable[[Version], object]] = [Deployable.of_tags, rechecks_of]
 NAMES = [
     "prepare.serving",
     "prepare.hardware",
@@ -180,18 +272,31 @@ NAMES = [
 def test_tags_of_a_stranger_raise_nothing_but_our_error(
     tags: dict[str, str], reader: Callable[[Version], object]
 ) -> None:
-    whole = {
-        "prepare.engine_version": "0.33.0",
-        "prepare.environment.serve": "1",
-        "prepare.serving": json.dumps(SERVING),
-        "prepare.hardware": json.dumps(hardware("cpu")),
-    }
     with contextlib.suppress(RegistryError):
-        reader(Version("m", "1", (), "s", whole | tags))
+        reader(Version("m", "1", (), "s", TAGS_OF_BEFORE | tags))
 
 
 @settings(max_examples=150, deadline=None)
-@given(part=st.sampled_from(["serving", "hardware", "engine_version"]), value=JSON)
-def test_members_of_a_stranger_raise_nothing_but_our_error(part: str, value: Any) -> None:
+@given(part=st.sampled_from(["serving", "hardware", "engine", "engine_version"]), value=JSON)
+def test_evidence_of_a_stranger_raises_nothing_but_our_error(
+    run: JudgedRun, part: str, value: Any
+) -> None:
     with contextlib.suppress(EvidenceError):
-        judged(**{part: value})
+        read(run, **{part: value})
+
+
+NUMBERS = st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+FACTS = st.dictionaries(TEXTS, NUMBERS | TEXTS | st.lists(TEXTS, max_size=2), max_size=4)
+
+
+@settings(max_examples=150, deadline=None)
+@given(arguments=st.dictionaries(TEXTS, NUMBERS | TEXTS, max_size=4), facts=FACTS)
+def test_the_digest_is_that_of_the_plain_members(
+    arguments: dict[str, Any], facts: dict[str, Any]
+) -> None:
+    """To the byte: 1, 1.0 and true stay what they were."""
+    plain = members(
+        serving={"engine_arguments": arguments, "environment": {}},
+        hardware={**facts, "accelerator": "cuda"},
+    )
+    assert deployable(**plain).digest == digest_json(plain)

@@ -14,8 +14,7 @@ from judged_run import JudgedRun
 from listener import Listener
 from registered_version import registered
 
-from artifacts import deployable as judged_tuple
-from artifacts.deployable import JudgedTuple
+from artifacts.deployable import Deployable
 from artifacts.evidence.bundle import BUNDLE
 from artifacts.evidence.manifest import digest_of_other_files
 from artifacts.registry.registry import FILES_TAG, Version
@@ -23,9 +22,10 @@ from artifacts.serving_arguments import ServingArguments
 from pipeline.core.errors import CheckpointError, EvidenceError, RegistryError
 from pipeline.environments.settings import Settings
 from pipeline.release import serve as deployment_server
-from pipeline.release.recheck_proof import proven_tuple
-from pipeline.release.recheck_record import RecheckRecord
+from pipeline.release.past_verdict import TRUST_OPTION, read_past
+from pipeline.release.recheck_record import RecheckRecord, proven_tuple
 from pipeline.release.serve import Deployment
+from pipeline.serving.server import Server
 
 ENGINES = {"cpu": "0.32.0+cpu", "cuda": "0.32.0"}
 HARDWARE = {
@@ -36,8 +36,11 @@ HARDWARE = {
 
 def members(accelerator: str) -> dict[str, Any]:
     return {
+        "weights": "a" * 64,
         "engine_version": ENGINES[accelerator],
+        "environment.quantize": "0" * 64,
         "environment.serve": f"serve-{accelerator}",
+        "environment.evaluate": "2" * 64,
         "serving": {
             "engine_arguments": {"seed": accelerator, "kv-cache-dtype": "fp8"},
             "environment": {},
@@ -69,7 +72,7 @@ def version(runs: dict[str, JudgedRun], judged: str, rechecked: str) -> Version:
         who="ann",
         run="r",
         tuple_digest="2" * 64,
-        members=members(rechecked),
+        members=Deployable.model_validate(members(rechecked)),
         changed=("hardware, accelerator",),
         verdict="pass",
         stands=True,
@@ -78,9 +81,9 @@ def version(runs: dict[str, JudgedRun], judged: str, rechecked: str) -> Version:
     return registered(runs[judged], **record.tags())
 
 
-def taken_at_its_word(record: RecheckRecord, *_: Any) -> JudgedTuple:
+def taken_at_its_word(record: RecheckRecord, *_: Any) -> Deployable:
     """In the place of looking for the recheck's evidence, which test_recheck.py does."""
-    return JudgedTuple.of_members(record.members, "tag", trust_remote_code=False)
+    return record.members
 
 
 @dataclass
@@ -123,7 +126,7 @@ class Place:
 @pytest.fixture
 def place(runs: dict[str, JudgedRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     found = Place(runs, Settings(home=tmp_path / "home", store=tmp_path / "store"))
-    monkeypatch.setattr(judged_tuple, "hardware", lambda accelerator: found.hardware[accelerator])
+    monkeypatch.setattr(deployment_server, "hardware", lambda kind: found.hardware[kind])
     monkeypatch.setattr(deployment_server, "identity", lambda name, kind, _: f"{name}-{kind}")
     monkeypatch.setattr(deployment_server, "proven_tuple", taken_at_its_word)
     monkeypatch.setattr(deployment_server, "ensure", found.ensure)
@@ -241,7 +244,9 @@ class TestWhatIsTrusted:
             "hardware, gpu: judged NVIDIA H100 80GB HBM3, here not found"
         ]
 
-    def test_code_that_comes_with_it(self, place: Place, tmp_path: Path) -> None:
+    def test_code_that_comes_with_it(
+        self, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         run = JudgedRun(
             tmp_path / "own" / "store",
             lost={"fp8-dynamic": 0},
@@ -249,9 +254,14 @@ class TestWhatIsTrusted:
             hardware=HARDWARE["cpu"],
             trust_remote_code=True,
         )
-        with pytest.raises(CheckpointError, match="Python code"):
+        with pytest.raises(CheckpointError, match="Python code") as caught:
             self.deployment(place, run)
-        assert self.deployment(place, run, trust_remote_code=True).judged.trust_remote_code
+        assert TRUST_OPTION in caught.value.cure
+        found = self.deployment(place, run, trust_remote_code=True)
+        monkeypatch.setattr(deployment_server, "port_is_free", lambda _: True)
+        monkeypatch.setattr(Server, "start", lambda *_: None)
+        with found.serving(8000, 1.0) as server:
+            assert server.command[-1] == "--trust-remote-code"
 
     def test_files_without_evidence(self, place: Place, tmp_path: Path) -> None:
         whole = registered(place.runs["cpu"])
@@ -261,3 +271,18 @@ class TestWhatIsTrusted:
         bare = registered(place.runs["cpu"], **tags)
         with pytest.raises(EvidenceError, match="has no evidence"):
             Deployment(bare, copy, place.settings, Listener())
+
+    def test_evidence_of_what_no_profile_may_set(self, place: Place, tmp_path: Path) -> None:
+        arguments = {"host": "0.0.0.0", "kv-cache-dtype": "fp8"}
+        run = JudgedRun(
+            tmp_path / "open" / "store",
+            lost={"fp8-dynamic": 0},
+            engine="serve-cpu",
+            hardware=HARDWARE["cpu"],
+            serving={"engine_arguments": arguments, "environment": {}},
+        )
+        with pytest.raises(EvidenceError, match="cannot be served: 'host' is not for a profile"):
+            self.deployment(place, run)
+        version = registered(run)
+        with pytest.raises(EvidenceError, match="cannot be served: 'host'"):  # nor measured again
+            _ = read_past(version, Path(version.source)).profile

@@ -26,7 +26,6 @@ from artifacts.registry.mlflow_registry import MlflowRegistry
 from artifacts.registry.registry import FILES_TAG
 from artifacts.run_record import RunReport
 from pipeline.cli.main import app
-from pipeline.core.digest import digest_json
 from pipeline.core.errors import (
     CheckpointError,
     EvidenceError,
@@ -98,7 +97,9 @@ class Site:
         """The serving environments that the verdict holds for."""
         version = find_version(self.registry, "tiny@champion")
         past = read_past(version, Path(version.source))
-        return [each.environment for each in accepted_tuples(version, past, store or self.store)]
+        return [
+            each.serve_environment for each in accepted_tuples(version, past, store or self.store)
+        ]
 
     def recheck(self, reference: str = "tiny@champion", **options: Any) -> Outcome:
         request = RecheckRequest(reference, registry=self.registry.uri, **options)
@@ -219,7 +220,7 @@ class TestSomethingChanged:
         assert now.parameters == then.parameters
         benchmark = site.store.find("benchmark", now.inputs["candidate.benchmark"].key)
         assert benchmark is not None
-        assert benchmark.parameters["serving"] == outcome.past.judged.serving
+        assert benchmark.parameters["serving"] == outcome.past.deployable.serving.to_dict()
         assert benchmark.parameters["engine"] == site.serve
         # Both load tests are of this recheck: one of the baseline's that is kept is not taken.
         (adopt,) = [s.key for s in _report(outcome).stages if s.name == "adopt"]
@@ -341,8 +342,8 @@ class TestWhatIsKept:
         version = find_version(site.registry, "tiny@champion")
         (kept,) = rechecks_of(version)
         assert json.loads(version.tags[RECHECK_TAG]) == json.loads(kept.model_dump_json())
-        assert kept.members["environment.serve"] == site.serve
-        assert kept.tuple_digest == digest_json(kept.members)
+        assert kept.members.serve_environment == site.serve
+        assert kept.tuple_digest == kept.members.digest
         assert kept.changed == tuple(str(change) for change in outcome.changed)
         assert (kept.verdict, kept.stands) == ("pass", True)
 

@@ -10,9 +10,10 @@ from typing import Any
 import httpx
 import pytest
 from listener import Listener
+from pydantic import ValidationError
 from tiny_engine import Tiny
 
-from artifacts.deployable import JudgedTuple
+from artifacts.deployable import Deployable
 from artifacts.serving_arguments import ServingArguments
 from pipeline.core.errors import EvidenceError, ServingError, UsageError
 from pipeline.core.events import Silent
@@ -135,20 +136,27 @@ def test_a_profile_is_checked_by_its_engine(tmp_path: Path, key: str, text: str)
     assert f"'{key}" in caught.value.what
 
 
-def judged(serving: dict[str, Any]) -> JudgedTuple:
-    members = {
-        "engine_version": "0.7",
-        "environment.serve": "e",
-        "serving": {"engine_arguments": {}, "environment": {}, **serving},
-        "hardware": {"accelerator": "cpu"},
-    }
-    return JudgedTuple.of_members(members, "here", trust_remote_code=False)
+def judged(serving: dict[str, Any]) -> Deployable:
+    found = Deployable.model_validate(
+        {
+            "weights": "w",
+            "engine_version": "0.7",
+            **{f"environment.{name}": name for name in ("quantize", "serve", "evaluate")},
+            "serving": {"engine_arguments": {}, "environment": {}, **serving},
+            "hardware": {"accelerator": "cpu"},
+        }
+    )
+    found.check_servable("here")
+    return found
 
 
 def test_evidence_names_it_and_none_names_the_first() -> None:
-    assert judged({"engine": "tiny"}).arguments.to_dict()["engine"] == "tiny"
-    first = judged({}).arguments
-    assert first.engine == "vllm"
-    assert "engine" not in first.to_dict()
-    with pytest.raises(EvidenceError):
+    assert judged({"engine": "tiny"}).members["serving"]["engine"] == "tiny"
+    first = judged({})
+    assert first.serving.engine == "vllm"
+    # Its digest is the one from before there were others.
+    assert "engine" not in first.members["serving"]
+    with pytest.raises(ValidationError):
         judged({"engine": "nosuch"})
+    with pytest.raises(EvidenceError):
+        judged({"engine": "tiny", "engine_arguments": {"max-num-seqs": 1}})

@@ -41,7 +41,11 @@ def deployable(recipe: str, engine: str = "0.32.0") -> dict[str, Any]:
     return {
         "weights": f"key of {recipe}",
         "engine_version": engine,
-        "serving": {"engine_arguments": {"kv-cache-dtype": "fp8", "tensor-parallel-size": 2}},
+        **{f"environment.{name}": name for name in ("quantize", "serve", "evaluate")},
+        "serving": {
+            "engine_arguments": {"kv-cache-dtype": "fp8", "tensor-parallel-size": 2},
+            "environment": {},
+        },
         "hardware": {"accelerator": "cuda", "gpu": "NVIDIA H100"},
     }
 
@@ -198,6 +202,9 @@ class TestTags:
             "prepare.verdict.stage": "verdict on fp8-dynamic",
             "prepare.weights": "key of fp8-dynamic",
             "prepare.engine_version": "0.32.0",
+            "prepare.environment.quantize": "quantize",
+            "prepare.environment.serve": "serve",
+            "prepare.environment.evaluate": "evaluate",
             "prepare.serving": json.dumps(whole["serving"], sort_keys=True),
             "prepare.hardware": json.dumps(whole["hardware"], sort_keys=True),
             "prepare.source.checkpoint": "c" * 64,
