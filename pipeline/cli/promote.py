@@ -73,8 +73,7 @@ def promote(
     from pipeline.core.store import Store
     from pipeline.environments.settings import load_settings
     from pipeline.plan.prepare import registry_uri
-    from pipeline.release.promote_run import promote_run
-    from pipeline.release.promotion_stage import Order
+    from pipeline.release.promotion import Order, promote_run
 
     settings = load_settings(store)
     found = Store(settings.store)

@@ -18,8 +18,7 @@ from pipeline.core.stage_key import stage_spec
 from pipeline.core.store import Store, write_atomically
 from pipeline.plan.of_suites import EvaluationPlanner, Served
 from pipeline.plan.plan import VariantPlan
-from pipeline.release.promote_run import promote_run
-from pipeline.release.promotion_stage import Order
+from pipeline.release.promotion import Order, promote_run
 from recipes.schema import Recipe
 
 SERVING = {"engine_arguments": {"kv-cache-dtype": "fp8"}, "environment": {}}

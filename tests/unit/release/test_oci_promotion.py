@@ -17,8 +17,7 @@ from pipeline.cli.main import app
 from pipeline.core.errors import RegistryError
 from pipeline.release.collection import find_garbage, remove
 from pipeline.release.deployment import find_version, pull_version
-from pipeline.release.promote_run import promote_run
-from pipeline.release.promotion_stage import Order
+from pipeline.release.promotion import Order, promote_run
 
 
 class OciSite(Site):

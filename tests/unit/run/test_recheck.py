@@ -44,8 +44,7 @@ from pipeline.forecast.preflight import Preflight
 from pipeline.plan.prepare import Choices
 from pipeline.release.deployment import find_version
 from pipeline.release.past_verdict import read_past
-from pipeline.release.promote_run import promote_run
-from pipeline.release.promotion_stage import Order
+from pipeline.release.promotion import Order, promote_run
 from pipeline.release.recheck_record import RECHECK_TAG, rechecks_of, stands
 from pipeline.release.serve import accepted_tuples
 from pipeline.run import recheck, recheck_run, runner, session
