@@ -7,13 +7,17 @@ verdict; what does not stand is believed always.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
 from pydantic import Field, ValidationError
 
-from artifacts.deployable import Deployable
+from artifacts.deployable import Change, Deployable
 from artifacts.evidence.judged_variant import JudgedVariant
 from artifacts.evidence.recompute import check_run, claims_of
 from artifacts.kept_runs import find_run
-from artifacts.registry.registry import Version
+from artifacts.registry.registry import Version, who_am_i
+from artifacts.run_record import VariantReport
 from eval_gates.records import Verdict
 from pipeline.core.errors import PrepareError, RegistryError
 from pipeline.core.record import Record
@@ -42,6 +46,38 @@ class RecheckRecord(Record):
         """As tags: one of this tuple's own, and the newest of all."""
         text = self.model_dump_json()
         return {RECHECK_TAG: text, f"{RECHECK_TAG}.{self.tuple_digest[:DIGITS]}": text}
+
+
+def record_of(
+    past: PastVerdict,
+    here: Deployable,
+    changed: Sequence[Change],
+    report: VariantReport,
+    run: str,
+) -> RecheckRecord | None:
+    """What a recheck came to, for the registry; None of a variant that came to no verdict.
+
+    Args:
+        past: the version's verdict.
+        here: the tuple that was measured.
+        changed: in what it differs.
+        report: of the variant, as measured.
+        run: id of the run that measured.
+    """
+    held = stands(past.bundle.variant.verdict, report.verdict)
+    if held is None or report.verdict in ("error", "skipped"):
+        return None
+    return RecheckRecord(
+        when=datetime.now(UTC).isoformat(timespec="seconds"),
+        who=who_am_i(),
+        run=run,
+        tuple_digest=here.digest,
+        members=here,
+        changed=tuple(map(str, changed)),
+        verdict=report.verdict,
+        stands=held,
+        reason=report.reason,
+    )
 
 
 def rechecks_of(version: Version) -> list[RecheckRecord]:

@@ -47,7 +47,7 @@ from pipeline.release.past_verdict import read_past
 from pipeline.release.promotion import Order, promote_run
 from pipeline.release.recheck_record import RECHECK_TAG, rechecks_of, stands
 from pipeline.release.serve import accepted_tuples
-from pipeline.run import recheck, recheck_run, runner, session
+from pipeline.run import recheck, runner, session
 from pipeline.run.executors import EXECUTORS
 from pipeline.run.recheck import Outcome, RecheckRequest, run_recheck
 from recipes.catalog import RECIPES, load_profile
@@ -140,7 +140,7 @@ def site(
         )
     monkeypatch.setattr(recheck, "engine_version", lambda *_: found.engine)
     monkeypatch.setattr(
-        recheck_run,
+        recheck,
         "identity",
         lambda name, *known: found.serve if name == "serve" else identity(name, *known),
     )
@@ -150,8 +150,8 @@ def site(
     # No model-written program is run here, so none has to be kept in.
     monkeypatch.setattr(runner, "choose_isolation", lambda *_: None)
     # Tiny matrices are no real model's, and the questions are the judged run's, not the packages'.
-    monkeypatch.setattr(recheck_run, "preflight_of", lambda *_: None)
-    monkeypatch.setattr(recheck_run, "find_data", lambda *_: Questions())
+    monkeypatch.setattr(recheck, "preflight_of", lambda *_: None)
+    monkeypatch.setattr(recheck, "find_data", lambda *_: Questions())
     return found
 
 
@@ -316,7 +316,7 @@ class TestPreflight:
                 store=settings.store,
             )
 
-        monkeypatch.setattr(recheck_run, "preflight_of", preflight_of)
+        monkeypatch.setattr(recheck, "preflight_of", preflight_of)
         site.serve = "3" * 64
         return site.recheck()
 
