@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from artifacts.run_command import check_command
+from artifacts.run_command import RunKind, check_command
 from pipeline.core.errors import StoreError
 
 # Options of either command whose value the record keeps under the same name.
@@ -29,14 +29,15 @@ MODEL_OPTIONS = ("profile", "policy", "name", "eval_data")
 PATHS = ("tokenizer", "eval_data", "weights")
 
 
-def command_line(command: Mapping[str, Any], *, public: bool = False) -> str:
+def command_line(kind: RunKind, command: Mapping[str, Any], *, public: bool = False) -> str:
     """One line for a shell, without a password that a URL in it may hold.
 
     Names stand as they were asked for: a ladder and not its rungs, a file and not the name in it.
     A record from before `asked` has the names that they came to, and of a ladder the rungs.
 
     Args:
-        command: of a run's record.
+        kind: of a run's record.
+        command: of the same.
         public: paths as `./NAME`, since where they lay on a machine is nobody else's business, and
             no registry.
 
@@ -52,10 +53,10 @@ def command_line(command: Mapping[str, Any], *, public: bool = False) -> str:
             cure="somebody changed the record, or another version of prepare wrote it",
         ) from error
     asked = {**command, **(command.get("asked") or {})}
-    if command.get("gate"):
+    if kind == "gate":
         words, options = ["prepare", "gate"], GATE_OPTIONS
-    elif command.get("recheck"):
-        words, options = ["prepare", "recheck", str(command["recheck"])], RECHECK_OPTIONS
+    elif kind == "recheck":
+        words, options = ["prepare", "recheck", str(command.get("recheck", ""))], RECHECK_OPTIONS
     else:
         checkpoint = str(asked.get("checkpoint", ""))
         words = ["prepare", "model", _shown_checkpoint(checkpoint) if public else checkpoint]
@@ -68,9 +69,9 @@ def command_line(command: Mapping[str, Any], *, public: bool = False) -> str:
             words += [f"--{option.replace('_', '-')}", value]
     if command.get("trust_remote_code"):
         words.append("--yes-trust-remote-code")
-    if command.get("recheck") and command.get("again"):
+    if kind == "recheck" and command.get("again"):
         words.append("--force")
-    if command.get("promote") is False and not command.get("recheck"):
+    if kind == "model" and command.get("promote") is False:
         words.append("--no-promote")
     return shlex.join(without_password(word) for word in words)
 

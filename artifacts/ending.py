@@ -95,8 +95,7 @@ def next_command(report: RunReport) -> str:
     if champion_of(report) is not None:
         return f"prepare registry show {report.registered_name}"
     if report.status == "finished" and passed(report):
-        to_promote = not (report.command.get("gate") or report.command.get("recheck"))
-        return f"prepare {'promote' if to_promote else 'verify'} {report.run}"
+        return f"prepare {'promote' if report.kind == 'model' else 'verify'} {report.run}"
     return f"prepare runs show {report.run}"
 
 
@@ -108,11 +107,10 @@ def next_steps(report: RunReport) -> list[str]:
     """
     command = f"`{next_command(report)}`"
     verdict = verdict_of(report)
-    gate = bool(report.command.get("gate"))
     if verdict == "pass":
         if champion_of(report) is not None:
             return [f"{command} shows what was promoted."]
-        if gate:
+        if report.kind == "gate":
             return [f"{command} computes the verdict again from the answers."]
         return [f"{command} promotes what passed."]
     if verdict == "fail":
@@ -123,7 +121,7 @@ def next_steps(report: RunReport) -> list[str]:
             f"{command} names the folders with every answer.",
         ]
     if verdict == "undecided":
-        kept = "with the same `--session`" if gate else "on the same store"
+        kept = "with the same `--session`" if report.kind == "gate" else "on the same store"
         return [
             f"Run the same command again {kept} with more questions or minutes in the policy: "
             "the answers are kept, and it continues where it stopped.",

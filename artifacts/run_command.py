@@ -7,11 +7,12 @@ is made of, the kinds are checked here, so that whoever reads one need not.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 Names = tuple[str, ...]
+RunKind = Literal["model", "gate", "recheck"]
 
 
 class _Asked(BaseModel):
@@ -49,6 +50,11 @@ class _Command(_Asked):
     trust_remote_code: bool | None = None
     promote: bool | None = None
     fallbacks: dict[str, str] | None = None
+
+
+def kind_of(command: Mapping[str, Any]) -> RunKind:
+    """Which command made a record that does not say so: those of before it was kept."""
+    return "gate" if command.get("gate") else "recheck" if command.get("recheck") else "model"
 
 
 def check_command(command: Mapping[str, Any]) -> None:

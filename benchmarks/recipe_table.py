@@ -90,7 +90,9 @@ class Table:
         choices = choose(request, self._settings)
         accelerator = Accelerator(choices.profile.accelerator)
         with open_display() as progress:
-            stages = Session(choices.to_dict(), accelerator, self._settings, progress).stages
+            stages = Session(
+                "model", choices.to_dict(), accelerator, self._settings, progress
+            ).stages
             sources = find_data(choices, self._settings, progress)
             checkpoint = locate(choices, self._settings, stages.output_of, progress)
             plan = make_plan(choices, checkpoint, self._settings, sources)

@@ -54,8 +54,8 @@ def whole_run_case(report: RunReport) -> Case:
 
 
 def command_of(report: RunReport) -> str:
-    """'prepare gate' or 'prepare model'; no recipe has a blank in its name."""
-    return "prepare gate" if report.command.get("gate") else "prepare model"
+    """Such as 'prepare gate'; no recipe has a blank in its name."""
+    return f"prepare {report.kind}"
 
 
 def cases_of(variant: VariantReport) -> list[Case]:

@@ -106,7 +106,7 @@ def claims_of(report: RunReport) -> Claims:
         judges={
             stage.variant: str(stage.key)
             for stage in report.stages
-            if stage.name == "judge" and stage.status != "failed"
+            if stage.stage == "judge" and stage.status != "failed"
         },
     )
 

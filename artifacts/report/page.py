@@ -50,7 +50,7 @@ def run_page(evidence: RunEvidence) -> str:
         serving=ending.serving_lines(evidence.report.command),
         variants=score_table.variant_parts(evidence),
         examples=changed_answers.changed_answers(evidence),
-        command=command_line(evidence.report.command),
+        command=command_line(evidence.report.kind, evidence.report.command),
         facts=provenance.run_facts(evidence),
         tuples=provenance.tuple_table(evidence),
         policies=provenance.policies_as_json(evidence),

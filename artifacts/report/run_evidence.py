@@ -18,7 +18,7 @@ from eval_gates.planned_bets import bets_in
 from eval_gates.suites.json_lines import read_rows
 from pipeline.core.digest import digest_bytes
 from pipeline.core.errors import EvaluationDataError, StoreError
-from pipeline.core.stage_record import StageRecord
+from pipeline.core.stage_record import StageRecord, StageReference
 from pipeline.core.store import Store
 from recipes.catalog import BASELINE
 from recipes.policy import AnySuite, Margin, Policy
@@ -65,8 +65,8 @@ class RunEvidence:
         self.store = store
         self.missing: list[str] = []
         self._answered: dict[tuple[str, str], Answered | None] = {}
-        self._keys = {
-            (stage.name, stage.variant): stage.key
+        self._finished = {
+            (stage.name, stage.variant): StageReference(stage=stage.stage, key=stage.key)
             for stage in report.stages
             if stage.key is not None and stage.status != "failed"
         }
@@ -79,8 +79,8 @@ class RunEvidence:
 
     def record(self, stage: str, variant: str) -> StageRecord | None:
         """The last finished stage of that name (as the run names it) of that variant."""
-        key = self._keys.get((stage, variant))
-        return self._found(stage.split()[0], key) if key is not None else None
+        found = self._finished.get((stage, variant))
+        return self._found(found) if found is not None else None
 
     def place(self, record: StageRecord) -> Path:
         """The folder of a stage's outputs."""
@@ -137,11 +137,11 @@ class RunEvidence:
     def collected(self, recipe: str) -> list[tuple[str, StageRecord]]:
         """By suite, the last round's answers of a variant, judged or not."""
         last: dict[str, str] = {}
-        for name, variant in self._keys:
-            if variant == recipe and name.startswith("evaluate ") and not name.endswith(" again"):
+        for (name, variant), found in self._finished.items():
+            if variant == recipe and found.stage == "evaluate" and not name.endswith(" again"):
                 last[name.removeprefix("evaluate ").partition(", round ")[0]] = name
-        found = [(suite, self.record(name, recipe)) for suite, name in last.items()]
-        return [(suite, record) for suite, record in found if record is not None]
+        records = [(suite, self.record(name, recipe)) for suite, name in last.items()]
+        return [(suite, record) for suite, record in records if record is not None]
 
     def requests(self, benchmark: StageRecord) -> dict[str, Any] | None:
         """Every request's timings of a load test."""
@@ -183,19 +183,19 @@ class RunEvidence:
 
     def _input(self, judge: StageRecord, role: str, words: str) -> StageRecord | None:
         reference = judge.inputs.get(role)
-        found = self._found(reference.stage, reference.key) if reference is not None else None
+        found = self._found(reference) if reference is not None else None
         if found is None:
             self._miss(f"{words} are no longer in the store")
         return found
 
-    def _found(self, stage: str, key: str) -> StageRecord | None:
+    def _found(self, of: StageReference) -> StageRecord | None:
         try:
-            record = self.store.find(stage, key)
+            record = self.store.find(of.stage, of.key)
         except StoreError as error:
-            self._miss(f"{stage}: {error.what}")
+            self._miss(f"{of.stage}: {error.what}")
             return None
         if record is not None and record.schema_version != SCHEMA_VERSION:
-            self._miss(f"{stage}: a record has schema version {record.schema_version}, not read")
+            self._miss(f"{of.stage}: a record has schema version {record.schema_version}, not read")
             return None
         return record
 

@@ -15,6 +15,7 @@ from pipeline.cli.options import given_path
 from pipeline.cli.terminal import print_command
 
 if TYPE_CHECKING:
+    from artifacts.run_command import RunKind
     from artifacts.run_record import RunReport
     from pipeline.core.events import Progress
     from pipeline.environments.settings import Settings
@@ -69,12 +70,14 @@ class CiReporting:
     """What of a run goes to CI.
 
     Args:
+        kind: the command of the run.
         ci: whether this is a CI job; without one, only files that were asked for are written.
         junit: as the option says.
         outputs: as the option says.
         as_json: what is printed is for programs, so no annotations are among it.
     """
 
+    kind: RunKind
     ci: bool
     junit: Path | None
     outputs: Path | None
@@ -122,7 +125,7 @@ class CiReporting:
             settings = load_settings(store)
             report = work(settings, progress)
         except BaseException as error:
-            self._publish(report_of(error, command), self.junit, progress)
+            self._publish(report_of(error, self.kind, command), self.junit, progress)
             raise
         in_its_folder = settings.store / "runs" / report.run / JUNIT_NAME
         self._publish(report, self.junit or (in_its_folder if self.ci else None), progress)
@@ -139,7 +142,7 @@ class CiReporting:
         publish(report, Places.of(environ, junit, self.outputs, annotate), progress.note)
 
 
-def report_of(error: BaseException, command: dict[str, Any]) -> RunReport:
+def report_of(error: BaseException, kind: RunKind, command: dict[str, Any]) -> RunReport:
     """A report of a command that came to no run, or whose run's report nobody could hand over."""
     from datetime import UTC, datetime
 
@@ -165,6 +168,7 @@ def report_of(error: BaseException, command: dict[str, Any]) -> RunReport:
         }
     return RunReport(
         run="",
+        kind=kind,
         status="interrupted" if code == ExitCode.INTERRUPTED else "failed",
         exit_code=code,
         started=datetime.now(UTC).isoformat(timespec="seconds"),

@@ -125,6 +125,6 @@ def gate(
         )
         return run_gate(request, settings, progress)
 
-    reporting = CiReporting(in_ci(ci), junit, outputs, as_json)
-    asked = {"gate": True, "checkpoint": f"{candidate} against {baseline}"}
+    reporting = CiReporting("gate", in_ci(ci), junit, outputs, as_json)
+    asked = {"checkpoint": f"{candidate} against {baseline}"}
     reporting.carry_out(judged, asked, store)

@@ -70,7 +70,7 @@ def model(
         promote=promote,
         dry_run=dry_run,
     )
-    reporting = CiReporting(in_ci(ci), junit, outputs, as_json)
+    reporting = CiReporting("model", in_ci(ci), junit, outputs, as_json)
     reporting.carry_out(
         lambda settings, progress: run_model(request, settings, progress),
         {"checkpoint": checkpoint},

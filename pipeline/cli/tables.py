@@ -164,9 +164,7 @@ def last_line(report: RunReport) -> str:
 
     reused = sum(stage.status == "reused" for stage in report.stages)
     done = f"{len(report.stages)} stages, {reused} reused, {report.seconds:.0f} s. "
-    could = champion_of(report) is None and not (
-        report.command.get("gate") or report.command.get("recheck")
-    )
+    could = champion_of(report) is None and report.kind == "model"
     return f"{done}{'Nothing was promoted. ' if could else ''}Next: {next_command(report)}"
 
 
@@ -174,7 +172,7 @@ def print_stages(report: RunReport, store: Store) -> None:
     """Every stage of a run with its time and the folder of its evidence."""
     rows = []
     for stage in report.stages:
-        folder = store.stage_folder(stage.name.split()[0], stage.key) if stage.key else None
+        folder = store.stage_folder(stage.stage, stage.key) if stage.key else None
         place = str(folder) if folder and folder.is_dir() else "-"
         rows.append([stage.name, stage.variant, stage.status, f"{stage.seconds:.1f} s", place])
     print_table(["stage", "variant", "status", "time", "evidence"], rows)

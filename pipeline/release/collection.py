@@ -151,11 +151,11 @@ def rechecked_in(store: Store) -> Iterator[str]:
     """URIs of the registries, beside the store's own, whose versions were rechecked here."""
     for folder in store.run_folders():
         try:
-            command = read_run(folder).command
+            run = read_run(folder)
         except StoreError:  # its run stays, and is reported
             continue
-        if command.get("recheck") and command.get("registry"):
-            yield str(command["registry"])
+        if run.kind == "recheck" and run.command.get("registry"):
+            yield str(run.command["registry"])
 
 
 def keep_named(store: Store, registry: Registry, kept: Kept) -> None:
@@ -213,7 +213,7 @@ def keep_of_runs(store: Store, oldest: datetime, kept: Kept, progress: Progress)
             continue
         if folder.name in kept.runs or datetime.fromisoformat(report.started) >= oldest:
             kept.runs.add(folder.name)
-            kept.stages |= {(s.name.split()[0], s.key) for s in report.stages if s.key}
+            kept.stages |= {(s.stage, s.key) for s in report.stages if s.key}
 
 
 def keep_inputs(store: Store, kept: Kept) -> list[StageRecord]:

@@ -100,6 +100,6 @@ def evidence_stage(
             ),
         },
         inputs,
-        {"run": run.run, "command": command_line(run.command, public=True)},
+        {"run": run.run, "command": command_line(run.kind, run.command, public=True)},
         store.root,
     )

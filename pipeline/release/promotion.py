@@ -165,15 +165,15 @@ def promote_run(run: RunReport, store: Store, order: Order, progress: Progress) 
 def chosen_variants(run: RunReport, order: Order) -> list[VariantReport]:
     """The variants that the order is about; raises UsageError where there is none."""
     where = f"run {run.run}"
-    if run.command.get("gate"):
+    if run.kind == "gate":
         raise UsageError(
             "this run judged endpoints that someone else serves: it has no weights to promote",
             where=where,
             cure="`prepare model CHECKPOINT` makes variants that can be promoted",
         )
-    if run.command.get("recheck"):
+    if run.kind == "recheck":
         raise UsageError(
-            f"this run rechecked {run.command['recheck']}, which is registered already",
+            f"this run rechecked {run.command.get('recheck')}, which is registered already",
             where=where,
             cure="`prepare registry show NAME` shows what the recheck found; to promote the "
             "weights as a version of another tuple, run `prepare model` there",

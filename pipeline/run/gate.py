@@ -116,7 +116,7 @@ def run_gate(request: GateRequest, settings: Settings, progress: Progress) -> Ru
     policy = with_forms(wanted, has_template=has_template)
     request = answered(request)
     # Which accelerator someone else serves on does not matter for the asking.
-    session = Session(request.to_dict(), Accelerator.CPU, settings, progress)
+    session = Session("gate", request.to_dict(), Accelerator.CPU, settings, progress)
     for note in form_notes(wanted, has_template=has_template):
         session.progress.note(note)
     return session.run(lambda: judge_endpoints(request, policy, session))

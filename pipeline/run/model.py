@@ -46,7 +46,7 @@ def run_model(request: Request, settings: Settings, progress: Progress) -> RunRe
     """
     choices = choose(request, settings)
     accelerator = Accelerator(choices.profile.accelerator)
-    session = Session(choices.to_dict(), accelerator, settings, progress)
+    session = Session("model", choices.to_dict(), accelerator, settings, progress)
     return session.run(lambda: run_choices(choices, session))
 
 

@@ -182,9 +182,9 @@ def run_recheck(request: RecheckRequest, settings: Settings, progress: Progress)
         again=again,
     )
     choices = recheck.choices()
-    command = recheck.command(choices, [str(change) for change in changed])
+    command = {**recheck.command(choices, list(map(str, changed))), "asked": request.asked()}
     accelerator = Accelerator(profile.accelerator)
-    session = Session({**command, "asked": request.asked()}, accelerator, settings, progress)
+    session = Session("recheck", command, accelerator, settings, progress)
 
     def measure() -> ExitCode:
         recheck.run(choices, session)

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from filelock import FileLock
 
 from artifacts.kept_runs import ALIVE_LOCK, RUN_RECORD
+from artifacts.run_command import RunKind
 from artifacts.run_record import RunReport, StageReport, VariantReport
 from pipeline.checkpoint.source_facts import CheckpointReport
 from pipeline.core.errors import PrepareError
@@ -21,14 +22,15 @@ Ended = Literal["finished", "failed", "interrupted"]
 
 
 class RunLog:
-    """The growing RunReport of one `prepare model`.
+    """The growing RunReport of one run.
 
     Args:
         store: where the run's folder is made.
-        command: options as resolved.
+        kind: the command that it is of.
+        command: its options as resolved.
     """
 
-    def __init__(self, store: Store, command: dict[str, Any]) -> None:
+    def __init__(self, store: Store, kind: RunKind, command: dict[str, Any]) -> None:
         now = datetime.now(UTC)
         # Microseconds make ids of runs that start together differ.
         self.run_id = now.strftime("%Y%m%d-%H%M%S-%f")
@@ -41,6 +43,7 @@ class RunLog:
         self._variants: dict[str, VariantReport] = {}
         self._report = RunReport(
             run=self.run_id,
+            kind=kind,
             status="running",
             exit_code=None,
             started=now.isoformat(timespec="seconds"),

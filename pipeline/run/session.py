@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
+from artifacts.run_command import RunKind
 from artifacts.run_record import RunReport
 from pipeline.core.errors import ExitCode, PrepareError, StoreError
 from pipeline.core.events import Progress
@@ -23,7 +24,8 @@ class Session:
     """One run: its settings, its record, and what runs its stages.
 
     Args:
-        command: options as resolved, for the record.
+        kind: the command that the run is of.
+        command: its options as resolved, for the record.
         accelerator: that the environments of its stages are for.
         settings: where things are kept.
         progress: receives everything; the record keeps the notes.
@@ -35,6 +37,7 @@ class Session:
 
     def __init__(
         self,
+        kind: RunKind,
         command: dict[str, Any],
         accelerator: Accelerator,
         settings: Settings,
@@ -42,7 +45,7 @@ class Session:
     ) -> None:
         store, executor = Store(settings.store), executor_of(settings)
         self.settings = settings
-        self.log = RunLog(store, command)
+        self.log = RunLog(store, kind, command)
         self.progress = NotingProgress(progress, self.log)
         python_of = interpreters(accelerator, settings, self.progress)
         self.stages = StageRunner(store, executor, python_of, self.log, self.progress)

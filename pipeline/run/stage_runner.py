@@ -142,7 +142,12 @@ class StageRunner:
             name = f"evaluate {spec.runtime['suite']}"
         self.log.stage(
             StageReport(
-                name=name, variant=spec.variant, status=status, seconds=seconds, key=spec.key
+                stage=spec.stage,
+                name=name,
+                variant=spec.variant,
+                status=status,
+                seconds=seconds,
+                key=spec.key,
             )
         )
         self.progress.note(f"{spec.variant}: {name} {status} ({seconds:.1f} s)")

@@ -47,7 +47,7 @@ def test_of_the_demo_model(demo_model: Path, tmp_path: Path) -> None:
     sources = find_data(choices, settings, Silent())
     checkpoint = locate(choices, settings, lambda _: demo_model, Silent())
     plan = make_plan(choices, checkpoint, settings, sources)
-    stages = Session(choices.to_dict(), Accelerator.CPU, settings, Silent()).stages
+    stages = Session("model", choices.to_dict(), Accelerator.CPU, settings, Silent()).stages
     ensure("quantize", Accelerator.CPU, settings, Silent())
     spec = plan.variants[0].stages["dry_run"]
     record = stages.run(spec)

@@ -22,6 +22,7 @@ from artifacts.deployable import Deployable
 from artifacts.evidence.manifest import MANIFEST, read_manifest
 from artifacts.registry import model_pack
 from artifacts.registry.registry import Version
+from artifacts.run_command import kind_of
 from eval_gates.suites import mbpp
 from eval_gates.suites.json_lines import read_rows
 from eval_gates.suites.lm_eval_files import read_task_file
@@ -158,7 +159,7 @@ def command_of(path: Path) -> object:
         command = json.loads(path.read_bytes())
     except (ValueError, RecursionError):
         return None
-    return command_line(command) if isinstance(command, dict) else None
+    return command_line(kind_of(command), command) if isinstance(command, dict) else None
 
 
 def carried(name: str) -> bytes:

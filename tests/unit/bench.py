@@ -118,7 +118,7 @@ class Bench:
 
     def run(self) -> RunReport:
         store = Store(self.root)
-        log = RunLog(store, {"checkpoint": "c"})
+        log = RunLog(store, "model", {"checkpoint": "c"})
         stages = StageRunner(
             store, PretendExecutor(store, self.models), lambda _: Path("python"), log, Listener()
         )

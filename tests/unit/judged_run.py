@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from listener import Listener
-from sample_reports import COMMAND
+from sample_reports import COMMAND, stage_report
 from small_checkpoint import checkpoint_files, safetensors, write_files
 
-from artifacts.run_record import RunReport, StageReport, VariantReport, unjudged
+from artifacts.run_record import RunReport, VariantReport, unjudged
 from artifacts.selection import corrected
 from eval_gates.planned_bets import planned_bets_of
 from pipeline.checkpoint.folder import inspect_folder
@@ -142,6 +142,7 @@ class JudgedRun:
         changed = {r.recipe: r for r in corrected(variants, 0.05)}
         return RunReport(
             run=RUN,
+            kind="model",
             status="finished",
             exit_code=0,
             started="2026-11-21T10:00:00+00:00",
@@ -160,7 +161,7 @@ class JudgedRun:
             registered_name="tiny",
             variants=[changed.get(v.recipe, v) for v in variants],
             stages=[
-                StageReport(name="judge", variant=recipe, status="ran", seconds=1.0, key=spec.key)
+                stage_report(name="judge", variant=recipe, key=spec.key)
                 for recipe, spec in judges.items()
             ],
             notes=[],

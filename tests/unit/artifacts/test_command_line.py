@@ -50,7 +50,7 @@ def test_a_ladder_is_asked_for_as_one(tmp_path: Path, policy: str) -> None:
     model = tmp_path / "my model"
     model.mkdir()
     command = chosen(tmp_path, str(model), recipes=("awq-ladder",), policy=policy)
-    assert shlex.split(command_line(command)) == [
+    assert shlex.split(command_line("model", command)) == [
         *("prepare", "model", str(model), "--recipe", "awq-ladder"),
         *("--profile", "cpu", "--policy", policy, "--name", "my model"),
     ]
@@ -62,7 +62,7 @@ def test_what_others_read_has_no_path_of_this_machine(tmp_path: Path, policy: st
     command = chosen(
         tmp_path, str(model), recipes=("fp8-dynamic",), policy=policy, eval_data=tmp_path
     )
-    assert command_line(command, public=True) == (
+    assert command_line("model", command, public=True) == (
         "prepare model ./model --recipe fp8-dynamic --profile cpu --policy ./strict-policy.yaml "
         f"--name model --eval-data ./{tmp_path.name}"
     )
@@ -70,9 +70,10 @@ def test_what_others_read_has_no_path_of_this_machine(tmp_path: Path, policy: st
 
 def test_where_and_whether_it_promotes(tmp_path: Path) -> None:
     asked = {"registry": "http://me:secret@mlflow:5000", "promote": False}
-    line = command_line(chosen(tmp_path, "org/model", **asked))
+    command = chosen(tmp_path, "org/model", **asked)
+    line = command_line("model", command)
     assert line.endswith(" --registry 'http://***@mlflow:5000' --no-promote")
-    assert "--registry" not in command_line(chosen(tmp_path, "org/model", **asked), public=True)
+    assert "--registry" not in command_line("model", command, public=True)
 
 
 def test_a_recheck() -> None:
@@ -87,7 +88,7 @@ def test_a_recheck() -> None:
         "again": "20261121",
         "asked": asked,
     }
-    assert command_line(command) == (
+    assert command_line("recheck", command) == (
         "prepare recheck tiny@1 --profile h200 --source ./here --yes-trust-remote-code --force"
     )
 
@@ -95,14 +96,14 @@ def test_a_recheck() -> None:
 @pytest.mark.parametrize("checkpoint", ["org/model@v1", "demo:smollm2-135m"])
 def test_names_that_are_no_paths_stay(tmp_path: Path, checkpoint: str) -> None:
     command = chosen(tmp_path, checkpoint, trust_remote_code=True)
-    line = command_line(command, public=True)
+    line = command_line("model", command, public=True)
     assert line.startswith(f"prepare model {checkpoint} --recipe fp8-dynamic --recipe awq-w4a16 ")
     assert line.endswith(" --yes-trust-remote-code")
-    assert line == command_line(command)
+    assert line == command_line("model", command)
 
 
 def test_a_record_from_before_has_the_names_it_came_to() -> None:
-    assert command_line({**COMMAND, "ladder": []}) == (
+    assert command_line("model", {**COMMAND, "ladder": []}) == (
         "prepare model demo:smollm2-135m --recipe fp8-dynamic --profile cpu --policy demo "
         "--name smollm2-135m --registry sqlite:////somewhere/registry.db"
     )
@@ -119,7 +120,7 @@ def test_of_two_endpoints() -> None:
         eval_data=None,
         session="s",
     )
-    assert command_line(request.to_dict()) == (
+    assert command_line("gate", request.to_dict()) == (
         "prepare gate --baseline 'http://***@a:1' --candidate http://b:2 --candidate-model mine "
         "--tokenizer /models/tokenizer --policy default --family int4 --max-length 2048 --session s"
     )

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from ci_reports import RUNS
-from sample_reports import COMMAND, run_report
+from sample_reports import run_report
 
 from artifacts.ci.summary import markdown_summary
 from artifacts.ending import (
@@ -116,5 +116,5 @@ def test_a_promotion_that_failed_is_not_told_as_a_pass() -> None:
     report = RUNS["not promoted"].model_copy(update=failed)
     assert (outcome(report), headline(report)) == ("error", "no answer")
     assert next_command(report) == f"prepare runs show {report.run}"
-    gate = report.model_copy(update={"command": COMMAND | {"gate": True}})
+    gate = report.model_copy(update={"kind": "gate"})
     assert next_command(gate) == f"prepare runs show {report.run}"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sample_reports import COMMAND
 
 from artifacts.command_line import command_line
-from artifacts.run_command import check_command
+from artifacts.run_command import RunKind, check_command
 from pipeline.core.errors import StoreError
 
 JSON = st.recursive(
@@ -50,10 +50,11 @@ def test_an_option_of_another_kind_is_named(key: str, value: Any) -> None:
 @given(
     path=st.sampled_from([(key,) for key in WHOLE] + [("asked", key) for key in WHOLE["asked"]]),
     value=JSON,
+    kind=st.sampled_from(["model", "gate", "recheck"]),
     public=st.booleans(),
 )
 def test_a_strangers_command_raises_nothing_but_our_error(
-    path: tuple[str, ...], value: Any, public: bool
+    path: tuple[str, ...], value: Any, kind: RunKind, public: bool
 ) -> None:
     command = copy.deepcopy(WHOLE)
     place = command
@@ -61,4 +62,4 @@ def test_a_strangers_command_raises_nothing_but_our_error(
         place = place[key]
     place[path[-1]] = value
     with contextlib.suppress(StoreError):
-        command_line(command, public=public)
+        command_line(kind, command, public=public)

@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 from listener import Listener
 from sample_reports import (
-    COMMAND,
     failed_variant_report,
     gate_report,
     run_report,
@@ -199,7 +198,7 @@ def test_what_cannot_be_written_is_said_and_the_verdict_stays(
 
 
 def test_gate_tells_as_much(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    finished(monkeypatch, failed(command=COMMAND | {"gate": True}))
+    finished(monkeypatch, failed(kind="gate"))
     sides = ("--baseline", "http://a", "--candidate", "http://b", "--tokenizer", str(job))
     result = CliRunner().invoke(app, ["gate", *sides, "--junit", "junit.xml"])
     assert result.exit_code == 4
@@ -262,7 +261,7 @@ def test_whatever_ends_a_run_is_told_and_goes_on(
     def work(*_: Any) -> RunReport:
         raise error
 
-    reporting = CiReporting(ci=True, junit=job / "junit.xml", outputs=None, as_json=False)
+    reporting = CiReporting("model", ci=True, junit=job / "junit.xml", outputs=None, as_json=False)
     with pytest.raises(type(error)):
         reporting.told(work, {"checkpoint": "c"}, None, Listener())
     assert (outputs(job)["exit_code"], outputs(job)["verdict"]) == (code, verdict)

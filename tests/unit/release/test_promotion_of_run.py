@@ -153,7 +153,7 @@ class TestPromoteRun:
         ("changes", "words"),
         [
             ({"status": "running"}, "is not finished"),
-            ({"command": {"gate": True}}, "has no weights to promote"),
+            ({"kind": "gate"}, "has no weights to promote"),
             ({"stages": []}, "judged no variant"),
         ],
     )
@@ -254,7 +254,7 @@ class TestCollection:
     def test_while_a_run_is_going_on(self, good: Site) -> None:
         from pipeline.run.run_log import RunLog
 
-        log = RunLog(good.store, {"checkpoint": "c"})
+        log = RunLog(good.store, "model", {"checkpoint": "c"})
         with pytest.raises(StoreError, match=f"run {log.run_id}"):
             self.paths(good)
         log._alive.release()

@@ -277,7 +277,7 @@ class TestChosenBySettings:
     ) -> None:
         monkeypatch.setitem(EXECUTORS, "here", HereExecutor)
         settings = self.settings(tmp_path, monkeypatch, "executor: here\n")
-        log = RunLog(run.store, {"checkpoint": "c"})
+        log = RunLog(run.store, "model", {"checkpoint": "c"})
         stages = StageRunner(run.store, executor_of(settings), Path, log, run.listener)
         spec = run.verify()
         assert stages.run(spec).key == spec.key

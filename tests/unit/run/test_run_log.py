@@ -29,7 +29,7 @@ def store(tmp_path: Path) -> Store:
 
 @pytest.fixture
 def log(store: Store) -> RunLog:
-    return RunLog(store, dict(COMMAND))
+    return RunLog(store, "model", dict(COMMAND))
 
 
 def on_disk(log: RunLog) -> dict[str, Any]:
@@ -101,7 +101,7 @@ def test_what_is_said_aloud_is_passed_on_and_kept(log: RunLog) -> None:
 
 
 def test_runs_that_start_together_have_folders_of_their_own(store: Store) -> None:
-    runs = [RunLog(store, dict(COMMAND)).run_id for _ in range(5)]
+    runs = [RunLog(store, "model", dict(COMMAND)).run_id for _ in range(5)]
     assert [folder.name for folder in store.run_folders()] == runs == sorted(set(runs))
 
 
@@ -112,7 +112,7 @@ from pipeline.run.run_log import RunLog
 from pipeline.core.store import Store
 import sys
 
-log = RunLog(Store(Path(sys.argv[1])), {"checkpoint": "x"})
+log = RunLog(Store(Path(sys.argv[1])), "model", {"checkpoint": "x"})
 if sys.argv[2] == "finished":
     log.finish("finished", 0)
 print(log.run_id, flush=True)
@@ -162,7 +162,7 @@ def test_a_full_disk_is_explained(log: RunLog) -> None:
 
 @pytest.fixture
 def three(store: Store) -> list[RunReport]:
-    logs = [RunLog(store, dict(COMMAND)) for _ in range(3)]
+    logs = [RunLog(store, "model", dict(COMMAND)) for _ in range(3)]
     for log in logs:
         log.finish("finished", 0)
     return [log.report() for log in logs]
@@ -200,6 +200,25 @@ def test_a_record_of_another_version_says_so(log: RunLog) -> None:
     with pytest.raises(StoreError, match="schema version 1, this prepare reads 2") as caught:
         read_run(log.folder)
     assert "run the command again" in caught.value.cure
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "kind"),
+    [("name", "tiny", "model"), ("gate", True, "gate"), ("recheck", "tiny@1", "recheck")],
+)
+def test_a_record_of_before_kinds_were_kept_has_them(
+    log: RunLog, key: str, value: Any, kind: str
+) -> None:
+    log.stage(stage_report(name="evaluate quiz, round 2"))
+    path = log.folder / RUN_RECORD
+    record = json.loads(path.read_text())
+    assert (record.pop("kind"), record["stages"][0].pop("stage")) == ("model", "evaluate")
+    path.write_text(json.dumps(record | {"command": {key: value}}))
+    report = read_run(log.folder)
+    assert (report.kind, report.stages[0].stage) == (kind, "evaluate")
+    # What a record says of itself is not guessed at.
+    path.write_text(json.dumps(record | {"command": {key: value}, "kind": "model"}))
+    assert read_run(log.folder).kind == "model"
 
 
 def test_no_runs_at_all(store: Store) -> None:

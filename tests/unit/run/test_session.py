@@ -18,7 +18,7 @@ from pipeline.run.session import Session
 @pytest.fixture
 def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Session:
     settings = Settings(home=tmp_path / "home", store=tmp_path / "store")
-    made = Session({"checkpoint": "c"}, Accelerator.CPU, settings, Listener())
+    made = Session("model", {"checkpoint": "c"}, Accelerator.CPU, settings, Listener())
     monkeypatch.setattr(made.stages, "cancel", lambda: made.progress.note("stage ended"))
     return made
 
@@ -81,12 +81,12 @@ def test_its_store_is_the_folder_and_not_a_link_to_it(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
     settings = Settings(home=tmp_path / "home", store=tmp_path / "link")
-    begun = Session({"checkpoint": "c"}, Accelerator.CPU, settings, Listener())
+    begun = Session("model", {"checkpoint": "c"}, Accelerator.CPU, settings, Listener())
     assert begun.log.folder.parent == (tmp_path / "real").resolve() / "runs"
 
 
 def test_an_executor_that_there_is_not_begins_no_run(tmp_path: Path) -> None:
     settings = Settings(home=tmp_path / "home", store=tmp_path / "store", executor="moon")
     with pytest.raises(UsageError):
-        Session({"checkpoint": "c"}, Accelerator.CPU, settings, Listener())
+        Session("model", {"checkpoint": "c"}, Accelerator.CPU, settings, Listener())
     assert not settings.store.exists()
