@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from artifacts.gate_row import THROUGHPUT
 from artifacts.run_record import RunReport, VariantReport
 from eval_gates.judge import blocks
 from eval_gates.records import GateReport, ThroughputReport
 from pipeline.core.errors import from_dict
 
 Outcome = Literal["pass", "fail", "undecided", "error", "skipped"]
-THROUGHPUT = "throughput"
 WHOLE_VARIANT = "verdict"
 """Name of the case that says what no gate alone says: not made, incoherent, not needed."""
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from artifacts.ci.case import THROUGHPUT, Case, cases_of_run, unusual
+from artifacts.ci.case import Case, cases_of_run, unusual
 from artifacts.ending import headline, next_steps, serving_lines, verdict_of
+from artifacts.gate_row import THROUGHPUT, GateRow, gate_row, throughput_row
 from artifacts.run_record import RunReport, VariantReport
-from artifacts.written_numbers import in_points, megabytes, per_cent
-from eval_gates.records import GateReport, ThroughputReport
+from artifacts.written_numbers import megabytes
+from eval_gates.records import GateReport
 from pipeline.core.foreign.text import LONGEST_REASON, markdown, markdown_code, markdown_with_code
 
 LARGEST_BYTES = 1 << 20
@@ -74,7 +75,8 @@ def table(report: RunReport) -> Iterator[str]:
     for variant in report.variants:
         cells = {gate.suite: gate_cell(gate) for gate in variant.gates}
         if variant.throughput is not None:
-            cells[THROUGHPUT] = throughput_cell(variant.throughput)
+            load = throughput_row(variant.throughput, 1)
+            cells[THROUGHPUT] = cell(load, load.difference)
         yield row(
             [
                 markdown(variant.recipe),
@@ -104,19 +106,14 @@ def variant_cell(variant: VariantReport) -> str:
 
 def gate_cell(gate: GateReport) -> str:
     """The verdict and the difference with its bound and margin, in points."""
-    points = f"{in_points(gate.difference)} points"
-    if gate.threshold < 0:
-        margin = f"lower bound {in_points(gate.bound)}, margin {100 * gate.threshold:+g}"
-    else:
-        recovery = per_cent(gate.recovery, 1, nothing="nothing")
-        margin = f"{recovery} recovered, margin {markdown(gate.margin)}"
-    return f"{loud(gate.verdict)}{unusual(gate.tier)}: {points} ({margin}), n={gate.n:,}"
+    row = gate_row(gate)
+    return f"{cell(row, f'{row.difference} points', 'lower bound ')}, n={gate.n:,}"
 
 
-def throughput_cell(throughput: ThroughputReport) -> str:
-    """The verdict and the ratio with its floor."""
-    ratio = f"x {throughput.ratio:.2f} (at least {throughput.minimum_ratio:g})"
-    return f"{loud(throughput.verdict)}{unusual(throughput.tier)}: {ratio}"
+def cell(row: GateRow, difference: str, lower: str = "") -> str:
+    """The verdict and the difference, with what it was held against."""
+    held = markdown(row.held_against(lower))
+    return f"{loud(row.verdict)}{unusual(row.tier)}: {difference} ({held})"
 
 
 def loud(verdict: str) -> str:

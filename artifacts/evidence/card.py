@@ -25,7 +25,7 @@ from artifacts.evidence.card_words import (
     quantization_words,
 )
 from artifacts.evidence.judged_variant import JudgedVariant
-from artifacts.written_numbers import in_points, per_cent
+from artifacts.gate_row import gate_row
 from eval_gates.records import GateReport, ThroughputReport
 from pipeline import __version__
 from pipeline.core.foreign.text import (
@@ -194,7 +194,7 @@ def facts(verdict: BundleVerdict, judged: JudgedVariant, deployable: Deployable)
         "prepare_command": verdict.command,
         "creation": creation(verdict, judged, deployable),
         "bound_level": f"{100 * (1 - policy['alpha']):g}",
-        "gates": [gate_row(gate) for gate in variant.gates],
+        "gates": [(gate, gate_row(gate)) for gate in variant.gates],
         "throughput": throughput_row(variant.throughput),
         "workload": f"{workload['requests']} requests of {workload['input_tokens']} tokens in and "
         f"{workload['output_tokens']} out, {workload['concurrency']} at once",
@@ -256,21 +256,6 @@ def creation(
         ("run", verdict.run),
     ]
     return [(name, text) for name, text in rows if text]
-
-
-def gate_row(gate: GateReport) -> dict[str, Any]:
-    """A gate's numbers as the card writes them, in points of 100."""
-    return {
-        **gate.model_dump(
-            include={"suite", "metric", "tier", "n", "available", "verdict", "reason"}
-        ),
-        "baseline": f"{percent(gate.baseline):.2f}",
-        "candidate": f"{percent(gate.candidate):.2f}",
-        "difference": in_points(gate.difference),
-        "recovery": per_cent(gate.recovery, 1, nothing=""),
-        "bound": in_points(gate.bound),
-        "threshold": in_points(gate.threshold),
-    }
 
 
 def throughput_row(found: ThroughputReport | None) -> dict[str, Any] | None:

@@ -5,26 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from artifacts.ending import verdict_word
+from artifacts.gate_row import GateRow, gate_row, throughput_row
 from artifacts.report.run_evidence import RunEvidence
 from artifacts.run_record import VariantReport
-from artifacts.written_numbers import in_points, megabytes, per_cent
-from eval_gates.records import GateReport, ThroughputReport
-
-
-@dataclass(frozen=True)
-class GateRow:
-    """One gate of one variant, in words."""
-
-    gate: str
-    counted: str
-    baseline: str
-    variant: str
-    difference: str
-    bound: str
-    margin: str
-    recovery: str
-    verdict: str
-    reason: str
+from artifacts.written_numbers import megabytes, per_cent
 
 
 @dataclass(frozen=True)
@@ -92,44 +76,4 @@ def _part(variant: VariantReport, evidence: RunEvidence) -> VariantPart:
         size=megabytes(variant.weights_bytes),
         rows=rows,
         collected=[] if rows else collected_words(evidence, variant.recipe),
-    )
-
-
-def gate_row(gate: GateReport) -> GateRow:
-    """Scores in per cent; difference and bound in points."""
-    tier = "" if gate.tier == "critical" else f", {gate.tier}"
-    bound = f"> {in_points(gate.bound)}"
-    if gate.value != "candidate - baseline":
-        bound += f" ({gate.value})"
-    return GateRow(
-        gate=f"{gate.suite} {gate.metric}{tier}",
-        counted=f"{gate.n:,}"
-        if gate.decided_at in (None, gate.n)
-        else f"{gate.n:,} (decided at {gate.decided_at:,})",
-        baseline=per_cent(gate.baseline),
-        variant=per_cent(gate.candidate),
-        difference=in_points(gate.difference),
-        bound=bound,
-        margin=gate.margin,
-        recovery=per_cent(gate.recovery, 1),
-        verdict=gate.verdict,
-        reason=gate.reason,
-    )
-
-
-def throughput_row(throughput: ThroughputReport) -> GateRow:
-    """Output tokens a second; the ratio stands as the recovery."""
-    tier = "" if throughput.tier == "critical" else f", {throughput.tier}"
-    note = f"; {throughput.note}" if throughput.note else ""
-    return GateRow(
-        gate=f"throughput, output tokens/s{tier}",
-        counted=f"{throughput.requests:,} requests",
-        baseline=f"{throughput.baseline_output_tokens_per_s:,.1f}",
-        variant=f"{throughput.output_tokens_per_s:,.1f}",
-        difference=f"x {throughput.ratio:.3f}",
-        bound="-",
-        margin=f"at least x {throughput.minimum_ratio:g}",
-        recovery=per_cent(throughput.ratio, 1),
-        verdict=throughput.verdict,
-        reason=throughput.reason + note,
     )

@@ -152,18 +152,21 @@ def gate_cells(gate: GateReport | None) -> list[str]:
     """Scores of baseline and variant, the difference in points, and the verdict."""
     if gate is None:
         return ["not measured", "-"]
-    return [
-        f"{100 * gate.baseline:.1f} to {100 * gate.candidate:.1f} % "
-        f"({100 * gate.difference:+.1f}, n={gate.n})",
-        gate.verdict,
-    ]
+    from artifacts.gate_row import gate_row
+
+    row = gate_row(gate, 1)
+    scores = f"{row.baseline} to {row.candidate}{row.unit}"
+    return [f"{scores} ({row.difference}, n={gate.n})", row.verdict]
 
 
 def throughput_cells(report: VariantReport) -> list[str]:
     """The ratio of output tokens a second, and the verdict."""
     if report.throughput is None:
         return ["not measured", "-"]
-    return [f"x {report.throughput.ratio:.2f}", report.throughput.verdict]
+    from artifacts.gate_row import throughput_row
+
+    row = throughput_row(report.throughput, 1)
+    return [row.difference, row.verdict]
 
 
 def next_step(outcome: Outcome) -> str:

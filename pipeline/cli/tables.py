@@ -7,7 +7,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from artifacts.written_numbers import in_points, megabytes, per_cent
+from artifacts.gate_row import GateRow, gate_row, throughput_row
+from artifacts.written_numbers import megabytes
 from pipeline.cli.terminal import open_console
 from pipeline.core.foreign.text import LONGEST_NAME, LONGEST_REASON, clipped
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from artifacts.run_record import RunReport, VariantReport
-    from eval_gates.records import GateReport, ThroughputReport
+    from eval_gates.records import GateReport
     from pipeline.core.store import Store
 
 COLOURS = {"pass": "green", "fail": "red", "undecided": "yellow", "error": "red", "skipped": "dim"}
@@ -103,9 +104,10 @@ def add_variant(table: Any, variant: VariantReport) -> None:
     from rich.text import Text
 
     size = megabytes(variant.weights_bytes, nothing="-" if variant.gates else "not made")
-    rows = [gate_row(gate) for gate in variant.gates]
+    rows = [gate_cells(gate) for gate in variant.gates]
     if variant.throughput:
-        rows.append(throughput_row(variant.throughput))
+        load = throughput_row(variant.throughput, 1)
+        rows.append([f"{load.what}{load.unusual_tier}", *number_cells(load)])
     if not rows:
         rows = [["-", "", "", "", variant.verdict]]
     for number, row in enumerate(rows):
@@ -115,46 +117,21 @@ def add_variant(table: Any, variant: VariantReport) -> None:
     table.add_section()
 
 
-def gate_row(gate: GateReport) -> list[str]:
-    """Scores in per cent, the difference with its bound and margin in points."""
+def gate_cells(gate: GateReport) -> list[str]:
+    """Suite with how many questions, and how many of them it took; then the numbers."""
+    row = gate_row(gate, 1)
+    decided = gate.decided_at not in (None, gate.n)
+    counted = f"decided at {gate.decided_at} of n={gate.n}" if decided else f"n={gate.n}"
+    return [f"{row.what} ({counted}){row.unusual_tier}", *number_cells(row)]
+
+
+def number_cells(row: GateRow) -> list[str]:
+    """Baseline, candidate, difference with what it was held against, and the verdict."""
     return [
-        f"{gate.suite} {gate.metric} ({counted(gate)}){of_tier(gate.tier)}",
-        per_cent(gate.baseline, 1),
-        per_cent(gate.candidate, 1),
-        difference_words(gate),
-        gate.verdict,
-    ]
-
-
-def counted(gate: GateReport) -> str:
-    """How many questions, and how many of them it took."""
-    if gate.decided_at is None or gate.decided_at == gate.n:
-        return f"n={gate.n}"
-    return f"decided at {gate.decided_at} of n={gate.n}"
-
-
-def of_tier(tier: str) -> str:
-    """The tier, where it is not the usual one."""
-    return "" if tier == "critical" else f", {tier}"
-
-
-def difference_words(gate: GateReport) -> str:
-    """The difference in points with its bound and margin; a recovery margin as it is meant."""
-    points = in_points(gate.difference, 1)
-    if gate.threshold < 0:
-        return f"{points} (> {in_points(gate.bound, 1)}, margin {100 * gate.threshold:+g})"
-    recovery = per_cent(gate.recovery, 1, nothing="none")
-    return f"{points} ({recovery} recovered, margin {gate.margin})"
-
-
-def throughput_row(throughput: ThroughputReport) -> list[str]:
-    """Output tokens a second, and their ratio."""
-    return [
-        f"throughput, output tokens/s{of_tier(throughput.tier)}",
-        f"{throughput.baseline_output_tokens_per_s:,.0f}",
-        f"{throughput.output_tokens_per_s:,.0f}",
-        f"x {throughput.ratio:.2f} (at least {throughput.minimum_ratio})",
-        throughput.verdict,
+        f"{row.baseline}{row.unit}",
+        f"{row.candidate}{row.unit}",
+        f"{row.difference} ({row.held_against('> ')})",
+        row.verdict,
     ]
 
 

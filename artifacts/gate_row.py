@@ -1,0 +1,110 @@
+"""One shape of a gate's row: the words for its numbers, for every table that people read.
+
+The terminal, the report's page, the model card and the summary for CI choose from it. `--json`,
+the bundle and JUnit's properties have the numbers themselves, as `eval_gates/records.py` has them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from artifacts.written_numbers import in_points, per_cent
+
+if TYPE_CHECKING:
+    from eval_gates.records import GateReport, ThroughputReport, Tier, Verdict
+
+THROUGHPUT = "throughput"
+
+
+@dataclass(frozen=True)
+class GateRow:
+    """One gate of one variant, in words.
+
+    Attributes:
+        what: suite and metric, or throughput.
+        tier: of the gate.
+        counted: questions and after how many it was decided, or requests.
+        baseline: score in points of 100, or output tokens/s.
+        candidate: as the baseline.
+        unit: of both.
+        difference: in points, or the ratio.
+        bound: one-sided lower bound, in points; '' of a load test.
+        compared: what the bound is of, where that is not the difference.
+        threshold: what the bound must lie above, in points in full; '' of a load test.
+        margin: the policy's.
+        is_recovery: whether the margin is one; else it is one in points.
+        recovery: candidate over baseline; '' over zero.
+        verdict: of the gate.
+        reason: of the verdict.
+    """
+
+    what: str
+    tier: Tier
+    counted: str
+    baseline: str
+    candidate: str
+    unit: str
+    difference: str
+    bound: str
+    compared: str
+    threshold: str
+    margin: str
+    is_recovery: bool
+    recovery: str
+    verdict: Verdict
+    reason: str
+
+    @property
+    def unusual_tier(self) -> str:
+        """The tier after a comma, where it is not the usual one."""
+        return "" if self.tier == "critical" else f", {self.tier}"
+
+    def held_against(self, lower: str) -> str:
+        """What the difference was held against; `lower` stands before the bound."""
+        if self.is_recovery:
+            return f"{self.recovery or 'nothing'} recovered, margin {self.margin}"
+        return f"{lower}{self.bound}, margin {self.threshold}" if self.bound else self.margin
+
+
+def gate_row(gate: GateReport, places: int = 2) -> GateRow:
+    """The row of one suite, with so many decimal places."""
+    decided = gate.decided_at not in (None, gate.n)
+    return GateRow(
+        what=f"{gate.suite} {gate.metric}",
+        tier=gate.tier,
+        counted=f"{gate.n:,} (decided at {gate.decided_at:,})" if decided else f"{gate.n:,}",
+        baseline=f"{100 * gate.baseline:.{places}f}",
+        candidate=f"{100 * gate.candidate:.{places}f}",
+        unit=" %",
+        difference=in_points(gate.difference, places),
+        bound=in_points(gate.bound, places),
+        compared="" if gate.value == "candidate - baseline" else gate.value,
+        threshold=f"{100 * gate.threshold:+g}",
+        margin=gate.margin,
+        is_recovery=gate.threshold >= 0,
+        recovery=per_cent(gate.recovery, 1, nothing=""),
+        verdict=gate.verdict,
+        reason=gate.reason,
+    )
+
+
+def throughput_row(throughput: ThroughputReport, places: int = 2) -> GateRow:
+    """The row of the load test; the ratio has one decimal place more, the tokens one less."""
+    return GateRow(
+        what=f"{THROUGHPUT}, output tokens/s",
+        tier=throughput.tier,
+        counted=f"{throughput.requests:,} requests",
+        baseline=f"{throughput.baseline_output_tokens_per_s:,.{places - 1}f}",
+        candidate=f"{throughput.output_tokens_per_s:,.{places - 1}f}",
+        unit="",
+        difference=f"x {throughput.ratio:.{places + 1}f}",
+        bound="",
+        compared="",
+        threshold="",
+        margin=f"at least {throughput.minimum_ratio:g}",
+        is_recovery=False,
+        recovery=per_cent(throughput.ratio, 1),
+        verdict=throughput.verdict,
+        reason="; ".join(filter(None, (throughput.reason, throughput.note))),
+    )
