@@ -11,6 +11,8 @@ from tiny_environment import TinySource
 from typer.testing import CliRunner, Result
 
 from pipeline.cli.env import app
+from pipeline.environments import environment
+from pipeline.environments.definition import Accelerator
 from pipeline.environments.environment import Environment
 
 
@@ -88,6 +90,17 @@ def test_build_takes_a_sites_interpreter_as_it_is(
     assert found["python"] == str(built.python)
     assert found["managed"] is False
     assert found["versions"]["tiny-thing"] == "1.0"
+
+
+def test_build_without_a_gpu_names_the_other_kind(
+    tiny: TinySource, built: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environment, "detect_accelerator", lambda: Accelerator.CPU)
+    (packages,) = built.python.parent.parent.glob("lib/python3*/site-packages")
+    (packages / "vllm.py").write_text("")
+    (tmp_path / "prepare.yaml").write_text(f"environments: {{serve: {{python: {built.python}}}}}")
+    assert "--accelerator cuda" in run("build", "serve").output
+    assert "--accelerator cuda" not in run("build", "serve", "--accelerator", "cpu").output
 
 
 def test_build_knows_the_names() -> None:

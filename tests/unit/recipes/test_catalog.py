@@ -455,3 +455,25 @@ class TestLadders:
         mine.write_text(f"name: mine\nsummary: s\nrungs: {rungs}\n")
         with pytest.raises(UsageError, match=words):
             catalog.load_ladder(str(mine))
+
+
+CUDA_PROFILES = [
+    name for name in catalog.profile_names() if catalog.load_profile(name).accelerator == "cuda"
+]
+
+
+@pytest.mark.parametrize("name", CUDA_PROFILES)
+def test_a_gpu_needs_no_compiler_and_keeps_the_engines_defaults(name: str) -> None:
+    profile = catalog.load_profile(name)
+    for variable in ("VLLM_USE_FLASHINFER_SAMPLER", "VLLM_USE_DEEP_GEMM"):
+        assert profile.environment[variable] == "0"
+    # vLLM's own are larger, and a baseline is served as the engine serves it.
+    assert not {"max-num-seqs", "gpu-memory-utilization"} & profile.engine_arguments.keys()
+
+
+def test_a_cpu_calibrates_in_one_batch_and_its_threads_wait_asleep() -> None:
+    profile = catalog.load_profile("cpu")
+    limits = profile.calibration_limit
+    assert limits is not None
+    assert limits.batch_size == limits.samples
+    assert profile.environment["OMP_WAIT_POLICY"] == "PASSIVE"
