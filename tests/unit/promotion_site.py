@@ -22,6 +22,7 @@ from pipeline.release.promotion import Order, promote_run
 from recipes.schema import Recipe
 
 SERVING = {"engine_arguments": {"kv-cache-dtype": "fp8"}, "environment": {}}
+DIGEST = "c" * 64  # of the source
 IDENTITY = {
     "serving": SERVING,
     "engine": "digest of serve",
@@ -48,7 +49,8 @@ class WholeBench(Bench):
             weights = {"weights": made["quantize"]}
             made["verify"] = stage_spec("verify", of.name, {}, weights, {}, self.root)
         weights = {"weights": made["verify"]} if made else {}
-        coherence = stage_spec("coherence", of.name, IDENTITY, weights, {}, self.root)
+        parameters = {**IDENTITY, "checkpoint": DIGEST}
+        coherence = stage_spec("coherence", of.name, parameters, weights, {}, self.root)
         served = Served(of, IDENTITY, {**weights, "coherence": coherence}, self.root, 100)
         rounds = planner.rounds(served, baseline.rounds if baseline else None)
         stages = {
@@ -88,9 +90,8 @@ class Site:
     def judged(self) -> RunReport:
         """Run, or run again; the weights have a file."""
         report = self.bench.run()
-        digest = "c" * 64
-        source = {"ref": "org/model", "digest": digest, "revision": "commit on the Hub"}
-        checkpoint = {"ref": "org/model", "digest": digest, "source": source}
+        source = {"ref": "org/model", "digest": DIGEST, "revision": "commit on the Hub"}
+        checkpoint = {"ref": "org/model", "digest": DIGEST, "source": source}
         command = {"checkpoint": "org/model", "registry": self.uri, "name": "model"}
         report = RunReport.model_validate(
             {**report.model_dump(), "checkpoint": checkpoint, "command": command}
