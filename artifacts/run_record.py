@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from artifacts.run_command import RunKind, check_command, kind_of
 from eval_gates.records import GateReport, ThroughputReport, Verdict
@@ -62,19 +62,15 @@ def unjudged(
 class StageReport(Record):
     """How one stage of a run ended."""
 
-    stage: str = Field(description="as the store and its modules name it; 'serve' is none of them")
-    name: str = Field(description="for people: a suite's with suite and round")
+    name: str = Field(description="for people: the stage, of a suite with suite and round")
+    stage: str = Field(  # an older record has the name alone
+        default_factory=lambda read: read["name"].partition(" ")[0],
+        description="as the store names it; 'serve' is none of its stages",
+    )
     variant: str
     status: StageStatus
     seconds: float = Field(description="wall time; of a reused stage, to find it")
     key: str | None = Field(description="in the store; None for 'serve', which has no output")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _of_before_it_was_kept(cls, found: Any) -> Any:
-        if isinstance(found, dict) and isinstance(name := found.get("name"), str):
-            return {"stage": name.partition(" ")[0], **found}
-        return found
 
 
 class RunReport(Record):
@@ -82,25 +78,20 @@ class RunReport(Record):
 
     schema_version: int = SCHEMA_VERSION
     run: str = Field(description="id of the run")
-    kind: RunKind = Field(description="the command that it is of")
     status: Literal["running", "finished", "failed", "interrupted", "killed"]
     exit_code: int | None
     started: str
     seconds: float
     command: dict[str, Any] = Field(description="options as resolved")
+    kind: RunKind = Field(
+        default_factory=lambda read: kind_of(read["command"]), description="which command it is of"
+    )
     checkpoint: CheckpointReport | None
     registered_name: str | None = Field(None, description="name in the model registry")
     variants: list[VariantReport]
     stages: list[StageReport]
     notes: list[str] = Field(description="the notes that were reported")
     error: dict[str, str] | None = Field(None, description="of a run that failed as a whole")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _of_before_it_was_kept(cls, found: Any) -> Any:
-        if isinstance(found, dict) and isinstance(command := found.get("command"), dict):
-            return {"kind": kind_of(command), **found}
-        return found
 
     @field_validator("command")
     @classmethod

@@ -26,7 +26,7 @@ from artifacts.evidence.card_words import (
 )
 from artifacts.evidence.judged_variant import JudgedVariant
 from artifacts.gate_row import gate_row
-from eval_gates.records import GateReport, ThroughputReport
+from eval_gates.records import GateReport
 from pipeline import __version__
 from pipeline.core.foreign.text import (
     LONGEST_NAME,
@@ -195,7 +195,7 @@ def facts(verdict: BundleVerdict, judged: JudgedVariant, deployable: Deployable)
         "creation": creation(verdict, judged, deployable),
         "bound_level": f"{100 * (1 - policy['alpha']):g}",
         "gates": [(gate, gate_row(gate)) for gate in variant.gates],
-        "throughput": throughput_row(variant.throughput),
+        "throughput": variant.throughput,
         "workload": f"{workload['requests']} requests of {workload['input_tokens']} tokens in and "
         f"{workload['output_tokens']} out, {workload['concurrency']} at once",
         "tried": verdict.tried,
@@ -256,20 +256,6 @@ def creation(
         ("run", verdict.run),
     ]
     return [(name, text) for name, text in rows if text]
-
-
-def throughput_row(found: ThroughputReport | None) -> dict[str, Any] | None:
-    """The load test's numbers as the card writes them."""
-    if found is None:
-        return None
-    return {
-        "baseline": f"{found.baseline_output_tokens_per_s:.1f}",
-        "candidate": f"{found.output_tokens_per_s:.1f}",
-        "ratio": f"{found.ratio:.3g}",
-        "minimum": f"{found.minimum_ratio:g}",
-        "verdict": found.verdict,
-        "note": found.note,
-    }
 
 
 def dataset_of(gate: GateReport, evaluation: StageRecord) -> tuple[str, str]:

@@ -128,14 +128,7 @@ class LocalServers:
         finally:
             seconds = time.monotonic() - started
             self._stages.log.stage(
-                StageReport(
-                    stage="serve",
-                    name="serve",
-                    variant=variant,
-                    status=status,
-                    seconds=seconds,
-                    key=None,
-                )
+                StageReport(name="serve", variant=variant, status=status, seconds=seconds, key=None)
             )
         progress.note(f"{variant}: server ready ({ready:.1f} s)")
         return ready
