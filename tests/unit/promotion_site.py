@@ -23,7 +23,9 @@ from recipes.schema import Recipe
 
 SERVING = {"engine_arguments": {"kv-cache-dtype": "fp8"}, "environment": {}}
 DIGEST = "c" * 64  # of the source
+DIGEST = "c" * 64
 IDENTITY = {
+    "checkpoint": DIGEST,
     "serving": SERVING,
     "engine": "digest of serve",
     "hardware": {"accelerator": "cpu", "cpu": "x", "cores": 2},
