@@ -23,7 +23,6 @@ from recipes.schema import Recipe
 
 SERVING = {"engine_arguments": {"kv-cache-dtype": "fp8"}, "environment": {}}
 DIGEST = "c" * 64  # of the source
-DIGEST = "c" * 64
 IDENTITY = {
     "checkpoint": DIGEST,
     "serving": SERVING,
