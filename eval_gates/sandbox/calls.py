@@ -60,6 +60,10 @@ _REFUSED = {
     "fsmount": 432,
     "fspick": 433,
     "mount_setattr": 442,
+    # A rule of landlock is memory of the kernel's own, and as many may be made as one likes.
+    "landlock_create_ruleset": 444,
+    "landlock_add_rule": 445,
+    "landlock_restrict_self": 446,
     # Keys, and other processes.
     "add_key": 248,
     "request_key": 249,

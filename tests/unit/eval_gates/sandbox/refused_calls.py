@@ -68,6 +68,7 @@ REFUSED_CALLS: dict[str, str] = {
         )
         for flags in (0x1000_0000, 0x1002_0000, 0x6000_0000)
     },
+    "rules without a limit": call(444, "ctypes.create_string_buffer(b'\\0' * 8 + b'\\3')", 16, 0),
     "clone3": call(435, "None", 0),
     "setns": call(308, 0, 0),
     "mount": call(165, b"x", b"/tmp", b"tmpfs", 0, "None"),
