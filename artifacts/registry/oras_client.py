@@ -6,8 +6,10 @@ Imported only where something is sent or fetched: `oras` is an extra (`pip insta
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -30,6 +32,12 @@ ASKED = ("GET", "HEAD")
 # Of an answer that is no blob: manifests, tokens, errors.
 ANSWER_BYTES = 4 * 1024 * 1024
 ANSWER_SECONDS = 15.0
+# Until an answer begins, all tries together: a server may send a header a letter at a time.
+BEGIN_SECONDS = 60.0
+# Of a blob: some time to begin, and then at least so much on average.
+BLOB_SECONDS = 60.0
+SLOWEST_BYTES_PER_SECOND = 16 * 1024
+BLOCK_BYTES = 1024 * 1024
 RETRIES = 3
 CHALLENGE = "WWW-Authenticate"
 
@@ -106,6 +114,7 @@ def mount_adapter(session: requests.Session) -> None:
         read=0,
         allowed_methods=None,
         raise_on_status=False,
+        respect_retry_after_header=False,  # it may say days
     )
     for scheme in ("http://", "https://"):
         session.mount(scheme, _PatientAdapter(max_retries=tries))
@@ -125,7 +134,11 @@ class _PatientAdapter(HTTPAdapter):
         usual = ASKED_SECONDS if request.method in ASKED else TIMEOUT_SECONDS
         options["timeout"] = options.get("timeout") or usual
         request.headers["Accept-Encoding"] = "identity"
-        response = super().send(request, True, *arguments, **options)
+        send = super().send
+        if request.method in ASKED:
+            response = _begun(lambda: send(request, True, *arguments, **options))
+        else:
+            response = send(request, True, *arguments, **options)
         if not stream or not response.ok:
             # Where `requests` keeps what it has read; it reads no more then.
             response._content = _answer(response)
@@ -133,23 +146,66 @@ class _PatientAdapter(HTTPAdapter):
         return response
 
 
+def blob_blocks(response: requests.Response, size: int) -> Iterator[bytes]:
+    """The body of a blob, as it comes.
+
+    Args:
+        response: that is streamed.
+        size: bytes that the blob has; more are not refused here.
+
+    Raises:
+        requests.RequestException: it breaks off, or comes so slowly that it would take for ever.
+    """
+    yield from _blocks(response, BLOB_SECONDS + size / SLOWEST_BYTES_PER_SECOND)
+
+
+def _blocks(response: requests.Response, seconds: float) -> Iterator[bytes]:
+    """Blocks of an answer's body; raises requests.RequestException as `blob_blocks`."""
+    ends = time.monotonic() + seconds
+    while time.monotonic() < ends:
+        try:
+            block = response.raw.read1(BLOCK_BYTES, decode_content=False)
+        except (HTTPError, OSError) as error:
+            raise requests.ConnectionError(f"its answer broke off: {error}") from error
+        if not block:
+            return
+        yield block
+    raise requests.Timeout("its answer does not come to an end")
+
+
 def _answer(response: requests.Response) -> bytes:
     """The body of an answer that is no blob."""
     parts, left = [], ANSWER_BYTES
-    ends = time.monotonic() + ANSWER_SECONDS
     try:
-        while part := response.raw.read1(64 * 1024, decode_content=False):
+        for part in _blocks(response, ANSWER_SECONDS):
             parts.append(part)
             left -= len(part)
             if left < 0:
                 raise requests.RequestException("its answer is longer than a manifest may be")
-            if time.monotonic() > ends:
-                raise requests.Timeout("its answer does not come to an end")
-    except (HTTPError, OSError) as error:
-        raise requests.ConnectionError(f"its answer broke off: {error}") from error
     finally:
         response.close()
     return b"".join(parts)
+
+
+def _begun(send: Callable[[], requests.Response]) -> requests.Response:
+    """The answer that `send` gives, once it has begun.
+
+    Raises:
+        requests.Timeout: it has not in time; the thread that waits for it ends with us.
+    """
+    found: Future[requests.Response] = Future()
+
+    def wait() -> None:
+        try:
+            found.set_result(send())
+        except BaseException as error:
+            found.set_exception(error)
+
+    threading.Thread(target=wait, daemon=True).start()
+    try:
+        return found.result(BEGIN_SECONDS)
+    except TimeoutError as error:
+        raise requests.Timeout("its answer does not begin") from error
 
 
 def _complaints(response: requests.Response) -> list[str]:

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 SCHEME = "oci://"
 # Up to this size a blob goes in one request; larger ones in pieces of it.
 PIECE_BYTES = 64 * 1024 * 1024
-BLOCK_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -228,6 +227,8 @@ class RemoteRepository:
             self._upload(client, blob, Path(file.name))
 
     def _download(self, client: OrasClient, blob: Blob, destination: Path, total: int) -> None:
+        from artifacts.registry.oras_client import blob_blocks
+
         sha256, left = hashlib.sha256(), blob.size
         with (
             client.get_blob(self._container, blob.digest, stream=True) as response,
@@ -236,7 +237,7 @@ class RemoteRepository:
             self._check(client, response.ok)
             if response.headers.get("Content-Encoding", "identity") != "identity":
                 raise self._refused(client, "it packs a file that must not be packed")
-            for block in response.iter_content(BLOCK_BYTES):
+            for block in blob_blocks(response, blob.size):
                 left -= len(block)
                 if left < 0:  # more than the manifest says: no reason to fill the disk
                     break
