@@ -49,15 +49,17 @@ def test_what_is_damaged_is_said_with_its_line(tmp_path: Path, name: str, conten
 
 def test_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(foreign_lines, "MAX_LINE_LETTERS", 10)
-    monkeypatch.setattr(foreign_lines, "MAX_LINES", 3)
-    monkeypatch.setattr(foreign_lines, "MAX_LETTERS", 20)
     file = tmp_path / "a"
+
+    def read() -> list[str]:
+        return list(read_lines(file, most_lines=3, most_letters=20))
+
     for content in ("x" * 11, "\n" * 4, "123456789\n" * 3):
         file.write_text(content)
         with pytest.raises(ForeignLinesError, match="more than"):
-            list(read_lines(file))
+            read()
     file.write_text("123456789\n" * 2)
-    assert len(list(read_lines(file))) == 2
+    assert len(read()) == 2
 
 
 def test_a_pipe_in_the_place_of_data_is_refused(tmp_path: Path) -> None:

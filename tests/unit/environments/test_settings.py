@@ -127,7 +127,7 @@ def test_unknown_key_names_the_known_ones(tmp_path: Path) -> None:
     error = complaint(tmp_path, "environment: {}\n")
     assert "unknown key 'environment'" in error.what
     assert "did you mean 'environments'?" in error.cure
-    assert "environments, home, store" in error.cure
+    assert "environments, executor, home, store" in error.cure
 
 
 def test_unknown_environment(tmp_path: Path) -> None:
