@@ -16,7 +16,10 @@ from typing import Any
 
 from artifacts.evidence.manifest import ADDED_LATER, SIGNATURE
 from pipeline.core.errors import EvidenceError, UsageError
+from pipeline.core.foreign.file import MEBIBYTE, open_regular, read_regular
 
+KEY_BYTES = MEBIBYTE
+SIGNATURE_BYTES = 16 * MEBIBYTE  # it lists every file
 PASSWORD_VARIABLE = "PREPARE_KEY_PASSWORD"  # noqa: S105 - the variable's name
 CURVES = "an elliptic curve key (P-256, P-384 or P-521) as PEM: "
 MAKE_KEYS = (
@@ -68,6 +71,7 @@ def check_with_key(folder: Path, public_key: Path) -> None:
     with _library_errors("verify", folder):
         config = _verifying().Config().set_hashing_config(_hashing(folder))
     try:
+        open_regular(public_key, KEY_BYTES).close()
         config.use_elliptic_key_verifier(public_key=public_key)
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise UsageError(
@@ -158,6 +162,12 @@ def _signature_of(folder: Path) -> Path:
             where=str(signature),
             cure="without --public-key no signature is checked, only that everything is consistent",
         )
+    try:
+        open_regular(signature, SIGNATURE_BYTES).close()
+    except OSError as error:
+        raise EvidenceError(
+            f"the signature cannot be read: {error.strerror}", where=str(signature)
+        ) from error
     return signature
 
 
@@ -188,7 +198,7 @@ def _password(private_key: Path) -> bytes | None:
 
     As bytes: model-signing 1.1.1 says that it takes text, and hands it on to what takes bytes.
     """
-    if b"ENCRYPTED" not in private_key.read_bytes():
+    if b"ENCRYPTED" not in read_regular(private_key, KEY_BYTES):
         return None
     text = os.environ.get(PASSWORD_VARIABLE) or getpass.getpass(f"Password of {private_key}: ")
     return text.encode()

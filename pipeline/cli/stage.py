@@ -39,6 +39,7 @@ def run(
     from pipeline.core.credentials import hide
     from pipeline.core.errors import PrepareError, UnexpectedStageError, UsageError
     from pipeline.core.events import EventWriter
+    from pipeline.core.foreign.record import read_record
     from pipeline.core.private_files import for_us_alone
     from pipeline.core.stage_record import StageSpec
     from pipeline.stages.context import execute
@@ -46,8 +47,8 @@ def run(
     events = EventWriter(sys.stdout.fileno())
     try:
         try:
-            described = StageSpec.model_validate_json(spec.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:  # also of text that is not UTF-8
+            described = read_record(spec, StageSpec)
+        except (OSError, ValueError) as error:
             raise UsageError(
                 f"the stage's spec cannot be read: {error}",
                 where=str(spec),

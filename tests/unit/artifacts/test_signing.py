@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -147,6 +148,30 @@ def test_a_key_with_a_password(
     monkeypatch.setenv(PASSWORD_VARIABLE, "secret")
     sign_with_key(folder, private)
     check_with_key(folder, public)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "large"])
+def test_a_key_or_signature_that_is_no_such_file(
+    folder: Path, public: Path, tmp_path: Path, kind: str
+) -> None:
+    def put(place: Path) -> Path:
+        place.unlink(missing_ok=True)
+        if kind == "pipe":
+            os.mkfifo(place)
+        elif kind == "device":
+            place.symlink_to("/dev/zero")
+        else:
+            with place.open("wb") as file:
+                file.truncate(2**31)
+        return place
+
+    with pytest.raises(UsageError, match="cannot be used"):
+        check_with_key(folder, put(tmp_path / "key"))
+    with pytest.raises(UsageError, match="cannot be used"):
+        sign_with_key(folder, tmp_path / "key")
+    put(folder / SIGNATURE)
+    with pytest.raises(EvidenceError, match=r"cannot be read|not signed"):
+        check_with_key(folder, public)
 
 
 def test_keys_of_another_kind(folder: Path, public: Path, tmp_path: Path) -> None:

@@ -276,6 +276,13 @@ def test_an_unexpected_error_is_3_and_its_traceback_is_in_a_file(tmp_path: Path)
     assert "KeyError: 'checkpoint'" in log.read_text()
 
 
+def test_a_stage_whose_spec_is_a_pipe_waits_for_nobody(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "spec.json")
+    done = prepare(tmp_path, "stage", "run", str(tmp_path / "spec.json"))
+    assert done.returncode == 2
+    assert "named pipe" in done.stdout
+
+
 @pytest.mark.parametrize("content", [None, "{}", "\udcff"])
 def test_a_stage_with_a_bad_spec_is_2_and_an_event(tmp_path: Path, content: str | None) -> None:
     spec = tmp_path / "spec.json"
