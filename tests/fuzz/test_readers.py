@@ -24,6 +24,7 @@ from artifacts.registry import model_pack
 from artifacts.registry.registry import Version
 from artifacts.run_command import kind_of
 from eval_gates.suites import mbpp
+from eval_gates.suites.completions_model import Item, read_answer
 from eval_gates.suites.json_lines import read_rows
 from eval_gates.suites.lm_eval_files import read_task_file
 from pipeline.checkpoint.reference import parse_reference
@@ -32,7 +33,11 @@ from pipeline.checkpoint.source_facts import licence_in
 from pipeline.checkpoint.weight_files import read_index
 from pipeline.core.errors import PrepareError
 from pipeline.core.foreign.json import ForeignJsonError, parse_json
+from pipeline.core.foreign.lines import ForeignLinesError
+from pipeline.core.foreign.record import parse_record
+from pipeline.core.foreign.rows import read_kept_rows
 from pipeline.core.foreign.yaml import ForeignYamlError, parse_yaml
+from pipeline.core.stage_record import StageRecord
 from pipeline.core.user_path import user_path
 from pipeline.environments.settings import load_settings
 from pipeline.inspection.inspection import inspect
@@ -184,6 +189,25 @@ def no_blob(blob: object) -> bytes:
     return b"{}"
 
 
+STAGE = b"""{"stage": "judge", "variant": "v", "key": "k", "parameters": {"a": [1.5]}, "notes": [],
+ "inputs": {"weights": {"stage": "verify", "key": "k"}}, "input_digests": {"weights": "d"},
+ "result": {"verdict": "pass"}, "seconds": 1.0, "finished": "2026"}"""
+
+
+def parse_stage(content: bytes) -> object:
+    return parse_record(content, StageRecord)
+
+
+def answer_in(content: bytes) -> object:
+    answer = parse_json(content, whole_text=False, finite=False)
+    return read_answer(answer, Item((1,), ((0, 7),)))
+
+
+def kept_rows_of(path: Path) -> None:
+    with contextlib.suppress(ForeignLinesError):
+        list(read_kept_rows(path))
+
+
 def one_error(read: Callable[[bytes], object], error: type[Exception]) -> Reader:
     def reader(path: Path) -> None:
         with contextlib.suppress(error):
@@ -215,6 +239,14 @@ READERS: dict[str, tuple[str, bytes, Reader]] = {
     "config": ("config.json", json.dumps(CONFIG).encode(), config_of),
     "rows": ("a.jsonl", ROWS, lambda p: list(read_rows(p))),
     "packed rows": ("a.jsonl.gz", gzip.compress(ROWS, mtime=0), lambda p: list(read_rows(p))),
+    "kept rows": ("a.jsonl.gz", gzip.compress(ROWS, mtime=0), kept_rows_of),
+    "record": ("a.json", STAGE, one_error(parse_stage, ForeignJsonError)),
+    "answer": (
+        "a.json",
+        b'{"choices": [{"text": " A", "logprobs": {"token_logprobs": [-0.5],'
+        b' "top_logprobs": [{"token_id:7": -0.5}]}}]}',
+        one_error(answer_in, ForeignJsonError),
+    ),
     "mbpp": ("mbpp.jsonl", json.dumps(MBPP).encode(), lambda p: mbpp.read_folder(p.parent)),
     "task": ("a.yaml", TASK.encode(), read_task_file),
     "card": ("README.md", CARD, lambda p: licence_in(p.parent)),
