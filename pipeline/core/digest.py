@@ -6,7 +6,8 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ BLOCK_BYTES = 8 * 1024 * 1024
 SETTLED_AFTER_NS = 2_000_000_000
 
 CACHE_SCHEMA = 1
+# What a kill may lose of a long hashing. The cache is written whole each time.
+WRITTEN_EVERY_BYTES = 2**30
 
 
 def digest_bytes(data: bytes) -> str:
@@ -69,15 +72,49 @@ class FileDigests:
         Raises:
             CheckpointError: the file cannot be read, or changed while it was read.
         """
-        progress = progress or Silent()
+        [found] = self._of([(path, progress or Silent())])
+        return found
+
+    def of_all(self, paths: list[Path], progress: Progress | None = None) -> Iterator[str]:
+        """The files' digests one by one, with one progress over the bytes of all of them.
+
+        Raises:
+            CheckpointError: as `of`.
+        """
+        sizes = [path.stat().st_size for path in paths]
+        starts = accumulate(sizes, initial=0)
+        total, progress = sum(sizes), progress or Silent()
+        parts = (_Part(progress, start, total) for start in starts)
+        return self._of(zip(paths, parts, strict=False))
+
+    def _of(self, paths: Iterable[tuple[Path, Progress]]) -> Iterator[str]:
+        known, fresh, size = self._read_cache(), dict[str, Any](), 0
+        progress: Progress = Silent()
+        try:
+            for path, progress in paths:
+                sha256, entry = self._looked_up(path, known, progress)
+                fresh |= entry
+                size += path.stat().st_size if entry else 0
+                if size >= WRITTEN_EVERY_BYTES:
+                    self._remember(fresh, progress)
+                    fresh, size = {}, 0
+                yield sha256
+        finally:
+            if fresh:
+                self._remember(fresh, progress)
+
+    def _looked_up(
+        self, path: Path, cache: Mapping[str, Any], progress: Progress
+    ) -> tuple[str, dict[str, Any]]:
+        """The digest, and what is to be remembered of it; nothing where that is known."""
         try:
             with open_regular(path, None) as file:
                 real = path.resolve(strict=True)
                 before = os.fstat(file.fileno())
-                known = self._read_cache().get(str(real))
+                known = cache.get(str(real))
                 if known is not None and known["identity"] == _identity(before):
                     progress.advance(f"hash {path.name}", before.st_size, before.st_size, "bytes")
-                    return str(known["sha256"])
+                    return str(known["sha256"]), {}
                 started = self._now_ns()
                 sha256, done = _hash(file, path.name, before.st_size, progress)
                 after = os.fstat(file.fileno())
@@ -97,16 +134,8 @@ class FileDigests:
             )
         settled = started - max(before.st_mtime_ns, before.st_ctime_ns) > SETTLED_AFTER_NS
         if settled and _identity(before) == _identity(after):
-            self._remember(real, _identity(before), sha256, progress)
-        return sha256
-
-    def of_all(self, paths: list[Path], progress: Progress | None = None) -> Iterator[str]:
-        """The files' digests one by one, with one progress over the bytes of all of them."""
-        sizes = [path.stat().st_size for path in paths]
-        before, total = 0, sum(sizes)
-        for path, size in zip(paths, sizes, strict=True):
-            yield self.of(path, _Part(progress or Silent(), before, total))
-            before += size
+            return sha256, {str(real): {"identity": _identity(before), "sha256": sha256}}
+        return sha256, {}
 
     def _read_cache(self) -> dict[str, dict[str, Any]]:
         try:
@@ -120,8 +149,8 @@ class FileDigests:
             return {}
         return {path: entry for path, entry in files.items() if _is_sound(entry)}
 
-    def _remember(self, real: Path, identity: list[int], sha256: str, progress: Progress) -> None:
-        """Add one entry and drop those of files that are gone."""
+    def _remember(self, fresh: Mapping[str, Any], progress: Progress) -> None:
+        """Add entries and drop those of files that are gone."""
         from filelock import FileLock
 
         from pipeline.core.store import write_atomically
@@ -130,7 +159,7 @@ class FileDigests:
             self.cache_file.parent.mkdir(parents=True, exist_ok=True)
             with FileLock(self.cache_file.with_name(self.cache_file.name + ".lock")):
                 files = {p: entry for p, entry in self._read_cache().items() if Path(p).exists()}
-                files[str(real)] = {"identity": identity, "sha256": sha256}
+                files |= fresh
                 cache = {"schema_version": CACHE_SCHEMA, "files": files}
                 write_atomically(self.cache_file, json.dumps(cache, indent=1))
         except OSError as error:

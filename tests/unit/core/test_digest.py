@@ -8,6 +8,7 @@ import os
 import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -94,6 +95,34 @@ def test_file_is_read_once(tmp_path: Path, reads: list[str]) -> None:
     assert FileDigests(cache, in_ten_seconds).of(file) == expected
     assert FileDigests(cache, in_ten_seconds).of(file) == expected
     assert reads == ["weights"]
+
+
+def test_many_files_are_remembered_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Writing the cache for each of 10,000 files took minutes."""
+    files = [tmp_path / f"{number}.py" for number in range(20)]
+    for file in files:
+        file.write_text(file.name)
+    writes: list[int] = []
+    remember = FileDigests._remember
+
+    def counted(self: FileDigests, fresh: dict[str, Any], progress: Any) -> None:
+        writes.append(len(fresh))
+        remember(self, fresh, progress)
+
+    monkeypatch.setattr(FileDigests, "_remember", counted)
+    digests = FileDigests(tmp_path / "digests.json", in_ten_seconds)
+    for _ in range(2):
+        assert list(digests.of_all(files)) == [digest_bytes(file.read_bytes()) for file in files]
+    assert writes == [20]
+
+
+def test_what_was_read_before_a_failure_is_remembered(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("a")
+    (tmp_path / "b").mkdir()
+    digests = FileDigests(tmp_path / "digests.json", in_ten_seconds)
+    with pytest.raises(CheckpointError):
+        list(digests.of_all([tmp_path / "a", tmp_path / "b"]))
+    assert str(tmp_path / "a") in (tmp_path / "digests.json").read_text()
 
 
 def test_a_link_shares_the_entry_of_its_target(tmp_path: Path, reads: list[str]) -> None:
