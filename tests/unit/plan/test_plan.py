@@ -15,6 +15,7 @@ from small_checkpoint import write_files
 from three_suites import three_suites
 
 from pipeline.checkpoint.folder import Checkpoint
+from pipeline.core.cpu_features import VARIABLE
 from pipeline.core.digest import FileDigests
 from pipeline.core.stage_record import StageRecord, StageSpec
 from pipeline.plan import of_checkpoint as planner
@@ -372,8 +373,9 @@ class TestMachine:
         other = with_profile(wanted, baseline_kv_cache_dtype="fp8")
         assert changed(wanted, other) == ALL_SERVED | JUDGES
 
-    def test_a_cpus_fallbacks(self, wanted: Wanted) -> None:
+    def test_a_cpus_fallbacks(self, wanted: Wanted, monkeypatch: pytest.MonkeyPatch) -> None:
         """What is calibrated, served and judged is another; what only streams is the same."""
+        monkeypatch.delenv(VARIABLE, raising=False)
         other = replace(wanted, profile=wanted.profile.fitted_to(("avx2",)))
         calibrated = of((AWQ,), MADE)
         assert changed(wanted, other) == ALL_SERVED | JUDGES | calibrated

@@ -26,6 +26,7 @@ from artifacts.registry.mlflow_registry import MlflowRegistry
 from artifacts.registry.registry import FILES_TAG
 from artifacts.run_record import RunReport
 from pipeline.cli.main import app
+from pipeline.core.cpu_features import FEATURES
 from pipeline.core.errors import (
     CheckpointError,
     EvidenceError,
@@ -149,6 +150,8 @@ def site(
     monkeypatch.setattr(session, "LocalServers", lambda *_: found.models)
     # No model-written program is run here, so none has to be kept in.
     monkeypatch.setattr(runner, "choose_isolation", lambda *_: None)
+    # The version was judged with an FP8 cache; the CPU that the tests run on may have none.
+    monkeypatch.setattr(recheck, "cpu_features", lambda: FEATURES)
     # Tiny matrices are no real model's, and the questions are the judged run's, not the packages'.
     monkeypatch.setattr(recheck, "preflight_of", lambda *_: None)
     monkeypatch.setattr(recheck, "find_data", lambda *_: Questions())
