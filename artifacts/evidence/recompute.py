@@ -249,8 +249,7 @@ class Evidence:
             side, _, suite = role.partition(".")
             if side == "questions":
                 questions = named(self._rows(role, QUESTIONS))
-                whole = self._rows(role, QUESTIONS)
-                yield from miscounted(role, record, questions, whole)
+                yield from miscounted(role, record, questions)
                 for other in (f"{each}.{suite}" for each in ("baseline", "candidate", "again")):
                     if other in found:
                         answers = named(self._rows(other, ANSWERS))
