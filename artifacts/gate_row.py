@@ -19,39 +19,21 @@ THROUGHPUT = "throughput"
 
 @dataclass(frozen=True)
 class GateRow:
-    """One gate of one variant, in words.
+    """One gate of one variant, in words."""
 
-    Attributes:
-        what: suite and metric, or throughput.
-        tier: of the gate.
-        counted: questions and after how many it was decided, or requests.
-        baseline: score in points of 100, or output tokens/s.
-        candidate: as the baseline.
-        unit: of both.
-        difference: in points, or the ratio.
-        bound: one-sided lower bound, in points; '' of a load test.
-        compared: what the bound is of, where that is not the difference.
-        threshold: what the bound must lie above, in points in full; '' of a load test.
-        margin: the policy's.
-        is_recovery: whether the margin is one; else it is one in points.
-        recovery: candidate over baseline; '' over zero.
-        verdict: of the gate.
-        reason: of the verdict.
-    """
-
-    what: str
+    what: str  # suite and metric, or throughput
     tier: Tier
-    counted: str
-    baseline: str
-    candidate: str
-    unit: str
-    difference: str
-    bound: str
-    compared: str
-    threshold: str
-    margin: str
-    is_recovery: bool
-    recovery: str
+    counted: str  # questions and after how many it was decided, or requests
+    baseline: str  # score in points of 100, or output tokens/s
+    candidate: str  # as the baseline
+    unit: str  # of both
+    difference: str  # in points, or the ratio
+    bound: str  # one-sided lower bound, in points; '' of a load test
+    compared: str  # what the bound is of, where that is not the difference
+    threshold: str  # what the bound must lie above, in points in full; '' of a load test
+    margin: str  # the policy's
+    is_recovery: bool  # whether the margin is one; else it is one in points
+    recovery: str  # candidate over baseline; '' over zero
     verdict: Verdict
     reason: str
 

@@ -87,21 +87,13 @@ class BundleVerdict(Record):
 
 @dataclass(frozen=True)
 class BundleContents:
-    """What is to go into a bundle.
+    """What is to go into a bundle."""
 
-    Args:
-        verdict: what it says.
-        records: of all stages that this rests on.
-        stage_folders: of these records, by key.
-        locks: text by file name.
-        logs: file by name.
-    """
-
-    verdict: BundleVerdict
-    records: tuple[StageRecord, ...]
-    stage_folders: Mapping[str, Path]
-    locks: Mapping[str, str]
-    logs: Mapping[str, Path]
+    verdict: BundleVerdict  # what it says
+    records: tuple[StageRecord, ...]  # of all stages that this rests on
+    stage_folders: Mapping[str, Path]  # of these records, by key
+    locks: Mapping[str, str]  # text by file name
+    logs: Mapping[str, Path]  # file by name
 
 
 def write_bundle(folder: Path, contents: BundleContents) -> Manifest:

@@ -39,27 +39,16 @@ from pipeline.core.stage_record import StageReference
 
 @dataclass(frozen=True)
 class BundleCheck:
-    """How a bundle was found.
+    """How a bundle was found."""
 
-    Args:
-        run: that it was made in.
-        recipe: of the variant that it is about.
-        verdict: on that variant, as kept.
-        override: why it was promoted though it did not pass.
-        files: how many were checked against their digests.
-        weights_checked: whether it lay beside weights, which were checked with it.
-        problems: what is wrong with files, and what does not fit together.
-        variants: verdicts of all variants, computed again.
-    """
-
-    run: str
-    recipe: str
-    verdict: str
-    override: str | None
-    files: int
-    weights_checked: bool
-    problems: tuple[str, ...]
-    variants: tuple[VariantCheck, ...]
+    run: str  # that it was made in
+    recipe: str  # of the variant that it is about
+    verdict: str  # on that variant, as kept
+    override: str | None  # why it was promoted though it did not pass
+    files: int  # how many were checked against their digests
+    weights_checked: bool  # whether it lay beside weights, which were checked with it
+    problems: tuple[str, ...]  # what is wrong with files, and what does not fit together
+    variants: tuple[VariantCheck, ...]  # verdicts of all variants, computed again
 
     @property
     def is_sound(self) -> bool:

@@ -13,23 +13,14 @@ Find = Callable[[str, str], StageRecord | None]
 
 @dataclass(frozen=True)
 class JudgedVariant:
-    """The records of the stages that a verdict rests on.
+    """The records of the stages that a verdict rests on."""
 
-    Args:
-        judge: gives the verdict.
-        quantize: made the weights.
-        verify: saw that they are sound.
-        coherence: the candidate's; has the server's command line.
-        benchmark: the candidate's load test.
-        baseline_benchmark: the baseline's.
-    """
-
-    judge: StageRecord
-    quantize: StageRecord
-    verify: StageRecord
-    coherence: StageRecord
-    benchmark: StageRecord
-    baseline_benchmark: StageRecord
+    judge: StageRecord  # gives the verdict
+    quantize: StageRecord  # made the weights
+    verify: StageRecord  # saw that they are sound
+    coherence: StageRecord  # the candidate's; has the server's command line
+    benchmark: StageRecord  # the candidate's load test
+    baseline_benchmark: StageRecord  # the baseline's
 
     @classmethod
     def found(cls, find: Find, key: str) -> JudgedVariant:

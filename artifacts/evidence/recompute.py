@@ -52,16 +52,11 @@ class VariantCheck:
 
 @dataclass(frozen=True)
 class Claims:
-    """What somebody says about variants that were tried together, to be compared with evidence.
+    """What somebody says about variants that were tried together, to be compared with evidence."""
 
-    Args:
-        variants: verdicts, after the correction for their number.
-        tried: recipes; one without a verdict counts all the same.
-        judges: key of the judge stage, by recipe; those without have no verdict by gates.
-    """
-
-    variants: tuple[VariantReport, ...]
-    tried: tuple[str, ...]
+    variants: tuple[VariantReport, ...]  # verdicts, after the correction for their number
+    tried: tuple[str, ...]  # recipes; one without a verdict counts all the same
+    # key of the judge stage, by recipe; those without have no verdict by gates
     judges: Mapping[str, str]
 
 

@@ -14,19 +14,13 @@ from artifacts.registry.registry import HistoryEntry
 
 @dataclass(frozen=True)
 class State:
-    """What the entries say together.
+    """What the entries say together."""
 
-    Args:
-        last: number of the last entry that holds.
-        held: the entries that hold.
-        aliases: version by alias.
-        ways: by alias, the versions it came by, from the first to where it is now; rolling back
-            goes this way back.
-    """
-
-    last: int = 0
-    held: tuple[HistoryEntry, ...] = ()
-    aliases: Mapping[str, str] = field(default_factory=dict)
+    last: int = 0  # number of the last entry that holds
+    held: tuple[HistoryEntry, ...] = ()  # the entries that hold
+    aliases: Mapping[str, str] = field(default_factory=dict)  # version by alias
+    # by alias, the versions it came by, from the first to where it is now; rolling back goes this
+    # way back
     ways: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def before(self, alias: str) -> tuple[str, ...]:

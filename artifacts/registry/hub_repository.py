@@ -37,16 +37,12 @@ SECONDS_AFTER_A_CONFLICT = 0.2
 
 @dataclass(frozen=True)
 class RepositoryState:
-    """What the refs and the ledger say at one moment.
+    """What the refs and the ledger say at one moment."""
 
-    Args:
-        branches, tags: commit by name.
-        ledger: as the history branch has it.
-    """
-
+    # commit by name
     branches: Mapping[str, str] = field(default_factory=dict)
     tags: Mapping[str, str] = field(default_factory=dict)
-    ledger: Ledger = field(default_factory=Ledger)
+    ledger: Ledger = field(default_factory=Ledger)  # as the history branch has it
 
 
 class HubRepository:

@@ -50,15 +50,10 @@ DOC_SUFFIXES = (".md", ".pdf")
 
 @dataclass(frozen=True)
 class Blob:
-    """Some bytes that a manifest names.
+    """Some bytes that a manifest names."""
 
-    Args:
-        digest: `sha256:` and 64 hexadecimal digits.
-        size: bytes.
-    """
-
-    digest: str
-    size: int
+    digest: str  # `sha256:` and 64 hexadecimal digits
+    size: int  # bytes
 
     @classmethod
     def of(cls, content: bytes) -> Blob:
@@ -68,30 +63,19 @@ class Blob:
 
 @dataclass(frozen=True)
 class PackedFile:
-    """One file of the checkpoint, as a layer.
+    """One file of the checkpoint, as a layer."""
 
-    Args:
-        path: relative to the checkpoint's folder, with slashes.
-        blob: its content.
-    """
-
-    path: str
-    blob: Blob
+    path: str  # relative to the checkpoint's folder, with slashes
+    blob: Blob  # its content
 
 
 @dataclass(frozen=True)
 class ModelPack:
-    """A manifest with what it names.
+    """A manifest with what it names."""
 
-    Args:
-        manifest: its bytes, whose sha256 is the pack's digest.
-        config: the bytes of the model's description.
-        files: the layers, in the manifest's order.
-    """
-
-    manifest: bytes
-    config: bytes
-    files: tuple[PackedFile, ...]
+    manifest: bytes  # its bytes, whose sha256 is the pack's digest
+    config: bytes  # the bytes of the model's description
+    files: tuple[PackedFile, ...]  # the layers, in the manifest's order
 
     @property
     def blob(self) -> Blob:

@@ -70,21 +70,15 @@ class Cause:
 
 @dataclass(frozen=True)
 class Move:
-    """An alias that is to point to another version.
+    """An alias that is to point to another version."""
 
-    Args:
-        alias: that moves.
-        version: it will point to.
-        replaces: version that it points to now, as far as the mover knows; None for 'to none'.
-            When that is not so any more, nothing moves.
-        cause: for the history.
-        previous_alias: gets the version that `alias` leaves; None leaves no trace but the history.
-    """
-
-    alias: str
-    version: str
+    alias: str  # that moves
+    version: str  # it will point to
+    # version that it points to now, as far as the mover knows; None for 'to none'. When that is not
+    # so any more, nothing moves.
     replaces: str | None
     cause: Cause
+    # gets the version that `alias` leaves; None leaves no trace but the history
     previous_alias: str | None = None
 
 

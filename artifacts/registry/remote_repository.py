@@ -37,21 +37,13 @@ PIECE_BYTES = 64 * 1024 * 1024
 
 @dataclass(frozen=True)
 class Sent:
-    """What a push did.
+    """What a push did."""
 
-    Args:
-        reference: HOST/REPOSITORY:TAG.
-        digest: of the manifest.
-        sent: how many blobs went over the network.
-        present: how many were there already.
-        sent_bytes: of the blobs that went.
-    """
-
-    reference: str
-    digest: str
-    sent: int
-    present: int
-    sent_bytes: int
+    reference: str  # HOST/REPOSITORY:TAG
+    digest: str  # of the manifest
+    sent: int  # how many blobs went over the network
+    present: int  # how many were there already
+    sent_bytes: int  # of the blobs that went
 
 
 class RemoteRepository:

@@ -16,21 +16,15 @@ ROW_HEIGHT = 22
 
 @dataclass(frozen=True)
 class Example:
-    """A question that was answered otherwise.
+    """A question that was answered otherwise."""
 
-    Attributes:
-        question: its id.
-        before, after: both scores, 0 to 1.
-        prompt: None where it is not kept as text.
-        expected: the right answer, where it is a text.
-        baseline, variant: both answers.
-    """
-
-    question: str
+    question: str  # its id
+    # both scores, 0 to 1
     before: float
     after: float
-    prompt: str | None
-    expected: str | None
+    prompt: str | None  # None where it is not kept as text
+    expected: str | None  # the right answer, where it is a text
+    # both answers
     baseline: str
     variant: str
 

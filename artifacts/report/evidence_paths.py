@@ -21,23 +21,14 @@ HEADROOM = 1.25  # of the plot above the line, where paths may end far beyond it
 
 @dataclass(frozen=True)
 class EvidencePath:
-    """One gate's evidence.
+    """One gate's evidence."""
 
-    Attributes:
-        recipe: of the variant.
-        gate: as judged.
-        questions: after which the evidence is given.
-        for_pass: log10 of the e-value against 'worse than allowed', one a question given.
-        for_fail: likewise against 'not worse than allowed'.
-        note: where the path is from, and whether it is the one that was judged.
-    """
-
-    recipe: str
-    gate: GateReport
-    questions: list[int]
-    for_pass: list[float]
-    for_fail: list[float]
-    note: str
+    recipe: str  # of the variant
+    gate: GateReport  # as judged
+    questions: list[int]  # after which the evidence is given
+    for_pass: list[float]  # log10 of the e-value against 'worse than allowed', one a question given
+    for_fail: list[float]  # likewise against 'not worse than allowed'
+    note: str  # where the path is from, and whether it is the one that was judged
 
 
 def path_of(evidence: RunEvidence, recipe: str, gate: GateReport) -> EvidencePath | None:

@@ -21,42 +21,26 @@ _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "cross")
 
 @dataclass(frozen=True)
 class Table:
-    """A plain table.
+    """A plain table."""
 
-    Attributes:
-        columns: headings.
-        rows: cells; the first of each names the row.
-        text: columns of words; the others are numbers, and stand to the right.
-    """
-
-    columns: tuple[str, ...]
-    rows: list[tuple[str, ...]]
+    columns: tuple[str, ...]  # headings
+    rows: list[tuple[str, ...]]  # cells; the first of each names the row
+    # columns of words; the others are numbers, and stand to the right
     text: frozenset[int] = frozenset({0})
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One plot.
+    """One plot."""
 
-    Attributes:
-        name: unique in the page; of letters, digits and hyphens.
-        title: above it.
-        says: what there is to see, for those who cannot see it.
-        data: plotly's traces.
-        layout: plotly's layout, as far as it is not the page's.
-        table: the same figures.
-        notes: sentences below it.
-        height: in CSS pixels.
-    """
-
-    name: str
-    title: str
-    says: str
-    data: list[dict[str, Any]]
-    layout: dict[str, Any]
-    table: Table
-    notes: tuple[str, ...] = ()
-    height: int = 320
+    name: str  # unique in the page; of letters, digits and hyphens
+    title: str  # above it
+    says: str  # what there is to see, for those who cannot see it
+    data: list[dict[str, Any]]  # plotly's traces
+    layout: dict[str, Any]  # plotly's layout, as far as it is not the page's
+    table: Table  # the same figures
+    notes: tuple[str, ...] = ()  # sentences below it
+    height: int = 320  # in CSS pixels
 
     @property
     def drawn(self) -> dict[str, Any]:

@@ -29,27 +29,16 @@ REQUESTS = "requests.json"
 
 @dataclass(frozen=True)
 class Answered:
-    """Both sides' answers to the questions of a suite that the variant was asked.
+    """Both sides' answers to the questions of a suite that the variant was asked."""
 
-    Attributes:
-        baseline: rows, as `pipeline/stages/evaluate.py` says, in the order of asking.
-        candidate: rows to the same questions.
-        questions: by id, as far as they are kept.
-        suite: the policy's settings.
-        margin: of the variant's family.
-        alpha: error rate.
-        population: questions of the benchmark, where the claim is about that alone.
-        planned_bet: that has half of the stake; None: the stake is even.
-    """
-
-    baseline: Rows
-    candidate: Rows
-    questions: dict[str, dict[str, Any]]
-    suite: AnySuite
-    margin: Margin
-    alpha: float
-    population: int | None
-    planned_bet: float | None = None
+    baseline: Rows  # rows, as `pipeline/stages/evaluate.py` says, in the order of asking
+    candidate: Rows  # rows to the same questions
+    questions: dict[str, dict[str, Any]]  # by id, as far as they are kept
+    suite: AnySuite  # the policy's settings
+    margin: Margin  # of the variant's family
+    alpha: float  # error rate
+    population: int | None  # questions of the benchmark, where the claim is about that alone
+    planned_bet: float | None = None  # that has half of the stake; None: the stake is even
 
 
 class RunEvidence:

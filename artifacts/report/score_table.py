@@ -13,24 +13,15 @@ from artifacts.written_numbers import megabytes, per_cent
 
 @dataclass(frozen=True)
 class VariantPart:
-    """One variant of the run.
+    """One variant of the run."""
 
-    Attributes:
-        recipe: that made it.
-        verdict: `promoted`, or the verdict's own word.
-        reason: in words; `cure` holds the further lines of an error.
-        size: of its weights.
-        rows: its gates.
-        collected: what was measured of a variant that was not judged.
-    """
-
-    recipe: str
-    verdict: str
-    reason: str
+    recipe: str  # that made it
+    verdict: str  # `promoted`, or the verdict's own word
+    reason: str  # in words; `cure` holds the further lines of an error
     cure: str
-    size: str
-    rows: list[GateRow]
-    collected: list[str]
+    size: str  # of its weights
+    rows: list[GateRow]  # its gates
+    collected: list[str]  # what was measured of a variant that was not judged
 
 
 def variant_parts(evidence: RunEvidence) -> list[VariantPart]:

@@ -67,21 +67,13 @@ def in_ci(said: bool | None, environ: Mapping[str, str] = os.environ) -> bool:
 
 @dataclass(frozen=True)
 class CiReporting:
-    """What of a run goes to CI.
+    """What of a run goes to CI."""
 
-    Args:
-        kind: the command of the run.
-        ci: whether this is a CI job; without one, only files that were asked for are written.
-        junit: as the option says.
-        outputs: as the option says.
-        as_json: what is printed is for programs, so no annotations are among it.
-    """
-
-    kind: RunKind
-    ci: bool
+    kind: RunKind  # the command of the run
+    ci: bool  # whether this is a CI job; without one, only files that were asked for are written
     junit: Path | None
     outputs: Path | None
-    as_json: bool
+    as_json: bool  # what is printed is for programs, so no annotations are among it
 
     def carry_out(self, work: Work, command: dict[str, Any], store: Path | None) -> NoReturn:
         """Do the work, report how it ended to CI and on standard output, and exit with its code.

@@ -17,35 +17,20 @@ Obstacle = Literal["", "recipe", "hardware", "split", "weights", "context"]
 
 @dataclass(frozen=True)
 class Fit:
-    """What a variant needs and holds, tensor-parallel over so many GPUs.
-
-    Attributes:
-        variant: name of the recipe.
-        tensor_parallel: GPUs that one copy is spread over.
-        replicas: copies that all the GPUs hold.
-        weights_bytes: on each GPU.
-        reserve_bytes: on each GPU, for all that is neither weights nor cache; an estimate.
-        cache_bytes: on each GPU, left for keys and values.
-        tokens: of KV cache that a copy has, as vLLM counts them.
-        sequences: of the context's length that a copy serves at once.
-        tokens_per_s_at_most: of one sequence, by the memory's bandwidth alone.
-        obstacle: what stands in the way; empty where it can be served.
-        reason: the obstacle in words.
-        cure: what to do about it.
-    """
+    """What a variant needs and holds, tensor-parallel over so many GPUs."""
 
     variant: str
-    tensor_parallel: int
-    replicas: int
-    weights_bytes: int
-    reserve_bytes: int
-    cache_bytes: int
-    tokens: int
-    sequences: int
-    tokens_per_s_at_most: float
-    obstacle: Obstacle
-    reason: str
-    cure: str = ""
+    tensor_parallel: int  # GPUs that one copy is spread over
+    replicas: int  # copies that all the GPUs hold
+    weights_bytes: int  # on each GPU
+    reserve_bytes: int  # on each GPU, for all that is neither weights nor cache; an estimate
+    cache_bytes: int  # on each GPU, left for keys and values
+    tokens: int  # of KV cache that a copy has, as vLLM counts them
+    sequences: int  # of the context's length that a copy serves at once
+    tokens_per_s_at_most: float  # of one sequence, by the memory's bandwidth alone
+    obstacle: Obstacle  # what stands in the way; empty where it can be served
+    reason: str  # the obstacle in words
+    cure: str = ""  # what to do about it
 
     @property
     def fits(self) -> bool:
@@ -64,17 +49,11 @@ class Fit:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A variant, ready to be laid on GPUs.
+    """A variant, ready to be laid on GPUs."""
 
-    Attributes:
-        recipe: that makes it.
-        shards: its weights by how they are spread.
-        undivided: columns that none of the recipe's group sizes divides.
-    """
-
-    recipe: Recipe
-    shards: Shards
-    undivided: tuple[int, ...]
+    recipe: Recipe  # that makes it
+    shards: Shards  # its weights by how they are spread
+    undivided: tuple[int, ...]  # columns that none of the recipe's group sizes divides
 
     @property
     def is_baseline(self) -> bool:
@@ -84,21 +63,13 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Site:
-    """Where candidates are laid.
-
-    Attributes:
-        inspection: of the checkpoint.
-        gpu: kind of GPU.
-        gpus: how many there are.
-        limits: how the engine is started.
-        context: tokens of a sequence.
-    """
+    """Where candidates are laid."""
 
     inspection: Inspection
     gpu: Gpu
-    gpus: int
-    limits: ServingLimits
-    context: int
+    gpus: int  # how many there are
+    limits: ServingLimits  # how the engine is started
+    context: int  # tokens of a sequence
 
     @classmethod
     def of(

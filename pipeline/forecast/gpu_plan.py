@@ -26,23 +26,15 @@ BFLOAT16 = 8.0  # compute capability
 
 @dataclass(frozen=True)
 class CapacityPlan:
-    """All that `prepare plan --gpu` reports.
+    """All that `prepare plan --gpu` reports."""
 
-    Attributes:
-        site: the GPUs, how the engine is started, and the checkpoint.
-        weights: what each variant's recipe makes of the checkpoint, by its name.
-        fits: each variant on each number of GPUs, the baseline first.
-        notes: what the figures leave out, or a user should know.
-        needs: memory of the machine and disk of each variant's stages.
-        minutes: expected time of each variant's stages.
-    """
-
-    site: Site
+    site: Site  # the GPUs, how the engine is started, and the checkpoint
+    # what each variant's recipe makes of the checkpoint, by its name
     weights: dict[str, VariantWeights]
-    fits: tuple[Fit, ...]
-    notes: tuple[str, ...]
-    needs: tuple[StageNeed, ...] = ()
-    minutes: tuple[StageMinutes, ...] = ()
+    fits: tuple[Fit, ...]  # each variant on each number of GPUs, the baseline first
+    notes: tuple[str, ...]  # what the figures leave out, or a user should know
+    needs: tuple[StageNeed, ...] = ()  # memory of the machine and disk of each variant's stages
+    minutes: tuple[StageMinutes, ...] = ()  # expected time of each variant's stages
 
     def best(self, variant: str) -> Fit | None:
         """The way to serve it: the fewest GPUs a copy that do not starve the caches.

@@ -17,23 +17,14 @@ CGROUP_LIMITS = (
 
 @dataclass(frozen=True)
 class Machine:
-    """What a run can use.
+    """What a run can use."""
 
-    Attributes:
-        memory_bytes: of the machine, or what its container may use.
-        free_disk_bytes: where the store is.
-        gpu: name of the first NVIDIA GPU that CUDA shows us; None without one.
-        gpus: how many it shows.
-        compute_capability: of the first.
-        driver: version of the GPUs' driver; empty where it is not known, or does not matter.
-    """
-
-    memory_bytes: int
-    free_disk_bytes: int
-    gpu: str | None = None
-    gpus: int = 0
-    compute_capability: float | None = None
-    driver: str = ""
+    memory_bytes: int  # of the machine, or what its container may use
+    free_disk_bytes: int  # where the store is
+    gpu: str | None = None  # name of the first NVIDIA GPU that CUDA shows us; None without one
+    gpus: int = 0  # how many it shows
+    compute_capability: float | None = None  # of the first
+    driver: str = ""  # version of the GPUs' driver; empty where it is not known, or does not matter
 
 
 def this_machine(store: Path, *, with_gpu: bool) -> Machine:

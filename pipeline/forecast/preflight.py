@@ -22,27 +22,17 @@ from recipes.schema import Recipe, ServingProfile
 
 @dataclass(frozen=True)
 class Preflight:
-    """What is about to be run, and where.
+    """What is about to be run, and where."""
 
-    Attributes:
-        source: config and headers of the checkpoint.
-        recipes: of the variants.
-        baseline: the recipe that changes nothing.
-        profile: says how variants are served.
-        machine: that all of it happens on.
-        store: folder of the store, for messages.
-        trust_remote_code: run Python code from the checkpoint.
-        made: names of recipes whose weights are there already, wherever they are: what only
-            quantizing needs is not asked of them.
-    """
-
-    source: Source
-    recipes: Sequence[Recipe]
-    baseline: Recipe
-    profile: ServingProfile
-    machine: Machine
-    store: Path
-    trust_remote_code: bool = False
+    source: Source  # config and headers of the checkpoint
+    recipes: Sequence[Recipe]  # of the variants
+    baseline: Recipe  # the recipe that changes nothing
+    profile: ServingProfile  # says how variants are served
+    machine: Machine  # that all of it happens on
+    store: Path  # folder of the store, for messages
+    trust_remote_code: bool = False  # run Python code from the checkpoint
+    # names of recipes whose weights are there already, wherever they are: what only quantizing
+    # needs is not asked of them
     made: frozenset[str] = frozenset()
 
     def faults(self) -> list[PrepareError]:

@@ -35,31 +35,18 @@ SORTING_SAMPLER_BYTES = 39
 
 @dataclass(frozen=True)
 class ServingLimits:
-    """How the engine is started, as far as memory depends on it.
+    """How the engine is started, as far as memory depends on it."""
 
-    Attributes:
-        source: the profile's name, or words.
-        utilization: share of the GPU's memory that the engine may use.
-        block_size: tokens of a KV block.
-        step_tokens: max-num-batched-tokens.
-        batches: of so many tokens that may be under way at once.
-        sequences: max-num-seqs.
-        context_limit: max-model-len, where it is set.
-        kv_dtype: of variants.
-        baseline_kv_dtype: of the baseline.
-        model_bytes: of an element of the type that the model runs in.
-    """
-
-    source: str
-    utilization: float
-    block_size: int
-    step_tokens: int
-    batches: int
-    sequences: int
-    context_limit: int | None
-    kv_dtype: str
-    baseline_kv_dtype: str
-    model_bytes: int
+    source: str  # the profile's name, or words
+    utilization: float  # share of the GPU's memory that the engine may use
+    block_size: int  # tokens of a KV block
+    step_tokens: int  # max-num-batched-tokens
+    batches: int  # of so many tokens that may be under way at once
+    sequences: int  # max-num-seqs
+    context_limit: int | None  # max-model-len, where it is set
+    kv_dtype: str  # of variants
+    baseline_kv_dtype: str  # of the baseline
+    model_bytes: int  # of an element of the type that the model runs in
 
     @classmethod
     def of(cls, gpu: Gpu, profile: ServingProfile | None) -> ServingLimits:

@@ -30,39 +30,22 @@ MXFP4_HIDDEN, MXFP4_INNER = 256, 128
 
 @dataclass(frozen=True)
 class Shards:
-    """A variant's weights by how they are spread.
+    """A variant's weights by how they are spread."""
 
-    Attributes:
-        everywhere: bytes that every GPU keeps.
-        split: bytes that are divided by the number of GPUs.
-        key_value: bytes of key and value projections, divided by at most the key-value heads.
-        key_value_heads: how many of those.
-        heads: attention heads, which are not split either.
-        columns: of the matrices whose columns are split.
-        grouped_columns: of those among them that are quantized in groups.
-        rows: of the other matrices that are split.
-        group: columns that share a scale; None without groups.
-        latent: latent attention, whose one head is on every GPU.
-        read_per_token: bytes that a decoding step reads for one sequence.
-        mxfp4: bytes of MXFP4 experts, which are in `split` as well.
-        hidden: width of these experts' input and output.
-        expert_inner: of one such expert.
-    """
-
-    everywhere: int
-    split: int
-    key_value: int
-    key_value_heads: int
-    heads: int
-    columns: frozenset[int]
-    grouped_columns: frozenset[int]
-    rows: frozenset[int]
-    group: int | None
-    latent: bool
-    read_per_token: int
-    mxfp4: int = 0
-    hidden: int = 0
-    expert_inner: int = 0
+    everywhere: int  # bytes that every GPU keeps
+    split: int  # bytes that are divided by the number of GPUs
+    key_value: int  # bytes of key and value projections, divided by at most the key-value heads
+    key_value_heads: int  # how many of those
+    heads: int  # attention heads, which are not split either
+    columns: frozenset[int]  # of the matrices whose columns are split
+    grouped_columns: frozenset[int]  # of those among them that are quantized in groups
+    rows: frozenset[int]  # of the other matrices that are split
+    group: int | None  # columns that share a scale; None without groups
+    latent: bool  # latent attention, whose one head is on every GPU
+    read_per_token: int  # bytes that a decoding step reads for one sequence
+    mxfp4: int = 0  # bytes of MXFP4 experts, which are in `split` as well
+    hidden: int = 0  # width of these experts' input and output
+    expert_inner: int = 0  # of one such expert
 
     def bytes_on_gpu(self, gpus: int) -> int:
         """Bytes of weights on each of so many GPUs."""

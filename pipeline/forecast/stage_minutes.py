@@ -44,29 +44,19 @@ MEASURED = ("coherence", "evaluate", "benchmark")
 
 @dataclass(frozen=True)
 class StageMinutes:
-    """Expected time of one stage.
+    """Expected time of one stage."""
 
-    Attributes:
-        stage: quantize, verify, serve (one start), or measure (all suites and the load test).
-        variant: name of the recipe.
-        minutes: None where it is not known.
-        basis: "seen here", or what an estimate was made from.
-    """
-
-    stage: str
+    stage: str  # quantize, verify, serve (one start), or measure (all suites and the load test)
     variant: str
-    minutes: float | None
-    basis: str
+    minutes: float | None  # None where it is not known
+    basis: str  # "seen here", or what an estimate was made from
 
 
 @dataclass
 class SeenStages:
-    """Seconds of the store's finished stages of one model on one kind of GPU.
+    """Seconds of the store's finished stages of one model on one kind of GPU."""
 
-    Attributes:
-        seconds: by (stage, variant); one entry a run. For `measure`, a run's stages are summed.
-    """
-
+    # by (stage, variant); one entry a run. For `measure`, a run's stages are summed.
     seconds: dict[tuple[str, str], list[float]] = field(default_factory=dict)
 
     @classmethod

@@ -37,21 +37,13 @@ SMALL_FILES_BYTES = 50_000_000  # tokenizer, config, record and logs of a varian
 
 @dataclass(frozen=True)
 class StageNeed:
-    """What one stage of a variant takes.
+    """What one stage of a variant takes."""
 
-    Attributes:
-        stage: its name; "serve" for the server.
-        variant: name of the recipe.
-        host_bytes: memory of the machine, not of a GPU; None where it is not known.
-        disk_bytes: that stay on disk.
-        basis: what the memory is made of, in words.
-    """
-
-    stage: str
+    stage: str  # its name; "serve" for the server
     variant: str
-    host_bytes: int | None
-    disk_bytes: int
-    basis: str
+    host_bytes: int | None  # memory of the machine, not of a GPU; None where it is not known
+    disk_bytes: int  # that stay on disk
+    basis: str  # what the memory is made of, in words
 
 
 def stage_needs(

@@ -43,17 +43,11 @@ class Kept:
 
 @dataclass(frozen=True)
 class Garbage:
-    """One thing to remove.
+    """One thing to remove."""
 
-    Args:
-        kind: stage, unfinished stage, run or answers.
-        path: folder or file.
-        size: bytes that come free when all that was found with it goes too.
-    """
-
-    kind: str
-    path: Path
-    size: int
+    kind: str  # stage, unfinished stage, run or answers
+    path: Path  # folder or file
+    size: int  # bytes that come free when all that was found with it goes too
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for `--json`."""

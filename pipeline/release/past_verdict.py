@@ -34,23 +34,14 @@ READY_TIMEOUT_SECONDS = 1800.0
 
 @dataclass(frozen=True)
 class PastVerdict:
-    """A version's verdict with all that it takes to judge the same weights again.
+    """A version's verdict with all that it takes to judge the same weights again."""
 
-    Args:
-        bundle: what the evidence says.
-        judged: the records of the stages that the verdict rests on.
-        deployable: the tuple that was judged.
-        source: name of the source checkpoint, with its commit where it is on the Hub.
-        families: of the recipes that were tried with it and judged.
-        sources: where each suite's questions came from.
-    """
-
-    bundle: BundleVerdict
-    judged: JudgedVariant
+    bundle: BundleVerdict  # what the evidence says
+    judged: JudgedVariant  # the records of the stages that the verdict rests on
     deployable: Deployable
-    source: str
-    families: Mapping[str, Family]
-    sources: Mapping[str, Any]
+    source: str  # name of the source checkpoint, with its commit where it is on the Hub
+    families: Mapping[str, Family]  # of the recipes that were tried with it and judged
+    sources: Mapping[str, Any]  # where each suite's questions came from
 
     @property
     def policy(self) -> Policy:

@@ -29,23 +29,15 @@ from recipes.policy import Policy
 
 @dataclass(frozen=True)
 class Order:
-    """What `prepare promote` is to do with a finished run.
+    """What `prepare promote` is to do with a finished run."""
 
-    Args:
-        registry: its URI.
-        variant: the recipe to promote; None: what the policy prefers of those that passed.
-        override: why a variant that did not pass is promoted all the same.
-        name: in the registry; None: the run's.
-        alias: that moves; None: the policy's.
-        replaces: version that the alias must point to now; None: whichever it does.
-    """
-
-    registry: str
+    registry: str  # its URI
+    # the recipe to promote; None: what the policy prefers of those that passed
     variant: str | None = None
-    override: str | None = None
-    name: str | None = None
-    alias: str | None = None
-    replaces: str | None = None
+    override: str | None = None  # why a variant that did not pass is promoted all the same
+    name: str | None = None  # in the registry; None: the run's
+    alias: str | None = None  # that moves; None: the policy's
+    replaces: str | None = None  # version that the alias must point to now; None: whichever it does
 
 
 def promotion_stage(
