@@ -12,7 +12,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any
 
 import httpx
 import pytest
+from store_processes import left_after, processes_of
 
 from artifacts.registry.mlflow_registry import MlflowRegistry
 from pipeline.core.cpu_features import cpu_features
@@ -99,37 +99,6 @@ def stop_when(
         pytest.fail(f"the run ended before it got there:\n{''.join(seen[-20:])}")
     process.communicate(timeout=60)
     return process.returncode, alive
-
-
-def processes_of(store: Path) -> list[str]:
-    """Command lines of live processes that belong to the run.
-
-    They are known by the environment that they inherited, or, where they are given the variables
-    of a list, by the store's path on their command line; vLLM's inner processes overwrite both with
-    a title, and are known by that.
-    """
-    marker = f"PREPARE_STORE={store}".encode()
-    found = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit() or int(entry.name) == os.getpid():
-            continue
-        try:
-            command = (entry / "cmdline").read_bytes()
-            inherited = (entry / "environ").read_bytes().split(b"\0")
-        except OSError:
-            continue  # it ended while we looked, or is another user's
-        ours = marker in inherited or str(store).encode() in command
-        if ours or command.startswith(b"VLLM::"):
-            found.append(f"{entry.name} {command.replace(bytes(1), b' ').decode()}")
-    return found
-
-
-def left_after(store: Path, seconds: float = 30) -> list[str]:
-    """What is still alive once the processes have had their grace to end."""
-    deadline = time.monotonic() + seconds
-    while (alive := processes_of(store)) and time.monotonic() < deadline:
-        time.sleep(0.5)
-    return alive
 
 
 @pytest.fixture(scope="module")
