@@ -33,13 +33,9 @@ def command_line(kind: RunKind, command: Mapping[str, Any], *, public: bool = Fa
     """One line for a shell, without a password that a URL in it may hold.
 
     Names stand as they were asked for: a ladder and not its rungs, a file and not the name in it.
-    A record from before `asked` has the names that they came to, and of a ladder the rungs.
-
-    Args:
-        kind: of a run's record.
-        command: of the same.
-        public: paths as `./NAME`, since where they lay on a machine is nobody else's business, and
-            no registry.
+    A record from before `asked` has the names that they came to, and of a ladder the rungs. In
+    `public`, paths are `./NAME`, since where they lay on a machine is nobody else's business, and
+    there is no registry.
 
     Raises:
         StoreError: an option is not of its kind.

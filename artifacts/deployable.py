@@ -154,10 +154,7 @@ class Deployable(Record, serialize_by_alias=True):
         ]
 
     def check_servable(self, where: str) -> None:
-        """See that its engine arguments and variables may be handed to the engine.
-
-        Args:
-            where: it was read from, for messages.
+        """See that its engine arguments and variables, from `where`, may be handed to the engine.
 
         Raises:
             EvidenceError: they say what is not theirs to say.

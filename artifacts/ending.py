@@ -36,11 +36,7 @@ def fallback_lines(fallbacks: Mapping[str, str]) -> list[str]:
 
 
 def serving_lines(command: Mapping[str, Any]) -> list[str]:
-    """What to know of how the variants were served, a line each.
-
-    Args:
-        command: what was asked for, as the run's record has it; of older runs without the keys.
-    """
+    """What to know of how the variants were served, a line each; older records lack the keys."""
     note = command.get("kv_cache_note")
     fallbacks = fallback_lines(command.get("fallbacks", {}))
     return [f"fallback {line}" for line in fallbacks] + ([f"KV cache: {note}"] if note else [])

@@ -15,13 +15,10 @@ NOT_PREFERRED = "; registered, but "
 def corrected(reports: Sequence[VariantReport], alpha: float) -> list[VariantReport]:
     """The reports whose verdict changes because several variants are tried at once, by Holm.
 
-    Each variant has its own chance `alpha` to pass though it is worse than allowed; with several,
-    the chance that one such passes adds up. Asking stops at the strictest of Holm's levels, so a
-    variant that passes alone and not together is one whose questions or time had run out.
-
-    Args:
-        reports: of all variants of the run; one without a p-value cannot pass and counts as one.
-        alpha: the policy's, or the trial's share of it.
+    Each variant has its own chance `alpha` (the policy's, or the trial's share of it) to pass
+    though it is worse than allowed; with several, the chance that one such passes adds up. Asking
+    stops at the strictest of Holm's levels, so a variant that passes alone and not together is one
+    whose questions or time had run out. One without a p-value cannot pass and counts as one.
     """
     rejected = holm({r.recipe: r.p_value if r.p_value is not None else 1.0 for r in reports}, alpha)
     return [

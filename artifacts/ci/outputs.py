@@ -14,11 +14,9 @@ LONGEST_VALUE = 400
 
 
 def outputs(report: RunReport, junit: str) -> str:
-    """The lines; a value that there is none of is empty, and all names are always there.
+    """The lines of a run that has ended, and of the path of its JUnit file.
 
-    Args:
-        report: of a run that has ended.
-        junit: path of the JUnit file, or "" where none was written.
+    A value that there is none of is empty, and all names are always there.
     """
     champion = champion_of(report)
     values = {

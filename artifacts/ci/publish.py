@@ -38,14 +38,7 @@ class Places:
         outputs: Path | None,
         annotate: Callable[[str], None] | None,
     ) -> Places:
-        """As the variables say; a file that the user named wins over one that the CI system named.
-
-        Args:
-            environ: the process's variables.
-            junit: the JUnit file.
-            outputs: the user's own file of outputs.
-            annotate: prints a line; only used on GitHub.
-        """
+        """As the variables say; a file that the user named wins over one that CI named."""
         return cls(
             junit=junit,
             summary=path_in(environ, SUMMARY),
@@ -61,12 +54,9 @@ def path_in(environ: Mapping[str, str], name: str) -> Path | None:
 
 
 def publish(report: RunReport, places: Places, say: Callable[[str], None]) -> None:
-    """Write all of it; what cannot be written is reported, and changes nothing about the verdict.
+    """Write all of it for a run that has ended; `say` receives which file was written.
 
-    Args:
-        report: of a run that has ended.
-        places: where it goes.
-        say: receives which file was written, and which could not be.
+    What cannot be written is reported there, and changes nothing about the verdict.
     """
     written = ""
     if places.junit is not None and attempt(write_junit, report, places.junit, say):

@@ -24,14 +24,7 @@ def named(rows: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def misasked(role: str, record: StageRecord, answers: Rows, questions: Rows) -> Iterator[str]:
-    """In what the answers of a stage are not those to the questions, in words.
-
-    Args:
-        role: of the stage, for messages.
-        record: of the stage.
-        answers: as :func:`named`.
-        questions: all, as :func:`named`.
-    """
+    """In what the answers of a stage are not those to the questions, both as :func:`named`."""
     if answers != questions[: len(answers)]:
         yield f"{role}: its answers are not those to the first of the questions"
     if (told := record.result["n"]) != len(answers):

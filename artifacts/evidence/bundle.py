@@ -99,10 +99,6 @@ class BundleContents:
 def write_bundle(folder: Path, contents: BundleContents) -> Manifest:
     """Write a bundle into a folder that has the weights and all that is to lie beside it.
 
-    Args:
-        folder: of the weights, card included; gets `prepare-evidence/`.
-        contents: of the bundle.
-
     Raises:
         EvidenceError: something in the folder is no plain file.
         OSError: the disk is full, or the folder may not be written.

@@ -25,12 +25,8 @@ BLOCK_BYTES = 2**20
 class BundledEvidence:
     """Evidence as it lies in a bundle; a source for `artifacts.evidence.recompute`.
 
-    Only what the manifest lists is read.
-
-    Args:
-        folder: of the bundle.
-        manifest: of it.
-        revisions: of the stages' code, as the bundle's verdict names them.
+    Only what the manifest lists is read. `revisions` are those of the stages' code, as the bundle's
+    verdict names them.
 
     Raises:
         EvidenceError: a newer prepare made it.
@@ -110,11 +106,7 @@ class BundledEvidence:
 
 
 def digest_unpacked(path: Path, most: int) -> str:
-    """sha256 of what a gzipped file of somebody else's unpacks to.
-
-    Args:
-        path: of the file.
-        most: bytes that this may be.
+    """sha256 of what a gzipped file of somebody else's unpacks to, which may have `most` bytes.
 
     Raises:
         OSError: it is no regular file, no gzip, or cannot be read.

@@ -60,12 +60,7 @@ def write_card(
 ) -> None:
     """Write README.md, and `.eval_results/` where a whole benchmark was asked.
 
-    Args:
-        folder: of the weights.
-        verdict: on the variant, and of what.
-        judged: its stages.
-        deployable: what it was judged as.
-        evaluations: the candidate's last round of each suite.
+    `evaluations` are the candidate's last round of each suite.
     """
     text = card_text(verdict, judged, deployable, evaluations)
     (folder / CARD).write_text(text, encoding="utf-8")

@@ -79,15 +79,7 @@ class Manifest(Record):
 
 
 def list_files(folder: Path, leave_out: tuple[str, ...] = ()) -> tuple[ManifestFile, ...]:
-    """Every file below a folder, sorted by path.
-
-    Args:
-        folder: to look through.
-        leave_out: relative paths of files, or of folders with all that is in them.
-
-    Raises:
-        EvidenceError: something there is neither a plain file nor a folder.
-    """
+    """Every file below a folder, sorted by path; arguments and errors as :func:`plain_files`."""
     return tuple(
         ManifestFile(path=path, size=file.stat().st_size, sha256=digest_file(file))
         for path, file in plain_files(folder, leave_out)
@@ -96,6 +88,8 @@ def list_files(folder: Path, leave_out: tuple[str, ...] = ()) -> tuple[ManifestF
 
 def plain_files(folder: Path, leave_out: tuple[str, ...] = ()) -> Iterator[tuple[str, Path]]:
     """(relative path, file) of every file below, sorted; links and devices are no plain files.
+
+    What is left out is named by relative paths of files, or of folders with all that is in them.
 
     Raises:
         EvidenceError: there is a link or a device.
@@ -176,13 +170,9 @@ def _changed(file: Path, wanted: ManifestFile) -> str:
 
 
 def digest_of_other_files(folder: Path, added: tuple[str, ...] = ADDED_LATER) -> str:
-    """Digest of names and contents of every file but the weights and what was added since.
+    """Digest of names and contents of every file but the weights and what was `added` since.
 
     What is called `*.safetensors` and is no part of the weights is one of them.
-
-    Args:
-        folder: of a version's files.
-        added: files that do not count.
 
     Raises:
         CheckpointError: the folder has no weights.

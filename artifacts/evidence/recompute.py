@@ -171,11 +171,8 @@ def selected_again(
 class Evidence:
     """What one variant's verdict was computed from, checked against its digests.
 
-    Args:
-        source: where it lies.
-        recipe: of the variant.
-        key: of the judge stage; None where the record names none.
-        tried: recipes that the verdict is said to count.
+    `key` is the judge stage's, None where the record names none; `tried` are the recipes that the
+    verdict is said to count.
     """
 
     def __init__(

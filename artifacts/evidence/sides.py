@@ -19,9 +19,7 @@ _SERVER, _WEIGHTS = "coherence", "weights"
 def mixed_sides(judge: StageRecord, found: Mapping[str, StageRecord]) -> Iterator[str]:
     """In what the stages that were judged are not of one baseline and one variant, in words.
 
-    Args:
-        judge: the stage.
-        found: records of its inputs, by role; those that are gone are reported elsewhere.
+    `found` are the judge stage's inputs by role; those that are gone are reported elsewhere.
     """
     for side, beginnings in _SIDES.items():
         stages = [record for role, record in found.items() if role.startswith(beginnings)]

@@ -85,10 +85,8 @@ def check_with_key(folder: Path, public_key: Path) -> None:
 def check_keyless(folder: Path, identity: str, issuer: str) -> None:
     """Check that the folder is what somebody with that login signed; may need the network.
 
-    Args:
-        folder: of the weights.
-        identity: e-mail address, or the URI of a CI workflow.
-        issuer: URL of whoever vouches for it.
+    The identity is an e-mail address or the URI of a CI workflow, the issuer the URL of whoever
+    vouches for it.
 
     Raises:
         EvidenceError: as `check_with_key`.

@@ -46,11 +46,7 @@ class EvidenceSource(Protocol):
 
 
 class StoredEvidence:
-    """Evidence as it lies in a store.
-
-    Args:
-        store: of the run.
-    """
+    """Evidence as it lies in a store."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

@@ -60,24 +60,16 @@ class Trial(Record):
 def variant_key(served: str, policy: Policy, family: str, asked: Mapping[str, str]) -> str:
     """What makes a try another one: who is served and how, what is asked, and what decides.
 
-    Args:
-        served: key of the variant's stage `coherence`, made of its weights, the serving and the
-            machine; of an endpoint, of the session.
-        policy: that judges.
-        family: whose margins decide.
-        asked: the questions and what asks them, as `EvaluationPlanner.asked` has them: other
-            questions are another chance.
+    `served` is the key of the variant's stage `coherence`, made of its weights, the serving and the
+    machine; of an endpoint, of the session. `asked` are the questions and what asks them, as
+    `EvaluationPlanner.asked` has them: other questions are another chance.
     """
     claim = claim_of(policy, family)
     return digest_json({"served": served, "claim": claim, "asked": dict(asked)})
 
 
 class Trials:
-    """The trials of a store.
-
-    Args:
-        store: its root.
-    """
+    """The trials of a store, whose root this is given."""
 
     def __init__(self, store: Path) -> None:
         self._root = store / "trials"

@@ -24,11 +24,7 @@ def miscounts(
 ) -> Iterator[str]:
     """In what a judge stage and its rounds contradict who is said to have been tried, in words.
 
-    Args:
-        judge: the stage.
-        recipe: of the variant whose verdict it is said to be.
-        tried: recipes that the verdict is said to count.
-        rounds: the last round of each suite, by its role.
+    The verdict is said to be on `recipe` and to count `tried`; `rounds` are the last ones by role.
 
     Raises:
         KeyError, TypeError: a record is none that prepare wrote.

@@ -9,11 +9,7 @@ from pipeline.core.errors import RegistryError
 
 
 def check_folder(folder: Path, where: str) -> None:
-    """Refuse a folder that may not be written, or made; it is not made here.
-
-    Args:
-        folder: of the registry, which need not be there.
-        where: the registry's address, as users know it.
+    """Refuse a registry's folder that may not be written, or made; it is not made here.
 
     Raises:
         RegistryError: names the folder, or what of its path is in the way.

@@ -20,11 +20,6 @@ def check_token(api: HfApi, namespace: str, where: str) -> None:
     Of a fine-grained token, or one that is not a user's, only a write shows that. The same holds
     where the Hub, or a mirror of it, does not say whose the token is.
 
-    Args:
-        api: of the Hub.
-        namespace: a user or an organisation.
-        where: the registry, as users know it.
-
     Raises:
         RegistryError: there is no token, or it is one that may only read, or is of somebody who
             does not belong to the namespace.

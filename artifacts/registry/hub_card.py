@@ -19,12 +19,7 @@ CARRIED_OVER = (
 
 
 def main_card(namespace: str, name: str, folder: Path) -> str:
-    """The text of README.md on `main`; licence and base model are those of the version's card.
-
-    Args:
-        namespace, name: of the repository.
-        folder: of the first version, with or without a card.
-    """
+    """The text of README.md on `main`; licence and base model are the first version's."""
     import yaml
 
     card = front_matter(folder / "README.md")

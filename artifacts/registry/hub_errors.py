@@ -22,14 +22,7 @@ def status_of(error: Exception) -> int:
 
 @contextmanager
 def hub_explained(where: str) -> Iterator[None]:
-    """Turn the library's errors into a RegistryError with a cure.
-
-    Args:
-        where: the registry or repository, as users know it.
-
-    Raises:
-        RegistryError: in place of any error that the library is known to raise.
-    """
+    """Turn any error that the library is known to raise into a RegistryError with a cure."""
     from huggingface_hub import constants, errors
 
     endpoint = constants.ENDPOINT

@@ -46,13 +46,7 @@ class RepositoryState:
 
 
 class HubRepository:
-    """Reads and writes one model repository; errors are those of huggingface_hub.
-
-    Args:
-        api: huggingface_hub's client.
-        repo_id: namespace/name.
-        uri: of the registry, for messages.
-    """
+    """Reads and writes one model repository; errors are those of huggingface_hub."""
 
     def __init__(self, api: HfApi, repo_id: str, uri: str) -> None:
         self.repo_id = repo_id
@@ -110,10 +104,8 @@ class HubRepository:
     def update(self, change: Callable[[Ledger], Ledger | None], message: str) -> None:
         """Change the ledger: all of it or nothing, and nothing that others wrote gets lost.
 
-        Args:
-            change: from the ledger as it stands to the wanted one; None when it is so already.
-                Called again when somebody else has written meanwhile.
-            message: of the commit.
+        `change` makes the wanted ledger from the one that stands, None when it is so already; it is
+        called again when somebody else has written meanwhile.
         """
         from huggingface_hub.errors import HfHubHTTPError
 
@@ -146,11 +138,8 @@ class HubRepository:
     def upload(self, folder: Path, label: str) -> str:
         """Commit exactly the folder's files; returns the commit, which a tag must keep.
 
-        It is done on a branch of its own, so that one that was killed is taken up again.
-
-        Args:
-            folder: what to upload.
-            label: hexadecimal, of the content; the same content has the same.
+        It is done on a branch of its own, so that one that was killed is taken up again: the same
+        content has the same label, in hexadecimal.
         """
         branch = UPLOAD + label[:16]
         local = {

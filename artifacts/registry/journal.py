@@ -58,12 +58,7 @@ class JournalStorage(Protocol):
 
 
 class Journal:
-    """The history of one registered model, and its aliases, which follow from it.
-
-    Args:
-        storage: where it is kept.
-        name: of the registered model.
-    """
+    """The history of one registered model, and its aliases, which follow from it."""
 
     def __init__(self, storage: JournalStorage, name: str) -> None:
         self._storage = storage

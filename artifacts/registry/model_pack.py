@@ -89,13 +89,7 @@ def pack(
     tags: Mapping[str, str],
     checkpoint_config: Mapping[str, Any],
 ) -> ModelPack:
-    """Describe the files of a checkpoint as a ModelPack.
-
-    Args:
-        name: of the model.
-        files: all of its files.
-        tags: of the version; they become annotations of the manifest.
-        checkpoint_config: its config.json; {} where there is none.
+    """Describe the files of a checkpoint as a ModelPack; the version's tags become annotations.
 
     Raises:
         RegistryError: there are no files, or a tag has a name that OCI or ModelPack reserve.
@@ -140,11 +134,7 @@ def pack(
 
 
 def read_pack(manifest: bytes, read_blob: Callable[[Blob], bytes]) -> ModelPack:
-    """The pack that a manifest describes.
-
-    Args:
-        manifest: its bytes.
-        read_blob: gives the bytes of the config.
+    """The pack that a manifest describes, with the config that `read_blob` gives.
 
     Raises:
         RegistryError: it is no ModelPack of single files, or a path leads out of the folder.

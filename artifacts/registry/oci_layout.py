@@ -33,11 +33,7 @@ FICLONE = 0x40049409
 
 
 class OciLayout:
-    """One folder in that layout.
-
-    Args:
-        folder: of the layout; made on first use.
-    """
+    """One folder in that layout; it is made on first use."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -116,12 +112,7 @@ class OciLayout:
         return content
 
     def put_bytes(self, content: bytes, partial: Path) -> Blob:
-        """Keep these bytes as a blob.
-
-        Args:
-            content: the bytes.
-            partial: folder of `writing`.
-        """
+        """Keep these bytes as a blob; `partial` is the folder of `writing`."""
         blob = Blob.of(content)
         if not self.blob_path(blob.digest).exists():
             file = partial / "content"

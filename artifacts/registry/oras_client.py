@@ -47,12 +47,8 @@ class OrasClient(Registry):  # type: ignore[misc]
 
     Other than its parent, it gives up on a registry that does not answer after seconds, not
     minutes; asks for another token when the one that it has is too old or allows too little (the
-    parent sends the same one again); and says how many bytes were sent.
-
-    Args:
-        host: of the registry, with its port.
-        insecure: HTTP instead of HTTPS.
-        auth: 'token' or 'basic', see `kind_of_login`.
+    parent sends the same one again); and says how many bytes were sent. `auth` is 'token' or
+    'basic', see `kind_of_login`.
     """
 
     def __init__(self, host: str, *, insecure: bool, auth: str) -> None:
@@ -147,11 +143,7 @@ class _PatientAdapter(HTTPAdapter):
 
 
 def blob_blocks(response: requests.Response, size: int) -> Iterator[bytes]:
-    """The body of a blob, as it comes.
-
-    Args:
-        response: that is streamed.
-        size: bytes that the blob has; more are not refused here.
+    """The body of a streamed blob of so many bytes, as it comes; more are not refused here.
 
     Raises:
         requests.RequestException: it breaks off, or comes so slowly that it would take for ever.

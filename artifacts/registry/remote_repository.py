@@ -47,12 +47,7 @@ class Sent:
 
 
 class RemoteRepository:
-    """HOST[:PORT]/REPOSITORY[:TAG] or HOST/REPOSITORY@sha256:...
-
-    Args:
-        reference: where; with or without `oci://`.
-        insecure: HTTP instead of HTTPS.
-        progress: receives how far it is.
+    """HOST[:PORT]/REPOSITORY[:TAG] or HOST/REPOSITORY@sha256:..., with or without `oci://`.
 
     Raises:
         UsageError: it is no such reference.
@@ -92,12 +87,7 @@ class RemoteRepository:
         self.repository = f"{host}/{container.api_prefix}"
 
     def push(self, made: ModelPack, file_of: Callable[[Blob], Path], tag: str) -> Sent:
-        """Send a pack: the blobs that are not there yet, then the manifest under the tag.
-
-        Args:
-            made: what to send.
-            file_of: the file that holds a layer.
-            tag: that will name it; it moves when there is one.
+        """Send a pack: the blobs that are not there yet, then the manifest; the tag moves.
 
         Raises:
             RegistryError: the registry refused or does not answer.

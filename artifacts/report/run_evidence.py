@@ -42,12 +42,7 @@ class Answered:
 
 
 class RunEvidence:
-    """The evidence of one run.
-
-    Args:
-        report: of the run.
-        store: where it ran.
-    """
+    """The evidence of one run, in the store where it ran."""
 
     def __init__(self, report: RunReport, store: Store) -> None:
         self.report = report

@@ -85,14 +85,7 @@ def unsuitable(
 ) -> Iterable[PrepareError]:
     """A recipe that is not for this model or this machine; see pipeline/plan/suitability.py.
 
-    Args:
-        recipe: of a variant.
-        source: config and headers of the checkpoint.
-        weights: what the recipe makes of it.
-        architecture: first of config.json's architectures.
-        profile: says what it is served on.
-        features: of the CPU.
-        made: its weights are there already, so that only serving them is still to come.
+    Where its weights are `made` already, only serving them is still to come.
     """
     serving: tuple[Callable[[], None], ...] = (
         lambda: check_servable(recipe, profile.accelerator, features),
@@ -121,13 +114,6 @@ def too_little_gpu_memory(
 
     A GPU that no data file describes is not checked. All of them have to be served, so that
     another recipe is no cure for one.
-
-    Args:
-        inspection: of the checkpoint.
-        recipes: the baseline and those of the variants.
-        weights: what each of them makes of the checkpoint.
-        profile: says how the engine is started.
-        machine: that it is started on.
     """
     gpu = catalog.gpu_of_driver(machine.gpu) if machine.gpu else None
     if gpu is None or profile.accelerator != "cuda":
@@ -175,12 +161,7 @@ def too_little_disk(
 ) -> PrepareError | None:
     """Variants that are still to be made need more space than the store's disk has.
 
-    Args:
-        weights: of the variants.
-        stored: variants whose weights are there already.
-        download: bytes of the checkpoint that still have to be fetched to the same disk.
-        machine: that has the disk.
-        store: its folder, for messages.
+    Those in `stored` are made; `download` are bytes of the checkpoint that the same disk gets.
     """
     to_make = {
         name: made.bytes + SMALL_FILES_BYTES

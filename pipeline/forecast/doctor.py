@@ -43,9 +43,7 @@ if TYPE_CHECKING:
 def diagnose(settings: Settings, profile: ServingProfile | None = None) -> list[Finding]:
     """Everything that was looked at, whether well or not, in a sensible order to read.
 
-    Args:
-        settings: where things are kept.
-        profile: to look whether it can be served here; None for the one that a run would take.
+    Without a profile it looks whether the one that a run would take can be served here.
     """
     accelerator = detect_accelerator()
     checks: list[Callable[[], Iterator[Finding]]] = [
@@ -77,8 +75,7 @@ def processor_finding(features: Collection[str]) -> Finding:
 def profile_findings(profile: ServingProfile | None) -> Iterator[Finding]:
     """Whether this machine can serve as the profile says, what it does otherwise, and what not.
 
-    Args:
-        profile: as its file has it; None for the one that a run would take here.
+    None stands for the profile that a run would take here.
     """
     try:
         chosen = profile or named_profile("auto")

@@ -80,14 +80,9 @@ class Site:
         profile: ServingProfile | None,
         context: int | None = None,
     ) -> Site:
-        """The site where the engine is started as a profile says.
+        """The site where the engine is started as a profile says, or by vLLM's defaults.
 
-        Args:
-            inspection: of the checkpoint.
-            gpu: kind of GPU.
-            gpus: how many there are.
-            profile: None for vLLM's defaults.
-            context: tokens of a sequence; None for the model's, or the profile's limit.
+        Without a context, it is the model's, or the profile's limit.
 
         Raises:
             UsageError: the profile does not go with it.
@@ -99,12 +94,10 @@ class Site:
     def fit(
         self, candidate: Candidate, tensor_parallel: int, *, reserve_at_least: bool = False
     ) -> Fit:
-        """Lay the candidate on so many GPUs of the site.
+        """Lay the candidate on so many GPUs of the site, for one copy.
 
-        Args:
-            candidate: the variant.
-            tensor_parallel: GPUs of a copy.
-            reserve_at_least: keep the lower estimate, to refuse only what surely does not fit.
+        With `reserve_at_least` the reserve is the lower estimate, to refuse only what surely does
+        not fit.
         """
         weights = candidate.shards.bytes_on_gpu(tensor_parallel)
         reserve = self.limits.reserve_bytes(

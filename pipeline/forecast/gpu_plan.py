@@ -110,16 +110,9 @@ def capacity_plan(
     context: int | None = None,
     store: Path | None = None,
 ) -> CapacityPlan:
-    """Lay the baseline and the recipes' variants on the GPUs.
+    """Lay the baseline and the recipes' variants on the GPUs; arguments as :meth:`Site.of`.
 
-    Args:
-        inspection: of the checkpoint.
-        recipes: of the variants.
-        gpu: kind of GPU.
-        gpus: how many there are.
-        profile: says how the engine is started; None for vLLM's defaults.
-        context: tokens of a sequence; None for the model's, or the profile's limit.
-        store: folder of finished stages, to see how long such took; None to look at none.
+    How long stages take is seen from the finished ones in the folder `store`, where it is given.
 
     Raises:
         UsageError: the profile or the context does not go with it.
@@ -156,13 +149,7 @@ def capacity_plan(
 def candidates_of(
     inspection: Inspection, recipes: Iterable[Recipe], weights: Mapping[str, VariantWeights]
 ) -> list[Candidate]:
-    """The recipes' variants, ready to be laid on GPUs.
-
-    Args:
-        inspection: of the checkpoint.
-        recipes: of the variants.
-        weights: what each of them makes of the checkpoint, by name.
-    """
+    """The recipes' variants, ready to be laid on GPUs; `weights` by the recipe's name."""
     return [
         Candidate(recipe, shards(inspection, made), made.undivided)
         for recipe in recipes
@@ -178,11 +165,7 @@ def divisors(gpus: int) -> list[int]:
 def cure(fit: Fit, candidate: Candidate, candidates: Sequence[Candidate], site: Site) -> str:
     """What to do about a variant that cannot be served so; alternatives, the nearest first.
 
-    Args:
-        fit: that fails.
-        candidate: that it is of.
-        candidates: variants that could be served instead; empty where that is no cure.
-        site: the GPUs.
+    Any of `candidates` could be served instead; none, where that is no cure.
     """
     if fit.obstacle == "recipe":
         return "add a group size that divides to the recipe, or ignore those layers"

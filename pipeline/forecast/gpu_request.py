@@ -21,12 +21,8 @@ def answer(
 ) -> CapacityPlan:
     """Inspect the checkpoint and lay it on the GPUs.
 
-    Args:
-        request: as for `prepare model`; its profile "auto" is the one for the GPU asked about.
-        settings: where things are kept.
-        gpu_name: of the catalog, or a YAML file.
-        gpus: how many.
-        context: tokens of a sequence; None for the model's.
+    The request is as for `prepare model`; its profile "auto" is the one for the GPU asked about.
+    Without a context, it is the model's.
 
     Raises:
         UsageError: something named does not exist.

@@ -30,9 +30,7 @@ class Machine:
 def this_machine(store: Path, *, with_gpu: bool) -> Machine:
     """Look at the machine that we run on; the driver is asked only where GPUs matter.
 
-    Args:
-        store: folder of the store; it need not be there yet.
-        with_gpu: ask the driver.
+    The folder of the store need not be there yet.
     """
     gpus = visible_gpus() if with_gpu else []
     first = gpus[0] if gpus else None

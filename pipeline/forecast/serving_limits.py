@@ -96,12 +96,7 @@ class ServingLimits:
 
         CUDA context, graphs, communication buffers, what the experts work in, and the larger of a
         step's activations and the sampler's work on the logits. vLLM measures instead, when it
-        starts.
-
-        Args:
-            shape: of the model.
-            tensor_parallel: GPUs that a copy is spread over.
-            at_least: of a mixture of experts the lower estimate instead of the upper one.
+        starts. Of a mixture of experts `at_least` gives the lower estimate, not the upper one.
         """
         is_upper = bool(shape.experts) and not at_least
         inner = -(-INNER_COPIES * shape.inner // tensor_parallel)

@@ -61,13 +61,7 @@ class SeenStages:
 
     @classmethod
     def of(cls, store: Path, gpu: Gpu, weights: dict[str, VariantWeights]) -> SeenStages:
-        """Look through the store; its records are read, nothing is written.
-
-        Args:
-            store: folder of the store.
-            gpu: kind of GPU that it has to have been on.
-            weights: what each recipe makes of the checkpoint: by their sizes it is recognized.
-        """
+        """Look through the store's records; the checkpoint is recognized by its variants' sizes."""
         records = list(Store(store).records(leave_out_damaged=True))
         digests = _digests_on(records, gpu) & _digests_of(records, weights)
         seen = cls()

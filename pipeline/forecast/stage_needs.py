@@ -55,12 +55,7 @@ def stage_needs(
 ) -> list[StageNeed]:
     """What each variant's `quantize` and server take, the baseline's server first.
 
-    Args:
-        inspection: of the checkpoint.
-        recipes: the baseline and those of the variants.
-        weights: what each of them makes of the checkpoint, by name.
-        profile: says how it is served; None for some GPU.
-        made: names of recipes whose weights are there already: nothing is quantized for them.
+    Without a profile it is served on some GPU. For recipes named in `made` nothing is quantized.
     """
     to_make = [recipe for recipe in recipes if recipe.name not in made]
     quantized = [quantize_need(inspection, r, weights[r.name], profile) for r in to_make]

@@ -57,14 +57,10 @@ class Garbage:
 def find_garbage(
     store: Store, registries: Iterable[str], days: float, progress: Progress
 ) -> list[Garbage]:
-    """Everything that may go, the largest first.
+    """Everything that may go, the largest first; what is younger than so many days stays.
 
-    Args:
-        store: to look through.
-        registries: URIs of those that may name something in it, beside those that its own
-            promotions went to.
-        days: what is younger stays.
-        progress: receives a note on records that cannot be read; their runs stay.
+    `registries` are asked beside those that the store's own promotions went to. Runs whose records
+    cannot be read stay, with a note.
 
     Raises:
         RegistryError: a registry cannot be asked, so it is not known what it names.

@@ -30,15 +30,10 @@ class HoldsFiles(Protocol):
 
 
 def folder_of(version: Version, weights: Path | None, command: str) -> Path:
-    """The folder of a version's files.
-
-    Args:
-        version: as registered.
-        weights: folder that `prepare pull` made; None: the version's own source.
-        command: of prepare, that asks; for the cure.
+    """The folder of a version's files: `weights`, which `prepare pull` made, else its own source.
 
     Raises:
-        RegistryError: its files are not on this machine.
+        RegistryError: its files are not on this machine; the cure ends in `command`.
     """
     if weights is None and not Path(version.source).is_dir():
         reference = f"{version.name}@{version.version}"
@@ -89,11 +84,7 @@ def check_files(
 ) -> int:
     """Hold a folder's files against the digests that were registered; returns how many.
 
-    Args:
-        version: as registered.
-        folder: of its files.
-        digests: of files, remembered.
-        added: files that may have been added since.
+    Those named in `added` may have come since.
 
     Raises:
         RegistryError: they are not the files that were judged, or there is no digest to check.

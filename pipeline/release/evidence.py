@@ -30,18 +30,7 @@ def write_evidence(
     override: str | None = None,
     name: str | None = None,
 ) -> StageRecord:
-    """Make the folder to deploy for one judged variant, or find it made.
-
-    Args:
-        run: whose stages are in the store.
-        recipe: of the variant.
-        store: of the run.
-        progress: receives how far it is.
-        override: why it is promoted though it did not pass.
-        name: in the registry; None: the run's.
-
-    Returns:
-        the record of the stage `evidence`; its folder has `output/`.
+    """Make the folder to deploy for one judged variant, `output/` of the stage, or find it made.
 
     Raises:
         EvidenceError: a stage that the verdict rests on is gone, or the weights changed since.
@@ -59,6 +48,8 @@ def evidence_stage(
     name: str | None = None,
 ) -> StageSpec:
     """The stage `evidence` of one variant; its key is the same while all that it rests on is.
+
+    `override` says why it is promoted though it did not pass; without a name, it has the run's.
 
     Raises:
         EvidenceError: a stage that the verdict rests on is gone from the store.

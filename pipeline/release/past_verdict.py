@@ -142,11 +142,7 @@ class PastVerdict:
 
 
 def read_past(version: Version, folder: Path) -> PastVerdict:
-    """Read and check the bundle in a version's folder.
-
-    Args:
-        version: as registered.
-        folder: of its files, which have been checked against the version's digests.
+    """Read and check the bundle in a version's folder, whose digests have been checked.
 
     Raises:
         EvidenceError: there is no bundle, it is not sound, or it is about something else than the

@@ -50,12 +50,7 @@ def promotion_stage(
 ) -> StageSpec:
     """The stage that registers the chosen variants of a run, and moves the alias to one.
 
-    Args:
-        run: with the keys of its stages.
-        chosen: variants that were judged.
-        order: where to, and under which name.
-        store: that has the stages.
-        runtime: how the stage finds out what it replaces.
+    The stage's `runtime` says how it finds out what it replaces.
 
     Raises:
         EvidenceError: a stage of the run is gone from the store.

@@ -36,14 +36,6 @@ def push_version(
     From an OCI layout its own manifest is sent. From another registry the files are checked against
     the registered digests, and packed on the fly.
 
-    Args:
-        registry: that has the version.
-        version: to send.
-        repository: where to.
-        tag: that will name it there.
-        digests: of files, remembered.
-        progress: receives how far hashing is.
-
     Raises:
         RegistryError: the files are not those that were judged, or a registry refused.
     """

@@ -57,12 +57,7 @@ def record_of(
 ) -> RecheckRecord | None:
     """What a recheck came to, for the registry; None of a variant that came to no verdict.
 
-    Args:
-        past: the version's verdict.
-        here: the tuple that was measured.
-        changed: in what it differs.
-        report: of the variant, as measured.
-        run: id of the run that measured.
+    `report` is of the tuple `here`, which differs from the past one as `changed` says.
     """
     held = stands(past.bundle.variant.verdict, report.verdict)
     if held is None or report.verdict in ("error", "skipped"):
@@ -115,13 +110,7 @@ def stands(then: str, now: str) -> bool | None:
 def proven_tuple(record: RecheckRecord, past: PastVerdict, store: Store) -> Deployable | None:
     """The tuple that a recheck measured, where the store's evidence gives that the verdict stands.
 
-    Args:
-        record: as the registry has it.
-        past: the version's verdict, by its evidence.
-        store: where the recheck may have been made.
-
-    Returns:
-        None where the store has no such run, or the run says something else.
+    None where the store has no such run, or the run says something else.
     """
     try:
         run = find_run(store, record.run)

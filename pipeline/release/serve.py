@@ -36,14 +36,9 @@ SECONDS_BETWEEN_LOOKS = 2.0
 class Deployment:
     """One registered version, to be served here.
 
-    How it is served is taken from the evidence beside its weights, never from a tag.
-
-    Args:
-        version: as registered.
-        weights: folder of its files; None: the version's own source.
-        settings: where environments, rechecks and logs are.
-        progress: receives what takes time.
-        trust_remote_code: whether somebody here agreed to run code that comes with it.
+    How it is served is taken from the evidence beside its weights, never from a tag. The weights
+    are those in the given folder, else in the version's own source. With `trust_remote_code`
+    somebody here agreed to run code that comes with it.
 
     Raises:
         RegistryError: its files are not on this machine, or not those that were judged; or its
