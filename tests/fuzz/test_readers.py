@@ -23,6 +23,7 @@ from artifacts.evidence.manifest import MANIFEST, read_manifest
 from artifacts.registry import model_pack
 from artifacts.registry.registry import Version
 from artifacts.run_command import kind_of
+from eval_gates.speed.load import parse_loads
 from eval_gates.suites import mbpp
 from eval_gates.suites.completions_model import Item, read_answer
 from eval_gates.suites.json_lines import read_rows
@@ -194,6 +195,19 @@ STAGE = b"""{"stage": "judge", "variant": "v", "key": "k", "parameters": {"a": [
  "result": {"verdict": "pass"}, "seconds": 1.0, "finished": "2026"}"""
 
 
+LOAD = b"""{"side": "candidate", "workload": "chat", "block": 0, "place": 0, "life": 0, "seed": 1,
+ "prompts_sha256": "%s", "arrivals": "concurrency", "concurrency": 1, "started": 1.7e9,
+ "seconds": 2.0, "requests": {"start_s": [0.0, 0.1], "ttft_s": [0.1, null], "end_s": [1, null],
+ "longest_pause_s": [0.1, null], "input_tokens": [2, 2], "output_tokens": [9, 0],
+ "error": [null, "HTTP 500"]}, "after": {"prefix_cache_hits": 3}, "client_lag_s": 0.01,
+ "samples": {"at_s": [0.5], "running": [1], "waiting": [0]}}
+""" % (b"a" * 64)
+
+
+def parse_load(content: bytes) -> object:
+    return parse_loads([content.replace(b"\n", b"")])
+
+
 def parse_stage(content: bytes) -> object:
     return parse_record(content, StageRecord)
 
@@ -241,6 +255,7 @@ READERS: dict[str, tuple[str, bytes, Reader]] = {
     "packed rows": ("a.jsonl.gz", gzip.compress(ROWS, mtime=0), lambda p: list(read_rows(p))),
     "kept rows": ("a.jsonl.gz", gzip.compress(ROWS, mtime=0), kept_rows_of),
     "record": ("a.json", STAGE, one_error(parse_stage, ForeignJsonError)),
+    "load": ("a.jsonl", LOAD, one_error(parse_load, ValueError)),
     "answer": (
         "a.json",
         b'{"choices": [{"text": " A", "logprobs": {"token_logprobs": [-0.5],'
