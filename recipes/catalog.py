@@ -19,6 +19,7 @@ from recipes.gpu import Gpu
 from recipes.ladder import Ladder
 from recipes.policy import Policy
 from recipes.schema import Recipe, ServingProfile
+from recipes.workload import AnyWorkload, NamedWorkload, RequestsWorkload, TraceWorkload
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -56,6 +57,28 @@ def load_policy(name: str) -> Policy:
 def load_profile(name: str) -> ServingProfile:
     """The profile of that name, or in that YAML file; raises UsageError as load_recipe does."""
     return _load(name, RECIPES / "profiles", "profile", ServingProfile)
+
+
+def load_workload(name: str, profile: ServingProfile | None = None) -> tuple[AnyWorkload, str]:
+    """The workload of that name, and where it stands.
+
+    Args:
+        name: of one of the profile's, of one that the package carries, or the path of a YAML file.
+        profile: whose own come first; None for the carried ones and files alone.
+
+    Raises:
+        UsageError: as load_recipe does.
+    """
+    if profile is not None and name in profile.workloads:
+        return profile.workloads[name], f"profile {profile.name}, key workloads.{name}"
+    also = list(profile.workloads) if profile is not None else []
+    path = _find(name, RECIPES / "workloads", "workload", also)
+    workload = parse(path, "workload", NamedWorkload).workload
+    if isinstance(workload, (RequestsWorkload, TraceWorkload)):
+        # A relative path starts from the folder of the file that it stands in.
+        beside = path.parent / user_path(workload.file, f"{path}, key workload.file")
+        workload = workload.model_copy(update={"file": str(beside)})
+    return workload, f"{path}, key workload"
 
 
 def load_gpu(name: str) -> Gpu:
@@ -98,6 +121,11 @@ def ladder_names() -> list[str]:
 def profile_names() -> list[str]:
     """Names of the profiles that the package carries."""
     return _names(RECIPES / "profiles")
+
+
+def workload_names() -> list[str]:
+    """Names of the workloads that the package carries."""
+    return _names(RECIPES / "workloads")
 
 
 def policy_names() -> list[str]:

@@ -20,6 +20,7 @@ from recipes.described import Described, Name, Seed
 from recipes.engine_arguments import check_arguments, check_variables
 from recipes.engines import DEFAULT, engine_named
 from recipes.quantization import Calibration, Quantization
+from recipes.workload import AnyWorkload
 
 Family = Literal["fp8", "int8", "int4", "fp4"]
 FAMILIES: tuple[Family, ...] = get_args(Family)
@@ -147,6 +148,9 @@ class ServingProfile(Described):
 
     calibration_limit: CalibrationLimit | None = None
     workload: Workload
+    workloads: dict[Name, AnyWorkload] = Field(
+        default={}, description="by name, that a policy's `speed` takes before those carried"
+    )
     throughput_note: str | None = Field(
         None, description="said beside every throughput ratio measured with this profile"
     )

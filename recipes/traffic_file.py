@@ -1,0 +1,202 @@
+"""The files that workloads name, read once before anything runs: requests, and traces of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.core.errors import UsageError
+from pipeline.core.foreign.json import ForeignJsonError, parse_json, read_json_file
+from pipeline.core.foreign.lines import ForeignLinesError, read_lines
+from recipes.workload import AnyWorkload, RequestsWorkload, TraceWorkload
+
+TRACE_KEYS = ("timestamp", "input_length", "output_length")
+A_LINE = '{"timestamp": 0, "input_length": 600, "output_length": 80, "hash_ids": [0, 1]}'
+
+
+@dataclass(frozen=True)
+class TrafficFile:
+    """What a file of requests holds.
+
+    Args:
+        requests: how many.
+        longest: tokens of the longest prompt with its answer; None where nobody counted them.
+        times: seconds from the start at which the requests come; empty where it does not say.
+        shares: whether two prompts begin alike.
+    """
+
+    requests: int
+    longest: int | None
+    times: tuple[float, ...]
+    shares: bool
+
+
+def check_workload(workload: AnyWorkload, where: str, max_length: int | None) -> None:
+    """See that the workload can be asked of a model; reads its file.
+
+    Args:
+        workload: to check.
+        where: it stands, for messages: a file, or a file and the key in it.
+        max_length: tokens that a prompt and its answer may have together; None where not known.
+
+    Raises:
+        UsageError: its file is wrong, it is too long for the model, or its hit rate cannot be.
+    """
+    longest, key = workload.longest, "input_tokens"
+    if isinstance(workload, (RequestsWorkload, TraceWorkload)):
+        found = read_traffic(workload, where)
+        longest, key = found.longest, "file"
+        if workload.hit_rate and not found.shares:
+            raise UsageError(
+                f"a hit_rate of {workload.hit_rate:g} is declared, and no two prompts begin alike",
+                where=f"{where}, key hit_rate",
+                cure="remove 'hit_rate', or declare 0",
+            )
+    elif workload.kind == "shared_prefix":
+        key = "prefix_tokens"
+    if longest is not None and max_length is not None and longest > max_length:
+        raise UsageError(
+            f"the longest prompt with its answer has {longest:,} tokens, and the model is served "
+            f"with {max_length:,}",
+            where=f"{where}, key {key}",
+            cure="shorten the workload, or serve with a larger max-model-len",
+        )
+
+
+def read_traffic(workload: RequestsWorkload | TraceWorkload, where: str) -> TrafficFile:
+    """What the workload's file holds; raises UsageError, which names the line and the key."""
+    path = Path(workload.file)
+    try:
+        if isinstance(workload, TraceWorkload):
+            found = _trace(workload, path)
+        else:
+            found = _requests(workload, path)
+    except OSError as error:
+        raise UsageError(
+            f"the file cannot be read: {error.strerror}",
+            where=f"{where}, key file: {path}",
+            cure="name a file that is there",
+        ) from error
+    except (ForeignLinesError, ForeignJsonError) as error:
+        raise UsageError(
+            f"the file is damaged: {error}", where=f"{where}, key file: {path}", cure="fix the file"
+        ) from error
+    if not found.requests:
+        raise UsageError(
+            "there is not one request in the file",
+            where=f"{where}, key file: {path}",
+            cure="name a file with requests",
+        )
+    return found
+
+
+def trace_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each request of a trace and its place; raises UsageError for a line that is none."""
+    for number, line in enumerate(read_lines(path), start=1):
+        if line.strip():
+            place = f"{path}, line {number}"
+            row = parse_json(line)
+            if not isinstance(row, dict):
+                raise UsageError(
+                    "a line of the trace is no JSON object", where=place, cure=f"write {A_LINE}"
+                )
+            yield place, row
+
+
+def _trace(workload: TraceWorkload, path: Path) -> TrafficFile:
+    times: list[float] = []
+    longest, shares = 0, False
+    first_blocks: set[int] = set()
+    for place, row in trace_rows(path):
+        time, asked, answered = (_number(row, key, place) for key in TRACE_KEYS)
+        hashes = _hashes(row, place)
+        if times and time < times[-1]:
+            raise UsageError(
+                f"the timestamp {time:g} is before the one of the request above, {times[-1]:g}",
+                where=f"{place}, key timestamp",
+                cure="sort the trace by its timestamps",
+            )
+        needed = -(-int(asked) // workload.block_tokens)
+        if len(hashes) < needed:
+            raise UsageError(
+                f"an input_length of {asked:g} has {needed} blocks of {workload.block_tokens} "
+                f"tokens, and there are {len(hashes)} hash_ids",
+                where=f"{place}, key hash_ids",
+                cure="give one for each block, or the trace's own size as 'block_tokens'",
+            )
+        shares |= hashes[0] in first_blocks
+        first_blocks.add(hashes[0])
+        times.append(time)
+        longest = max(longest, int(asked + answered))
+    start = times[0] if times else 0.0
+    return TrafficFile(len(times), longest, tuple((t - start) / 1000 for t in times), shares)
+
+
+def _number(row: dict[str, Any], key: str, place: str) -> float:
+    value = row.get(key)
+    least = 0 if key == "timestamp" else 1
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value < least:
+        raise UsageError(
+            f"'{key}' is {value!r:.80}, no number of at least {least}"
+            if key in row
+            else f"'{key}' is missing",
+            where=f"{place}, key {key}",
+            cure=f"write {A_LINE}",
+        )
+    return float(value)
+
+
+def _hashes(row: dict[str, Any], place: str) -> list[int]:
+    value = row.get("hash_ids")
+    if (
+        not isinstance(value, list)
+        or not value
+        or not all(isinstance(each, int) and not isinstance(each, bool) for each in value)
+    ):
+        raise UsageError(
+            "'hash_ids' is no list of whole numbers",
+            where=f"{place}, key hash_ids",
+            cure=f"write {A_LINE}",
+        )
+    return value
+
+
+def _requests(workload: RequestsWorkload, path: Path) -> TrafficFile:
+    prompts = list(prompts_of(path))
+    beginnings = {prompt[:64] for prompt in prompts}
+    return TrafficFile(len(prompts), None, (), shares=len(beginnings) < len(prompts))
+
+
+def prompts_of(path: Path) -> Iterator[str]:
+    """The prompts of JSON Lines, or the first turns of ShareGPT's conversations.
+
+    Raises:
+        UsageError: one is missing or empty.
+        OSError, ForeignJsonError, ForeignLinesError: the file cannot be read.
+    """
+    if path.name.endswith(".json"):
+        conversations = read_json_file(path, limit=1 << 30)
+        rows = conversations if isinstance(conversations, list) else []
+        for number, row in enumerate(rows, start=1):
+            turns = row.get("conversations") if isinstance(row, dict) else None
+            first = turns[0] if isinstance(turns, list) and turns else {}
+            value = first.get("value") if isinstance(first, dict) else None
+            yield _text(value, f"{path}, conversation {number}", "conversations[0].value")
+        return
+    for number, line in enumerate(read_lines(path), start=1):
+        if line.strip():
+            row = parse_json(line)
+            value = row.get("prompt") if isinstance(row, dict) else None
+            yield _text(value, f"{path}, line {number}", "prompt")
+
+
+def _text(value: Any, place: str, key: str) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise UsageError(
+            f"'{key}' is no text" if value is not None else f"'{key}' is missing",
+            where=f"{place}, key {key}",
+            cure='write a prompt a line, as {"prompt": "..."}',
+        )
+    return value

@@ -1,0 +1,191 @@
+"""The traffic that speed is measured with: what the requests are, and when they come."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from recipes.described import Described, Name
+
+WAVES = 8  # the fewest that a load of a fixed concurrency has, beside the first
+Tokens = Annotated[int, Field(ge=1, le=10_000_000)]
+
+
+class Arrivals(Described):
+    """When requests come: `{rate: 12}`, `{concurrency: 64}` or `trace`."""
+
+    rate: float | None = Field(
+        None, ge=1e-3, le=1e5, description="requests a second, as a Poisson process"
+    )
+    concurrency: int | None = Field(
+        None, ge=1, le=100_000, description="so many at once: one begins where another ends"
+    )
+    trace: bool = Field(False, description="at the trace's own times; written as `trace`")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _a_word_is_the_trace(cls, value: Any) -> Any:
+        return {"trace": True} if value == "trace" else value
+
+    @model_validator(mode="after")
+    def _is_one_of_them(self) -> Arrivals:
+        given = [self.rate is not None, self.concurrency is not None, self.trace]
+        if sum(given) != 1:
+            raise ValueError("give one of {rate: 12}, {concurrency: 64} and trace")
+        return self
+
+    @property
+    def words(self) -> str:
+        """For tables and messages."""
+        if self.rate is not None:
+            return f"{self.rate:g} requests/s"
+        return "the trace's own times" if self.trace else f"{self.concurrency} requests at once"
+
+
+class Traffic(Described):
+    """What every workload says."""
+
+    arrivals: Arrivals
+    seconds: float = Field(
+        30,
+        ge=1,
+        le=3_600,
+        description="that each load lasts at least, its first wave and its end not counted",
+    )
+
+    warmup_seconds: float = Field(
+        10,
+        ge=0,
+        le=600,
+        description="of a rate or a trace: cut off at the start, and sent once more at the end, so "
+        "that the last requests that count meet the load that the others did",
+    )
+
+    @model_validator(mode="after")
+    def _only_a_trace_has_times(self) -> Traffic:
+        if self.arrivals.trace and not isinstance(self, TraceWorkload):
+            raise ValueError("'arrivals: trace' needs 'kind: trace': nothing else has times")
+        return self
+
+    @property
+    def longest(self) -> int | None:
+        """Tokens of the longest prompt with its answer; None where a file says it."""
+        return None
+
+    @property
+    def declared_hit_rate(self) -> float | None:
+        """Share of prompt tokens that the prefix cache answers; None where it is not declared."""
+        return None
+
+
+class RandomWorkload(Traffic):
+    """Random prompts that share nothing."""
+
+    kind: Literal["random"]
+    input_tokens: Tokens
+    output_tokens: Tokens
+
+    @property
+    def longest(self) -> int:
+        """All are alike."""
+        return self.input_tokens + self.output_tokens
+
+    @property
+    def declared_hit_rate(self) -> float:
+        """There is nothing to hit."""
+        return 0.0
+
+
+class SharedPrefixWorkload(Traffic):
+    """Random prompts that begin with one of a few prefixes, as system prompts make them."""
+
+    kind: Literal["shared_prefix"]
+    prefixes: int = Field(1, ge=1, le=100_000, description="how many different ones")
+    prefix_tokens: Tokens
+    suffix_tokens: Tokens
+    output_tokens: Tokens
+    hit_rate: float = Field(
+        gt=0,
+        lt=1,
+        description="share of all prompt tokens that the prefix cache is to answer; a load that "
+        "measures another is refused",
+    )
+
+    @model_validator(mode="after")
+    def _the_prefix_suffices(self) -> SharedPrefixWorkload:
+        most = self.prefix_tokens / (self.prefix_tokens + self.suffix_tokens)
+        if self.hit_rate > most:
+            raise ValueError(
+                f"a hit_rate of {self.hit_rate:g} is more than the prefix can give: "
+                f"{self.prefix_tokens} of {self.prefix_tokens + self.suffix_tokens} tokens are "
+                f"{most:.3g}"
+            )
+        return self
+
+    @property
+    def longest(self) -> int:
+        """All are alike."""
+        return self.prefix_tokens + self.suffix_tokens + self.output_tokens
+
+    @property
+    def declared_hit_rate(self) -> float:
+        """As it is declared."""
+        return self.hit_rate
+
+
+class RequestsWorkload(Traffic):
+    """Prompts of a file: JSON Lines with `prompt`, or ShareGPT's JSON."""
+
+    kind: Literal["requests"]
+    file: str = Field(min_length=1, description="`.jsonl` of prompts, or `.json` of conversations")
+    output_tokens: Tokens = Field(description="of every answer, so that both sides do the same")
+    hit_rate: float | None = Field(
+        None, ge=0, lt=1, description="share of prompt tokens that the prefix cache is to answer"
+    )
+
+    @property
+    def declared_hit_rate(self) -> float | None:
+        """As it is declared, where it is."""
+        return self.hit_rate
+
+
+class TraceWorkload(Traffic):
+    """Requests of a trace in Mooncake's form: times, lengths, hashes of blocks; no content."""
+
+    kind: Literal["trace"]
+    file: str = Field(
+        min_length=1,
+        description="JSON Lines of timestamp (ms), input_length, output_length and hash_ids",
+    )
+    block_tokens: int = Field(
+        512, ge=1, le=1_000_000, description="of a prompt that one of its hash_ids stands for"
+    )
+    hit_rate: float | None = Field(
+        None, ge=0, lt=1, description="share of prompt tokens that the prefix cache is to answer"
+    )
+
+    @property
+    def declared_hit_rate(self) -> float | None:
+        """As it is declared, where it is."""
+        return self.hit_rate
+
+
+AnyWorkload = Annotated[
+    RandomWorkload | SharedPrefixWorkload | RequestsWorkload | TraceWorkload,
+    Field(discriminator="kind"),
+]
+
+
+class NamedWorkload(Described):
+    """A workload in a file of its own."""
+
+    name: Name
+    summary: str
+    workload: AnyWorkload
+
+
+def arriving(workload: AnyWorkload, arrivals: Arrivals) -> AnyWorkload:
+    """The same requests at other times; raises ValidationError where they have none such."""
+    changed = {**workload.model_dump(), "arrivals": arrivals.model_dump()}
+    return type(workload).model_validate(changed)

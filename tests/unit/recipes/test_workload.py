@@ -1,0 +1,104 @@
+"""Workloads: the kinds, their arrivals, and what cannot be asked of a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import TypeAdapter, ValidationError
+
+from pipeline.core.errors import UsageError
+from recipes import catalog
+from recipes.traffic_file import check_workload
+from recipes.workload import AnyWorkload, Arrivals, arriving
+
+workloads: TypeAdapter[Any] = TypeAdapter(AnyWorkload)
+
+RANDOM = {"kind": "random", "input_tokens": 8, "output_tokens": 4, "arrivals": {"concurrency": 2}}
+SHARED = {
+    **{"kind": "shared_prefix", "prefix_tokens": 80, "suffix_tokens": 20, "output_tokens": 4},
+    **{"hit_rate": 0.7, "arrivals": {"rate": 2.0}},
+}
+
+
+def written(tmp_path: Path, workload: dict[str, Any]) -> Path:
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump({"name": "mine", "summary": "mine", "workload": workload}))
+    return path
+
+
+@pytest.mark.parametrize("name", catalog.workload_names())
+def test_what_the_package_carries_loads(name: str) -> None:
+    workload, where = catalog.load_workload(name)
+    check_workload(workload, where, 2048)
+    assert where.endswith(f"{name}.yaml, key workload")
+
+
+def test_a_profiles_own_come_first_and_are_named_where_there_is_none() -> None:
+    profile = catalog.load_profile("cpu").model_copy(
+        update={"workloads": {"chat": workloads.validate_python(RANDOM)}}
+    )
+    workload, where = catalog.load_workload("chat", profile)
+    assert (workload.longest, where) == (12, "profile cpu, key workloads.chat")
+    with pytest.raises(UsageError) as caught:
+        catalog.load_workload("chatt", profile)
+    assert "did you mean 'chat'" in caught.value.cure
+
+
+def test_a_file_is_looked_for_beside_the_workload_that_names_it(tmp_path: Path) -> None:
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "Hello"}\n')
+    named = {"kind": "requests", "file": "prompts.jsonl", "output_tokens": 4}
+    path = written(tmp_path, {**named, "arrivals": {"rate": 1.0}})
+    workload, where = catalog.load_workload(str(path))
+    check_workload(workload, where, None)
+    assert Path(workload.file) == tmp_path / "prompts.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("data", "key"),
+    [
+        ({**RANDOM, "arrivals": {"rate": 0.0}}, "workload.arrivals.rate"),
+        ({**RANDOM, "arrivals": {"concurrency": 0}}, "workload.arrivals.concurrency"),
+        ({**RANDOM, "arrivals": {}}, "workload.arrivals"),
+        ({**RANDOM, "arrivals": {"rate": 1.0, "concurrency": 1}}, "workload.arrivals"),
+        ({**RANDOM, "arrivals": "trace"}, "workload"),
+        ({**RANDOM, "arrivals": "poisson"}, "workload.arrivals"),
+        ({**RANDOM, "hit_rate": 0.5}, "workload.hit_rate"),
+        ({**RANDOM, "seconds": 0.5}, "workload.seconds"),
+        ({**RANDOM, "input_tokens": 0}, "workload.input_tokens"),
+        ({**SHARED, "hit_rate": 0.9}, "workload"),
+        ({**SHARED, "prefix_tokens": 0}, "workload.prefix_tokens"),
+        ({key: SHARED[key] for key in SHARED if key != "hit_rate"}, "workload.hit_rate"),
+        ({**RANDOM, "kind": "sharegpt"}, "workload"),
+    ],
+)
+def test_what_is_wrong_is_refused_with_its_file_and_key(
+    tmp_path: Path, data: dict[str, Any], key: str
+) -> None:
+    path = written(tmp_path, data)
+    with pytest.raises(UsageError) as caught:
+        catalog.load_workload(str(path))
+    assert caught.value.where == f"{path}, key {key}"
+
+
+def test_the_same_requests_can_come_at_other_times() -> None:
+    workload = arriving(workloads.validate_python(RANDOM), Arrivals(rate=12.0))
+    assert (workload.arrivals.rate, workload.arrivals.concurrency) == (12.0, None)
+    with pytest.raises(ValidationError, match="nothing else has times"):
+        arriving(workload, Arrivals(trace=True))
+
+
+def test_the_declared_hit_rate_is_none_of_random_prompts_and_the_users_of_shared_ones() -> None:
+    assert workloads.validate_python(RANDOM).declared_hit_rate == 0.0
+    assert workloads.validate_python(SHARED).declared_hit_rate == 0.7
+
+
+@pytest.mark.parametrize(("data", "key"), [(RANDOM, "input_tokens"), (SHARED, "prefix_tokens")])
+def test_a_workload_longer_than_the_context_is_refused(data: dict[str, Any], key: str) -> None:
+    workload = workloads.validate_python(data)
+    check_workload(workload, "mine.yaml", workload.longest)
+    with pytest.raises(UsageError, match="the longest prompt with its answer") as caught:
+        check_workload(workload, "mine.yaml", workload.longest - 1)
+    assert caught.value.where == f"mine.yaml, key {key}"
