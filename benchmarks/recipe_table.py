@@ -110,7 +110,7 @@ class Table:
         """What making and verifying the variant tells; it is reused where it was measured."""
         try:
             made = stages.run(variant.stages["quantize"])
-            verified = stages.run(variant.stages["verify"])
+            verified = stages.run(variant.stages["check_weights"])
         except PrepareError as error:
             return {"failed": str(error)}
         return {

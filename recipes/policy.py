@@ -294,7 +294,7 @@ class Promotion(Described):
 # What a variant's other stages and gates are called: plans and verdicts have both by name.
 RESERVED_SUITE_NAMES = (
     "quantize",
-    "verify",
+    "check_weights",
     "dry_run",
     "coherence",
     "benchmark",

@@ -140,7 +140,7 @@ def resolved(judged: JudgedVariant) -> dict[str, Any]:
         "quantization": (judged.quantize, "/parameters/quantization"),
         "calibration_data": (judged.quantize, "/parameters/calibration_data"),
         "quantized": (judged.quantize, "/result"),
-        "verified": (judged.verify, "/result"),
+        "verified": (judged.check_weights, "/result"),
         "serving": (judged.benchmark, "/parameters/serving"),
         "baseline_serving": (judged.baseline_benchmark, "/parameters/serving"),
         "workload": (judged.benchmark, "/parameters/workload"),

@@ -255,6 +255,10 @@ def other_weights(
         digest = weights_digest(folder, lambda file: listed.get(file.name, ""))
     except CheckpointError as error:
         return [f"{folder}: {error.what}"]
-    if digest == judged.verify.result["weights_digest"] == judged.quantize.result["weights_digest"]:
+    if (
+        digest
+        == judged.check_weights.result["weights_digest"]
+        == judged.quantize.result["weights_digest"]
+    ):
         return []
     return [f"{folder}: the weights are not those that were judged"]

@@ -15,7 +15,7 @@ from pipeline.core.foreign.file import open_regular
 from pipeline.core.foreign.lines import ForeignLinesError
 from pipeline.core.foreign.record import read_record
 from pipeline.core.foreign.rows import MAX_LETTERS, read_kept_rows
-from pipeline.core.stage_key import REVISIONS, stage_key
+from pipeline.core.stage_key import newest_revision, stage_key
 from pipeline.core.stage_record import StageRecord
 from pipeline.core.store import RECORD
 
@@ -129,11 +129,6 @@ def revision_of(record: StageRecord, revisions: Iterable[int]) -> int | None:
         if stage_key(record.stage, record.parameters, record.inputs, revision) == record.key:
             return revision
     return None
-
-
-def newest_revision(stage: str) -> int:
-    """The revision of a stage's code that is here; 0 of a stage that there is none of."""
-    return REVISIONS.get(stage, 0)
 
 
 def place_of(stage: str, key: str) -> str:

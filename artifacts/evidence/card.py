@@ -159,7 +159,7 @@ def facts(verdict: BundleVerdict, judged: JudgedVariant, deployable: Deployable)
     policy = judged.judge.parameters["policy"]
     quantization = judged.quantize.parameters["quantization"]
     result = judged.quantize.result
-    ratio = judged.verify.result.get("size_ratio")
+    ratio = judged.check_weights.result.get("size_ratio")
     workload = judged.benchmark.parameters["workload"]
     engine = engine_named(deployable.serving.engine)
     return {
@@ -177,7 +177,7 @@ def facts(verdict: BundleVerdict, judged: JudgedVariant, deployable: Deployable)
         "optimization_words": optimization_words(quantization, result),
         "ignored": ", ".join(f"`{markdown_code(each)}`" for each in quantization.get("ignore", [])),
         "calibration_words": calibration_words(quantization, result),
-        "noise_words": noise_words(judged.verify.result),
+        "noise_words": noise_words(judged.check_weights.result),
         "kv_cache": kv_cache_words(deployable, quantization),
         "fallbacks": judged.judge.parameters.get("fallbacks", {}),
         "hardware": hardware_words(deployable.hardware),

@@ -17,7 +17,7 @@ class JudgedVariant:
 
     judge: StageRecord  # gives the verdict
     quantize: StageRecord  # made the weights
-    verify: StageRecord  # saw that they are sound
+    check_weights: StageRecord  # saw that they are sound
     coherence: StageRecord  # the candidate's; has the server's command line
     benchmark: StageRecord  # the candidate's load test
     baseline_benchmark: StageRecord  # the baseline's
@@ -37,11 +37,11 @@ class JudgedVariant:
                 cure="`prepare model CHECKPOINT` makes variants that can be bundled",
             )
         benchmark = record_of(find, judge.inputs["candidate.benchmark"])
-        verify = record_of(find, benchmark.inputs["weights"])
+        check_weights = record_of(find, benchmark.inputs["weights"])
         return cls(
             judge=judge,
-            quantize=record_of(find, verify.inputs["weights"]),
-            verify=verify,
+            quantize=record_of(find, check_weights.inputs["weights"]),
+            check_weights=check_weights,
             coherence=record_of(find, benchmark.inputs["coherence"]),
             benchmark=benchmark,
             baseline_benchmark=record_of(find, judge.inputs["baseline.benchmark"]),

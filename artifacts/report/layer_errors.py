@@ -1,7 +1,7 @@
 """Layer by layer, how far a variant's weights are from the source's: a heat map of SQNR in dB.
 
-From the table that the stage `verify` keeps, `layers.jsonl`: a line a quantized layer with its
-`name` and `sqnr_db` (None where nothing was lost).
+From the table that the stage `check_weights` keeps, `layers.jsonl`: a line a quantized layer with
+its `name` and `sqnr_db` (None where nothing was lost).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def layer_figures(evidence: RunEvidence, names: Names) -> list[Figure]:
     """A heat map a variant whose table of layers is kept."""
     figures = []
     for recipe in evidence.recipes:
-        record = evidence.record("verify", recipe)
+        record = evidence.record("check_weights", recipe)
         rows = layers_of(evidence, record) if record is not None else []
         if record is not None and any(is_drawn(row) for row in rows):
             figures.append(_figure(recipe, rows, record, names))
@@ -122,6 +122,6 @@ def _notes(record: StageRecord, rows: list[Row]) -> tuple[str, ...]:
     if known.get("median_db") is not None and known.get("floor_db") is not None:
         notes.append(
             f"median {known['median_db']:.1f} dB; a layer under {known['floor_db']:.1f} dB "
-            "would have failed the stage verify"
+            "would have failed the stage check_weights"
         )
     return tuple(notes)

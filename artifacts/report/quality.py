@@ -35,9 +35,9 @@ def quality_figures(evidence: RunEvidence, names: Names) -> list[Figure]:
 
 
 def baseline_megabytes(evidence: RunEvidence) -> float | None:
-    """The unquantized weights, by what `verify` says of any variant."""
+    """The unquantized weights, by what `check_weights` says of any variant."""
     for recipe in evidence.recipes:
-        record = evidence.record("verify", recipe)
+        record = evidence.record("check_weights", recipe)
         if record is not None and record.result.get("size_ratio"):
             return float(record.result["weights_bytes"] / record.result["size_ratio"] / 1e6)
     return None

@@ -13,10 +13,10 @@ from pipeline.core.stage_record import StageReference, StageSpec
 # when that stage or its worker would write something else for the same parameters.
 REVISIONS: Mapping[str, int] = {
     "demo_checkpoint": 1,
-    "dry_run": 1,
+    "dry_run": 2,
     "quantize": 5,
     "adopt": 1,
-    "verify": 4,
+    "check_weights": 4,
     "questions": 5,
     "coherence": 2,
     "evaluate": 4,
@@ -25,6 +25,8 @@ REVISIONS: Mapping[str, int] = {
     "evidence": 2,
     "promote": 2,
 }
+# Stages of before, by name, with their last revision: evidence that has them still verifies.
+FORMER_REVISIONS: Mapping[str, int] = {"verify": 4}  # `check_weights` of today
 
 
 def stage_spec(
@@ -50,6 +52,11 @@ def stage_spec(
         runtime=runtime,
         store=str(store),
     )
+
+
+def newest_revision(stage: str) -> int:
+    """The last revision of a stage's code, also of one of before; 0 where there was none such."""
+    return REVISIONS.get(stage, FORMER_REVISIONS.get(stage, 0))
 
 
 def stage_key(

@@ -60,3 +60,7 @@ class StageRecord(Record):
     peak_memory_bytes: int | None = Field(
         None, description="largest resident set of the stage's worker, when there was one"
     )
+
+    def as_reference(self) -> StageReference:
+        """This stage as an input of a later one."""
+        return StageReference(stage=self.stage, key=self.key)

@@ -46,7 +46,7 @@ MEASURED = ("coherence", "evaluate", "benchmark")
 class StageMinutes:
     """Expected time of one stage."""
 
-    stage: str  # quantize, verify, serve (one start), or measure (all suites and the load test)
+    stage: str  # quantize, check_weights, serve (one start), measure (all suites, the load test)
     variant: str
     minutes: float | None  # None where it is not known
     basis: str  # "seen here", or what an estimate was made from
@@ -70,7 +70,7 @@ class SeenStages:
             digest, stage = record.parameters.get("checkpoint"), record.stage
             if digest not in digests:
                 continue
-            if stage in ("quantize", "verify"):
+            if stage in ("quantize", "check_weights"):
                 seen._add(stage, record.variant, record.seconds)
             elif stage in MEASURED and _gpu_of(record) == gpu.driver_name:
                 label = (record.variant, digest)
@@ -99,11 +99,11 @@ def stage_minutes(
     profile: ServingProfile | None,
     seen: SeenStages,
 ) -> list[StageMinutes]:
-    """Every variant's stages, the baseline's first; it has neither quantize nor verify."""
+    """Every variant's stages, the baseline's first; it has neither quantize nor check_weights."""
     found = []
     for recipe in recipes:
         is_baseline = isinstance(recipe.quantization, NoQuantization)
-        for stage in (*(() if is_baseline else ("quantize", "verify")), "serve", "measure"):
+        for stage in (*(() if is_baseline else ("quantize", "check_weights")), "serve", "measure"):
             known = seen.minutes(stage, recipe.name)
             if known is not None:
                 found.append(StageMinutes(stage, recipe.name, known, "seen here"))

@@ -24,7 +24,7 @@ def is_worth_it(weights_bytes: int, wanted: bool | None) -> bool:
     return weights_bytes >= WORTH_BYTES if wanted is None else wanted
 
 
-def dry_run_stage(quantize: StageSpec, verify: StageSpec) -> StageSpec | None:
+def dry_run_stage(quantize: StageSpec, check_weights: StageSpec) -> StageSpec | None:
     """The dry run of the two stages that make a variant: their parameters, with few samples.
 
     Returns:
@@ -45,10 +45,10 @@ def dry_run_stage(quantize: StageSpec, verify: StageSpec) -> StageSpec | None:
         {
             "layers": KEPT_LAYERS,
             "quantize": {**quantize.parameters, "quantization": quantization},
-            "verify": verify.parameters,
-            "revisions": {name: REVISIONS[name] for name in ("quantize", "verify")},
+            "check_weights": check_weights.parameters,
+            "revisions": {name: REVISIONS[name] for name in ("quantize", "check_weights")},
         },
         {},
-        {**verify.runtime, **quantize.runtime},
+        {**check_weights.runtime, **quantize.runtime},
         Path(quantize.store),
     )

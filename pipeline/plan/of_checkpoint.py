@@ -135,15 +135,15 @@ class Planner:
         for recipe in self.recipes:
             quantization = self._quantization(recipe)
             quantize = self.made.get(recipe.name) or self._quantize_stage(recipe, quantization)
-            made[recipe.name] = quantize, self._verify_stage(recipe, quantization, quantize)
+            made[recipe.name] = quantize, self._check_stage(recipe, quantization, quantize)
         return made
 
     def _coherence_of(self, recipe: Recipe) -> StageSpec:
         """The stage in which the variant first answers."""
-        _, verify = self._made_by[recipe.name]
+        _, check_weights = self._made_by[recipe.name]
         arguments = ServingArguments.of(self.profile, is_baseline=False)
         return self._coherence_stage(
-            recipe, arguments, {"weights": verify, "baseline": self._first_heard}
+            recipe, arguments, {"weights": check_weights, "baseline": self._first_heard}
         )
 
     @cached_property
@@ -168,10 +168,10 @@ class Planner:
 
     def _variant(self, recipe: Recipe, baseline: VariantPlan) -> VariantPlan:
         arguments = ServingArguments.of(self.profile, is_baseline=False)
-        quantize, verify = self._made_by[recipe.name]
+        quantize, check_weights = self._made_by[recipe.name]
         model = Path(quantize.store) / "stages" / quantize.stage / quantize.key / "output"
         coherence = self._coherence_of(recipe)
-        after = {"weights": verify, "coherence": coherence}
+        after = {"weights": check_weights, "coherence": coherence}
         served = self._served(recipe, arguments, after, model)
         rounds = self.evaluation.rounds(served, baseline.rounds)
         stages = {
@@ -179,8 +179,8 @@ class Planner:
             **{name: specs[0] for name, specs in rounds.items()},
             "benchmark": self._benchmark_stage(served),
         }
-        made = {"quantize": quantize, "verify": verify}
-        if self.dry_run and (dry_run := dry_run_stage(quantize, verify)):
+        made = {"quantize": quantize, "check_weights": check_weights}
+        if self.dry_run and (dry_run := dry_run_stage(quantize, check_weights)):
             made["dry_run"] = dry_run
         return self._variant_plan(
             recipe, arguments, model, {**made, **stages}, tuple(stages), rounds
@@ -254,11 +254,11 @@ class Planner:
         ignore = ignore_list(self.source.tensors, self.source.config, recipe.quantization.ignore)
         return recipe.quantization.model_copy(update={"ignore": ignore})
 
-    def _verify_stage(
+    def _check_stage(
         self, recipe: Recipe, quantization: Quantization, quantize: StageSpec
     ) -> StageSpec:
         return stage_spec(
-            "verify",
+            "check_weights",
             recipe.name,
             {
                 "checkpoint": self.checkpoint.digest,

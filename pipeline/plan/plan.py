@@ -121,7 +121,7 @@ class Plan:
         """Every stage that the answers so far call for, about in the order in which they run."""
         variants = self.reached_variants(find)
         tried = [v.stages["dry_run"] for v in variants if v.wants_dry_run(find)]
-        made = [[v.stages["quantize"], v.stages["verify"]] for v in variants]
+        made = [[v.stages["quantize"], v.stages["check_weights"]] for v in variants]
         measured = [[v.stages[role] for role in v.served] for v in (self.baseline, *variants)]
         judged = [self.judge_stage(v, self.last_rounds(v, find)) for v in variants]
         return [

@@ -63,8 +63,8 @@ def evidence_stage(
         )
     judged = JudgedVariant.found(store.find, claims.judges[recipe])
     inputs = {
-        "weights": StageReference(stage="quantize", key=judged.quantize.key),
-        "verify": StageReference(stage="verify", key=judged.verify.key),
+        "weights": judged.quantize.as_reference(),
+        "check_weights": judged.check_weights.as_reference(),
         **{
             JUDGE + each: StageReference(stage="judge", key=key)
             for each, key in claims.judges.items()

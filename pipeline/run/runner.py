@@ -129,7 +129,7 @@ class Runner:
             self._stages.run(variant.stages["dry_run"])
 
     def _make(self, variant: VariantPlan) -> None:
-        for role in ("quantize", "verify"):
+        for role in ("quantize", "check_weights"):
             if role in variant.stages:
                 self._stages.run(variant.stages[role])
 

@@ -1,9 +1,10 @@
-"""Quantizes and verifies two layers of the checkpoint with few samples, before all of it.
+"""Quantizes two layers of the checkpoint with few samples, before all of it.
 
 What would fail after an hour fails here within a minute: an architecture that the quantizer does
 not know, a group size that does not divide, experts that see no tokens, values that overflow. It is
-the code of the stages `quantize` and `verify`, with the recipe's own settings, on a checkpoint cut
-from the source. The weights are deleted afterwards, on failure too; record and log stay.
+the code of the stages `quantize` and `check_weights`, with the recipe's own settings, on a
+checkpoint cut from the source. The weights are deleted afterwards, on failure too; record and log
+stay.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class PartContext(StageContext):
 
 
 def run(context: StageContext) -> dict[str, Any]:
-    """Cut, quantize, verify, delete.
+    """Cut, quantize, check, delete.
 
     Returns:
         the layers that were tried, their bytes, and the seconds that each step took.
@@ -94,7 +95,7 @@ def run(context: StageContext) -> dict[str, Any]:
         checkpoint = _inspected(source, folder)
         cutting = time.monotonic() - started
         made, quantizing = _part(context, "quantize", checkpoint, {})
-        found, verifying = _part(context, "verify", checkpoint, made)
+        found, checking = _part(context, "check_weights", checkpoint, made)
     except PrepareError as error:
         raise explained(error, context) from error
     finally:
@@ -104,7 +105,7 @@ def run(context: StageContext) -> dict[str, Any]:
         "layers": list(cut.layers),
         "source_bytes": cut.weights_bytes,
         "weights_bytes": made["weights_bytes"],
-        "seconds": {"cut": cutting, "quantize": quantizing, "verify": verifying},
+        "seconds": {"cut": cutting, "quantize": quantizing, "check_weights": checking},
         "verified": found,
     }
 

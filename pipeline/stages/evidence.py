@@ -34,7 +34,7 @@ from pipeline.checkpoint.source_facts import SourceFacts
 from pipeline.checkpoint.weight_files import weights_digest
 from pipeline.core.digest import digest_file
 from pipeline.core.errors import EvidenceError
-from pipeline.core.stage_key import REVISIONS
+from pipeline.core.stage_key import newest_revision
 from pipeline.core.stage_record import StageRecord, StageSpec
 from pipeline.core.store import Store
 from pipeline.environments.definition import define
@@ -120,7 +120,7 @@ def revisions_of(records: tuple[StageRecord, ...]) -> dict[str, tuple[int, ...]]
     """
     found: dict[str, set[int]] = {}
     for record in records:
-        newest = REVISIONS[record.stage]
+        newest = newest_revision(record.stage)
         revision = revision_of(record, range(newest, 0, -1))
         if revision is None:
             raise EvidenceError(
@@ -166,7 +166,7 @@ def check_weights(output: Path, manifest: Manifest, judged: JudgedVariant) -> No
     digest = weights_digest(output, lambda file: digests[file.name])
     if (
         not digest
-        == judged.verify.result["weights_digest"]
+        == judged.check_weights.result["weights_digest"]
         == judged.quantize.result["weights_digest"]
     ):
         raise EvidenceError(

@@ -27,7 +27,7 @@ QUANTIZING = (
     "pipeline/inspection/*.py",
     "pipeline/checkpoint/*.py",
     "pipeline/stages/quantize.py",
-    "pipeline/stages/verify.py",
+    "pipeline/stages/check_weights.py",
     "recipes/*",
 )
 SERVING = (

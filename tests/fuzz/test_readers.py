@@ -191,7 +191,7 @@ def no_blob(blob: object) -> bytes:
 
 
 STAGE = b"""{"stage": "judge", "variant": "v", "key": "k", "parameters": {"a": [1.5]}, "notes": [],
- "inputs": {"weights": {"stage": "verify", "key": "k"}}, "input_digests": {"weights": "d"},
+ "inputs": {"weights": {"stage": "check_weights", "key": "k"}}, "input_digests": {"weights": "d"},
  "result": {"verdict": "pass"}, "seconds": 1.0, "finished": "2026"}"""
 
 

@@ -95,13 +95,13 @@ class Bench:
         made: dict[str, Any] = {}
         if baseline is not None:
             made["quantize"] = stage_spec("quantize", of.name, {"of": of.name}, {}, {}, self.root)
-            made["verify"] = stage_spec(
-                "verify", of.name, {}, {"weights": made["quantize"]}, {}, self.root
+            made["check_weights"] = stage_spec(
+                "check_weights", of.name, {}, {"weights": made["quantize"]}, {}, self.root
             )
             if self.dry_run:
                 of_two = {"two layers of": of.name}
                 made["dry_run"] = stage_spec("dry_run", of.name, of_two, {}, {}, self.root)
-        weights = {"weights": made["verify"]} if made else {}
+        weights = {"weights": made["check_weights"]} if made else {}
         coherence = stage_spec("coherence", of.name, {}, weights, {}, self.root)
         served = Served(
             of, {"trust_remote_code": False}, {**weights, "coherence": coherence}, self.root, 100

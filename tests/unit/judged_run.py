@@ -195,7 +195,7 @@ class JudgedRun:
             runtime={"checkpoint": self.checkpoint.model_dump(mode="json")},
         )
         return self._put(
-            "verify",
+            "check_weights",
             recipe,
             {"of": recipe},
             {"weights": quantize},

@@ -197,7 +197,7 @@ def result_of(context: PretendContext, models: PretendModels) -> dict[str, Any]:
         weights.write_bytes(safetensors({f"{variant}.weight": ("BF16", (2, 2))}))
         digest = digest_json([[weights.name, digest_bytes(weights.read_bytes())]])
         return {"weights_digest": digest, "weights_bytes": 1000}
-    if stage == "verify":
+    if stage == "check_weights":
         return {"weights_digest": context.input_record("weights").result["weights_digest"]}
     return {
         "dry_run": {"layers": [0, 1]},

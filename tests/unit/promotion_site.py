@@ -48,8 +48,8 @@ class WholeBench(Bench):
             }
             made["quantize"] = stage_spec("quantize", of.name, parameters, {}, {}, self.root)
             weights = {"weights": made["quantize"]}
-            made["verify"] = stage_spec("verify", of.name, {}, weights, {}, self.root)
-        weights = {"weights": made["verify"]} if made else {}
+            made["check_weights"] = stage_spec("check_weights", of.name, {}, weights, {}, self.root)
+        weights = {"weights": made["check_weights"]} if made else {}
         parameters = {**IDENTITY, "checkpoint": DIGEST}
         coherence = stage_spec("coherence", of.name, parameters, weights, {}, self.root)
         served = Served(of, IDENTITY, {**weights, "coherence": coherence}, self.root, 100)

@@ -237,9 +237,9 @@ def answers(texts: Texts, suite: str, lost: float) -> Rows:
 
 
 def put_layers(made: ReportedRun, recipe: str) -> None:
-    """The stage verify with its table of layers."""
+    """The stage check_weights with its table of layers."""
     reference = made.put(
-        "verify",
+        "check_weights",
         recipe,
         {
             "weights_bytes": 10**8,

@@ -187,7 +187,7 @@ class TestForgedCounts:
 
     def test_and_their_stages_too(self, forged: Path) -> None:
         self.drop(forged)
-        for stage in ("judge", "quantize", "verify", "coherence", "evaluate", "benchmark"):
+        for stage in ("judge", "quantize", "check_weights", "coherence", "evaluate", "benchmark"):
             shutil.rmtree(stage_folder(forged, stage, "bad"))
         text = self.finish(forged)
         assert "no verdict rests" not in text

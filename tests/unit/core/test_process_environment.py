@@ -84,7 +84,15 @@ def test_who_must_show_a_credential_gets_that_one(need: Need, secrets: set[str])
 
 
 def test_only_the_stage_that_promotes_gets_the_registrys_credentials() -> None:
-    for stage in ("quantize", "verify", "questions", "evaluate", "judge", "benchmark", "evidence"):
+    for stage in (
+        "quantize",
+        "check_weights",
+        "questions",
+        "evaluate",
+        "judge",
+        "benchmark",
+        "evidence",
+    ):
         environment = stage_environment(SHELL, stage)
         assert not secrets_in(environment) & {
             *("MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN", "AWS_SECRET_ACCESS_KEY"),

@@ -148,7 +148,7 @@ class TestSeen:
     ) -> None:
         gpu = changes.pop("gpu", H100_NAME)
         parameters = {"checkpoint": changes.pop("checkpoint", "d1")}
-        if stage not in ("quantize", "verify"):
+        if stage not in ("quantize", "check_weights"):
             parameters["hardware"] = {"accelerator": "cuda", "gpu": gpu}
         record = stage_record(
             stage=stage,
@@ -164,7 +164,7 @@ class TestSeen:
 
     def fill(self, store: Path, size: int, **changes: Any) -> None:
         self.remember(store, "quantize", 90.0, result={"weights_bytes": size}, **changes)
-        self.remember(store, "verify", 30.0, **changes)
+        self.remember(store, "check_weights", 30.0, **changes)
         ready = {"server": {"ready_seconds": 120.0}}
         self.remember(store, "coherence", 3.0, result=ready, **changes)
         self.remember(store, "evaluate", 597.0, **changes)
@@ -175,7 +175,7 @@ class TestSeen:
         self.remember(tmp_path, "evaluate", 300.0, variant="baseline")
         plan = planned(llama, store=tmp_path)
         minutes = {each.stage: each.minutes for each in plan.minutes if each.variant == FP8}
-        assert minutes == {"quantize": 1.5, "verify": 0.5, "serve": 2.0, "measure": 11.0}
+        assert minutes == {"quantize": 1.5, "check_weights": 0.5, "serve": 2.0, "measure": 11.0}
         assert stage(plan, FP8, "quantize")["minutes_basis"] == "seen here"
         assert stage(plan, "baseline", "measure")["minutes"] == 5.0
         assert "estimate" in stage(plan, AWQ, "quantize")["minutes_basis"]

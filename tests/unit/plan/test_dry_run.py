@@ -38,15 +38,15 @@ def stages(checkpoint: Checkpoint, store: Path, **quantization: Any) -> tuple[St
         {"checkpoint": checkpoint.model_dump(mode="json"), "python": "python"},
         store,
     )
-    verify = stage_spec(
-        "verify",
+    check_weights = stage_spec(
+        "check_weights",
         "mine",
         {"checkpoint": checkpoint.digest, "quantization": {"kind": "awq", "ignore": ["lm_head"]}},
         {"weights": quantize},
         {},
         store,
     )
-    return quantize, verify
+    return quantize, check_weights
 
 
 @pytest.fixture
@@ -65,13 +65,13 @@ def test_from_which_size_on() -> None:
 
 class TestStage:
     def test_few_samples_and_else_the_same(self, checkpoint: Checkpoint, tmp_path: Path) -> None:
-        quantize, verify = stages(checkpoint, tmp_path, calibration=CALIBRATION)
-        spec = dry_run_stage(quantize, verify)
+        quantize, check_weights = stages(checkpoint, tmp_path, calibration=CALIBRATION)
+        spec = dry_run_stage(quantize, check_weights)
         assert spec is not None
         few = CALIBRATION | {"samples": 4, "max_tokens": 128}
         wanted = {**quantize.parameters, "quantization": AWQ | {"calibration": few}}
         assert spec.parameters["quantize"] == wanted
-        assert spec.parameters["verify"] == verify.parameters
+        assert spec.parameters["check_weights"] == check_weights.parameters
         assert spec.runtime == quantize.runtime
         assert quantize.parameters["quantization"]["calibration"] == CALIBRATION
 
@@ -110,13 +110,13 @@ class StandIns:
         write_files(output, {"model.safetensors": safetensors({"x": ("I32", (64, 8))})})
         return {"group_size": 32}
 
-    def verify(self, context: StageContext) -> dict[str, Any]:
+    def check_weights(self, context: StageContext) -> dict[str, Any]:
         if self.unsound is not None:
             raise self.unsound
         source = Checkpoint.model_validate(context.runtime["checkpoint"])
         assert context.input_folder("weights") / "cut" == source.path
         assert (context.input_folder("weights") / "output" / "model.safetensors").is_file()
-        assert context.parameters == context.spec.parameters["verify"]
+        assert context.parameters == context.spec.parameters["check_weights"]
         return {"digest": context.input_record("weights").result["weights_digest"]}
 
 
@@ -130,7 +130,7 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> StandIns:
         return found.run_worker(self, worker, worker_spec, output)
 
     monkeypatch.setattr(StageContext, "run_worker", run_worker)
-    monkeypatch.setattr("pipeline.stages.verify.run", found.verify)
+    monkeypatch.setattr("pipeline.stages.check_weights.run", found.check_weights)
     return found
 
 
@@ -152,7 +152,7 @@ class TestRun:
     ) -> None:
         result = dry_run.run(context)
         assert result["layers"] == [0, 1]
-        assert result["seconds"].keys() == {"cut", "quantize", "verify"}
+        assert result["seconds"].keys() == {"cut", "quantize", "check_weights"}
         assert all(seconds >= 0 for seconds in result["seconds"].values())
         assert len(result["verified"]["digest"]) == 64
         assert result["weights_bytes"] > 64 * 8 * 4

@@ -31,7 +31,7 @@ BASELINE, FP8, AWQ = "baseline", "fp8-dynamic", "awq-w4a16"
 SUITES = ("mmlu", "humaneval", "rouge")
 SERVED = ("coherence", *SUITES, "benchmark")
 AGAIN = again("mmlu")
-MADE = ("quantize", "verify")
+MADE = ("quantize", "check_weights")
 TEXTS = '{"text": "The old library stood at the corner."}\n'
 
 Label = tuple[str, str]

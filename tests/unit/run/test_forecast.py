@@ -25,7 +25,7 @@ SUITES = ("quiz", "humaneval", "rouge")
 SERVED = ("coherence", *(f"evaluate {suite}" for suite in SUITES), "benchmark")
 OF_BASELINE = (*SERVED[:-1], "evaluate quiz again", "benchmark")
 QUESTIONS = tuple(f"questions {suite}" for suite in SUITES)
-STAGES = (*QUESTIONS, "quantize", "verify", *OF_BASELINE, *SERVED, "judge")
+STAGES = (*QUESTIONS, "quantize", "check_weights", *OF_BASELINE, *SERVED, "judge")
 MORE = "more rounds of questions may follow while gates are open"
 SERVER_FACTS = {"server": {"ready_seconds": 50.0}}
 
@@ -246,10 +246,10 @@ class TestTimes:
         assert found.total().endswith(f"about {minutes:.1f} minutes")
 
     def test_a_damaged_record_is_no_reason_not_to_plan(self, planning: Planning) -> None:
-        planning.remember("verify", "old", {}, 4.0)
-        planning.remember("verify", "damaged", {}, 400.0)
-        (planning.store.stage_folder("verify", "damaged") / "stage.json").write_text("{")
-        assert rows(planning.forecast())["verify"] == ["to run", "4 s"]
+        planning.remember("check_weights", "old", {}, 4.0)
+        planning.remember("check_weights", "damaged", {}, 400.0)
+        (planning.store.stage_folder("check_weights", "damaged") / "stage.json").write_text("{")
+        assert rows(planning.forecast())["check_weights"] == ["to run", "4 s"]
 
 
 class TestRounds:

@@ -1,7 +1,7 @@
 """The local executor: real stages in real child processes, how they fail, die and are cancelled.
 
-`verify` (small hand-made checkpoints) and `questions` (through a real worker, the carried texts)
-are quick stages; a stage that waits for its store lock is one that can be killed at leisure.
+`check_weights` (small hand-made checkpoints) and `questions` (through a real worker, the carried
+texts) are quick stages; a stage that waits for its store lock is one that can be killed at leisure.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Run:
         self.listener = Listener()
         self.executor: Executor = LocalExecutor()
 
-    def verify(self) -> StageSpec:
+    def check_weights(self) -> StageSpec:
         """The stage that compares a small checkpoint with its FP8 variant."""
         write_files(self.folder / "source", source_files())
         write_files(self.variant(), variant_files("fp8-dynamic"))
@@ -75,7 +75,7 @@ class Run:
         source = inspected(self.folder / "source")
         quantization = recipe("fp8-dynamic")
         return stage_spec(
-            "verify",
+            "check_weights",
             "fp8-dynamic",
             {"checkpoint": source.digest, "quantization": quantization},
             {"weights": StageReference(stage="quantize", key="made")},
@@ -142,15 +142,15 @@ def run(tmp_path: Path) -> Run:
 
 
 def test_a_stage_runs_into_the_store_and_its_events_arrive(run: Run) -> None:
-    spec = run.verify()
+    spec = run.check_weights()
     run.submit(spec).wait(run.listener)
-    record = run.store.find("verify", spec.key)
+    record = run.store.find("check_weights", spec.key)
     assert record is not None
     assert record.result["scales_checked"] == len(LINEAR)
     tensors = source_tensors()
     assert len(run.listener.events) == len(tensors)
     total = sum(tensor.array.nbytes for tensor in tensors.values())
-    assert run.listener.events[-1] == ("fp8-dynamic: verify", total, total, "bytes")
+    assert run.listener.events[-1] == ("fp8-dynamic: check_weights", total, total, "bytes")
     assert run.processes() == {}
 
 
@@ -167,14 +167,14 @@ def test_a_worker_in_an_interpreter_of_its_own(run: Run) -> None:
 
 
 def test_a_stage_that_is_done_is_not_run_again(run: Run) -> None:
-    spec = run.verify()
+    spec = run.check_weights()
     for _ in range(2):
         run.submit(spec).wait(run.listener)
     assert len(run.listener.events) == len(source_tensors())
 
 
 def test_a_stages_own_error_comes_back_as_its_class(run: Run) -> None:
-    spec = run.verify()
+    spec = run.check_weights()
     overwrite(run.variant(), f"{LINEAR[0]}.weight_scale", b"\0\0")
     error = run.failure(spec)
     assert type(error) is VerificationError
@@ -204,7 +204,7 @@ def test_a_worker_that_dies_is_named_with_its_log(run: Run) -> None:
 
 
 def test_a_defect_in_a_stage_is_told_and_its_traceback_kept(run: Run) -> None:
-    spec = run.verify()
+    spec = run.check_weights()
     broken = spec.model_copy(update={"inputs": {}})
     error = run.failure(broken)
     assert type(error) is UnexpectedStageError
@@ -226,7 +226,7 @@ def test_what_libraries_print_among_the_events_is_passed_over(run: Run) -> None:
 
 
 def test_a_spec_that_cannot_be_read_is_a_usage_error(run: Run) -> None:
-    run.spec_file.write_text('{"stage": "verify"}')
+    run.spec_file.write_text('{"stage": "check_weights"}')
     with pytest.raises(UsageError, match="spec cannot be read") as caught:
         run.executor.submit(run.spec_file, run.log).wait(run.listener)
     assert caught.value.where == str(run.spec_file)
@@ -236,7 +236,7 @@ def test_a_spec_that_cannot_be_read_is_a_usage_error(run: Run) -> None:
 
 
 def test_a_stage_killed_by_the_kernel_is_an_error_that_names_the_log(run: Run) -> None:
-    with run.waiting(run.verify()) as (job, pid):
+    with run.waiting(run.check_weights()) as (job, pid):
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(StageError, match="exit code 137") as caught:
             job.wait(run.listener)
@@ -247,7 +247,7 @@ def test_a_stage_killed_by_the_kernel_is_an_error_that_names_the_log(run: Run) -
 
 
 def test_cancelling_leaves_no_process(run: Run) -> None:
-    with run.waiting(run.verify()) as (job, _):
+    with run.waiting(run.check_weights()) as (job, _):
         assert len(run.processes()) == 2
         job.cancel()
         assert run.processes() == {}
@@ -259,9 +259,9 @@ def test_a_folder_in_the_way_does_not_shadow_our_code(
     (run.folder / "pipeline").mkdir()
     (run.folder / "pipeline" / "__init__.py").write_text("raise RuntimeError('not ours')")
     monkeypatch.chdir(run.folder)
-    spec = run.verify()
+    spec = run.check_weights()
     run.submit(spec).wait(run.listener)
-    assert run.store.find("verify", spec.key) is not None
+    assert run.store.find("check_weights", spec.key) is not None
 
 
 class TestChosenBySettings:
@@ -279,7 +279,7 @@ class TestChosenBySettings:
         settings = self.settings(tmp_path, monkeypatch, "executor: here\n")
         log = RunLog(run.store, "model", {"checkpoint": "c"})
         stages = StageRunner(run.store, executor_of(settings), Path, log, run.listener)
-        spec = run.verify()
+        spec = run.check_weights()
         assert stages.run(spec).key == spec.key
         assert run.store.find(spec.stage, spec.key) is not None
         assert [file.read_text() for file in log.folder.rglob("*.log")] == ["here"]

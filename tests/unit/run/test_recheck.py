@@ -299,7 +299,7 @@ class TestSomethingChanged:
         statuses = site.statuses(again)
         assert statuses["adopt", RECIPE] == "ran"
         # The same weights: what was measured of them still holds.
-        assert statuses["verify", RECIPE] == statuses["judge", RECIPE] == "reused"
+        assert statuses["check_weights", RECIPE] == statuses["judge", RECIPE] == "reused"
         assert adopted.is_file()
 
 

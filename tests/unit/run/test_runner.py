@@ -145,7 +145,7 @@ class TestWhatIsKept:
         found = pretend_stages.result_of
 
         def result_of(context: PretendContext, models: PretendModels) -> dict[str, Any]:
-            other = context.spec.stage in ("quantize", "verify")
+            other = context.spec.stage in ("quantize", "check_weights")
             return found(context, models) | ({"weights_digest": "others"} if other else {})
 
         monkeypatch.setattr(pretend_stages, "result_of", result_of)
@@ -270,7 +270,7 @@ class TestLadder:
 
 class TestDryRun:
     def stages(self, report: RunReport) -> list[tuple[str, str, str]]:
-        made = ("dry_run", "quantize", "verify")
+        made = ("dry_run", "quantize", "check_weights")
         return [(s.variant, s.name, s.status) for s in report.stages if s.name in made]
 
     @pytest.fixture
@@ -282,9 +282,9 @@ class TestDryRun:
             (ONE, "dry_run", "ran"),
             (TWO, "dry_run", "ran"),
             (ONE, "quantize", "ran"),
-            (ONE, "verify", "ran"),
+            (ONE, "check_weights", "ran"),
             (TWO, "quantize", "ran"),
-            (TWO, "verify", "ran"),
+            (TWO, "check_weights", "ran"),
         ]
 
     def test_none_for_what_is_quantized_already(self, bench: Bench) -> None:
@@ -420,7 +420,7 @@ class TestVerify:
         def other(record: dict[str, Any]) -> None:
             record["result"]["weights_digest"] = "others"
 
-        edit(self.folder(bench, "verify") / "stage.json", other)
+        edit(self.folder(bench, "check_weights") / "stage.json", other)
         assert "candidate.code: rests on another 'weights'" in self.differences(bench, run)
 
     def test_an_error_is_no_verdict_to_check(self, bench: Bench) -> None:

@@ -51,7 +51,7 @@ class Verification:
     def run(self, ignore: tuple[str, ...] = ("lm_head",)) -> StageRecord:
         source = inspected(self.source)
         spec = stage_spec(
-            "verify",
+            "check_weights",
             "variant",
             {"checkpoint": source.digest, "quantization": recipe(self.kind, ignore)},
             {"weights": StageReference(stage="quantize", key="made")},

@@ -1,4 +1,4 @@
-"""The heat map of layers, from the table that the stage verify keeps."""
+"""The heat map of layers, from the table that the stage check_weights keeps."""
 
 from __future__ import annotations
 

@@ -202,7 +202,7 @@ def test_a_run_whose_stages_were_collected(made: ReportedRun) -> None:
     assert "The store keeps no table of layers" in page.words
 
 
-@pytest.mark.parametrize("stage", ["evaluate", "questions", "benchmark", "verify", "judge"])
+@pytest.mark.parametrize("stage", ["evaluate", "questions", "benchmark", "check_weights", "judge"])
 @pytest.mark.parametrize("damage", ["gone", "torn", "another version's"])
 def test_any_damaged_stage_leaves_a_report(made: ReportedRun, stage: str, damage: str) -> None:
     for folder in (made.store.root / "stages" / stage).iterdir():

@@ -108,11 +108,11 @@ class TestSound:
         assert result["size_ratio"] < 0.8
         assert result["weights_digest"] == "d" * 64
         total = sum(t.array.nbytes for t in source_tensors(tied=tied).values())
-        assert sound.listener.events[-1] == ("variant: verify", total, total, "bytes")
+        assert sound.listener.events[-1] == ("variant: check_weights", total, total, "bytes")
 
     def test_table_of_layers(self, sound: Verification) -> None:
         record = sound.run()
-        table = sound.folder / "store" / "stages" / "verify" / record.key / "layers.jsonl"
+        table = sound.folder / "store" / "stages" / "check_weights" / record.key / "layers.jsonl"
         rows = [json.loads(line) for line in table.read_text().splitlines()]
         assert [row["name"] for row in rows] == list(LINEAR)
         assert (rows[3]["rows"], rows[3]["columns"]) == (HIDDEN, 256)
@@ -725,12 +725,12 @@ class TestFiles:
         (verification.variant / name).write_bytes(b"IQ== 1")
         assert verification.fault().what == f"'{name}' differs from the source's"
         (verification.variant / name).write_bytes(b"IQ== 0")
-        assert verification.run().stage == "verify"
+        assert verification.run().stage == "check_weights"
 
     def test_generation_config_saved_by_another_version(self, one: Verification) -> None:
         text = b'{"transformers_version": "5.17.0", "eos_token_id": 2}'
         (one.variant / "generation_config.json").write_bytes(text)
-        assert one.run().stage == "verify"
+        assert one.run().stage == "check_weights"
 
     @pytest.mark.parametrize(
         "config", [None, {}, {"quant_method": "gptq"}, "compressed-tensors"], ids=str
@@ -793,10 +793,10 @@ class TestFiles:
     def test_a_failed_verification_leaves_no_record(self, one: Verification) -> None:
         remove_template(one.variant)
         one.fault()
-        stages = one.folder / "store" / "stages" / "verify"
+        stages = one.folder / "store" / "stages" / "check_weights"
         assert [path.suffix for path in stages.iterdir()] == [".partial"]
         write_files(one.variant, {"chat_template.jinja": b"{{ messages }}"})
-        assert one.run().stage == "verify"
+        assert one.run().stage == "check_weights"
         assert [path.suffix for path in stages.iterdir()] == [""]
 
 

@@ -15,7 +15,7 @@ LAYERS = "layers.jsonl"  # a line a quantized layer, in the stage's folder
 
 
 def run(context: StageContext) -> dict[str, Any]:
-    """Verify the `weights` input against its source; docs/verification.md says what is checked.
+    """Compare the `weights` input with its source; docs/verification.md says what is checked.
 
     Raises:
         VerificationError: naming the first file or tensor that is wrong.
@@ -32,7 +32,7 @@ def run(context: StageContext) -> dict[str, Any]:
         source.path,
         context.input_folder("weights") / "output",
         recipe,
-        lambda done, total: context.advance("verify", done, total, "bytes"),
+        lambda done, total: context.advance("check_weights", done, total, "bytes"),
     )
     lines = [json.dumps(layer.to_dict()) + "\n" for layer in found.layers]
     (context.folder / LAYERS).write_text("".join(lines))
