@@ -51,10 +51,6 @@ def account(
     """Say of every tensor what became of it.
 
     Args:
-        source: the unquantized tensors.
-        variant: what was made of them.
-        form: how the variant stores weights.
-        ignore: the recipe's list.
         tied: the output head is the embedding, and need not be stored again.
         kv_scales: the recipe asks for scales of the KV cache.
 
@@ -122,7 +118,7 @@ def _check_part(tensor: StoredTensor, part: Part, source: StoredTensor) -> None:
             f"'{tensor.name}' is stored as {tensor.dtype}, not as {' or '.join(part.dtypes)}",
             where=str(tensor.path),
         )
-    if part.shapes is not None and tensor.shape not in part.shapes:
+    if tensor.shape not in part.shapes:
         raise VerificationError(
             f"'{tensor.name}' has shape {tensor.shape} for a layer of "
             f"{source.shape[0]} x {source.shape[1]}; {part.shapes[0]} is right",
@@ -131,11 +127,7 @@ def _check_part(tensor: StoredTensor, part: Part, source: StoredTensor) -> None:
 
 
 def check_kept(source: StoredTensor, variant: StoredTensor) -> None:
-    """A tensor that the recipe leaves alone has its shape still, and is no quantized one.
-
-    Raises:
-        VerificationError: it has not.
-    """
+    """Raise VerificationError where a tensor that the recipe leaves alone is not left alone."""
     if variant.shape != source.shape:
         raise VerificationError(
             f"'{source.name}' has shape {variant.shape}, the source's {source.shape}",

@@ -7,7 +7,9 @@ multiplied by. Any other vector of a block is as it was.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+
+import numpy as np
 
 from pipeline.core.errors import VerificationError
 from pipeline.verification.function_preserved import (
@@ -20,13 +22,9 @@ from pipeline.verification.function_preserved import (
     unfused,
 )
 from pipeline.verification.kept_tensors import FLUSHED, ROUNDED, KeptTensor
+from pipeline.verification.number_types import Floats
+from pipeline.verification.rescaling import Rescaled
 from pipeline.verification.weight_format import block_of
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from pipeline.verification.number_types import Floats
-    from pipeline.verification.rescaling import Rescaled
 
 # A norm's weight was rounded before and after, and its bias after.
 ROUNDED_WITH_NORM = 4 * ROUNDED
@@ -68,8 +66,6 @@ def check_biases(
 
 
 def _check_unscaled(vector: KeptTensor, where: str) -> None:
-    import numpy as np
-
     before, after = _numbers(vector)
     if vector.altered is None:
         off = before != after
@@ -85,8 +81,6 @@ def _check_unscaled(vector: KeptTensor, where: str) -> None:
 
 
 def _check_with_norm(vector: KeptTensor, factors: Floats, where: str) -> None:
-    import numpy as np
-
     before, after = _numbers(vector)
     with np.errstate(invalid="ignore", over="ignore"):
         apart = np.abs(after - before * factors)
@@ -103,8 +97,6 @@ def _check_with_norm(vector: KeptTensor, factors: Floats, where: str) -> None:
 
 def _check_with_rows(vector: KeptTensor, reader: Rescaled, where: str) -> None:
     """What the reader's columns were multiplied by is known but for the noise of its weights."""
-    import numpy as np
-
     before, after = _numbers(vector)
     factors = reader.columns * np.median(reader.rows)
     seen = np.abs(after) > FLUSHED  # smaller ones may have few digits left

@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from pipeline.core.errors import VerificationError
-from pipeline.verification.weight_format import WeightFormat
 from recipes.quantization import (
     AutoAwqQuantization,
     AwqQuantization,
@@ -24,8 +23,9 @@ from recipes.quantization import (
 
 Method = Literal["nearest", "gptq", "rescaled"]
 
-# dB; measured on the demo model, lowest layer: FP8 31.3, NVFP4 20.4, GPTQ at 4 bits 9.7, AWQ at 4
-# bits 13.4, SmoothQuant with GPTQ at 8 bits 16.6. An exchanged layer has -3 or 0.
+# The least SQNR of a sound layer in dB, by its format's number and bits. The demo's lowest layers
+# have: FP8 31.3, NVFP4 20.4, GPTQ at 4 bits 9.7, AWQ at 4 bits 13.4, SmoothQuant with GPTQ at
+# 8 bits 16.6. An exchanged layer has -3 or 0.
 FLOORS: dict[tuple[str, int, Method], float] = {
     ("float", 8, "nearest"): 25.0,
     ("float", 4, "nearest"): 15.0,
@@ -79,11 +79,6 @@ def method_of(recipe: Quantization) -> Method:
     return "nearest"
 
 
-def floor_db(form: WeightFormat, method: Method) -> float:
-    """The least SQNR of a sound layer, in dB."""
-    return FLOORS[form.number, form.bits, method]
-
-
 def median_db(facts: Sequence[LayerFact]) -> float | None:
     """Over the layers that lost anything; None where none did."""
     known = [fact.sqnr_db for fact in facts if fact.sqnr_db is not None]
@@ -92,9 +87,8 @@ def median_db(facts: Sequence[LayerFact]) -> float | None:
 
 def worst_layers(facts: Sequence[LayerFact]) -> list[LayerFact]:
     """The five with the least SQNR, the worst first."""
-    return sorted((f for f in facts if f.sqnr_db is not None), key=lambda f: f.sqnr_db or 0.0)[
-        :WORST
-    ]
+    lossy = (fact for fact in facts if fact.sqnr_db is not None)
+    return sorted(lossy, key=lambda fact: fact.sqnr_db or 0.0)[:WORST]
 
 
 def check_floor(facts: Sequence[LayerFact], floor: float, where: str) -> None:

@@ -14,17 +14,16 @@ scale that could be seen.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
+
+import numpy as np
 
 from pipeline.core.errors import VerificationError
+from pipeline.verification.number_types import Floats
 from pipeline.verification.rescaling import Rescaled
 from pipeline.verification.weight_format import block_of
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from pipeline.verification.number_types import Floats
 
 # How far scales may seem to be off, as natural logarithms: shares of the layer's noise (the root of
 # noise over signal), and a least. Of the demo's variants the largest are 0.04 for the spread over
@@ -102,8 +101,6 @@ def _check_all(layers: Mapping[str, Rescaled], norms: dict[str, Floats], where: 
 
 def unfused(layers: dict[str, Rescaled]) -> dict[str, Rescaled]:
     """The parts of fused matrices as layers of their own, named 'mlp.gate_up_proj.up_proj'."""
-    import numpy as np
-
     found = dict(layers)
     for name, layer in layers.items():
         parent, _, leaf = name.rpartition(".")
@@ -122,8 +119,6 @@ def _with_rows(whole: Rescaled, rows: Floats) -> Rescaled:
     Only the product of rows and columns is seen; of rows that were scaled and rows that were not,
     fitted together, neither come out around 1.
     """
-    import numpy as np
-
     known = rows[np.isfinite(rows) & (rows > 0)]
     common = np.float32(np.median(known)) if known.size else np.float32(1)
     return Rescaled(whole.noise, whole.columns * common, rows / common)
@@ -167,8 +162,6 @@ def _check_group(
     layers: dict[str, Rescaled], norms: list[Feed], carried: dict[str, float], where: str
 ) -> set[str]:
     """Layers that read the same; returns the norms that fit all of them."""
-    import numpy as np
-
     channels = len(next(iter(layers.values())).columns)
     untouched = Feed("", np.ones(channels, np.float32))
     norms = [norm for norm in norms if len(norm.factors) == channels]
@@ -242,8 +235,6 @@ def _norm_before(layer: str, norms: list[Feed]) -> Feed | Literal[False] | None:
 
 
 def _check_rows(layers: dict[str, Rescaled], feeding: set[str], where: str) -> None:
-    import numpy as np
-
     for name, layer in layers.items():
         spread, _ = mismatch(layer.rows, np.ones_like(layer.rows))
         if name not in feeding and spread > spread_allowed(layer):
@@ -255,8 +246,6 @@ def _check_rows(layers: dict[str, Rescaled], feeding: set[str], where: str) -> N
 
 
 def _check_norms_used(norms: list[Feed], used: set[str], where: str) -> None:
-    import numpy as np
-
     for norm in norms:
         spread, offset = mismatch(norm.factors, np.ones_like(norm.factors))
         if max(spread, abs(offset)) > NORM_CHANGED and norm.name not in used:
@@ -298,8 +287,6 @@ def mismatch(factors: Floats, columns: Floats) -> tuple[float, float]:
     `columns` is what the stored columns have to be multiplied by to be the source's again, and so
     equals `factors` where the function is as it was.
     """
-    import numpy as np
-
     ratio = divided(factors, columns)
     known = ratio[np.isfinite(ratio) & (ratio > 0)]
     if not known.size:
@@ -311,7 +298,5 @@ def mismatch(factors: Floats, columns: Floats) -> tuple[float, float]:
 
 def divided(above: Any, below: Any) -> Floats:
     """One by the other, a channel each; NaN or infinite where there is no ratio."""
-    import numpy as np
-
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         return np.asarray(np.divide(above, below), np.float32)

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from operator import eq
-from typing import TYPE_CHECKING
+
+import numpy as np
 
 from pipeline.core.errors import VerificationError
 from pipeline.verification.noise import chunks
-from pipeline.verification.number_types import rounded
+from pipeline.verification.number_types import Floats, rounded
 from pipeline.verification.rescaling import measure_rescaled
+from pipeline.verification.tensor_files import StoredTensor
 from pipeline.verification.weight_format import block_of
-
-if TYPE_CHECKING:
-    from pipeline.verification.number_types import Floats
-    from pipeline.verification.tensor_files import StoredTensor
 
 # A matrix that is only rescaled (a router behind a norm) loses what 16 bits lose.
 RESCALED_DB = 35.0
@@ -69,8 +67,6 @@ def check_close(source: StoredTensor, variant: StoredTensor, *, exact: bool) -> 
     Raises:
         VerificationError: a number differs, or did not fit.
     """
-    import numpy as np
-
     altered = f"{source.dtype} to {variant.dtype}"
     rows = source.shape[0] if source.shape else 1
     for begin, end in chunks(rows, max(1, source.size // max(1, rows))):
@@ -97,16 +93,12 @@ def check_rescaled(source: StoredTensor, variant: StoredTensor, *, rounds: bool)
     of a block (routers) to the fit.
 
     Args:
-        source: as it was.
-        variant: as it is kept.
         rounds: the quantizer may round what it stores in another type.
 
     Raises:
         VerificationError: a vector has no finite numbers or only zeros; a matrix is not the
             source's up to a scale for each row and column; anything else differs.
     """
-    import numpy as np
-
     altered = None if source.dtype == variant.dtype else f"{source.dtype} to {variant.dtype}"
     if len(source.shape) == 2 and "embed" not in source.name:
         if altered is None and _same_bytes(source, variant):
@@ -130,19 +122,8 @@ def check_rescaled(source: StoredTensor, variant: StoredTensor, *, rounds: bool)
     return KeptTensor(source.name, altered, (before, after))
 
 
-class _Plain:
-    """A matrix that is stored as it is."""
-
-    def __init__(self, tensor: StoredTensor) -> None:
-        self.tensor = tensor
-
-    def rows(self, begin: int, end: int) -> Floats:
-        """Rows as they are stored."""
-        return self.tensor.floats(begin, end)
-
-
 def _check_matrix(source: StoredTensor, variant: StoredTensor) -> None:
-    found = measure_rescaled(source, _Plain(variant)).noise.sqnr_db
+    found = measure_rescaled(source, variant).noise.sqnr_db
     if found < RESCALED_DB:
         raise VerificationError(
             f"'{variant.name}' differs from the source's by more than scales of rows and columns "
@@ -153,8 +134,6 @@ def _check_matrix(source: StoredTensor, variant: StoredTensor) -> None:
 
 
 def _rounded_with_one(source: StoredTensor, variant: StoredTensor) -> bool:
-    import numpy as np
-
     if len(source.shape) != 1 or source.dtype not in ("BF16", "F16", "F32"):
         return False
     one_more = rounded(1 + source.floats(), source.dtype)

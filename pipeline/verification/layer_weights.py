@@ -6,42 +6,31 @@ The formats, by the libraries' own source: compressed-tensors 0.19 (`compressors
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
+
+import numpy as np
 
 from pipeline.core.errors import VerificationError
-from pipeline.verification.number_types import (
-    unpack_awq,
-    unpack_fp4,
-    unpack_integers,
-)
+from pipeline.verification.number_types import Floats, unpack_awq, unpack_fp4, unpack_integers
+from pipeline.verification.tensor_files import StoredTensor
 from pipeline.verification.weight_format import AWQ_GEMM, WeightFormat
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from pipeline.verification.number_types import Floats
-    from pipeline.verification.tensor_files import StoredTensor
 
 SCALE_TYPES = ("BF16", "F16", "F32")
 WORD_BITS = 32
 # Whatever the format packs: words of zero points hold 8 or 4 rows, blocks 128.
 ROW_STEP = 128
+Shape = tuple[int, int]
 
 
 @dataclass(frozen=True)
 class Part:
-    """One tensor that a format stores for a layer.
-
-    Attributes:
-        suffix: its name after the module's.
-        dtypes: it may have.
-        shapes: it may have; None where any will do.
-    """
+    """One tensor that a format stores for a layer: its name after the module's, what it may be."""
 
     suffix: str
     dtypes: tuple[str, ...]
-    shapes: tuple[tuple[int, ...], ...] | None
+    shapes: tuple[tuple[int, ...], ...]
 
 
 class LayerWeights(Protocol):
@@ -55,70 +44,33 @@ class LayerWeights(Protocol):
         """
 
 
-def parts_of(form: WeightFormat, rows: int, columns: int) -> tuple[Part, ...]:
+def parts_of(form: WeightFormat, rows: int, columns: int) -> list[Part]:
     """The tensors that take the place of `X.weight`, with their types and shapes."""
-    parts = {
-        "float-quantized": _whole_parts,
-        "int-quantized": _whole_parts,
-        "pack-quantized": _packed_parts,
-        "nvfp4-pack-quantized": _nvfp4_parts,
-        AWQ_GEMM: _awq_parts,
-    }
-    if form.name not in parts or (form.name == "pack-quantized" and form.bits not in (4, 8)):
+    if form.name not in READERS or (form.name == "pack-quantized" and form.bits not in (4, 8)):
         raise VerificationError(
             f"verification cannot read the format '{form}'",
-            cure=f"it reads {', '.join(parts)}",
+            cure=f"it reads {', '.join(READERS)}",
         )
-    return parts[form.name](form, rows, columns)
+    return READERS[form.name].parts(form, rows, columns)
 
 
-def _whole_parts(form: WeightFormat, rows: int, columns: int) -> tuple[Part, ...]:
-    stored = "F8_E4M3" if form.number == "float" else "I8"
-    parts = [
-        Part("weight", (stored,), ((rows, columns),)),
-        Part("weight_scale", SCALE_TYPES, (scale_shape(form, rows, columns),)),
-    ]
-    if form.static_input:
-        parts.append(Part("input_scale", SCALE_TYPES, ((1,), ())))
-    return tuple(parts)
+def layer_weights(
+    form: WeightFormat, module: str, shape: Shape, tensors: Mapping[str, StoredTensor]
+) -> LayerWeights:
+    """The reader of a layer.
 
+    Args:
+        shape: rows and columns of the source's matrix.
+        tensors: of the variant; the layer's are known to have their types and shapes.
 
-def _packed_parts(form: WeightFormat, rows: int, columns: int) -> tuple[Part, ...]:
-    words = -(-columns * form.bits // WORD_BITS)
-    groups = scale_shape(form, rows, columns)[1]
-    parts = [
-        Part("weight_packed", ("I32",), ((rows, words),)),
-        Part("weight_scale", SCALE_TYPES, ((rows, groups),)),
-        Part("weight_shape", ("I64", "I32"), ((2,),)),
-    ]
-    if not form.symmetric:
-        words = -(-rows * form.bits // WORD_BITS)
-        parts.append(Part("weight_zero_point", ("I32",), ((words, groups),)))
-    if form.reordered:
-        parts.append(Part("weight_g_idx", ("I32", "I64"), ((columns,),)))
-    return tuple(parts)
-
-
-def _nvfp4_parts(form: WeightFormat, rows: int, columns: int) -> tuple[Part, ...]:
-    parts = [
-        Part("weight_packed", ("U8",), ((rows, columns // 2),)),
-        Part("weight_scale", ("F8_E4M3",), (scale_shape(form, rows, columns),)),
-        Part("weight_global_scale", ("F32",), ((1,), ())),
-    ]
-    if form.static_input:
-        parts.append(Part("input_global_scale", ("F32",), ((1,), ())))
-    return tuple(parts)
-
-
-def _awq_parts(form: WeightFormat, rows: int, columns: int) -> tuple[Part, ...]:
-    groups = scale_shape(form, rows, columns)[1]
-    parts = [
-        Part("qweight", ("I32",), ((columns, rows * 4 // WORD_BITS),)),
-        Part("scales", ("F16", "BF16"), ((groups, rows),)),
-    ]
-    if not form.symmetric:
-        parts.append(Part("qzeros", ("I32",), ((groups, rows * 4 // WORD_BITS),)))
-    return tuple(parts)
+    Raises:
+        VerificationError: what is read at once (a scale of the matrix, the shape) is wrong.
+    """
+    parts = {part.suffix: tensors[f"{module}.{part.suffix}"] for part in parts_of(form, *shape)}
+    for suffix in ("input_scale", "input_global_scale"):
+        if suffix in parts:
+            checked_scale(parts[suffix], parts[suffix].floats())
+    return READERS[form.name](form, shape, parts)
 
 
 def scale_shape(form: WeightFormat, rows: int, columns: int) -> tuple[int, ...]:
@@ -130,43 +82,26 @@ def scale_shape(form: WeightFormat, rows: int, columns: int) -> tuple[int, ...]:
     return (rows, -(-columns // form.group) if form.group else 1)
 
 
-def layer_weights(
-    form: WeightFormat, module: str, shape: tuple[int, int], tensors: Mapping[str, StoredTensor]
-) -> LayerWeights:
-    """The reader of a layer.
-
-    Args:
-        form: how it is stored.
-        module: its name.
-        shape: rows and columns of the source's matrix.
-        tensors: of the variant; the layer's are known to have their types and shapes.
-
-    Raises:
-        VerificationError: what is read at once (a scale of the matrix, the shape) is wrong.
-    """
-    parts = {part.suffix: tensors[f"{module}.{part.suffix}"] for part in parts_of(form, *shape)}
-    for suffix in ("input_scale", "input_global_scale"):
-        if suffix in parts:
-            checked_scale(parts[suffix], parts[suffix].floats())
-    if form.name == "pack-quantized":
-        return PackedIntegers(form, shape, parts)
-    if form.name == "nvfp4-pack-quantized":
-        return Nvfp4(parts)
-    if form.name == AWQ_GEMM:
-        return AwqGemm(form, shape, parts)
-    return WholeNumbers(form, parts)
-
-
 class WholeNumbers:
     """FP8 or INT8, one number a weight, scaled by tensor, row or block."""
 
-    def __init__(self, form: WeightFormat, parts: dict[str, StoredTensor]) -> None:
+    def __init__(self, form: WeightFormat, shape: Shape, parts: dict[str, StoredTensor]) -> None:
         self.form, self.weight, self.scale = form, parts["weight"], parts["weight_scale"]
+
+    @staticmethod
+    def parts(form: WeightFormat, rows: int, columns: int) -> list[Part]:
+        """The tensors of a layer."""
+        stored = "F8_E4M3" if form.number == "float" else "I8"
+        parts = [
+            Part("weight", (stored,), ((rows, columns),)),
+            Part("weight_scale", SCALE_TYPES, (scale_shape(form, rows, columns),)),
+        ]
+        if form.static_input:
+            parts.append(Part("input_scale", SCALE_TYPES, ((1,), ())))
+        return parts
 
     def rows(self, begin: int, end: int) -> Floats:
         """As :class:`LayerWeights` says."""
-        import numpy as np
-
         values = self.weight.floats(begin, end)
         _check_numbers(self.weight, values)
         if self.form.block is None:
@@ -185,9 +120,7 @@ class WholeNumbers:
 class PackedIntegers:
     """4- or 8-bit integers in 32-bit words, in groups of columns, with zero points or without."""
 
-    def __init__(
-        self, form: WeightFormat, shape: tuple[int, int], parts: dict[str, StoredTensor]
-    ) -> None:
+    def __init__(self, form: WeightFormat, shape: Shape, parts: dict[str, StoredTensor]) -> None:
         self.form, self.columns = form, shape[1]
         self.packed, self.scale = parts["weight_packed"], parts["weight_scale"]
         self.zero_point = parts.get("weight_zero_point")
@@ -200,10 +133,25 @@ class PackedIntegers:
                 where=str(parts["weight_shape"].path),
             )
 
+    @staticmethod
+    def parts(form: WeightFormat, rows: int, columns: int) -> list[Part]:
+        """The tensors of a layer."""
+        words = -(-columns * form.bits // WORD_BITS)
+        groups = scale_shape(form, rows, columns)[1]
+        parts = [
+            Part("weight_packed", ("I32",), ((rows, words),)),
+            Part("weight_scale", SCALE_TYPES, ((rows, groups),)),
+            Part("weight_shape", ("I64", "I32"), ((2,),)),
+        ]
+        if not form.symmetric:
+            words = -(-rows * form.bits // WORD_BITS)
+            parts.append(Part("weight_zero_point", ("I32",), ((words, groups),)))
+        if form.reordered:
+            parts.append(Part("weight_g_idx", ("I32", "I64"), ((columns,),)))
+        return parts
+
     def rows(self, begin: int, end: int) -> Floats:
         """As :class:`LayerWeights` says."""
-        import numpy as np
-
         height = min(end, self.packed.shape[0]) - begin
         values = unpack_integers(self.packed.read(begin, end), self.form.bits)
         values = values.reshape(height, -1)[:, : self.columns]
@@ -224,8 +172,6 @@ class PackedIntegers:
 
     def _zero_points(self, begin: int, end: int, height: int) -> Floats | None:
         """Packed along the rows: a word holds several rows' numbers of one group."""
-        import numpy as np
-
         if self.zero_point is None:
             return None
         in_word = WORD_BITS // self.form.bits
@@ -239,10 +185,22 @@ class PackedIntegers:
 class Nvfp4:
     """e2m1 numbers, an e4m3 scale for 16 of them, and a divisor for the whole matrix."""
 
-    def __init__(self, parts: dict[str, StoredTensor]) -> None:
+    def __init__(self, form: WeightFormat, shape: Shape, parts: dict[str, StoredTensor]) -> None:
         self.packed, self.scale = parts["weight_packed"], parts["weight_scale"]
         divisor = parts["weight_global_scale"]
         self.divisor = checked_scale(divisor, divisor.floats()).reshape(())
+
+    @staticmethod
+    def parts(form: WeightFormat, rows: int, columns: int) -> list[Part]:
+        """The tensors of a layer."""
+        parts = [
+            Part("weight_packed", ("U8",), ((rows, columns // 2),)),
+            Part("weight_scale", ("F8_E4M3",), (scale_shape(form, rows, columns),)),
+            Part("weight_global_scale", ("F32",), ((1,), ())),
+        ]
+        if form.static_input:
+            parts.append(Part("input_global_scale", ("F32",), ((1,), ())))
+        return parts
 
     def rows(self, begin: int, end: int) -> Floats:
         """As :class:`LayerWeights` says."""
@@ -260,9 +218,7 @@ class AwqGemm:
     The packed matrix, a quarter of the source's, is held whole: rows of the source run across it.
     """
 
-    def __init__(
-        self, form: WeightFormat, shape: tuple[int, int], parts: dict[str, StoredTensor]
-    ) -> None:
+    def __init__(self, form: WeightFormat, shape: Shape, parts: dict[str, StoredTensor]) -> None:
         if shape[0] % 8:
             raise VerificationError(
                 f"'{parts['qweight'].name}' packs eight rows a word, and the layer has {shape[0]}",
@@ -275,10 +231,20 @@ class AwqGemm:
         zeros = parts.get("qzeros")
         self.zeros = None if zeros is None else unpack_awq(zeros.read()).reshape(-1, shape[0])
 
+    @staticmethod
+    def parts(form: WeightFormat, rows: int, columns: int) -> list[Part]:
+        """The tensors of a layer."""
+        groups = scale_shape(form, rows, columns)[1]
+        parts = [
+            Part("qweight", ("I32",), ((columns, rows * 4 // WORD_BITS),)),
+            Part("scales", ("F16", "BF16"), ((groups, rows),)),
+        ]
+        if not form.symmetric:
+            parts.append(Part("qzeros", ("I32",), ((groups, rows * 4 // WORD_BITS),)))
+        return parts
+
     def rows(self, begin: int, end: int) -> Floats:
         """As :class:`LayerWeights` says."""
-        import numpy as np
-
         words = np.ascontiguousarray(self.packed[:, begin // 8 : -(-end // 8)])
         scale = self.scale[:, begin:end]
         values = unpack_awq(words.view(np.uint8).reshape(-1))
@@ -288,14 +254,21 @@ class AwqGemm:
         return np.ascontiguousarray(grouped.reshape(self.columns, -1).T)
 
 
+READERS: dict[str, type[WholeNumbers | PackedIntegers | Nvfp4 | AwqGemm]] = {
+    "float-quantized": WholeNumbers,
+    "int-quantized": WholeNumbers,
+    "pack-quantized": PackedIntegers,
+    "nvfp4-pack-quantized": Nvfp4,
+    AWQ_GEMM: AwqGemm,
+}
+
+
 def checked_scale(tensor: StoredTensor, values: Floats, *, zero_allowed: bool = False) -> Floats:
     """The scales, every one of them finite and above zero.
 
     Raises:
         VerificationError: naming the tensor.
     """
-    import numpy as np
-
     finite = bool(np.isfinite(values).all())
     if finite and bool((values > 0).all() or (zero_allowed and (values >= 0).all())):
         return values
@@ -307,8 +280,6 @@ def checked_scale(tensor: StoredTensor, values: Floats, *, zero_allowed: bool = 
 
 
 def _check_numbers(tensor: StoredTensor, values: Floats) -> None:
-    import numpy as np
-
     # The sum has a NaN where any number is one, and numbers of 8 bits cannot overflow it.
     if tensor.dtype == "F8_E4M3" and np.isnan(values.sum()):
         raise VerificationError(
@@ -321,8 +292,6 @@ def _check_numbers(tensor: StoredTensor, values: Floats) -> None:
 def _group_of_columns(tensor: StoredTensor | None, groups: int) -> Any:
     if tensor is None:
         return None
-    import numpy as np
-
     found = tensor.floats().astype(np.intp)
     if found.size and (found.min() < 0 or found.max() >= groups):
         raise VerificationError(

@@ -11,17 +11,16 @@ small to move a large layer's SQNR: see :data:`DAMAGED`.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from pipeline.core.errors import VerificationError
 from pipeline.verification.layer_weights import ROW_STEP, LayerWeights
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from pipeline.verification.number_types import Floats
-    from pipeline.verification.tensor_files import StoredTensor
+from pipeline.verification.number_types import Floats
+from pipeline.verification.tensor_files import StoredTensor
 
 CHUNK_ELEMENTS = 2**19  # 2 MB as float32: a few such arrays stay near the processor
 PIECE_COLUMNS = 128
@@ -66,14 +65,7 @@ class Noise:
         return [(row, column) for row, column, signal in self.suspects if signal >= faint]
 
     def add(self, source: Floats, difference: Floats) -> None:
-        """Add some rows of the layer.
-
-        Args:
-            source: rows x columns, the next ones.
-            difference: likewise, stored minus source.
-        """
-        import numpy as np
-
+        """Add the next rows of the layer, rows x columns; `difference` is stored minus source."""
         width = piece_columns(source.shape[1])
         signal, noise = energies(source, width), energies(difference, width)
         row_signal = signal.sum(axis=1, keepdims=True)
@@ -96,8 +88,6 @@ def piece_columns(columns: int) -> int:
 
 def energies(values: Floats, width: int) -> Any:
     """Sums of squares of each row's pieces, as float64: rows x pieces."""
-    import numpy as np
-
     pieces = values.reshape(len(values), -1, width)
     sums = np.einsum("rpc,rpc->rp", pieces, pieces).astype(np.float64)
     weak = ~((sums > TINY) & (sums < 1 / TINY))
@@ -120,8 +110,6 @@ def measure(source: StoredTensor, stored: LayerWeights) -> Noise:
     Raises:
         VerificationError: a scale or a weight of the source is no number.
     """
-    import numpy as np
-
     noise = Noise()
     for begin, end in chunks(*source.shape):
         weights = source.floats(begin, end)

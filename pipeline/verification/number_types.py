@@ -1,20 +1,19 @@
 """Numbers of narrow types as float32, by numpy alone: bf16, FP8, FP4 and packed integers.
 
 Narrow numbers are looked up several at a time in tables made on first use. That is quicker than
-shifting bits, and numpy has none of these types.
+shifting bits, and than ml_dtypes: three times for FP8, and more for what is packed.
 """
 
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+import numpy as np
+from numpy.typing import NDArray
 
-    Bytes = NDArray[np.uint8]
-    Floats = NDArray[np.float32]
+Bytes = NDArray[np.uint8]
+Floats = NDArray[np.float32]
 
 # Types that safetensors and numpy share.
 NUMPY_TYPES = {
@@ -28,7 +27,9 @@ NUMPY_TYPES = {
     "F64": "<f8",
 }
 FLOATING = ("BF16", "F16", "F32", "F64")
-FP4_MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+FP4_MAGNITUDES = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+# Types that hold so many float32 side by side, to be copied as one element.
+_CARRIERS = {1: "f4", 2: "f8", 4: "c16"}
 
 
 def to_float32(raw: Bytes, dtype: str) -> Floats:
@@ -41,13 +42,11 @@ def to_float32(raw: Bytes, dtype: str) -> Floats:
     Raises:
         KeyError: a type that cannot be read.
     """
-    import numpy as np
-
     if dtype == "BF16":
         # bfloat16 is the upper half of a float32.
         return np.asarray(np.left_shift(raw.view("<u2"), 16, dtype=np.uint32).view(np.float32))
     if dtype == "F8_E4M3":
-        return _look_up(raw, _pairs_of_fp8(), _fp8_values())
+        return _look_up(raw, "fp8")
     values: Any = raw.view(NUMPY_TYPES[dtype])
     return np.asarray(values, dtype=np.float32)
 
@@ -62,8 +61,6 @@ def rounded(values: Floats, dtype: str) -> Floats:
     Raises:
         KeyError: another type.
     """
-    import numpy as np
-
     if dtype == "BF16":
         bits: Any = values.astype(np.float32).view(np.uint32)
         upper = (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000
@@ -74,23 +71,18 @@ def rounded(values: Floats, dtype: str) -> Floats:
 
 def unpack_fp4(packed: Bytes) -> Floats:
     """Two e2m1 numbers a byte, the first in the lower half."""
-    return _look_up(packed, _quads(_fp4_values), _pairs(_fp4_values))
+    return _look_up(packed, "fp4")
 
 
 def unpack_integers(words: Bytes, bits: int) -> Floats:
-    """Signed integers, packed from the lowest bit of 32-bit words on, stored with an offset.
+    """Signed integers of 4 or 8 bits, packed from the lowest bit of 32-bit words on.
 
     As compressed-tensors packs them: 2**(bits - 1) is added, so that no stored number is negative.
-
-    Args:
-        words: the words' bytes, little-endian.
-        bits: of a number, 4 or 8.
+    The words are little-endian.
     """
-    import numpy as np
-
     if bits == 8:
         return np.subtract(words, 128, dtype=np.float32)
-    return _look_up(words, _quads(_int4_values), _pairs(_int4_values))
+    return _look_up(words, "int4")
 
 
 def unpack_awq(words: Bytes) -> Floats:
@@ -98,28 +90,41 @@ def unpack_awq(words: Bytes) -> Floats:
 
     The word's halves of bytes, from the lowest on, hold the columns 0, 2, 4, 6, 1, 3, 5, 7.
     """
-    import numpy as np
-
-    nibbles = _look_up(words, _quads(_uint4_values), _pairs(_uint4_values))
-    return np.ascontiguousarray(nibbles.reshape(-1, 2, 4).transpose(0, 2, 1)).reshape(-1)
+    halves = _look_up(words, "uint4").reshape(-1, 2, 4)
+    return np.ascontiguousarray(halves.transpose(0, 2, 1)).reshape(-1)
 
 
-def _look_up(raw: Bytes, wide: Any, narrow: Any) -> Floats:
+def _look_up(raw: Bytes, kind: str) -> Floats:
     """Look up two bytes at a time, and an odd last one by itself."""
-    import numpy as np
-
     even = len(raw) // 2 * 2
-    values = wide.take(raw[:even].view("<u2")).view(np.float32)
+    values = _table(kind, 2).take(raw[:even].view("<u2")).view(np.float32)
     if even == len(raw):
         return np.asarray(values)
-    return np.concatenate([values, narrow.take(raw[even:]).view(np.float32)])
+    return np.concatenate([values, _table(kind, 1).take(raw[even:]).view(np.float32)])
 
 
 @cache
+def _table(kind: str, width: int) -> Any:
+    """By what `width` bytes hold, the float32 numbers that they stand for, as one element."""
+    values = _values(kind)
+    bits = 4 if len(values) == 16 else 8
+    codes = np.arange(256**width)
+    columns = [values[codes >> shift & len(values) - 1] for shift in range(0, 8 * width, bits)]
+    together = np.stack(columns, axis=1).astype(np.float32)
+    return together.view(_CARRIERS[len(columns)]).reshape(-1)
+
+
+def _values(kind: str) -> Any:
+    """What each code of a kind of number stands for."""
+    if kind == "fp4":
+        return np.concatenate([FP4_MAGNITUDES, -FP4_MAGNITUDES])
+    if kind == "fp8":
+        return _fp8_values()
+    return np.arange(16) - (8 if kind == "int4" else 0)
+
+
 def _fp8_values() -> Any:
     """The 256 values of float8_e4m3fn: no infinities, and NaN where all other bits are set."""
-    import numpy as np
-
     codes = np.arange(256)
     exponent, mantissa = codes >> 3 & 15, codes & 7
     magnitude = np.where(
@@ -128,56 +133,4 @@ def _fp8_values() -> Any:
         np.ldexp(1 + mantissa / 8, exponent - 7),
     )
     magnitude[codes & 127 == 127] = np.nan
-    return np.where(codes < 128, magnitude, -magnitude).astype(np.float32)
-
-
-@cache
-def _pairs_of_fp8() -> Any:
-    import numpy as np
-
-    values, codes = _fp8_values(), np.arange(65536)
-    return _fused([values[codes & 255], values[codes >> 8]], "f8")
-
-
-def _fp4_values() -> Any:
-    import numpy as np
-
-    magnitudes = np.array(FP4_MAGNITUDES, np.float32)
-    return np.concatenate([magnitudes, -magnitudes])
-
-
-def _int4_values() -> Any:
-    import numpy as np
-
-    return np.arange(-8, 8, dtype=np.float32)
-
-
-def _uint4_values() -> Any:
-    import numpy as np
-
-    return np.arange(16, dtype=np.float32)
-
-
-@cache
-def _pairs(values: Any) -> Any:
-    """By byte, the two 4-bit numbers in it."""
-    import numpy as np
-
-    codes = np.arange(256)
-    return _fused([values()[codes & 15], values()[codes >> 4]], "f8")
-
-
-@cache
-def _quads(values: Any) -> Any:
-    """By two bytes, the four 4-bit numbers in them."""
-    import numpy as np
-
-    codes = np.arange(65536)
-    return _fused([values()[codes >> shift & 15] for shift in (0, 4, 8, 12)], "c16")
-
-
-def _fused(columns: list[Any], carrier: str) -> Any:
-    """Several float32 side by side as one element, which is only ever copied as it is."""
-    import numpy as np
-
-    return np.stack(columns, axis=1).astype(np.float32).view(carrier).reshape(-1)
+    return np.where(codes < 128, magnitude, -magnitude)

@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from pipeline.verification.layer_weights import LayerWeights
 from pipeline.verification.noise import Noise, check_finite, chunks
-
-if TYPE_CHECKING:
-    from pipeline.verification.number_types import Floats
-    from pipeline.verification.tensor_files import StoredTensor
+from pipeline.verification.number_types import Floats
+from pipeline.verification.tensor_files import StoredTensor
 
 # In place of `noise.DAMAGED`: a large outlier's channel that was scaled down may lose more. Of the
 # demo's AWQ variants one piece in 600,000 had between 0.5 and 0.65.
@@ -73,8 +73,6 @@ class _Pass(Rescaled):
 
 def _first_columns(source: StoredTensor, stored: LayerWeights) -> Floats:
     """The best columns where all rows are left as they are."""
-    import numpy as np
-
     products, squares = np.zeros((2, source.shape[1]))
     for begin, end in chunks(*source.shape):
         weights, values = source.floats(begin, end), stored.rows(begin, end)
@@ -85,8 +83,6 @@ def _first_columns(source: StoredTensor, stored: LayerWeights) -> Floats:
 
 def _one_pass(source: StoredTensor, stored: LayerWeights, columns: Floats) -> _Pass:
     """With the columns given: the best rows, what is left, and the best columns for those rows."""
-    import numpy as np
-
     noise, rows = Noise(damaged_over=DAMAGED), []
     products, squares = np.zeros((2, source.shape[1]))
     for begin, end in chunks(*source.shape):
@@ -105,7 +101,5 @@ def _one_pass(source: StoredTensor, stored: LayerWeights, columns: Floats) -> _P
 
 def _ratio(products: Any, squares: Any) -> Floats:
     """Least squares of one number each; none is below 0, since scales are positive."""
-    import numpy as np
-
     ratio = np.divide(products, squares, out=np.zeros(len(squares)), where=squares > 0)
     return np.asarray(np.maximum(ratio, 0), np.float32)

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from pipeline.checkpoint.safetensors_header import DTYPE_BITS, SafetensorsHeader, read_header
+import numpy as np
+
+from pipeline.checkpoint.safetensors_header import DTYPE_BITS, read_header
 from pipeline.checkpoint.weight_files import INDEX, check_index, read_index, weight_files
 from pipeline.core.errors import VerificationError
-from pipeline.verification.number_types import to_float32
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from pipeline.verification.number_types import Bytes, Floats
+from pipeline.verification.number_types import Bytes, Floats, to_float32
 
 BLOCK_BYTES = 8 * 2**20
 
@@ -45,8 +42,6 @@ class StoredTensor:
 
     def read(self, begin: int = 0, end: int | None = None) -> Bytes:
         """The bytes of rows `begin` to `end` (of all of it, where it has no rows)."""
-        import numpy as np
-
         rows = self.shape[0] if self.shape else 1
         end = rows if end is None else min(end, rows)
         row_bytes = self.size // rows if rows else 0
@@ -62,6 +57,10 @@ class StoredTensor:
         """Rows `begin` to `end` as float32, in the tensor's shape."""
         values = to_float32(self.read(begin, end), self.dtype)
         return values.reshape(-1, *self.shape[1:]) if self.shape else values
+
+    def rows(self, begin: int, end: int) -> Floats:
+        """As `floats`: a matrix that is kept as it is needs no other reader of its weights."""
+        return self.floats(begin, end)
 
     def blocks(self) -> Iterator[bytes]:
         """All its bytes, a few megabytes at a time."""
@@ -101,20 +100,16 @@ def open_folder(folder: Path) -> TensorFiles:
     check_index(folder, {path.name: header for path, header in headers.items()})
     tensors: dict[str, StoredTensor] = {}
     for path, header in headers.items():
-        for name in header.tensors:
+        for name, tensor in header.tensors.items():
             if name in tensors:
                 raise VerificationError(
                     f"'{name}' is in two files, {tensors[name].path.name} and {path.name}",
                     where=str(folder),
                 )
-            tensors[name] = _stored(name, path, header)
+            offset = header.data_start + tensor.begin
+            tensors[name] = StoredTensor(name, tensor.dtype, tensor.shape, path, offset)
     _check_all_named(folder, tensors)
     return TensorFiles(folder, tensors)
-
-
-def _stored(name: str, path: Path, header: SafetensorsHeader) -> StoredTensor:
-    tensor = header.tensors[name]
-    return StoredTensor(name, tensor.dtype, tensor.shape, path, header.data_start + tensor.begin)
 
 
 def _check_all_named(folder: Path, tensors: dict[str, StoredTensor]) -> None:

@@ -27,7 +27,7 @@ from pipeline.verification.carried_files import (
     check_config,
     check_only_safetensors,
 )
-from pipeline.verification.floors import LayerFact, floor_db, method_of
+from pipeline.verification.floors import FLOORS, LayerFact, method_of
 from pipeline.verification.function_preserved import check_preserved
 from pipeline.verification.kept_tensors import (
     KeptTensor,
@@ -48,6 +48,7 @@ SIZE_TOLERANCE = 0.03
 SIZE_SLACK = 4096
 
 Advance = Callable[[int, int], None]
+Layer = tuple[LayerFact, Noise, Rescaled | None]
 
 
 @dataclass
@@ -85,9 +86,6 @@ def verify_variant(source: Path, variant: Path, recipe: Quantization, advance: A
     Cheap checks come first: files, headers, sizes; then every byte of both.
 
     Args:
-        source: folder of the checkpoint.
-        variant: folder of what was made of it.
-        recipe: the quantization that was asked for.
         advance: receives the number of bytes compared, and of how many.
 
     Raises:
@@ -102,7 +100,9 @@ def verify_variant(source: Path, variant: Path, recipe: Quantization, advance: A
     accounts = _accounts(before, after, form, recipe)
     found.size_bytes = check_smaller(source, variant)
     found.planned_bytes = check_planned_size(source, after, accounts, recipe)
-    found.scales = _check_kv_scales(accounts)
+    for scale in accounts.kv_scales:
+        checked_scale(scale, scale.floats())
+    found.scales = len(accounts.kv_scales)
     _Comparison(accounts, form, recipe, before, after, advance).run(found)
     return found
 
@@ -169,12 +169,6 @@ def check_planned_size(
     return planned
 
 
-def _check_kv_scales(accounts: Accounting) -> int:
-    for tensor in accounts.kv_scales:
-        checked_scale(tensor, tensor.floats())
-    return len(accounts.kv_scales)
-
-
 class _Comparison:
     """All bytes of both checkpoints, compared by a few threads."""
 
@@ -202,10 +196,10 @@ class _Comparison:
         ]
         results = _in_threads(tasks)
         count, kept_count = len(self.accounts.quantized), len(self.accounts.kept)
-        layers: list[tuple[LayerFact, Noise, Rescaled | None]] = results[:count]
+        layers: list[Layer] = results[:count]
         kept: list[KeptTensor] = results[count : count + kept_count]
         found.layers = [fact for fact, _, _ in layers]
-        found.floor_db = floor_db(self.form, self.method)
+        found.floor_db = FLOORS[self.form.number, self.form.bits, self.method]
         found.kept, found.merged = len(kept), len(self.accounts.merged)
         found.altered = {tensor.name: tensor.altered for tensor in kept if tensor.altered}
         found.scales += count
@@ -214,7 +208,7 @@ class _Comparison:
             self._check_function(layers, kept)
         found.notes += _notes(found)
 
-    def _layer(self, source: StoredTensor) -> tuple[LayerFact, Noise, Rescaled | None]:
+    def _layer(self, source: StoredTensor) -> Layer:
         module = source.name.removesuffix(".weight")
         rows, columns = source.shape
         stored = layer_weights(self.form, module, (rows, columns), self.after.tensors)
@@ -256,9 +250,7 @@ class _Comparison:
             self._done = min(self.total, self._done + tensor.size)
             self._advance(self._done, self.total)
 
-    def _judge(
-        self, layers: Sequence[tuple[LayerFact, Noise, Rescaled | None]], found: Verified
-    ) -> None:
+    def _judge(self, layers: Sequence[Layer], found: Verified) -> None:
         floors.check_floor(found.layers, found.floor_db, self.where)
         far = floors.outliers(found.layers)
         for fact, middle in far:
@@ -276,11 +268,7 @@ class _Comparison:
         for fact, noise, _ in layers:
             floors.check_pieces(fact, noise.damaged, self.method, self.where)
 
-    def _check_function(
-        self,
-        layers: Sequence[tuple[LayerFact, Noise, Rescaled | None]],
-        kept: Sequence[KeptTensor],
-    ) -> None:
+    def _check_function(self, layers: Sequence[Layer], kept: Sequence[KeptTensor]) -> None:
         fitted = {fact.name: rescaled for fact, _, rescaled in layers if rescaled}
         norms = {
             tensor.name.removesuffix(".weight"): tensor.weights

@@ -171,11 +171,6 @@ OF_PRESETS = {
 def checked_format(variant: Path, config: dict[str, Any], recipe: Quantization) -> WeightFormat:
     """The variant's format, where it is one that the recipe asks for.
 
-    Args:
-        variant: its folder.
-        config: its config.json.
-        recipe: the quantization that was asked for.
-
     Raises:
         VerificationError: config.json says nothing, or something else.
     """
