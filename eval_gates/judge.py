@@ -50,15 +50,12 @@ def judge_suite(
     """Compare a variant's answers with the baseline's, question by question.
 
     Args:
-        name: of the suite in the policy.
-        suite: its settings; margins by recipe family.
         metric: what a score is, as the suite calls it.
         baseline: rows with id, prompt_sha256 and score in [0, 1], in the order of asking.
         candidate: rows to the same questions, or to the first of them.
         again: the baseline's rows to its first questions, asked a second time; may be none.
         available: questions that the source has; of a suite with `cluster`, clusters of them.
         guessing: the mean score of a model that knows nothing: 0.25 with four choices.
-        family: of the variant's recipe.
         alpha: error rate of the verdict.
         planned_bet: of a sequential test, the bet that has half of the stake; None: an even one.
 
@@ -239,7 +236,6 @@ def overall(
     their number is called for; the p-value is the largest of the critical gates'.
 
     Args:
-        gates: of all suites.
         throughput: None where no load was measured, as of endpoints that someone else serves.
 
     Raises:

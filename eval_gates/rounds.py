@@ -37,7 +37,6 @@ def expected_questions(
 
     Args:
         margin: `points`, or `recovery` (then taken at a baseline that scores 50 %).
-        alpha: error rate of the gate.
         flips: share of questions whose score changes.
         flip_size: by how much it changes.
         planned: the bet that has half of the stake; None: the stake is even.

@@ -81,7 +81,6 @@ def rule_of(
 
     Args:
         margin: `points` or `recovery`, the other one None.
-        alpha: error rate of the gate.
         population: how many questions the finite benchmark has that the claim is about; None for
             a claim about the population that they were drawn from.
         planned_bet: the bet that has half of the stake; None: the stake is even.

@@ -23,10 +23,6 @@ def judge_throughput(
     Args:
         baseline: result of the baseline's benchmark stage.
         candidate: result of the variant's benchmark stage.
-        minimum_ratio: smallest acceptable ratio of output tokens a second.
-        maximum_failed_requests: of the variant's load test.
-        tier: whether it may keep the variant out.
-        note: said beside the ratio.
 
     Raises:
         ValueError: a rate is missing, zero or not a number; nothing is divided by it.

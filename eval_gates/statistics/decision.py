@@ -74,8 +74,6 @@ def decide(finding: Finding, scores: Scores, population: int | None = None) -> D
     quantized model does not learn, so such a gain more often means that something else differs.
 
     Args:
-        finding: of the test.
-        scores: means, and what guessing gives.
         population: of the finite benchmark, where the claim is about that alone.
 
     Raises:

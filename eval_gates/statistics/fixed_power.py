@@ -38,7 +38,6 @@ def fixed_power_plan(
     """Foresee a fixed gate; 0.2 s, and with many thousand questions a second more.
 
     Args:
-        comparison: the margin, in points or as recovery.
         alpha: error rate of the bound, in (0, 0.5).
         questions: that are asked.
         flips: share of the questions whose score changes, evenly both ways if nothing is lost.
@@ -98,8 +97,6 @@ def least_fixed_questions(
     In points, the bound is then `paired.identical_interval`'s. For a recovery it is looked for.
 
     Args:
-        comparison: the margin.
-        alpha: error rate of the bound.
         baseline: the score of every question, for a recovery.
 
     Returns:

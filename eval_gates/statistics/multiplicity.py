@@ -79,8 +79,6 @@ def level_of(alpha: float, tried: int, number: int | None = None) -> float:
     """The error rate at which asking stops: that of Holm's first step, the strictest.
 
     Args:
-        alpha: the policy's.
-        tried: number of variants.
         number: of the trial that they are, which has a share of alpha only (`trials.py`); None
             for a verdict of before trials were counted.
     """

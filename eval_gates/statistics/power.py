@@ -72,7 +72,6 @@ def power_plan(
     Half of its stake against 'inferior' lies on the bet that these settings call best.
 
     Args:
-        comparison: the margin, in points or as recovery.
         alpha: the gate's error rate, in (0, 0.5).
         questions: the most that will be asked.
         flips: share of the questions whose score changes, evenly both ways if nothing is lost.

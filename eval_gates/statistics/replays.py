@@ -58,7 +58,6 @@ def outcomes(
     under `baseline` leave no room for so many gains, there are fewer.
 
     Args:
-        comparison: the margin.
         flips: share of the questions whose score changes.
         flip_size: by how much: 1 for right-or-wrong answers, less for scores such as ROUGE.
         drop: of the true mean score, >= 0.

@@ -50,10 +50,8 @@ def sight_of(
     """Bet that the baseline's score less the margin is above that of who knows nothing.
 
     Args:
-        ignorance: its kind.
         baseline: scores in [0, 1], in the random order of asking; at least one.
         knows_nothing: the expected score, or one for each of the baseline's.
-        comparison: the margin.
         population: of the finite benchmark that the claim is about, in units of `baseline`; None
             for a claim about all such questions.
     """

@@ -47,12 +47,6 @@ def extract_code(completion: str, problem_prompt: str, entry_point: str, form: F
     the function (imports, other functions). Code that lacks the function's header is taken for
     its body. An answer that broke off (no closing fence) loses its last lines until it parses; a
     closed block is taken as it is, wrong syntax and all.
-
-    Args:
-        completion: what the model wrote.
-        problem_prompt: the problem's `prompt`.
-        entry_point: name of the function to define.
-        form: how the model was asked.
     """
     if form == "base":
         return problem_prompt + _cut_at_stops(completion)

@@ -145,14 +145,9 @@ def completions_model(
     Args:
         url: the server's, without `/v1/completions`.
         model: the name it serves under.
-        tokenizer: folder of the tokenizer.
-        trust_remote_code: let the tokenizer run code of its own.
-        concurrency: requests at a time.
         max_length: tokens that the server takes, prompt and answer together.
-        timeout_seconds: for one request.
         answered: called with the number of lm-eval's requests just answered; one item with four
             choices is four, whichever way it was asked.
-        note: called with what a user should read.
         asks_once: whether to try one request an item.
 
     Raises (its methods):

@@ -19,7 +19,6 @@ def guessing(rows: Sequence[Mapping[str, Any]], choices: Mapping[str, Choices]) 
     it does in the scores that are held against this.
 
     Args:
-        rows: the questions, with `id` and, where they belong together, `cluster`.
         choices: by question's id; empty where answers are not chosen, and so guessing scores 0.
     """
     labels = labels_of(rows)

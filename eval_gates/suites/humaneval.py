@@ -60,7 +60,6 @@ def task_config(form: Form, max_tokens: int, samples: int, temperature: float) -
 
     Args:
         form: how the model is asked; the problem's row has the prompt as `request`.
-        max_tokens: longest answer.
         samples: answers drawn for each problem; greedy when 1.
         temperature: of the samples, when there are several.
     """
@@ -106,7 +105,6 @@ def pass_at_k(samples: int, correct: int, k: int) -> float:
     Args:
         samples: n, answers drawn for one problem.
         correct: c, those of them that passed.
-        k: 1 to n.
 
     Raises:
         ValueError: the numbers do not fit together.

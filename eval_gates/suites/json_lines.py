@@ -17,9 +17,7 @@ def find_files(folder: Path, stem: str, *, but_not: str | None = None) -> list[P
     """Files of `folder` called `<stem>*.jsonl` or `<stem>*.jsonl.gz`, by name.
 
     Args:
-        folder: where to look, not into its folders.
         stem: how the names begin.
-        but_not: names that begin so are left out.
 
     Raises:
         EvaluationDataError: the folder does not exist, or holds one file both plain and gzipped.

@@ -76,7 +76,6 @@ def localized(config: dict[str, Any], folder: Path) -> dict[str, Any]:
     """The configuration with the paths of local data made absolute, globs expanded.
 
     Args:
-        config: of a task.
         folder: what its paths are relative to.
 
     Raises:

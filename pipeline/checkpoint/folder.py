@@ -135,11 +135,6 @@ def inspect_folder(
     Args:
         path: the folder; for kind "hub" a snapshot folder of the Hub's cache, whose files are
             links into that cache and are checked against the digests the Hub gave.
-        ref: as the user named it.
-        kind: where it comes from.
-        revision: commit on the Hub, if it is from there.
-        digests: remembers digests from one run to the next.
-        progress: receives the number of bytes hashed.
 
     Raises:
         CheckpointError: something is missing, damaged, or points outside of the folder.
@@ -252,12 +247,7 @@ def _levels(config: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def says_quantized(config: dict[str, Any], names: Collection[str]) -> bool:
-    """Whether a checkpoint says that its weights are quantized.
-
-    Args:
-        config: its config.json.
-        names: of the files beside it.
-    """
+    """Whether config.json or the names of the files beside it say that it is quantized."""
     return QUANTIZER_FILE in names or any(
         level.get(key) for level in _levels(config) for key in QUANTIZATION_KEYS
     )

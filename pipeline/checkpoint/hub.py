@@ -40,7 +40,6 @@ def download(repo_id: str, revision: str | None, *, progress: Progress) -> tuple
     weights, and files in subfolders, are never fetched.
 
     Args:
-        repo_id: org/name.
         revision: branch, tag or commit; None for the default branch.
         progress: receives the number of bytes that had to be fetched.
 

@@ -14,7 +14,6 @@ def unsupported_architecture(architecture: str, config: str) -> PrepareError | N
     """Models that do not generate text are not quantized here.
 
     Args:
-        architecture: first of config.json's architectures.
         config: its place, for messages.
     """
     if architecture.endswith(GENERATING):
@@ -32,7 +31,6 @@ def already_quantized(config: str, names: Collection[str]) -> PrepareError:
 
     Args:
         config: place of its config.json, for messages.
-        names: of the files beside it.
     """
     beside = config.removesuffix("config.json") + QUANTIZER_FILE
     return CheckpointError(

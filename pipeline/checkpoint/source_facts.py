@@ -49,8 +49,6 @@ def source_of(ref: str, digest: str, checkpoint: Checkpoint | None) -> SourceFac
     """What is known of a source; what nobody wrote down stays empty.
 
     Args:
-        ref: as the user named it.
-        digest: of the checkpoint.
         checkpoint: where it lies, if that is still known.
     """
     # Where a folder lay on somebody's machine is nobody else's business.

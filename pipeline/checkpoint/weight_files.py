@@ -56,10 +56,6 @@ def weight_files(folder: Path) -> list[Path]:
 def weights_digest(folder: Path, digest_of: Callable[[Path], str]) -> str:
     """Digest of the names and contents of the weight files; what tells one variant from another.
 
-    Args:
-        folder: of the checkpoint.
-        digest_of: sha256 of a file, read or remembered.
-
     Raises:
         CheckpointError: as `weight_files`.
     """
@@ -143,7 +139,6 @@ def read_json(path: Path, *, finite: bool = False) -> dict[str, Any]:
     """The JSON object in a file of a checkpoint.
 
     Args:
-        path: of the file.
         finite: numbers that are infinite are errors; transformers writes them into config.json.
 
     Raises:

@@ -68,9 +68,6 @@ def stage_key(
     """The digest of everything that can change a stage's output.
 
     Args:
-        stage: its name.
-        parameters: its own.
-        inputs: earlier stages, by role.
         revision: of the stage's code; None for the one that is here.
 
     Raises:

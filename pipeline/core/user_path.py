@@ -17,7 +17,6 @@ def user_path(text: str | Path, where: str) -> Path:
     """The path that the text means, `~` expanded; nothing is looked up.
 
     Args:
-        text: as the user wrote it.
         where: the file and key, option or variable that it stands in, for the message.
 
     Raises:

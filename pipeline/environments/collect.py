@@ -29,13 +29,7 @@ _SECONDS_A_DAY = 86_400
 
 @dataclass(frozen=True)
 class Removed:
-    """An environment that was removed, or would be.
-
-    Attributes:
-        path: its folder.
-        reason: why no one needs it.
-        size_bytes: disk that it took.
-    """
+    """An environment that was removed, or would be, and why no one needs it."""
 
     path: Path
     reason: str

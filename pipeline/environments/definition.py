@@ -124,11 +124,7 @@ def define(name: str, accelerator: Accelerator) -> Definition:
 
 
 def environment_name(name: str) -> EnvironmentName:
-    """The environment of that name.
-
-    Raises:
-        UsageError: there is none.
-    """
+    """The environment of that name; raises UsageError where there is none."""
     try:
         return EnvironmentName(name)
     except ValueError:

@@ -67,11 +67,7 @@ _CURES: tuple[tuple[str, str], ...] = (
 
 
 def find_uv() -> Path:
-    """The uv that came with this program.
-
-    Raises:
-        EnvironmentBuildError: it is gone.
-    """
+    """The uv that came with this program; raises EnvironmentBuildError where it is gone."""
     from uv import find_uv_bin
 
     try:

@@ -44,40 +44,24 @@ for name in sys.argv[1:]:
 
 
 def missing_modules(python: Path, modules: Sequence[str]) -> list[str]:
-    """Those of the top-level `modules` that `python` cannot find; none of them is imported.
-
-    Raises:
-        EnvironmentBuildError: the interpreter does not start.
-    """
+    """Those of the top-level `modules` that `python` cannot find; none of them is imported."""
     return [str(name) for name in _said(python, _FIND_MODULES, list, modules)]
 
 
 def torch_cuda(python: Path) -> str | None:
-    """The CUDA version that `python`'s torch was built for; None where it was for none.
-
-    Raises:
-        EnvironmentBuildError: the interpreter does not start.
-    """
+    """The CUDA version that `python`'s torch was built for; None where it was for none."""
     version = _said(python, _TORCH_CUDA, (str, type(None)))
     return None if version is None else str(version)
 
 
 def describe(python: Path) -> tuple[str, dict[str, str]]:
-    """The interpreter's full version, and version by name of every package that it sees.
-
-    Raises:
-        EnvironmentBuildError: the interpreter does not start.
-    """
+    """The interpreter's full version, and version by name of every package that it sees."""
     answer = _said(python, _DESCRIBE, dict)
     return str(answer.get("python")), dict(answer.get("versions") or {})
 
 
 def import_modules(python: Path, modules: Sequence[str]) -> None:
-    """Import `modules` for real, which also finds missing shared libraries; takes seconds.
-
-    Raises:
-        EnvironmentBuildError: one of them does not import.
-    """
+    """Import `modules` for real, which also finds missing shared libraries; takes seconds."""
     _run(python, _IMPORT, modules, seconds=_SECONDS_TO_IMPORT)
 
 

@@ -112,12 +112,7 @@ def layer_count(config: dict[str, Any], where: str) -> int:
 
 
 def chosen_layers(config: dict[str, Any], where: str) -> tuple[int, ...]:
-    """The first layer, and the first of another kind; the first two where all are alike.
-
-    Args:
-        config: of the source.
-        where: its place, for messages.
-    """
+    """The first layer, and the first of another kind; the first two where all are alike."""
     count = layer_count(config, where)
     level = text_level(config)
     first = tuple(range(min(KEPT_LAYERS, count)))
@@ -132,7 +127,6 @@ def cut_config(config: dict[str, Any], layers: tuple[int, ...]) -> dict[str, Any
     """config.json of the cut checkpoint; the source's is not changed.
 
     Args:
-        config: of the source.
         layers: that are kept, by their numbers in the source.
     """
     inner = config.get("text_config")
@@ -147,8 +141,6 @@ def kept_tensors(names: list[str], layers: tuple[int, ...], count: int) -> dict[
     """The tensors to keep, with their names in the cut checkpoint.
 
     Args:
-        names: of the source's tensors.
-        layers: that are kept.
         count: of the source's layers; those after the last are for multi-token prediction.
     """
     kept = {}

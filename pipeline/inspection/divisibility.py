@@ -55,7 +55,6 @@ def undivided_columns(quantization: Quantization, columns: Iterable[int]) -> tup
     """The columns in the way of the recipe's group sizes, sorted; empty where one divides all.
 
     Args:
-        quantization: of the recipe.
         columns: of all matrices that the recipe quantizes: one size has to divide all of them.
     """
     widths = set(columns)
@@ -71,7 +70,6 @@ def undivided_rows(
     """Layers whose rows the recipe's blocks do not divide, though vLLM needs it; and their rows.
 
     Args:
-        quantization: of the recipe.
         shapes: rows and columns of the matrices that the recipe quantizes, by tensor name.
     """
     block = rows_to_divide(quantization.model_dump())

@@ -34,8 +34,6 @@ def ignore_list(
     """The recipe's ignore list, with what this checkpoint's architecture needs besides.
 
     Args:
-        tensors: of the checkpoint's headers, by name.
-        config: the checkpoint's config.json.
         recipe_ignore: names, shell patterns or `re:` expressions.
 
     Returns:
@@ -77,9 +75,6 @@ def added_words(
     For example: `routers (56 layers), experts (56 stacks)`.
 
     Args:
-        tensors: of the checkpoint's headers, by name.
-        config: the checkpoint's config.json.
-        recipe_ignore: the recipe's list.
         ignore: what :func:`ignore_list` made of it.
     """
     before = [_spelt_out(word) for word in recipe_ignore]

@@ -44,7 +44,6 @@ def module_kind(name: str, dimensions: int, layers: int) -> ModuleKind:
     """The kind of module that the tensor `name` is a part of.
 
     Args:
-        name: in the checkpoint.
         dimensions: of its shape; expert weights may be stacked in one tensor of three.
         layers: num_hidden_layers; DeepSeek keeps its head for multi-token prediction (MTP) in
             layers after the last.
@@ -66,12 +65,7 @@ def module_kind(name: str, dimensions: int, layers: int) -> ModuleKind:
 
 
 def is_expert_stack(name: str, dimensions: int) -> bool:
-    """Whether the tensor holds the matrices of all experts of a layer.
-
-    Args:
-        name: in the checkpoint.
-        dimensions: of its shape.
-    """
+    """Whether a tensor of so many dimensions holds the matrices of all experts of a layer."""
     parts = name.split(".")
     if dimensions != 3 or any(part.startswith(VISION) for part in parts):
         return False

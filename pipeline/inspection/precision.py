@@ -84,7 +84,6 @@ def precision_of(quantization: Quantization, columns: Iterable[int]) -> Precisio
     """The precision that a recipe gives to the matrices that it quantizes.
 
     Args:
-        quantization: of the recipe.
         columns: of all those matrices: one group size has to divide all of them.
 
     Returns:

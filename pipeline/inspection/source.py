@@ -89,7 +89,6 @@ def read_hub(repo_id: str, revision: str | None) -> Source:
     in its cache is read instead.
 
     Args:
-        repo_id: org/name.
         revision: branch, tag or commit; None for the default branch.
 
     Raises:

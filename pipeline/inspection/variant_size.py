@@ -69,8 +69,6 @@ def variant_weights(
     """What the recipe quantizes and leaves, with the bytes of each tensor.
 
     Args:
-        tensors: of the source, by name.
-        quantization: of the recipe.
         config: the source's config.json. Where it ties the output head to the embedding and the
             source stores both, the variant has it once.
     """

@@ -20,7 +20,6 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
     Args:
         spec: workload (as in a profile), url, model (served name), tokenizer (folder), socket (of
             a server that has one).
-        progress: receives the number of requests done.
         output: receives requests.json, with start and timings of every request in seconds.
 
     Returns:

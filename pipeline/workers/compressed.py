@@ -24,14 +24,6 @@ OBSERVERS = {"minmax": "memoryless_minmax", "mse": "memoryless_mse"}
 def quantize_whole_model(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any]:
     """Load the model, quantize it, and save it.
 
-    Args:
-        spec: as :func:`pipeline.workers.quantize.run` has it.
-        progress: receives the number of layers done.
-        output: an empty folder.
-
-    Returns:
-        facts for the record.
-
     Raises:
         StageError: the architecture, the group sizes or the calibration texts do not suit.
     """
@@ -120,7 +112,6 @@ def modifiers_of(
     """llm-compressor's modifiers for the recipe, in the order in which they run.
 
     Args:
-        quantization: as in a recipe.
         group_size: columns that share a scale, where the recipe leaves a choice.
         smoothed: layers and the norm before them, for SmoothQuant; None for its own table.
     """

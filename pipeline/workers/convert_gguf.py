@@ -25,8 +25,6 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
 
     Args:
         spec: {"gguf": path of a llama-like GGUF file whose chat turns end with <|im_end|>}.
-        progress: receives four steps.
-        output: an existing empty folder.
 
     Returns:
         Facts: source file name, its metadata name, tensors, parameters, dtype.
@@ -100,7 +98,6 @@ def _load_tokenizer(source: Path, pre_tokenizer: str) -> Any:
     """The tokenizer, with what its conversion from GGUF loses put right.
 
     Args:
-        source: the GGUF file.
         pre_tokenizer: the file's own name for how text is cut before BPE; "smollm" cuts every
             digit off by itself, which the conversion forgets.
     """

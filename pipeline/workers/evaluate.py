@@ -32,8 +32,6 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
         spec: name and suite, questions (file), book (file), stopping, minutes, concurrency, url,
             model, tokenizer (folder), max_length (tokens), trust_remote_code, asks_once (try one
             request a question), socket (of a server that has one).
-        progress: receives the number of questions answered.
-        output: not used; the answers go into the book.
 
     Raises:
         StageError: the server did not answer a question, or a prompt does not fit.
@@ -75,9 +73,6 @@ class Asker:
     """One lm-eval task and one client of the endpoint, for all batches.
 
     Args:
-        spec: the worker's.
-        questions: all of the suite's, in the order of asking.
-        progress: receives the number of questions answered.
         upto: questions in this round, for the progress.
     """
 

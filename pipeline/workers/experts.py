@@ -91,11 +91,7 @@ def save_under_numbered_names(model: Any) -> None:
 
 
 class ExpertTokens:
-    """Counts the calibration tokens that each expert sees.
-
-    Args:
-        model: loaded, its experts apart; a dense model has none to count.
-    """
+    """Counts the calibration tokens that each expert of a model sees; a dense one has none."""
 
     def __init__(self, model: Any) -> None:
         from llmcompressor.modeling.moe.linearize import get_linearized_moes

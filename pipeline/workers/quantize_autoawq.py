@@ -28,8 +28,6 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
     Args:
         spec: checkpoint (folder), quantization (as in a recipe of kind autoawq), calibration_file
             (JSONL or text, None for a Hub dataset), trust_remote_code.
-        progress: receives the number of layers done.
-        output: an empty folder.
 
     Returns:
         facts for the record: what was quantized, with what, and what the checks saw.

@@ -35,8 +35,6 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
     Args:
         spec: suite (its keys in the policy), source, folder (of --eval-data, or of an lm-eval
             task's YAML file), seed.
-        progress: receives what is not as asked for.
-        output: folder to write into.
 
     Raises:
         EvaluationDataError: the source has no such questions, or they are malformed.

@@ -220,13 +220,8 @@ def lm_eval_rows(
     """`answer` is likelihoods, or the text as it came; then `filtered` is what the filter left.
 
     Args:
-        metric: of the task.
-        output_type: lm-eval's.
         uninformed: of an answer that was generated, and its question's id, what an empty one
             scores there, and what this one does on another question.
-        questions: that were asked.
-        samples: lm-eval's of them, in the same order.
-        progress: not used.
     """
     rows = []
     for question, sample in zip(questions, samples, strict=True):
@@ -264,20 +259,12 @@ def likelihoods(sample: dict[str, Any]) -> list[float]:
 
 
 def texts_of(sample: dict[str, Any]) -> list[str]:
-    """The generated texts, one a sample drawn.
-
-    Raises:
-        StageError: the server gave none.
-    """
+    """The generated texts, one a sample drawn; raises StageError where the server gave none."""
     return [checked_text(text, sample) for text in sample["filtered_resps"]]
 
 
 def checked_text(text: Any, sample: dict[str, Any]) -> str:
-    """The text, if it is one.
-
-    Raises:
-        StageError: the server gave none.
-    """
+    """The text, if it is one; raises StageError where the server gave none."""
     if not isinstance(text, str) or text == NO_ANSWER:
         raise StageError(
             f"the server gave no answer to question {sample['doc_id']}",

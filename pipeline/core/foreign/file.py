@@ -39,7 +39,6 @@ def open_regular(path: Path, limit: int | None) -> FileIO:
     """Open a file of somebody else's for reading, unbuffered; links are followed.
 
     Args:
-        path: of the file.
         limit: the most bytes that it may have now; None for any, as of weights. Whoever reads to
             the end of a file that may grow meanwhile counts for himself, or takes `read_regular`.
 

@@ -52,11 +52,8 @@ def ask(
     """Ask, once.
 
     Args:
-        method: GET or POST.
         url: whole, its credentials hidden where it had some.
         seconds: of the exchange, from connecting to the last byte.
-        json: the request's body.
-        headers: of the request.
         socket: a Unix socket to go through.
         trust_env: go through the proxy that the environment names.
         limit: the most bytes that the answer's body may have.

@@ -33,7 +33,6 @@ def read_json_file(path: Path, *, limit: int = MAX_BYTES, finite: bool = True) -
     """What a JSON file of somebody else's says.
 
     Args:
-        path: of the file.
         limit: the most bytes it may have.
         finite: as of `parse_json`.
 

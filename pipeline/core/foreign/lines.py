@@ -28,7 +28,6 @@ def read_lines(
     """The lines of a UTF-8 text file without their ends; gzipped where its name ends in .gz.
 
     Args:
-        path: of the file.
         most_lines: that it may have.
         most_letters: that all lines may have, unpacked.
 

@@ -20,16 +20,9 @@ SAFE_QUOTIENT = 456.0
 
 
 class Caster:
-    """Casts pieces of one size at most, in buffers of its own; one a thread."""
+    """Casts pieces of at most so many bytes, in buffers of its own; one a thread."""
 
     def __init__(self, scheme: str, device: str, piece_bytes: int) -> None:
-        """Make the buffers.
-
-        Args:
-            scheme: FP8_DYNAMIC or FP8_BLOCK.
-            device: "cpu", or an accelerator's name as torch has it.
-            piece_bytes: of the largest piece.
-        """
         import torch
         from compressed_tensors.quantization import preset_name_to_scheme
 

@@ -29,15 +29,7 @@ REPORT_SECONDS = 0.25
 
 
 class Conveyor:
-    """The work of one stream.
-
-    Args:
-        plans: of the files to make.
-        output: folder for them.
-        scheme: FP8_DYNAMIC or FP8_BLOCK.
-        device: where the cast runs.
-        progress: receives the number of bytes read.
-    """
+    """The work of one stream: files made in a folder; progress is in bytes read."""
 
     def __init__(
         self, plans: list[ShardPlan], output: Path, scheme: str, device: str, progress: Progress

@@ -99,9 +99,6 @@ def plan_shard(
     The tensors lie as the safetensors library orders them: widest type first, then by name.
 
     Args:
-        source: the input.
-        header: of that file.
-        scheme: one of SCHEMES.
         quantized: names of the tensors to cast.
         left_out: names of those that the output does not have.
     """

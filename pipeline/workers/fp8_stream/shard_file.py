@@ -20,8 +20,6 @@ class ShardFile:
         """Make the file in its full size, so that a full disk is noticed before the work.
 
         Args:
-            plan: of this file.
-            folder: of the output.
             pieces: how many :meth:`piece_done` will report.
         """
         self._plan = plan

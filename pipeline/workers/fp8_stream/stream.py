@@ -42,7 +42,6 @@ def stream_fp8(
         output: existing folder; weight files in it that are not of this work are removed.
         scheme: FP8_DYNAMIC or FP8_BLOCK, presets of compressed-tensors.
         ignore: modules to leave as they are: names, shell patterns or `re:` expressions.
-        progress: receives the number of bytes read.
 
     Returns:
         scheme, quantized_modules, shards (files), shards_reused (finished by an earlier call),

@@ -14,7 +14,6 @@ def quantization_config(scheme: str, ignore: list[str]) -> dict[str, Any]:
     """The config that says how the weights are quantized, by the library's own classes.
 
     Args:
-        scheme: a preset of compressed-tensors.
         ignore: names of the linear layers that are not quantized.
     """
     from importlib.metadata import version
