@@ -69,6 +69,11 @@ class Tensor:
         """How many numbers it holds."""
         return math.prod(self.shape)
 
+    @property
+    def size(self) -> int:
+        """Bytes that it takes."""
+        return self.end - self.begin
+
 
 @dataclass(frozen=True)
 class SafetensorsHeader:
@@ -188,10 +193,10 @@ def checked_tensor(name: str, entry: Any, path: Path) -> Tensor:
     if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         raise _damaged(f"tensor '{name}' has the offsets {str(offsets)[:80]}", path)
     tensor = Tensor(dtype, tuple(shape), offsets[0], offsets[1])
-    bits, size = tensor.elements * DTYPE_BITS[dtype], tensor.end - tensor.begin
-    if bits != size * 8:
+    taken, needed = tensor.size * 8, tensor.elements * DTYPE_BITS[dtype]
+    if taken != needed:
         raise _damaged(
-            f"tensor '{name}' takes {size * 8} bits; its type and shape need {bits}", path
+            f"tensor '{name}' takes {taken} bits; its type and shape need {needed}", path
         )
     return tensor
 

@@ -87,9 +87,3 @@ def follow_bars(progress: Progress) -> None:
         return shown
 
     tqdm.std.tqdm.update = update
-
-
-if __name__ == "__main__":
-    from pipeline.workers.protocol import main as worker_main
-
-    worker_main(run)

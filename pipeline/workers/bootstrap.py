@@ -5,8 +5,8 @@ not leak into it (their versions conflict; that is why there are environments). 
 packages that workers use are registered by their location, and nothing else is put on the path.
 """
 
+import importlib
 import importlib.util
-import runpy
 import sys
 from pathlib import Path
 
@@ -31,6 +31,7 @@ if __name__ == "__main__":
     if not getattr(sys.flags, "safe_path", False):
         sys.path.pop(0)
     register_packages(Path(__file__).resolve().parents[2])
-    worker = sys.argv[1]
-    sys.argv = [worker, *sys.argv[2:]]
-    runpy.run_module(worker, run_name="__main__", alter_sys=False)
+    from pipeline.workers.protocol import main
+
+    sys.argv.pop(0)  # its own name: the worker's takes its place
+    main(importlib.import_module(sys.argv[0]).run)

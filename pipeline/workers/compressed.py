@@ -16,9 +16,12 @@ from pipeline.inspection.divisibility import dividing_group_size
 from pipeline.workers.calibration_blocks import block_facts, calibration_blocks
 from pipeline.workers.compute_type import ComputeType
 from pipeline.workers.experts import ExpertTokens, check_experts, load_with_separate_experts
+from pipeline.workers.protocol import versions_of
 
 # How a group's range is found. Both look at the weights alone, afresh every time.
 OBSERVERS = {"minmax": "memoryless_minmax", "mse": "memoryless_mse"}
+LIBRARIES = ("llmcompressor", "compressed-tensors", "transformers", "torch")
+"""Those whose change can change the weights."""
 
 
 def quantize_whole_model(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any]:
@@ -60,7 +63,7 @@ def quantize_whole_model(spec: dict[str, Any], progress: Progress, output: Path)
     tokenizer.save_pretrained(output)
     return {
         **{key: value for key, value in facts.items() if value is not None},
-        "versions": versions(),
+        "versions": versions_of(*LIBRARIES),
         "quantized_modules": quantized_modules(model),
     }
 
@@ -246,11 +249,3 @@ def quantized_modules(model: Any) -> int:
     """How many modules' weights are quantized; attention may have a scheme for its cache alone."""
     schemes = [getattr(module, "quantization_scheme", None) for module in model.modules()]
     return sum(scheme is not None and scheme.weights is not None for scheme in schemes)
-
-
-def versions() -> dict[str, str]:
-    """Versions of the libraries whose change can change the weights."""
-    from importlib.metadata import version
-
-    names = ("llmcompressor", "compressed-tensors", "transformers", "torch")
-    return {name: version(name) for name in names}

@@ -146,9 +146,3 @@ def _clean_tokenizer_config(path: Path, context: int) -> None:
     config["clean_up_tokenization_spaces"] = False
     config["model_max_length"] = context
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-
-
-if __name__ == "__main__":
-    from pipeline.workers.protocol import main
-
-    main(run)

@@ -143,9 +143,3 @@ def client(spec: dict[str, Any], answered: Callable[[int], None], progress: Prog
         note=progress.note,
         asks_once=spec["asks_once"],
     )
-
-
-if __name__ == "__main__":
-    from pipeline.workers.protocol import main
-
-    main(run)

@@ -13,6 +13,7 @@ import resource
 import sys
 import traceback
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,11 @@ def peak_memory_bytes() -> int:
     (own,) = (int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:"))
     children = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
     return max(own, children) * 1024  # Linux counts both in KiB
+
+
+def versions_of(*libraries: str) -> dict[str, str]:
+    """Installed versions of libraries whose change can change what a worker makes."""
+    return {name: version(name) for name in libraries}
 
 
 def explained(error: Exception) -> PrepareError:

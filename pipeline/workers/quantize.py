@@ -8,8 +8,9 @@ from typing import Any
 from pipeline.core.errors import UsageError
 from pipeline.core.events import Progress
 from pipeline.plan.quantizers import is_streamed
-from pipeline.workers.compressed import quantize_whole_model, versions
+from pipeline.workers.compressed import LIBRARIES, quantize_whole_model
 from pipeline.workers.fp8_stream.stream import stream_fp8
+from pipeline.workers.protocol import versions_of
 from recipes.group_sizes import sizes_to_try
 
 KINDS = ("preset", "awq", "gptq")
@@ -37,11 +38,5 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
         facts = stream_fp8(source, output, scheme, quantization["ignore"], progress)
         sizes = sizes_to_try(quantization)
         groups = {"group_size": sizes[0]} if sizes else {}
-        return {**facts, **groups, "versions": versions()}
+        return {**facts, **groups, "versions": versions_of(*LIBRARIES)}
     return quantize_whole_model(spec, progress, output)
-
-
-if __name__ == "__main__":
-    from pipeline.workers.protocol import main
-
-    main(run)

@@ -16,10 +16,13 @@ from pipeline.inspection.module_kind import ROUTERS
 from pipeline.workers.calibration_blocks import block_facts, calibration_blocks
 from pipeline.workers.compute_type import ComputeType
 from pipeline.workers.guarded_autoawq import CURE, Findings, guarded_quantizer
+from pipeline.workers.protocol import versions_of
 from pipeline.workers.transformers4_form import transformers4_view
 
 PACKED_ROWS = 8
 """Output rows that share an int32; AutoAWQ packs no rest."""
+LIBRARIES = ("autoawq", "transformers", "torch")
+"""Those whose change can change the weights."""
 
 
 def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any]:
@@ -113,7 +116,7 @@ def quantize(
         **block_facts(blocks),
         **findings.to_dict(),
         "quantized_modules": len(linears),
-        "versions": versions(),
+        "versions": versions_of(*LIBRARIES),
     }
 
 
@@ -189,16 +192,3 @@ def keep_sources_config(source: Path, output: Path) -> None:
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
     config["quantization_config"] = added
     saved.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-
-
-def versions() -> dict[str, str]:
-    """Versions of the libraries whose change can change the weights."""
-    from importlib.metadata import version
-
-    return {name: version(name) for name in ("autoawq", "transformers", "torch")}
-
-
-if __name__ == "__main__":
-    from pipeline.workers.protocol import main
-
-    main(run)

@@ -261,9 +261,3 @@ def hub_rows(source: dict[str, Any], split: str) -> Rows:
             cure="try again, or give a folder with --eval-data",
         ) from error
     return [dict(row) for row in dataset]
-
-
-if __name__ == "__main__":
-    from pipeline.workers.protocol import main
-
-    main(run)

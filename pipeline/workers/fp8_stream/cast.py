@@ -73,7 +73,7 @@ class Caster:
         if int(largest.max()) >= BF16_INFINITY:
             return None
         largest = largest.view(torch.bfloat16)
-        scale = self._scale(largest, largest)
+        scale, _ = self._scale_and_zero_point(largest, largest)
         if float((largest / scale).max()) > SAFE_QUOTIENT:
             return None  # a scale so small that its own rounding counts: clamping is needed
         quotients = self._quotients[: weight.numel()].view(groups.shape)
@@ -119,11 +119,7 @@ class Caster:
         target.copy_(quantized[:rows, :columns])
         return scale.to("cpu")
 
-    def _scale(self, smallest: Any, largest: Any) -> Any:
-        return self._scale_and_zero_point(smallest, largest)[0]
-
-    def _scale_and_zero_point(self, smallest: Any, largest: Any) -> tuple[Any, Any]:
+    def _scale_and_zero_point(self, smallest: Any, largest: Any) -> Any:
         from compressed_tensors.quantization.utils import calculate_qparams
 
-        scale, zero_point = calculate_qparams(smallest, largest, self._arguments)
-        return scale, zero_point
+        return calculate_qparams(smallest, largest, self._arguments)

@@ -5,6 +5,7 @@ So each piece of a tensor can be read, cast and written on its own, in any order
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,32 +21,18 @@ _WIDEST_FIRST = {dtype: -place for place, dtype in enumerate(DTYPE_BITS)}
 
 
 @dataclass(frozen=True)
-class Move:
-    """A source tensor, and where in the output file it goes.
+class Piece:
+    """A run of a source tensor's bytes, at most all of them, and where in the output it goes.
 
     Attributes:
         begin: offset in the source file.
         size: bytes there.
         target: offset in the output file of its data.
         dtype: of the source.
-        rows: of a matrix to cast; 0 where the bytes are copied as they are.
+        rows: whole ones of a matrix to cast; 0 where the bytes are copied as they are.
         columns: of a matrix to cast.
         scale_target: offset in the output file of its scales.
     """
-
-    name: str
-    begin: int
-    size: int
-    target: int
-    dtype: str
-    rows: int = 0
-    columns: int = 0
-    scale_target: int = 0
-
-
-@dataclass(frozen=True)
-class Piece:
-    """A run of bytes of a tensor (whole rows where they are cast) that is moved at once."""
 
     begin: int
     size: int
@@ -65,7 +52,7 @@ class ShardPlan:
         source: path of the input.
         header: first bytes of the output, up to its data.
         size: of the output in bytes.
-        moves: in the order in which their bytes lie in the output.
+        moves: whole tensors, in the order in which their bytes lie in the output.
         tensors: bytes of each tensor of the output by name.
     """
 
@@ -73,7 +60,7 @@ class ShardPlan:
     source: Path
     header: bytes
     size: int
-    moves: list[Move]
+    moves: list[Piece]
     tensors: dict[str, int]
 
     @property
@@ -122,17 +109,15 @@ def plan_shard(
     head = header_bytes({name: (*entries[name], places[name]) for name in order})
     moves = []
     for name in order:
-        source_tensor = header.tensors.get(name)
-        if source_tensor is None:
+        if name not in header.tensors:
             continue  # a scale, written along with its weight
-        begin = header.data_start + source_tensor.begin
-        size = source_tensor.end - source_tensor.begin
-        move = Move(name, begin, size, len(head) + places[name][0], source_tensor.dtype)
+        tensor = header.tensors[name]
+        begin, target = header.data_start + tensor.begin, len(head) + places[name][0]
+        rows = columns = scale_target = 0
         if name in quantized:
-            rows, columns = source_tensor.shape
+            rows, columns = tensor.shape
             scale_target = len(head) + places[scale_name(name)][0]
-            move = Move(name, begin, size, move.target, move.dtype, rows, columns, scale_target)
-        moves.append(move)
+        moves.append(Piece(begin, tensor.size, target, tensor.dtype, rows, columns, scale_target))
     sizes = {name: end - begin for name, (begin, end) in places.items()}
     return ShardPlan(source.name, source, head, len(head) + position, moves, sizes)
 
@@ -150,13 +135,10 @@ def scale_shape(scheme: str, shape: tuple[int, ...]) -> tuple[int, int]:
 
 def byte_size(dtype: str, shape: tuple[int, ...]) -> int:
     """Bytes that a tensor takes."""
-    elements = 1
-    for size in shape:
-        elements *= size
-    return elements * DTYPE_BITS[dtype] // 8
+    return math.prod(shape) * DTYPE_BITS[dtype] // 8
 
 
-def pieces(move: Move, scheme: str, piece_bytes: int) -> Iterator[Piece]:
+def pieces(move: Piece, scheme: str, piece_bytes: int) -> Iterator[Piece]:
     """Cut a tensor: whole rows (whole blocks of rows) of about `piece_bytes`, or plain bytes."""
     if not move.rows:
         for start in range(0, move.size, piece_bytes):

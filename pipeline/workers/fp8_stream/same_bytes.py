@@ -14,14 +14,13 @@ Place = tuple[Path, SafetensorsHeader]
 def same_bytes(one: Place, one_name: str, other: Place, other_name: str) -> bool:
     """Compare two tensors, each given by its file with header, and its name."""
     first, second = one[1].tensors[one_name], other[1].tensors[other_name]
-    size = first.end - first.begin
-    if (first.dtype, size) != (second.dtype, second.end - second.begin):
+    if (first.dtype, first.size) != (second.dtype, second.size):
         return False
     with one[0].open("rb") as left, other[0].open("rb") as right:
         left.seek(one[1].data_start + first.begin)
         right.seek(other[1].data_start + second.begin)
-        for start in range(0, size, CHUNK_BYTES):
-            count = min(CHUNK_BYTES, size - start)
+        for start in range(0, first.size, CHUNK_BYTES):
+            count = min(CHUNK_BYTES, first.size - start)
             if left.read(count) != right.read(count):
                 return False
     return True

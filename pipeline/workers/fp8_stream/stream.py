@@ -25,7 +25,10 @@ from pipeline.workers.fp8_stream.variant_config import (
     write_config,
     write_index,
 )
+from pipeline.workers.protocol import versions_of
 
+LIBRARIES = ("compressed-tensors", "torch")
+"""Those whose change can change a number."""
 GENERATION_CONFIG = "generation_config.json"
 
 
@@ -61,7 +64,7 @@ def stream_fp8(
     check_supported(tensors, config, ignore, source)
     left_out = resolve_tie(source, headers, config)
     plans = plan(headers, scheme, ignore, left_out)
-    waiting = resume.take_up(output, plans, scheme, versions())
+    waiting = resume.take_up(output, plans, scheme, versions_of(*LIBRARIES))
     if len(waiting) < len(plans):
         progress.note(f"{len(plans) - len(waiting)} of {len(plans)} weight files are there already")
     device = chosen_device()
@@ -128,10 +131,3 @@ def chosen_device() -> str:
     if torch.accelerator.is_available():
         return str(torch.accelerator.current_accelerator())
     return "cpu"
-
-
-def versions() -> dict[str, str]:
-    """Versions of the libraries that define the numbers."""
-    from importlib.metadata import version
-
-    return {name: version(name) for name in ("compressed-tensors", "torch")}

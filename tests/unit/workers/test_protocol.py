@@ -60,10 +60,6 @@ def run(spec, progress, output):
         block[::4096] = b"a" * len(block[::4096])
         return {"size": len(block)}
     os._exit(3)
-
-if __name__ == "__main__":
-    from pipeline.workers.protocol import main
-    main(run)
 """
 
 
