@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from pipeline.cli.options import given_path
+from pipeline.cli.options import PATH, setting
 from pipeline.cli.terminal import print_command
 
 if TYPE_CHECKING:
@@ -27,35 +27,27 @@ NO = ("", "0", "false", "no", "off")
 
 CiOption = Annotated[
     bool | None,
-    typer.Option(
+    setting(
         "--ci/--no-ci",
-        envvar="PREPARE_CI",
-        help="Plain progress, a JUnit file, and on GitHub a summary, outputs and annotations. "
+        "Plain progress, a JUnit file, and on GitHub a summary, outputs and annotations. "
         "Default: where the variable CI is set to something true.",
-        show_default=False,
     ),
 ]
 JunitOption = Annotated[
     Path | None,
-    typer.Option(
+    setting(
         "--junit",
-        envvar="PREPARE_JUNIT",
-        help=f"The JUnit file to write. Default with --ci: {JUNIT_NAME} in the run's folder.",
-        show_default=False,
-        parser=given_path,
-        metavar="PATH",
+        f"The JUnit file to write. Default with --ci: {JUNIT_NAME} in the run's folder.",
+        **PATH,
     ),
 ]
 OutputsOption = Annotated[
     Path | None,
-    typer.Option(
+    setting(
         "--outputs",
-        envvar="PREPARE_OUTPUTS",
-        help="Append verdict, run, champion and so on as name=value lines, as a dotenv report "
+        "Append verdict, run, champion and so on as name=value lines, as a dotenv report "
         "has them. Default with --ci: $GITHUB_OUTPUT.",
-        show_default=False,
-        parser=given_path,
-        metavar="PATH",
+        **PATH,
     ),
 ]
 

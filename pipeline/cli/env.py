@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pipeline.cli.terminal import open_console
+from pipeline.cli.tables import print_table
 from pipeline.core.errors import ExitCode
 from pipeline.environments.definition import OF_EVERY_RUN, Accelerator, EnvironmentName
 
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from pipeline.environments.settings import Settings
     from pipeline.environments.status import EnvironmentStatus
 
-_PIPE_WIDTH = 200
+WIDTH_WITHOUT_TERMINAL = 200  # its paths are long
 
 app = typer.Typer(
     name="env",
@@ -50,12 +49,13 @@ def list_environments(as_json: AsJson = False) -> None:
     if as_json:
         _print_json(map(dataclasses.asdict, found))
         return
-    _print_table(
+    print_table(
         ("environment", "state", "size", "where", "what is wrong"),
         [
             (item.key, str(item.state), _size(item.size_bytes), str(item.path), item.reason)
             for item in found
         ],
+        width=WIDTH_WITHOUT_TERMINAL,
     )
 
 
@@ -81,9 +81,10 @@ def build(names: Names = None, accelerator: ForAccelerator = None, as_json: AsJs
     if as_json:
         _print_json(map(dataclasses.asdict, built))
         return
-    _print_table(
+    print_table(
         ("environment", "packages", "python"),
         [(str(item.name), str(len(item.versions)), str(item.python)) for item in built],
+        width=WIDTH_WITHOUT_TERMINAL,
     )
 
 
@@ -112,9 +113,10 @@ def doctor(
     if as_json:
         _print_json(map(dataclasses.asdict, findings))
     else:
-        _print_table(
+        print_table(
             ("", "what", "found", "cure"),
             [(str(item.severity), item.subject, item.message, item.cure) for item in findings],
+            width=WIDTH_WITHOUT_TERMINAL,
         )
     if any(item.severity is Severity.PROBLEM for item in findings):
         raise typer.Exit(ExitCode.EXPECTED_ERROR)
@@ -145,9 +147,10 @@ def gc(
     if not removed:
         typer.echo("nothing to remove")
         return
-    _print_table(
+    print_table(
         ("would be removed" if dry_run else "removed", "size", "why"),
         [(str(item.path), _size(item.size_bytes), item.reason) for item in removed],
+        width=WIDTH_WITHOUT_TERMINAL,
     )
 
 
@@ -167,19 +170,6 @@ def _statuses(settings: Settings) -> list[EnvironmentStatus]:
 
 def _print_json(items: Iterable[dict[str, Any]]) -> None:
     typer.echo(json.dumps(list(items), indent=2, default=str))
-
-
-def _print_table(columns: Iterable[str], rows: Iterable[tuple[str, ...]]) -> None:
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(*columns, box=box.SIMPLE_HEAD)
-    for row in rows:
-        # Text, so that brackets in a path are not taken for markup; folded, so that it stays whole.
-        table.add_row(*(Text(cell, overflow="fold") for cell in row))
-    # Into a pipe no line is broken for a terminal's sake.
-    open_console(width=None if sys.stdout.isatty() else _PIPE_WIDTH).print(table)
 
 
 def _size(size_bytes: int) -> str:

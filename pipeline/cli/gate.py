@@ -5,10 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from pipeline.cli.ci import CiOption, CiReporting, JunitOption, OutputsOption, in_ci
-from pipeline.cli.options import EvalDataOption, JsonOption, StoreOption, given_path
+from pipeline.cli.options import PATH, EvalDataOption, JsonOption, StoreOption, option, setting
 from pipeline.core.credentials import take_out
 
 if TYPE_CHECKING:
@@ -19,64 +17,43 @@ if TYPE_CHECKING:
 
 def gate(
     baseline: Annotated[
-        str,
-        typer.Option(
-            envvar="PREPARE_BASELINE",
-            parser=take_out,
-            metavar="URL",
-            help="URL of the unquantized model.",
-            show_default=False,
-        ),
+        str, setting("--baseline", "URL of the unquantized model.", parser=take_out, metavar="URL")
     ],
     candidate: Annotated[
-        str,
-        typer.Option(
-            envvar="PREPARE_CANDIDATE",
-            parser=take_out,
-            metavar="URL",
-            help="URL of the model to judge.",
-            show_default=False,
-        ),
+        str, setting("--candidate", "URL of the model to judge.", parser=take_out, metavar="URL")
     ],
     tokenizer: Annotated[
         Path,
-        typer.Option(
-            envvar="PREPARE_TOKENIZER",
-            help="Folder with the models' tokenizer, such as the checkpoint's.",
-            show_default=False,
-            parser=given_path,
-            metavar="PATH",
+        setting(
+            "--tokenizer", "Folder with the models' tokenizer, such as the checkpoint's.", **PATH
         ),
     ],
     policy: Annotated[
-        str, typer.Option(envvar="PREPARE_POLICY", help="Policy name or YAML file.")
+        str, setting("--policy", "Policy name or YAML file.", show_default=True)
     ] = "default",
     family: Annotated[
         str,
-        typer.Option(envvar="PREPARE_FAMILY", help="Whose margins apply: fp8, int8, int4 or fp4."),
+        setting("--family", "Whose margins apply: fp8, int8, int4 or fp4.", show_default=True),
     ] = "fp8",
     baseline_model: Annotated[
-        str | None,
-        typer.Option(help="Of an endpoint that serves several models.", show_default=False),
+        str | None, option("--baseline-model", "Of an endpoint that serves several models.")
     ] = None,
     candidate_model: Annotated[
-        str | None,
-        typer.Option(help="Of an endpoint that serves several models.", show_default=False),
+        str | None, option("--candidate-model", "Of an endpoint that serves several models.")
     ] = None,
     max_length: Annotated[
         int | None,
-        typer.Option(
+        option(
+            "--max-length",
+            "Tokens of a prompt with its answer. Default: what the endpoints say.",
             min=128,
-            help="Tokens of a prompt with its answer. Default: what the endpoints say.",
-            show_default=False,
         ),
     ] = None,
     session: Annotated[
         str | None,
-        typer.Option(
-            envvar="PREPARE_SESSION",
-            help="Continue from the answers kept under this name. Default: ask everything again.",
-            show_default=False,
+        setting(
+            "--session",
+            "Continue from the answers kept under this name. Default: ask everything again.",
         ),
     ] = None,
     eval_data: EvalDataOption = None,

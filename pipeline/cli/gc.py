@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
-from pipeline.cli.options import JsonOption, RegistryOption, StoreOption
+from pipeline.cli.options import JsonOption, RegistryOption, StoreOption, option
 
 
 def gc(
     days: Annotated[
-        float, typer.Option("--days", min=0, help="Keep what is younger, and what such runs used.")
+        float,
+        option(
+            "--days", "Keep what is younger, and what such runs used.", show_default=True, min=0
+        ),
     ] = 30,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="List it; remove nothing.")] = False,
+    dry_run: Annotated[bool, option("--dry-run", "List it; remove nothing.")] = False,
     registry: RegistryOption = None,
     store: StoreOption = None,
     as_json: JsonOption = False,

@@ -1,9 +1,10 @@
-"""Options that several commands share; each has an environment variable PREPARE_*."""
+"""Options and arguments that several commands share, and how single ones are written."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -16,139 +17,133 @@ def given_path(text: str) -> Path:
     return user_path(text, "the command line, or a variable PREPARE_*")
 
 
+PATH: Mapping[str, Any] = {"parser": given_path, "metavar": "PATH"}
+"""Of an option or argument that is a path."""
+
+
+def option(name: str, help: str, *others: str, **more: Any) -> Any:
+    """An option, also under other names, whose default its help tells."""
+    return typer.Option(name, *others, help=help, **{"show_default": False, **more})
+
+
+def setting(name: str, help: str, *others: str, **more: Any) -> Any:
+    """An option for which a variable of the environment stands, too: of --name PREPARE_NAME."""
+    word = name.partition("/")[0].removeprefix("--").replace("-", "_").upper()
+    return option(name, help, *others, envvar=f"PREPARE_{word}", **more)
+
+
+def argument(help: str, **more: Any) -> Any:
+    """An argument whose default, if it has one, its help tells."""
+    return typer.Argument(help=help, show_default=False, **more)
+
+
 CheckpointArgument = Annotated[
     str,
-    typer.Argument(
+    argument(
+        "A folder, a Hub id (org/name, optionally @revision), or demo:smollm2-135m.",
         metavar="CHECKPOINT",
         parser=take_out,
-        help="A folder, a Hub id (org/name, optionally @revision), or demo:smollm2-135m.",
-        show_default=False,
     ),
 ]
 RecipeOption = Annotated[
     list[str] | None,
-    typer.Option(
+    setting(
         "--recipe",
+        "Recipe name or YAML file; repeatable. Default: fp8-dynamic and awq-w4a16.",
         "-r",
-        envvar="PREPARE_RECIPE",
-        help="Recipe name or YAML file; repeatable. Default: fp8-dynamic and awq-w4a16.",
-        show_default=False,
     ),
 ]
 ProfileOption = Annotated[
     str,
-    typer.Option(
-        "--profile", envvar="PREPARE_PROFILE", help="auto, cpu, h100, h200 or a YAML file."
-    ),
+    setting("--profile", "auto, cpu, h100, h200 or a YAML file.", show_default=True),
 ]
 PolicyOption = Annotated[
     str | None,
-    typer.Option(
-        "--policy",
-        envvar="PREPARE_POLICY",
-        help="Policy name or YAML file. Default: 'default', and 'demo' for demo checkpoints.",
-        show_default=False,
+    setting(
+        "--policy", "Policy name or YAML file. Default: 'default', and 'demo' for demo checkpoints."
     ),
 ]
 NameOption = Annotated[
     str | None,
-    typer.Option(
-        "--name",
-        envvar="PREPARE_NAME",
-        help="Name in the registry. Default: the checkpoint's own.",
-        show_default=False,
-    ),
+    setting("--name", "Name in the registry. Default: the checkpoint's own."),
 ]
 RegistryOption = Annotated[
     str | None,
-    typer.Option(
+    setting(
         "--registry",
-        envvar="PREPARE_REGISTRY",
+        "MLflow tracking URI, hf://NAMESPACE or oci:///FOLDER. Default: a SQLite registry in "
+        "the store.",
         parser=take_out,
         metavar="URI",
-        help="MLflow tracking URI, hf://NAMESPACE or oci:///FOLDER. Default: a SQLite registry in "
-        "the store.",
-        show_default=False,
     ),
 ]
 EvalDataOption = Annotated[
     Path | None,
-    typer.Option(
+    setting(
         "--eval-data",
-        envvar="PREPARE_EVAL_DATA",
-        help="Folder of your own questions (mmlu*.jsonl, mbpp*.jsonl, summarization*.jsonl).",
-        show_default=False,
-        parser=given_path,
-        metavar="PATH",
+        "Folder of your own questions (mmlu*.jsonl, mbpp*.jsonl, summarization*.jsonl).",
+        **PATH,
     ),
 ]
 StoreOption = Annotated[
     Path | None,
-    typer.Option(
-        "--store",
-        envvar="PREPARE_STORE",
-        help="Folder of finished stages and runs. Default: $PREPARE_HOME/store.",
-        show_default=False,
-        parser=given_path,
-        metavar="PATH",
+    setting("--store", "Folder of finished stages and runs. Default: $PREPARE_HOME/store.", **PATH),
+]
+WeightsOption = Annotated[
+    Path | None,
+    option(
+        "--weights",
+        "Folder that `prepare pull` made. Default: the version's own, where it is a folder of "
+        "this machine.",
+        **PATH,
     ),
 ]
 DryRunOption = Annotated[
     bool | None,
-    typer.Option(
+    setting(
         "--dry-run/--no-dry-run",
-        envvar="PREPARE_DRY_RUN",
-        help="Try each calibrated recipe on two layers first. Default: from 2 GB of weights on.",
-        show_default=False,
+        "Try each calibrated recipe on two layers first. Default: from 2 GB of weights on.",
     ),
 ]
 GpuOption = Annotated[
     str | None,
-    typer.Option(
-        "--gpu",
-        envvar="PREPARE_GPU",
-        help="Kind of GPU to plan for, such as h100, or a YAML file: say what fits on it.",
-        show_default=False,
-    ),
+    setting("--gpu", "Kind of GPU to plan for, such as h100, or a YAML file: say what fits on it."),
 ]
-GpusOption = Annotated[
-    int, typer.Option("--gpus", envvar="PREPARE_GPUS", min=1, help="How many of them.")
-]
+GpusOption = Annotated[int, setting("--gpus", "How many of them.", show_default=True, min=1)]
 ContextOption = Annotated[
     int | None,
-    typer.Option(
+    setting(
         "--context",
-        envvar="PREPARE_CONTEXT",
+        "Tokens of a sequence. Default: the model's, or the profile's max-model-len.",
         min=1,
-        help="Tokens of a sequence. Default: the model's, or the profile's max-model-len.",
-        show_default=False,
     ),
 ]
 ReferenceArgument = Annotated[
     str,
-    typer.Argument(
-        metavar="NAME@ALIAS",
-        parser=take_out,
-        help="Registered name, '@', alias or version.",
-        show_default=False,
+    argument("Registered name, '@', alias or version.", metavar="NAME@ALIAS", parser=take_out),
+]
+RegisteredArgument = Annotated[str, argument("Registered name.")]
+RunArgument = Annotated[str, typer.Argument(help="Run id, its beginning, or 'latest'.")]
+ReplacesOption = Annotated[
+    str | None,
+    option(
+        "--replaces",
+        "Only if the alias points to this version now. Default: whichever it points to when "
+        "the command starts.",
+        metavar="VERSION",
     ),
 ]
-JsonOption = Annotated[
-    bool, typer.Option("--json", envvar="PREPARE_JSON", help="Print JSON on stdout.")
-]
+InsecureOption = Annotated[bool, option("--insecure", "The OCI registry speaks HTTP, not HTTPS.")]
+JsonOption = Annotated[bool, setting("--json", "Print JSON on stdout.")]
 TrustOption = Annotated[
     bool,
-    typer.Option(
-        "--yes-trust-remote-code",
-        envvar="PREPARE_YES_TRUST_REMOTE_CODE",
-        help="Run Python code that comes with the checkpoint.",
-    ),
+    setting("--yes-trust-remote-code", "Run Python code that comes with the checkpoint."),
 ]
 PromoteOption = Annotated[
     bool,
-    typer.Option(
+    setting(
         "--promote/--no-promote",
-        envvar="PREPARE_PROMOTE",
-        help="Register what passed and move the alias; or leave that to `prepare promote RUN`.",
+        "Register what passed and move the alias; or leave that to `prepare promote RUN`.",
+        show_default=True,
     ),
 ]

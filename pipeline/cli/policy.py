@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipeline.cli.options import EvalDataOption, JsonOption, RecipeOption
+from pipeline.cli.options import EvalDataOption, JsonOption, RecipeOption, argument
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,9 +17,7 @@ app = typer.Typer(
     rich_markup_mode=None, no_args_is_help=True, help="Policies: what variants must show."
 )
 
-NameArgument = Annotated[
-    str, typer.Argument(help="Policy name or YAML file.", show_default=False, metavar="NAME")
-]
+NameArgument = Annotated[str, argument("Policy name or YAML file.", metavar="NAME")]
 POWER_HEADINGS = (
     *("suite", "tier", "family", "margin", "questions", "expected", "decided", "passed"),
     *("half lost", "drop seen"),

@@ -6,22 +6,14 @@ from typing import Annotated
 
 import typer
 
-from pipeline.cli.options import JsonOption, NameOption, RegistryOption, StoreOption
-
-AliasOption = Annotated[
-    str | None,
-    typer.Option("--alias", help="Alias to move. Default: the policy's.", show_default=False),
-]
-ReplacesOption = Annotated[
-    str | None,
-    typer.Option(
-        "--replaces",
-        metavar="VERSION",
-        help="Only if the alias points to this version now. Default: whichever it points to when "
-        "the command starts.",
-        show_default=False,
-    ),
-]
+from pipeline.cli.options import (
+    JsonOption,
+    NameOption,
+    RegistryOption,
+    ReplacesOption,
+    StoreOption,
+    option,
+)
 
 
 def promote(
@@ -35,16 +27,15 @@ def promote(
     ] = "latest",
     override: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--override",
+            "Promote a variant that did not pass; the reason is kept in the history.",
             metavar="REASON",
-            help="Promote a variant that did not pass; the reason is kept in the history.",
-            show_default=False,
         ),
     ] = None,
     name: NameOption = None,
     registry: RegistryOption = None,
-    alias: AliasOption = None,
+    alias: Annotated[str | None, option("--alias", "Alias to move. Default: the policy's.")] = None,
     replaces: ReplacesOption = None,
     store: StoreOption = None,
     as_json: JsonOption = False,

@@ -5,32 +5,27 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from pipeline.cli.options import JsonOption, RegistryOption, StoreOption, given_path
+from pipeline.cli.options import (
+    InsecureOption,
+    JsonOption,
+    RegistryOption,
+    StoreOption,
+    argument,
+    given_path,
+)
 from pipeline.core.credentials import take_out
-
-InsecureOption = Annotated[
-    bool, typer.Option("--insecure", help="The OCI registry speaks HTTP, not HTTPS.")
-]
 
 
 def pull(
     reference: Annotated[
         str,
-        typer.Argument(
+        argument(
+            "Registered name, '@', alias or version; or oci://HOST/REPOSITORY:TAG.",
             metavar="NAME@ALIAS",
             parser=take_out,
-            help="Registered name, '@', alias or version; or oci://HOST/REPOSITORY:TAG.",
-            show_default=False,
         ),
     ],
-    destination: Annotated[
-        Path,
-        typer.Argument(
-            metavar="DEST", help="Folder to make.", show_default=False, parser=given_path
-        ),
-    ],
+    destination: Annotated[Path, argument("Folder to make.", metavar="DEST", parser=given_path)],
     insecure: InsecureOption = False,
     registry: RegistryOption = None,
     store: StoreOption = None,
@@ -52,13 +47,12 @@ def pull(
     Exit codes: 0 copied, 1 error (also: files that are not those that were
     judged), 2 usage.
     """
-    from artifacts.registry.registry import open_registry
     from artifacts.registry.remote_repository import SCHEME, RemoteRepository
     from pipeline.cli.display import open_display
+    from pipeline.cli.registry import find_asked
     from pipeline.cli.tables import print_json
     from pipeline.environments.settings import load_settings
-    from pipeline.plan.prepare import registry_uri
-    from pipeline.release.deployment import find_version, pull_version
+    from pipeline.release.deployment import pull_version
 
     if reference.startswith(SCHEME):
         with open_display(as_json=as_json) as progress:
@@ -66,8 +60,7 @@ def pull(
             version = remote.version()
             files = pull_version(remote, version, destination)
     else:
-        found = open_registry(registry_uri(registry, load_settings(store)))
-        version = find_version(found, reference)
+        found, version = find_asked(reference, registry, load_settings(store))
         files = pull_version(found, version, destination)
     if as_json:
         print_json(

@@ -4,27 +4,25 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
-from pipeline.cli.options import JsonOption, RegistryOption, StoreOption
-from pipeline.cli.pull import InsecureOption
+from pipeline.cli.options import (
+    InsecureOption,
+    JsonOption,
+    RegistryOption,
+    StoreOption,
+    argument,
+)
 
 
 def push(
     reference: Annotated[
         str,
-        typer.Argument(
-            metavar="NAME@ALIAS",
-            help="Registered name, '@', alias or version.",
-            show_default=False,
-        ),
+        argument("Registered name, '@', alias or version.", metavar="NAME@ALIAS"),
     ],
     destination: Annotated[
         str,
-        typer.Argument(
+        argument(
+            "Where to. Without a tag: the alias, or v and the version's number.",
             metavar="HOST[:PORT]/REPOSITORY[:TAG]",
-            help="Where to. Without a tag: the alias, or v and the version's number.",
-            show_default=False,
         ),
     ],
     insecure: InsecureOption = False,
@@ -46,20 +44,17 @@ def push(
 
     Exit codes: 0 sent, 1 error, 2 usage.
     """
-    from artifacts.registry.registry import open_registry
     from artifacts.registry.remote_repository import RemoteRepository
     from pipeline.cli.display import open_display
+    from pipeline.cli.registry import find_asked
     from pipeline.cli.tables import print_json
     from pipeline.environments.settings import load_settings
-    from pipeline.plan.prepare import registry_uri
-    from pipeline.release.deployment import find_version
     from pipeline.release.publication import push_version
 
     settings = load_settings(store)
     with open_display(as_json=as_json) as progress:
         repository = RemoteRepository(destination, insecure=insecure, progress=progress)
-        found = open_registry(registry_uri(registry, settings))
-        version = find_version(found, reference)
+        found, version = find_asked(reference, registry, settings)
         wanted = reference.rpartition("@")[2]
         tag = repository.tag or (f"v{wanted}" if wanted == version.version else wanted)
         sent = push_version(found, version, repository, tag, settings.digests, progress)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,7 +14,8 @@ from pipeline.cli.options import (
     RegistryOption,
     StoreOption,
     TrustOption,
-    given_path,
+    WeightsOption,
+    option,
 )
 
 if TYPE_CHECKING:
@@ -28,35 +28,23 @@ def recheck(
     reference: ReferenceArgument,
     force: Annotated[
         bool,
-        typer.Option("--force", help="Measure nevertheless, without answers kept from before."),
+        option("--force", "Measure nevertheless, without answers kept from before."),
     ] = False,
     profile: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--profile",
-            help="Serve by this profile: a name, a YAML file or 'auto'. Default: the arguments "
+            "Serve by this profile: a name, a YAML file or 'auto'. Default: the arguments "
             "that were judged.",
-            show_default=False,
         ),
     ] = None,
-    weights: Annotated[
-        Path | None,
-        typer.Option(
-            "--weights",
-            help="Folder that `prepare pull` made. Default: the version's own, where it is a "
-            "folder of this machine.",
-            show_default=False,
-            parser=given_path,
-            metavar="PATH",
-        ),
-    ] = None,
+    weights: WeightsOption = None,
     source: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--source",
+            "Where the source checkpoint, the baseline, is now. Default: where it was.",
             metavar="CHECKPOINT",
-            help="Where the source checkpoint, the baseline, is now. Default: where it was.",
-            show_default=False,
         ),
     ] = None,
     yes_trust_remote_code: TrustOption = False,

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from pipeline.cli.options import JsonOption
+from pipeline.cli.options import JsonOption, argument
 
 app = typer.Typer(
     rich_markup_mode=None, no_args_is_help=True, help="Recipes: how variants are made."
@@ -36,7 +36,7 @@ def list_recipes(as_json: JsonOption = False) -> None:
 
 @app.command("show")
 def show(
-    name: Annotated[str, typer.Argument(help="Recipe name or YAML file.", show_default=False)],
+    name: Annotated[str, argument("Recipe name or YAML file.")],
     as_json: JsonOption = False,
 ) -> None:
     """Show one recipe, or a ladder of several, with all its defaults filled in.

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from pipeline.cli.options import JsonOption, RegistryOption, StoreOption
+from pipeline.cli.options import JsonOption, RegisteredArgument, RegistryOption, StoreOption
 
 if TYPE_CHECKING:
-    from artifacts.registry.registry import Registry
+    from artifacts.registry.registry import Registry, Version
+    from pipeline.environments.settings import Settings
 
 app = typer.Typer(
     rich_markup_mode=None,
@@ -32,8 +32,9 @@ def list_models(
       prepare registry list --registry http://mlflow.example:5000 --json
     """
     from pipeline.cli.tables import print_json, print_table
+    from pipeline.environments.settings import load_settings
 
-    found = open_asked(registry, store)
+    found = open_asked(registry, load_settings(store))
     versions = [version for name in found.names() for version in found.versions(name)]
     if as_json:
         print_json([version.to_dict() for version in versions])
@@ -47,7 +48,7 @@ def list_models(
 
 @app.command("show")
 def show(
-    name: Annotated[str, typer.Argument(help="Registered name.", show_default=False)],
+    name: RegisteredArgument,
     registry: RegistryOption = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
@@ -59,8 +60,9 @@ def show(
       prepare registry show smollm2-135m
     """
     from pipeline.cli.tables import print_json, print_table
+    from pipeline.environments.settings import load_settings
 
-    found = open_asked(registry, store)
+    found = open_asked(registry, load_settings(store))
     refuse_unknown(found, name)
     versions = found.versions(name)
     if as_json:
@@ -74,7 +76,7 @@ def show(
 
 @app.command("history")
 def history(
-    name: Annotated[str, typer.Argument(help="Registered name.", show_default=False)],
+    name: RegisteredArgument,
     registry: RegistryOption = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
@@ -88,8 +90,9 @@ def history(
       prepare registry history smollm2-135m --json
     """
     from pipeline.cli.tables import print_json, print_table
+    from pipeline.environments.settings import load_settings
 
-    found = open_asked(registry, store)
+    found = open_asked(registry, load_settings(store))
     refuse_unknown(found, name)
     entries = found.history(name)
     if as_json:
@@ -111,13 +114,22 @@ def history(
     print_table(["", "when (UTC)", "who", "action", "move", "run", "verdict", "reason"], rows)
 
 
-def open_asked(registry: str | None, store: Path | None) -> Registry:
+def open_asked(registry: str | None, settings: Settings) -> Registry:
     """The registry that the options name, else the settings, else the store's own."""
     from artifacts.registry.registry import open_registry
-    from pipeline.environments.settings import load_settings
     from pipeline.plan.prepare import registry_uri
 
-    return open_registry(registry_uri(registry, load_settings(store)))
+    return open_registry(registry_uri(registry, settings))
+
+
+def find_asked(
+    reference: str, registry: str | None, settings: Settings
+) -> tuple[Registry, Version]:
+    """That registry, and the version of it that NAME@ALIAS names; raises UsageError for none."""
+    from pipeline.release.deployment import find_version
+
+    found = open_asked(registry, settings)
+    return found, find_version(found, reference)
 
 
 def refuse_unknown(registry: Registry, name: str) -> None:

@@ -5,29 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from pipeline.cli.options import StoreOption, given_path
+from pipeline.cli.options import PATH, RunArgument, StoreOption, argument, option
 
 
 def report(
-    run: Annotated[str, typer.Argument(help="Run id, its beginning, or 'latest'.")] = "latest",
-    other: Annotated[
-        str | None,
-        typer.Argument(metavar="[RUN2]", help="A second run, to compare.", show_default=False),
-    ] = None,
+    run: RunArgument = "latest",
+    other: Annotated[str | None, argument("A second run, to compare.", metavar="[RUN2]")] = None,
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            help="File to write. Default: report-RUN.html.",
-            show_default=False,
-            parser=given_path,
-            metavar="PATH",
-        ),
+        option("--output", "File to write. Default: report-RUN.html.", "-o", **PATH),
     ] = None,
-    open_it: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
+    open_it: Annotated[bool, option("--open", "Open it in the browser.")] = False,
     store: StoreOption = None,
 ) -> None:
     """Write a report of a run as one HTML file that opens anywhere, with no network.

@@ -4,25 +4,24 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
-from pipeline.cli.options import JsonOption, RegistryOption, StoreOption
-from pipeline.cli.promote import ReplacesOption
+from pipeline.cli.options import (
+    JsonOption,
+    RegisteredArgument,
+    RegistryOption,
+    ReplacesOption,
+    StoreOption,
+    option,
+)
 
 
 def rollback(
-    name: Annotated[str, typer.Argument(help="Registered name.", show_default=False)],
+    name: RegisteredArgument,
     to: Annotated[
         str | None,
-        typer.Option(
-            "--to",
-            metavar="VERSION",
-            help="Go to this version. Default: the one before.",
-            show_default=False,
-        ),
+        option("--to", "Go to this version. Default: the one before.", metavar="VERSION"),
     ] = None,
-    reason: Annotated[str, typer.Option("--reason", help="Kept in the history.")] = "",
-    alias: Annotated[str, typer.Option("--alias", help="Alias to move back.")] = "champion",
+    reason: Annotated[str, option("--reason", "Kept in the history.")] = "",
+    alias: Annotated[str, option("--alias", "Alias to move back.", show_default=True)] = "champion",
     replaces: ReplacesOption = None,
     registry: RegistryOption = None,
     store: StoreOption = None,
@@ -45,8 +44,9 @@ def rollback(
     from artifacts.registry.registry import Cause, who_am_i
     from pipeline.cli.registry import open_asked, refuse_unknown
     from pipeline.cli.tables import print_json
+    from pipeline.environments.settings import load_settings
 
-    found = open_asked(registry, store)
+    found = open_asked(registry, load_settings(store))
     refuse_unknown(found, name)
     entry = found.roll_back(
         name,

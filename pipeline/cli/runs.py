@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
 
 import typer
 
-from pipeline.cli.options import JsonOption, StoreOption
+from pipeline.cli.options import JsonOption, RunArgument, StoreOption
 
 app = typer.Typer(
     rich_markup_mode=None, no_args_is_help=True, help="Runs: what was done, and its evidence."
@@ -52,7 +51,7 @@ def list_runs(store: StoreOption = None, as_json: JsonOption = False) -> None:
 
 @app.command("show")
 def show(
-    run: Annotated[str, typer.Argument(help="Run id, its beginning, or 'latest'.")] = "latest",
+    run: RunArgument = "latest",
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Annotated
-
-import typer
 
 from pipeline.cli.options import (
     JsonOption,
@@ -14,33 +11,27 @@ from pipeline.cli.options import (
     RegistryOption,
     StoreOption,
     TrustOption,
-    given_path,
+    WeightsOption,
+    option,
 )
 
 
 def serve(
     reference: ReferenceArgument,
-    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="On 127.0.0.1.")] = 8000,
-    weights: Annotated[
-        Path | None,
-        typer.Option(
-            "--weights",
-            help="Folder that `prepare pull` made. Default: the version's own, where it is a "
-            "folder of this machine.",
-            show_default=False,
-            parser=given_path,
-            metavar="PATH",
-        ),
-    ] = None,
+    port: Annotated[
+        int, option("--port", "On 127.0.0.1.", show_default=True, min=1, max=65535)
+    ] = 8000,
+    weights: WeightsOption = None,
     anyway: Annotated[
-        bool, typer.Option("--anyway", help="Serve even if this machine is not the one judged on.")
+        bool, option("--anyway", "Serve even if this machine is not the one judged on.")
     ] = False,
     yes_trust_remote_code: TrustOption = False,
     check: Annotated[
-        bool, typer.Option("--check", help="Only check whether it would be the judged tuple.")
+        bool, option("--check", "Only check whether it would be the judged tuple.")
     ] = False,
     ready_timeout: Annotated[
-        float, typer.Option("--ready-timeout", min=1, help="Seconds until it must answer.")
+        float,
+        option("--ready-timeout", "Seconds until it must answer.", show_default=True, min=1),
     ] = 1800,
     registry: RegistryOption = None,
     store: StoreOption = None,
@@ -61,17 +52,14 @@ def serve(
 
     Exit codes: 1 error (also: this machine differs), 2 usage, 130 ended by Ctrl-C.
     """
-    from artifacts.registry.registry import open_registry
     from pipeline.cli.display import open_display
+    from pipeline.cli.registry import find_asked
     from pipeline.cli.tables import print_json
     from pipeline.environments.settings import load_settings
-    from pipeline.plan.prepare import registry_uri
-    from pipeline.release.deployment import find_version
     from pipeline.release.serve import Deployment
 
     settings = load_settings(store)
-    found = open_registry(registry_uri(registry, settings))
-    version = find_version(found, reference)
+    _, version = find_asked(reference, registry, settings)
     with open_display(as_json=as_json) as progress:
         deployment = Deployment(
             version, weights, settings, progress, trust_remote_code=yes_trust_remote_code

@@ -5,35 +5,25 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from pipeline.cli.options import given_path
+from pipeline.cli.options import argument, given_path, option, setting
 
 
 def sign(
     folder: Annotated[
         Path,
-        typer.Argument(
-            help="A folder that `prepare pull` made.",
-            show_default=False,
-            parser=given_path,
-            metavar="FOLDER",
-        ),
+        argument("A folder that `prepare pull` made.", parser=given_path, metavar="FOLDER"),
     ],
     private_key: Annotated[
         Path | None,
-        typer.Option(
+        setting(
             "--private-key",
-            envvar="PREPARE_PRIVATE_KEY",
-            metavar="FILE",
-            help="Elliptic curve key, as PEM. Needs no network.",
-            show_default=False,
+            "Elliptic curve key, as PEM. Needs no network.",
             parser=given_path,
+            metavar="FILE",
         ),
     ] = None,
     keyless: Annotated[
-        bool,
-        typer.Option("--keyless", help="Sign by a login (sigstore). Needs the network."),
+        bool, option("--keyless", "Sign by a login (sigstore). Needs the network.")
     ] = False,
 ) -> None:
     """Sign the weights and the evidence beside them, in the file model.sig.

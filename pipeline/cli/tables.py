@@ -25,10 +25,9 @@ NAMED = ("checkpoint", "policy", "profile")
 """What of a run's command its table is headed with."""
 
 
-def console() -> Console:
-    """Standard output; wide enough for our tables when it is not a terminal."""
-    width = None if sys.stdout.isatty() else WIDTH_WITHOUT_TERMINAL
-    return open_console(width=width)
+def console(width: int = WIDTH_WITHOUT_TERMINAL) -> Console:
+    """Standard output; so wide, that tables have room, when it is not a terminal."""
+    return open_console(width=None if sys.stdout.isatty() else width)
 
 
 def print_json(value: Any) -> None:
@@ -36,8 +35,13 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, indent=1))
 
 
-def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A plain table; long cells are folded."""
+def print_table(
+    headings: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    width: int = WIDTH_WITHOUT_TERMINAL,
+) -> None:
+    """A plain table; long cells are folded. `width` holds where there is no terminal."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -47,7 +51,7 @@ def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         table.add_column(heading, overflow="fold")
     for row in rows:
         table.add_row(*(Text(clipped(cell, LONGEST_REASON)) for cell in row))
-    console().print(table)
+    console(width).print(table)
 
 
 def print_run(report: RunReport) -> None:

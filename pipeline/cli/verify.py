@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipeline.cli.options import JsonOption, RegistryOption, StoreOption, given_path
+from pipeline.cli.options import (
+    JsonOption,
+    RegistryOption,
+    StoreOption,
+    given_path,
+    option,
+    setting,
+)
 
 if TYPE_CHECKING:
     from artifacts.evidence.bundle_check import BundleCheck
@@ -16,30 +23,26 @@ if TYPE_CHECKING:
 
 PublicKeyOption = Annotated[
     Path | None,
-    typer.Option(
+    setting(
         "--public-key",
-        envvar="PREPARE_PUBLIC_KEY",
+        "Of a folder: it must be signed with this key.",
         metavar="FILE",
-        help="Of a folder: it must be signed with this key.",
-        show_default=False,
         parser=given_path,
     ),
 ]
 IdentityOption = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--identity",
-        help="Of a folder: it must be signed by this login (keyless), with --identity-provider.",
-        show_default=False,
+        "Of a folder: it must be signed by this login (keyless), with --identity-provider.",
     ),
 ]
 ProviderOption = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--identity-provider",
+        "Who vouches for that login, such as https://accounts.google.com.",
         metavar="URL",
-        help="Who vouches for that login, such as https://accounts.google.com.",
-        show_default=False,
     ),
 ]
 
@@ -122,13 +125,12 @@ def registered_folder(reference: str, registry: str | None, store: Path | None) 
         UsageError: there is no such version.
         RegistryError: its files are not on this machine, or not those that were judged.
     """
-    from artifacts.registry.registry import open_registry
+    from pipeline.cli.registry import find_asked
     from pipeline.environments.settings import load_settings
-    from pipeline.plan.prepare import registry_uri
-    from pipeline.release.deployment import check_files, find_version, folder_of
+    from pipeline.release.deployment import check_files, folder_of
 
     settings = load_settings(store)
-    version = find_version(open_registry(registry_uri(registry, settings)), reference)
+    _, version = find_asked(reference, registry, settings)
     folder = folder_of(version, None, "prepare verify FOLDER")
     # What is remembered of the weights will do: the check of the bundle reads them all.
     check_files(version, folder, settings.digests)
