@@ -7,6 +7,8 @@ import os
 import select
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -22,6 +24,7 @@ from eval_gates.sandbox.values import decode, encode
 
 _SECONDS_TO_END = 5.0
 _PATIENCE = 0.05
+_MOST_ITEMS = 1_024  # of an iterator, fetched at once
 # By these Python ends loops and generators, quietly; the others that do are no Exception.
 _ENDS = frozenset({"StopIteration", "StopAsyncIteration", "GeneratorExit"})
 
@@ -72,13 +75,14 @@ class Candidate:
         Raises:
             LostSolutionError: it raised something, or did not get to its end.
         """
-        reply = self._ask({"solution": solution, "entry_point": entry_point})
-        if "raised" in reply:
-            error = self._rebuilt(reply["raised"])
+        error = self._raised_in(self._ask({"solution": solution, "entry_point": entry_point}))
+        if error is not None:
             self._lose(self.trace or repr(error))
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Call the function in the sandbox; returns a copy of its answer, or raises as it did.
+
+        Of an iterator the items are copies, asked for as the test goes on.
 
         Whatever else goes wrong here is the end of the solution, and of nothing that a test could
         take for an exception of its function.
@@ -86,14 +90,38 @@ class Candidate:
         Raises:
             LostSolutionError: there is no answer.
         """
+        with self._at_its_peril():
+            reply = self._ask(
+                {
+                    "arguments": [encode(item) for item in arguments],
+                    "named": {name: encode(item) for name, item in named.items()},
+                }
+            )
+            error = self._raised_in(reply)
+            if error is None:
+                fetched = "iterator" in reply
+                value = self._items(reply["iterator"]) if fetched else decode(reply["value"])
+        if error is not None:
+            raise error
+        return value
+
+    def _items(self, number: Any) -> Iterator[Any]:
+        """What an iterator of the solution's yields, fetched when a test asks for it."""
+        most, ended = 1, False
+        while not ended:
+            with self._at_its_peril():
+                reply = self._ask({"of": number, "most": most})
+                items, ended = list(decode(reply["items"])), bool(reply["ended"])
+                error = self._raised_in(reply)
+            yield from items
+            if error is not None:
+                raise error
+            most = min(2 * most, _MOST_ITEMS)
+
+    @contextmanager
+    def _at_its_peril(self) -> Iterator[None]:
         try:
-            call = {
-                "arguments": [encode(item) for item in arguments],
-                "named": {name: encode(item) for name, item in named.items()},
-            }
-            reply = self._ask(call)
-            error = self._rebuilt(reply["raised"]) if "raised" in reply else None
-            value = decode(reply["value"]) if error is None else None
+            yield
         except LostSolutionError:
             raise
         except MemoryError:
@@ -101,9 +129,6 @@ class Candidate:
             self._lose("the answer takes too much memory")
         except BaseException as error:
             self._lose(f"the answer is malformed: {type(error).__name__}: {error}")
-        if error is not None:
-            raise error
-        return value
 
     def raised(self, error: BaseException) -> bool:
         """Whether `error` came from the solution and not from the tests themselves."""
@@ -185,13 +210,16 @@ class Candidate:
         self.lost = why or "no reason given"
         raise LostSolutionError(why)
 
-    def _rebuilt(self, raised: Any) -> BaseException:
-        """The solution's exception as the nearest built-in class.
+    def _raised_in(self, reply: dict[str, Any]) -> BaseException | None:
+        """The solution's exception, if there was one, as the nearest built-in class.
 
         Raises:
             LostSolutionError: it is one by which Python itself ends a loop, a generator or a
                 program, which a test would not see as an error.
         """
+        if "raised" not in reply:
+            return None
+        raised = reply["raised"]
         kinds, text, self.trace = raised["kinds"], str(raised["text"]), str(raised["trace"])
         known = [getattr(builtins, kind, None) for kind in kinds]
         if MemoryError in known:

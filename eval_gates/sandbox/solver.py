@@ -8,10 +8,11 @@ from __future__ import annotations
 import builtins
 import resource
 import sys
+from itertools import islice
 from os import _exit
 
 from eval_gates.sandbox.messages import read_message, write_message
-from eval_gates.sandbox.values import decode, encode
+from eval_gates.sandbox.values import decode, encode, is_iterator
 
 TYPE_CHECKING = False  # typing would be a good part of a solver's start in bubblewrap
 if TYPE_CHECKING:
@@ -33,9 +34,11 @@ def serve(requests: int, answers: int, orders: dict[str, Any]) -> NoReturn:
 
     Args:
         requests: ``{"solution": str, "entry_point": str}`` first; then
-            ``{"arguments": [...], "named": {...}}`` a call.
-        answers: ``{"ready": true}``, then ``{"value": ...}`` a call; or ``{"raised": {"kinds":
-            [str], "text": str, "trace": str}}`` for either.
+            ``{"arguments": [...], "named": {...}}`` a call, or ``{"of": int, "most": int}`` for
+            what an iterator that was answered yields next.
+        answers: ``{"ready": true}``; then ``{"value": ...}`` a call, ``{"iterator": int}`` where
+            it is one, and ``{"items": [...], "ended": bool}`` of that one; with ``"raised":
+            {"kinds": [str], "text": str, "trace": str}`` where something was.
         orders: `seconds`, `memory_bytes`, `processes`, `packages` (a folder).
     """
     sys.argv = [""]
@@ -44,6 +47,7 @@ def serve(requests: int, answers: int, orders: dict[str, Any]) -> NoReturn:
     task = read_message(requests)
     namespace: dict[str, Any] = {"__name__": "program"}
     function: Any = None
+    iterators: list[Any] = []
     try:
         exec(compile(task["solution"], "<program>", "exec"), namespace)  # noqa: S102
         if task["entry_point"] not in namespace:
@@ -59,7 +63,10 @@ def serve(requests: int, answers: int, orders: dict[str, Any]) -> NoReturn:
             request = read_message(requests)
         except EOFError:
             _exit(0)
-        answer = _answer(function, request)
+        if "of" in request:
+            answer = _items(iterators[request["of"]], request["most"])
+        else:
+            answer = _answer(function, request, iterators)
 
 
 def limit_resources(orders: dict[str, Any]) -> None:
@@ -82,13 +89,26 @@ def limit_resources(orders: dict[str, Any]) -> None:
         resource.setrlimit(kind, (amount, hard if ceiling == -1 else min(hard, ceiling)))
 
 
-def _answer(function: Any, request: dict[str, Any]) -> dict[str, Any]:
+def _answer(function: Any, request: dict[str, Any], iterators: list[Any]) -> dict[str, Any]:
     try:
         arguments = [decode(item) for item in request["arguments"]]
         named = {name: decode(item) for name, item in request["named"].items()}
-        return {"value": encode(function(*arguments, **named))}
+        value = function(*arguments, **named)
+        if not is_iterator(value):
+            return {"value": encode(value)}
+        iterators.append(value)
+        return {"iterator": len(iterators) - 1}
     except BaseException as error:
         return {"raised": _described(error)}
+
+
+def _items(iterator: Any, most: int) -> dict[str, Any]:
+    items: list[Any] = []
+    try:
+        items.extend(encode(item) for item in islice(iterator, most))
+    except BaseException as error:
+        return {"items": items, "ended": True, "raised": _described(error)}
+    return {"items": items, "ended": len(items) < most}
 
 
 def _send(answers: int, answer: dict[str, Any]) -> None:

@@ -19,7 +19,7 @@ REVISIONS: Mapping[str, int] = {
     "check_weights": 4,
     "questions": 5,
     "coherence": 2,
-    "evaluate": 4,
+    "evaluate": 5,
     "benchmark": 2,
     "judge": 8,
     "evidence": 2,

@@ -211,6 +211,30 @@ HOSTILE: dict[str, Hostile] = {
         "failed timeout",
     ),
     "naming itself check": Hostile("def check(candidate): pass\n" + WRONG, "failed"),
+    "equal to everything, one by one": Hostile(
+        "class Yes:\n  __eq__ = lambda self, other: True\n  __iter__ = lambda self: self\n"
+        "  __next__ = lambda self: Yes()\ndef f(x): return Yes()",
+        "failed",
+        test="assert next(f(1)) == 2",
+    ),
+    "an iterator that leaves": Hostile(
+        "import os\nclass Leaves:\n  __iter__ = lambda self: self\n"
+        "  __next__ = lambda self: os._exit(0)\ndef f(x): return Leaves()",
+        "failed",
+        test="assert all(y == 2 for y in f(1))",
+    ),
+    "an iterator without an end": Hostile(
+        "import itertools\ndef f(x): return itertools.repeat(2)",
+        "memory timeout",
+        test="assert list(f(1)) == [2]",
+    ),
+    "an iterator that says more is to come, and has nothing": Hostile(
+        says("{'iterator': 0}").replace("  time.sleep(600)\n", "")
+        + "  body = json.dumps({'items': [], 'ended': False}).encode()\n"
+        "  while True: os.write(4, len(body).to_bytes(8, 'big') + body)\n",
+        "failed timeout",
+        test="assert list(f(1)) == []",
+    ),
     "at exit": Hostile(
         "import atexit, os\natexit.register(lambda: os._exit(0))\n" + WRONG, "failed"
     ),
@@ -334,6 +358,10 @@ HOSTILE: dict[str, Hostile] = {
             "a fraction of zero": "{'value': {'fraction': [1, 0]}}",
             "a text that is no number": "{'value': {'int': 'x'}}",
             "bytes that are none": "{'value': {'bytes': 'x'}}",
+            "a name that is code": "{'value': {'namedtuple': ['a', ['b=f(1)'], 1]}}",
+            "a type that is a function": "{'value': {'type': ['eval']}}",
+            "an array of addresses": "{'value': {'ndarray': ['|O', [1], '0' * 16]}}",
+            "an iterator without items": "{'iterator': 0}",
         }.items()
     },
 }

@@ -52,6 +52,39 @@ HONEST = {
         "import numpy as np\ndef f(x): return np.mean(x)",
         "assert abs(f([1, 2, 4]) - 7 / 3) < 1e-9",
     ),
+    "counts, queues and dates": (
+        "import collections, datetime\n"
+        "def f(counts, queue, day):\n"
+        "  queue.rotate(1)\n"
+        "  return counts.most_common(1), queue, day + datetime.timedelta(1), counts.values()",
+        "from collections import Counter, deque\nfrom datetime import date\n"
+        "most, queue, day, values = f(Counter('aab'), deque([1, 2, 3]), date(2024, 2, 28))\n"
+        "assert (most, queue, day) == ([('a', 2)], deque([3, 1, 2]), date(2024, 2, 29))\n"
+        "assert sorted(values) == [1, 2]",
+    ),
+    "types": (
+        "def f(x, kind): return [y for y in x if not isinstance(y, kind)]",
+        "assert f([1, 'a', 2.5], float) == [1, 'a']",
+    ),
+    "arrays": (
+        "def f(x): return x.T * 2",
+        "import numpy\nassert (f(numpy.array([[1, 2]])) == [[2], [4]]).all()",
+    ),
+    "single precision": (
+        "import numpy\ndef f(x): return numpy.float32(x)",
+        "import numpy\nassert f(0.1) == numpy.float32(0.1)",
+    ),
+    "endless generators": (
+        "def f(x):\n  while True:\n    yield x\n    x += 1",
+        "from itertools import islice\na, b = f(1), f(5)\n"
+        "assert list(islice(a, 5000)) == list(range(1, 5001))\n"
+        "assert (next(b), next(a), next(b)) == (5, 5001, 6)",
+    ),
+    "generators that raise": (
+        "def f(x):\n  yield from x\n  raise KeyError('end')",
+        "seen = []\ntry:\n  for y in f('ab'): seen.append(y)\n"
+        "except KeyError: assert seen == ['a', 'b']\nelse: assert False",
+    ),
     "recursion": ("def f(x): return x and 1 + f(x - 1)", "assert f(900) == 900"),
     "generators": ("def f(x): yield from range(x)", "assert tuple(f(3)) == (0, 1, 2)"),
     "coroutines": (
@@ -134,7 +167,7 @@ def test_a_strict_umask_shuts_no_program_out(isolation: Isolation) -> None:
         ("class E(Exception):\n  __str__ = None\ndef f(x): raise E", "E (and TypeError"),
         ("def f(x):\n  y = []\n  y.append(y)\n  return y", "RecursionError"),
         ("def f(x): return 'x' * 2**23", "too long"),
-        ("def f(x): return {1: {}.items()}", "AssertionError"),
+        ("def f(x): return {1: f}", "AssertionError"),
         ("f = 3", "'int' object is not callable"),
     ],
 )
