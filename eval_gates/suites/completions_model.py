@@ -39,14 +39,10 @@ _ROUNDING = 0.01  # above 0, of a sum of log-probabilities
 
 
 class Item(NamedTuple):
-    """Continuations of one context, each of one token.
+    """Continuations of one context, each of one token."""
 
-    Attributes:
-        context: token ids.
-        places: for each of lm-eval's requests, its number and the id of its continuation.
-    """
-
-    context: tuple[int, ...]
+    context: tuple[int, ...]  # token ids
+    # For each of lm-eval's requests, its number and the id of its continuation.
     places: tuple[tuple[int, int], ...]
 
 

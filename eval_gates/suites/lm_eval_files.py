@@ -22,21 +22,14 @@ _ENDINGS = (".yaml", ".yml")
 
 
 class TaskFile(NamedTuple):
-    """What a task's YAML file brings in.
+    """What a task's YAML file brings in."""
 
-    Attributes:
-        path: the YAML file, absolute.
-        config: its content with that of the files it includes; functions are their names.
-        code: the YAML files and the Python modules beside them that they name, absolute.
-        data: the local data files, absolute; empty where the data is on the Hub.
-        dataset: id of the Hub's dataset, or None where the data is local.
-    """
-
-    path: Path
+    path: Path  # the YAML file, absolute
+    # Its content with that of the files it includes; functions are their names.
     config: dict[str, Any]
-    code: list[Path]
-    data: list[Path]
-    dataset: str | None
+    code: list[Path]  # the YAML files and the Python modules beside them that they name, absolute
+    data: list[Path]  # the local data files, absolute; empty where the data is on the Hub
+    dataset: str | None  # id of the Hub's dataset, or None where the data is local
 
 
 def is_task_file(task: str) -> bool:

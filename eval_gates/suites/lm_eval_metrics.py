@@ -15,21 +15,13 @@ _SLACK = 1e-9  # of floating-point numbers about 0 and 1
 
 
 class Metric(NamedTuple):
-    """One entry of a task's metric list.
+    """One entry of a task's metric list."""
 
-    Attributes:
-        name: lm-eval's.
-        aggregation: lm-eval's name for how documents make one number.
-        higher_is_better: the direction.
-        filter: which of the task's answer filters it is taken after.
-        needs_hub: whether its code has to be downloaded.
-    """
-
-    name: str
-    aggregation: str
-    higher_is_better: bool
-    filter: str = NO_FILTER
-    needs_hub: bool = False
+    name: str  # lm-eval's
+    aggregation: str  # lm-eval's name for how documents make one number
+    higher_is_better: bool  # the direction
+    filter: str = NO_FILTER  # which of the task's answer filters it is taken after
+    needs_hub: bool = False  # whether its code has to be downloaded
 
     @property
     def usable(self) -> bool:

@@ -25,17 +25,11 @@ _REVISION = re.compile(r"[^\s@]{1,255}")
 
 @dataclass(frozen=True)
 class Reference:
-    """A checkpoint as the user names it; nothing is looked up yet.
+    """A checkpoint as the user names it; nothing is looked up yet."""
 
-    Attributes:
-        kind: where it comes from.
-        name: the path as written, the Hub's org/name, or the demo's name.
-        revision: a branch, tag or commit on the Hub; None for its default branch.
-    """
-
-    kind: Kind
-    name: str
-    revision: str | None = None
+    kind: Kind  # where it comes from
+    name: str  # the path as written, the Hub's org/name, or the demo's name
+    revision: str | None = None  # a branch, tag or commit on the Hub; None for its default branch
 
     @property
     def text(self) -> str:

@@ -77,19 +77,12 @@ class Tensor:
 
 @dataclass(frozen=True)
 class SafetensorsHeader:
-    """What a .safetensors file says it holds.
+    """What a .safetensors file says it holds."""
 
-    Attributes:
-        tensors: by name; offsets count from `data_start`.
-        metadata: free text pairs, often {"format": "pt"}.
-        data_start: offset in the file of the first tensor byte.
-        data_bytes: size of all tensors together.
-    """
-
-    tensors: dict[str, Tensor]
-    metadata: dict[str, str]
-    data_start: int
-    data_bytes: int
+    tensors: dict[str, Tensor]  # by name; offsets count from `data_start`
+    metadata: dict[str, str]  # free text pairs, often {"format": "pt"}
+    data_start: int  # offset in the file of the first tensor byte
+    data_bytes: int  # size of all tensors together
 
 
 def read_header(path: Path) -> SafetensorsHeader:

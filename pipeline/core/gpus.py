@@ -19,23 +19,14 @@ _SLICE = re.compile(r"\s+MIG (?P<name>\S+)\s+Device\s+\d+: \(UUID: (?P<uuid>\S+)
 
 @dataclass(frozen=True)
 class VisibleGpu:
-    """A GPU, or the slice of one that multi-instance mode (MIG) makes.
+    """A GPU, or the slice of one that multi-instance mode (MIG) makes."""
 
-    Attributes:
-        name: as the driver gives it; of a slice with its kind after it, such as "MIG 3g.40gb".
-        uuid: as CUDA_VISIBLE_DEVICES may name it.
-        driver: version of the driver; empty where it does not say.
-        memory: all of it, in the driver's words; empty where it does not say.
-        compute_capability: such as 9.0; None where it does not say.
-        is_slice: whether it is one of MIG.
-    """
-
-    name: str
-    uuid: str
-    driver: str = ""
-    memory: str = ""
-    compute_capability: float | None = None
-    is_slice: bool = False
+    name: str  # as the driver gives it; of a slice with its kind after it, such as "MIG 3g.40gb"
+    uuid: str  # as CUDA_VISIBLE_DEVICES may name it
+    driver: str = ""  # version of the driver; empty where it does not say
+    memory: str = ""  # all of it, in the driver's words; empty where it does not say
+    compute_capability: float | None = None  # such as 9.0; None where it does not say
+    is_slice: bool = False  # whether it is one of MIG
 
 
 def visible_gpus(variables: Mapping[str, str] = os.environ) -> list[VisibleGpu]:

@@ -51,27 +51,17 @@ OF_EVERY_RUN = (EnvironmentName.QUANTIZE, EnvironmentName.SERVE, EnvironmentName
 
 @dataclass(frozen=True)
 class Definition:
-    """All that decides what an environment holds.
+    """All that decides what an environment holds."""
 
-    Attributes:
-        key: name of the environment in folders and messages, such as ``serve-cpu``.
-        name: which environment it is.
-        accelerator: what it was asked for.
-        lock: requirements file that pins every package.
-        overrides: uv's overrides file, where a package's own pin has to be overruled.
-        plugins: source folders of our own packages, installed last.
-        modules: what has to import in it, or in the interpreter that stands in for it.
-        disk_bytes: free disk that a build needs, the download cache not counted.
-    """
-
-    key: str
-    name: EnvironmentName
-    accelerator: Accelerator
-    lock: Path
-    overrides: Path | None
-    plugins: tuple[Path, ...]
+    key: str  # name of the environment in folders and messages, such as ``serve-cpu``
+    name: EnvironmentName  # which environment it is
+    accelerator: Accelerator  # what it was asked for
+    lock: Path  # requirements file that pins every package
+    overrides: Path | None  # uv's overrides file, where a package's own pin has to be overruled
+    plugins: tuple[Path, ...]  # source folders of our own packages, installed last
+    # What has to import in it, or in the interpreter that stands in for it.
     modules: tuple[str, ...]
-    disk_bytes: int
+    disk_bytes: int  # free disk that a build needs, the download cache not counted
 
     @property
     def pins(self) -> dict[str, str]:

@@ -51,23 +51,14 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Environment:
-    """A Python environment that is ready for use.
+    """A Python environment that is ready for use."""
 
-    Attributes:
-        name: which environment it is.
-        accelerator: what it was asked for.
-        identity: digest of all that decides what is in it; part of the keys of stages.
-        python: its interpreter.
-        versions: version by normalized name of every installed package.
-        managed: False for an interpreter of the site's own.
-    """
-
-    name: EnvironmentName
-    accelerator: Accelerator
-    identity: str
-    python: Path
-    versions: dict[str, str]
-    managed: bool
+    name: EnvironmentName  # which environment it is
+    accelerator: Accelerator  # what it was asked for
+    identity: str  # digest of all that decides what is in it; part of the keys of stages
+    python: Path  # its interpreter
+    versions: dict[str, str]  # version by normalized name of every installed package
+    managed: bool  # False for an interpreter of the site's own
 
 
 def identity(name: str, accelerator: Accelerator, settings: Settings) -> str:

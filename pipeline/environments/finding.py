@@ -16,16 +16,9 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at.
+    """One thing that was looked at."""
 
-    Attributes:
-        subject: what was looked at.
-        severity: `problem` where something will fail, `warning` where it may.
-        message: what was found.
-        cure: what to do about it; empty where all is well.
-    """
-
-    subject: str
-    severity: Severity
-    message: str
-    cure: str = ""
+    subject: str  # what was looked at
+    severity: Severity  # `problem` where something will fail, `warning` where it may
+    message: str  # what was found
+    cure: str = ""  # what to do about it; empty where all is well

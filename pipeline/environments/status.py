@@ -35,23 +35,16 @@ class EnvironmentState(StrEnum):
 
 @dataclass(frozen=True)
 class EnvironmentStatus:
-    """How an environment stands.
+    """How an environment stands."""
 
-    Attributes:
-        key: its name in folders and messages, such as ``serve-cpu``.
-        path: its folder; an external one's interpreter.
-        size_bytes: disk that it takes; 0 where it is missing or external.
-        reason: what is wrong with a broken one, else empty.
-    """
-
-    key: str
+    key: str  # its name in folders and messages, such as ``serve-cpu``
     name: EnvironmentName
     accelerator: Accelerator
     state: EnvironmentState
-    path: Path
-    size_bytes: int
+    path: Path  # its folder; an external one's interpreter
+    size_bytes: int  # disk that it takes; 0 where it is missing or external
     identity: str
-    reason: str = ""
+    reason: str = ""  # what is wrong with a broken one, else empty
 
 
 def status(name: str, accelerator: Accelerator, settings: Settings) -> EnvironmentStatus:

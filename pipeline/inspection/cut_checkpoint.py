@@ -48,17 +48,11 @@ _LAYER = re.compile(r"(?P<before>^|.*?\.)(?P<list>layers|h|blocks)\.(?P<number>\
 
 @dataclass(frozen=True)
 class CutCheckpoint:
-    """What a cut kept.
+    """What a cut kept."""
 
-    Attributes:
-        layers: numbers in the source of the layers that are kept.
-        tensors: how many tensors.
-        weights_bytes: of the new weight file.
-    """
-
-    layers: tuple[int, ...]
-    tensors: int
-    weights_bytes: int
+    layers: tuple[int, ...]  # numbers in the source of the layers that are kept
+    tensors: int  # how many tensors
+    weights_bytes: int  # of the new weight file
 
 
 @dataclass(frozen=True)

@@ -36,37 +36,24 @@ Window = int | None  # tokens a layer looks back; None for all
 
 @dataclass(frozen=True)
 class KvCapacity:
-    """What fits into a cache.
+    """What fits into a cache."""
 
-    Attributes:
-        blocks: of the pool.
-        tokens: as vLLM logs them: sequences times context.
-        sequences: of the context's length at once, in memory; not a whole number.
-    """
-
-    blocks: int
-    tokens: int
-    sequences: float
+    blocks: int  # of the pool
+    tokens: int  # as vLLM logs them: sequences times context
+    sequences: float  # of the context's length at once, in memory; not a whole number
 
 
 @dataclass(frozen=True)
 class KvCache:
-    """What one token leaves in the cache.
+    """What one token leaves in the cache."""
 
-    Attributes:
-        attention: "mha", "gqa" or "mla".
-        heads: key-value heads; 1 for latent attention.
-        width: elements of one head a token and layer: key and value, or the latent vector with
-            its rotary part.
-        windows: of the layers that keep keys and values, in order.
-        notes: what is not counted.
-    """
-
-    attention: str
-    heads: int
+    attention: str  # "mha", "gqa" or "mla"
+    heads: int  # key-value heads; 1 for latent attention
+    # Elements of one head a token and layer: key and value, or the latent vector with its rotary
+    # part.
     width: int
-    windows: tuple[Window, ...]
-    notes: tuple[str, ...] = ()
+    windows: tuple[Window, ...]  # of the layers that keep keys and values, in order
+    notes: tuple[str, ...] = ()  # what is not counted
 
     def heads_on_gpu(self, tensor_parallel: int) -> int:
         """Heads that each GPU keeps; with more GPUs than heads they are kept several times."""

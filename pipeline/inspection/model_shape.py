@@ -26,40 +26,24 @@ MOST = 10**12
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The numbers that memory depends on.
+    """The numbers that memory depends on."""
 
-    Attributes:
-        architecture: first of config.json's architectures.
-        model_type: from config.json.
-        layers: of the decoder.
-        hidden: width of the residual stream.
-        heads: attention heads.
-        key_value_heads: fewer than `heads` in grouped-query attention.
-        head_width: elements of one head's key, or value.
-        inner: width of the MLP that one token passes through; over the experts that it is sent
-            to where there are experts.
-        vocabulary: tokens the model knows.
-        experts: in a layer; 0 for a dense model.
-        experts_a_token: how many of them a token is sent to.
-        expert_inner: width of one expert's MLP; 0 for a dense model.
-        context: tokens that the model was trained for.
-        tied: the output head is the embedding.
-    """
-
-    architecture: str
-    model_type: str
-    layers: int
-    hidden: int
-    heads: int
-    key_value_heads: int
-    head_width: int
+    architecture: str  # first of config.json's architectures
+    model_type: str  # from config.json
+    layers: int  # of the decoder
+    hidden: int  # width of the residual stream
+    heads: int  # attention heads
+    key_value_heads: int  # fewer than `heads` in grouped-query attention
+    head_width: int  # elements of one head's key, or value
+    # Width of the MLP that one token passes through; over the experts that it is sent to where
+    # there are experts.
     inner: int
-    vocabulary: int
-    experts: int
-    experts_a_token: int
-    expert_inner: int
-    context: int
-    tied: bool
+    vocabulary: int  # tokens the model knows
+    experts: int  # in a layer; 0 for a dense model
+    experts_a_token: int  # how many of them a token is sent to
+    expert_inner: int  # width of one expert's MLP; 0 for a dense model
+    context: int  # tokens that the model was trained for
+    tied: bool  # the output head is the embedding
 
 
 def text_level(config: dict[str, Any]) -> dict[str, Any]:

@@ -22,27 +22,16 @@ SHAPE_BYTES = 16  # compressed-tensors keeps the unpacked shape as two 64-bit nu
 
 @dataclass(frozen=True)
 class Precision:
-    """How a matrix is stored.
+    """How a matrix is stored."""
 
-    Attributes:
-        name: for tables.
-        bits: of a weight.
-        group: columns that share a scale; None for all of them.
-        rows: that share a scale; None for all of them.
-        scaled: has scales at all.
-        scale_bytes: of one scale.
-        zero_points: has zero points too, as wide as a weight.
-        extra_bytes: of what else is kept with a matrix.
-    """
-
-    name: str
-    bits: int
-    group: int | None = None
-    rows: int | None = 1
-    scaled: bool = True
-    scale_bytes: int = SCALE_BYTES
-    zero_points: bool = False
-    extra_bytes: int = 0
+    name: str  # for tables
+    bits: int  # of a weight
+    group: int | None = None  # columns that share a scale; None for all of them
+    rows: int | None = 1  # that share a scale; None for all of them
+    scaled: bool = True  # has scales at all
+    scale_bytes: int = SCALE_BYTES  # of one scale
+    zero_points: bool = False  # has zero points too, as wide as a weight
+    extra_bytes: int = 0  # of what else is kept with a matrix
 
     def matrix_bytes(self, rows: int, columns: int) -> int:
         """Bytes of a matrix of so many rows (outputs) and columns (inputs)."""

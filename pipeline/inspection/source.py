@@ -28,27 +28,16 @@ CONNECTIONS = 8
 
 @dataclass(frozen=True)
 class Source:
-    """What is known of a checkpoint before its weights are.
+    """What is known of a checkpoint before its weights are."""
 
-    Attributes:
-        name: as the user named it.
-        where: its config.json, for messages.
-        config: that file's content.
-        tensors: by name, from all headers.
-        weights_bytes: of all weight files.
-        largest_file_bytes: of the largest of them.
-        names: of all files beside config.json.
-        has_chat_template: of its tokenizer.
-    """
-
-    name: str
-    where: str
-    config: dict[str, Any]
-    tensors: dict[str, Tensor]
-    weights_bytes: int
-    largest_file_bytes: int = 0
-    names: frozenset[str] = frozenset()
-    has_chat_template: bool = False
+    name: str  # as the user named it
+    where: str  # its config.json, for messages
+    config: dict[str, Any]  # that file's content
+    tensors: dict[str, Tensor]  # by name, from all headers
+    weights_bytes: int  # of all weight files
+    largest_file_bytes: int = 0  # of the largest of them
+    names: frozenset[str] = frozenset()  # of all files beside config.json
+    has_chat_template: bool = False  # of its tokenizer
 
     @property
     def quantized(self) -> bool:

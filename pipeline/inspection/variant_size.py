@@ -18,33 +18,21 @@ from recipes.quantization import NoQuantization, Quantization
 
 @dataclass(frozen=True)
 class VariantTensor:
-    """A tensor of the source, and what the recipe makes of it.
+    """A tensor of the source, and what the recipe makes of it."""
 
-    Attributes:
-        name: in the source.
-        tensor: of the source.
-        bytes: that it takes in the variant, with scales and zero points.
-        quantized: the recipe quantizes it.
-    """
-
-    name: str
-    tensor: Tensor
-    bytes: int
-    quantized: bool
+    name: str  # in the source
+    tensor: Tensor  # of the source
+    bytes: int  # that it takes in the variant, with scales and zero points
+    quantized: bool  # the recipe quantizes it
 
 
 @dataclass(frozen=True)
 class VariantWeights:
-    """All tensors of a variant.
+    """All tensors of a variant."""
 
-    Attributes:
-        tensors: in the source's order.
-        precision: of the quantized ones; None where nothing is quantized.
-        undivided: columns that none of the recipe's group sizes divides; quantizing will refuse.
-    """
-
-    tensors: tuple[VariantTensor, ...]
-    precision: Precision | None
+    tensors: tuple[VariantTensor, ...]  # in the source's order
+    precision: Precision | None  # of the quantized ones; None where nothing is quantized
+    # Columns that none of the recipe's group sizes divides; quantizing will refuse.
     undivided: tuple[int, ...]
 
     @property

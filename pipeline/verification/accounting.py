@@ -24,19 +24,15 @@ EMBEDDING = re.compile(r".*embed_tokens\.weight|.*\.wte\.weight|.*embed_in\.weig
 
 @dataclass
 class Accounting:
-    """What became of each tensor.
+    """What became of each tensor."""
 
-    Attributes:
-        quantized: the source's tensors whose place others take.
-        kept: tensors of the source with those of the same name in the variant.
-        merged: tensors of either side with the embedding that they have to equal, if it is there.
-        kv_scales: scales of the KV cache.
-    """
-
+    # The source's tensors whose place others take.
     quantized: list[StoredTensor] = field(default_factory=list)
+    # Tensors of the source with those of the same name in the variant.
     kept: list[tuple[StoredTensor, StoredTensor]] = field(default_factory=list)
+    # Tensors of either side with the embedding that they have to equal, if it is there.
     merged: list[tuple[StoredTensor, StoredTensor]] = field(default_factory=list)
-    kv_scales: list[StoredTensor] = field(default_factory=list)
+    kv_scales: list[StoredTensor] = field(default_factory=list)  # scales of the KV cache
 
 
 def account(

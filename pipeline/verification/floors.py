@@ -44,20 +44,13 @@ WORST = 5
 
 @dataclass(frozen=True)
 class LayerFact:
-    """A row of the table of layers.
+    """A row of the table of layers."""
 
-    Attributes:
-        name: of the module.
-        format: how its weights are stored.
-        rows: outputs.
-        columns: inputs.
-        sqnr_db: signal-to-quantization-noise of its weights; None where nothing was lost.
-    """
-
-    name: str
-    format: str
-    rows: int
-    columns: int
+    name: str  # of the module
+    format: str  # how its weights are stored
+    rows: int  # outputs
+    columns: int  # inputs
+    # Signal-to-quantization-noise of its weights; None where nothing was lost.
     sqnr_db: float | None
 
     @property

@@ -49,15 +49,10 @@ CURE = "quantize again; if it happens again, the quantizer has a defect: use ano
 
 @dataclass(frozen=True)
 class Feed:
-    """What can feed a layer.
+    """What can feed a layer."""
 
-    Attributes:
-        name: of the norm or the layer; empty for activations that nothing rescaled.
-        factors: that its outputs were multiplied by, one a channel.
-    """
-
-    name: str
-    factors: Floats
+    name: str  # of the norm or the layer; empty for activations that nothing rescaled
+    factors: Floats  # that its outputs were multiplied by, one a channel
 
 
 def check_preserved(

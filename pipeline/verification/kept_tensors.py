@@ -25,17 +25,13 @@ CURE = "quantize again; what changed it is in the worker.log, if anywhere"
 
 @dataclass(frozen=True)
 class KeptTensor:
-    """What was found of a tensor.
+    """What was found of a tensor."""
 
-    Attributes:
-        name: of it.
-        altered: how it is stored otherwise, such as 'BF16 to F16'; None where it is not.
-        weights: the source's and the variant's numbers of a vector that was rescaled, or could
-            have been; None for all else.
-    """
-
-    name: str
+    name: str  # of it
+    # How it is stored otherwise, such as 'BF16 to F16'; None where it is not.
     altered: str | None = None
+    # The source's and the variant's numbers of a vector that was rescaled, or could have been; None
+    # for all else.
     weights: tuple[Floats, Floats] | None = None
 
 

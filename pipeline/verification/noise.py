@@ -35,21 +35,14 @@ TINY = 1e-25
 
 @dataclass
 class Noise:
-    """Energies of a layer, summed chunk by chunk.
+    """Energies of a layer, summed chunk by chunk."""
 
-    Attributes:
-        signal: sum of the source's squares.
-        noise: sum of the differences' squares.
-        suspects: (row, first column, row's signal) of pieces that look damaged.
-        rows: so far.
-        damaged_over: noise of a piece by which it is damaged, see :data:`DAMAGED`.
-    """
-
-    damaged_over: float = DAMAGED
-    signal: float = 0.0
-    noise: float = 0.0
+    damaged_over: float = DAMAGED  # noise of a piece by which it is damaged, see :data:`DAMAGED`
+    signal: float = 0.0  # sum of the source's squares
+    noise: float = 0.0  # sum of the differences' squares
+    # (row, first column, row's signal) of pieces that look damaged.
     suspects: list[tuple[int, int, float]] = field(default_factory=list)
-    rows: int = 0
+    rows: int = 0  # so far
 
     @property
     def sqnr_db(self) -> float:

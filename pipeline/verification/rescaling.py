@@ -32,17 +32,11 @@ SETTLED_DB = 0.05
 
 @dataclass
 class Rescaled:
-    """What the fit found.
+    """What the fit found."""
 
-    Attributes:
-        noise: that is left, in the source's scaling.
-        columns: what the stored columns have to be multiplied by; one number a column.
-        rows: likewise, one a row.
-    """
-
-    noise: Noise
-    columns: Floats
-    rows: Floats
+    noise: Noise  # that is left, in the source's scaling
+    columns: Floats  # what the stored columns have to be multiplied by; one number a column
+    rows: Floats  # likewise, one a row
 
 
 def measure_rescaled(source: StoredTensor, stored: LayerWeights) -> Rescaled:

@@ -19,21 +19,13 @@ BLOCK_BYTES = 8 * 2**20
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor in a file.
+    """A tensor in a file."""
 
-    Attributes:
-        name: in the checkpoint.
-        dtype: safetensors' name of the type.
-        shape: outermost dimension first.
-        path: of the file.
-        offset: of its first byte in the file.
-    """
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    path: Path
-    offset: int
+    name: str  # in the checkpoint
+    dtype: str  # safetensors' name of the type
+    shape: tuple[int, ...]  # outermost dimension first
+    path: Path  # of the file
+    offset: int  # of its first byte in the file
 
     @property
     def size(self) -> int:

@@ -53,31 +53,20 @@ Layer = tuple[LayerFact, Noise, Rescaled | None]
 
 @dataclass
 class Verified:
-    """What verification found of a sound variant.
+    """What verification found of a sound variant."""
 
-    Attributes:
-        layers: each quantized layer.
-        floor_db: that they had to reach.
-        kept: tensors that the recipe leaves alone.
-        altered: of those, by name, how it is stored otherwise, such as 'BF16 to F16'.
-        merged: heads that are the embedding.
-        scales: tensors of scales that were read.
-        size_bytes: of the weights' files.
-        planned_bytes: of the tensors, as planned from the source alone.
-        dropped_keys: of config.json, that saving again left out.
-        notes: what a user should read.
-    """
-
-    layers: list[LayerFact] = field(default_factory=list)
-    floor_db: float = 0.0
-    kept: int = 0
+    layers: list[LayerFact] = field(default_factory=list)  # each quantized layer
+    floor_db: float = 0.0  # that they had to reach
+    kept: int = 0  # tensors that the recipe leaves alone
+    # Of those, by name, how it is stored otherwise, such as 'BF16 to F16'.
     altered: dict[str, str] = field(default_factory=dict)
-    merged: int = 0
-    scales: int = 0
-    size_bytes: int = 0
-    planned_bytes: int = 0
+    merged: int = 0  # heads that are the embedding
+    scales: int = 0  # tensors of scales that were read
+    size_bytes: int = 0  # of the weights' files
+    planned_bytes: int = 0  # of the tensors, as planned from the source alone
+    # Of config.json, that saving again left out.
     dropped_keys: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # what a user should read
 
 
 def verify_variant(source: Path, variant: Path, recipe: Quantization, advance: Advance) -> Verified:

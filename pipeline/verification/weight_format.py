@@ -28,30 +28,19 @@ AWQ_GEMM = "awq-gemm"  # our name for AutoAWQ's layout; the others are compresse
 
 @dataclass(frozen=True)
 class WeightFormat:
-    """How the weights of a layer are stored.
+    """How the weights of a layer are stored."""
 
-    Attributes:
-        name: compressed-tensors' format, or `awq-gemm`.
-        bits: of a weight.
-        number: int or float.
-        strategy: what shares a scale: tensor, channel (a row), block, group, tensor_group (groups
-            with one more scale for the matrix).
-        group: columns that share a scale; None unless in groups.
-        block: rows and columns of a block; None unless in blocks.
-        symmetric: has no zero points.
-        reordered: each column names its group (`weight_g_idx`).
-        static_input: activations have a scale in the checkpoint too.
-    """
-
-    name: str
-    bits: int
-    number: str
+    name: str  # compressed-tensors' format, or `awq-gemm`
+    bits: int  # of a weight
+    number: str  # int or float
+    # What shares a scale: tensor, channel (a row), block, group, tensor_group (groups with one more
+    # scale for the matrix).
     strategy: str
-    group: int | None = None
-    block: tuple[int, int] | None = None
-    symmetric: bool = True
-    reordered: bool = False
-    static_input: bool = False
+    group: int | None = None  # columns that share a scale; None unless in groups
+    block: tuple[int, int] | None = None  # rows and columns of a block; None unless in blocks
+    symmetric: bool = True  # has no zero points
+    reordered: bool = False  # each column names its group (`weight_g_idx`)
+    static_input: bool = False  # activations have a scale in the checkpoint too
 
     def __str__(self) -> str:
         shared = {"group": f"groups of {self.group}", "block": f"blocks of {self.block}"}

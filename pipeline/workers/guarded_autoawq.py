@@ -34,17 +34,14 @@ CURE = "use the recipe awq-w4a16, which is AWQ by llm-compressor"
 
 @dataclass
 class Findings:
-    """What the checks saw; written by the quantizer.
+    """What the checks saw; written by the quantizer."""
 
-    Attributes:
-        scaling_errors: per layer, the share of its change to a token that scaling altered.
-        divergence: mean Kullback-Leibler divergence, in nats, of the packed model from the
-            original on the first calibration block.
-        same_next_token: share of that block's tokens after which both expect the same next one.
-    """
-
+    # Per layer, the share of its change to a token that scaling altered.
     scaling_errors: list[float]
+    # Mean Kullback-Leibler divergence, in nats, of the packed model from the original on the first
+    # calibration block.
     divergence: float = math.nan
+    # Share of that block's tokens after which both expect the same next one.
     same_next_token: float = math.nan
 
     def check_layer(self, index: int, error: float, largest: float) -> None:

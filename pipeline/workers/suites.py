@@ -38,19 +38,13 @@ NO_ANSWER = "LMEVAL_MODEL_NONE_ANSWER_PLACEHOLDER"
 
 @dataclass(frozen=True)
 class SuiteTask:
-    """One suite, ready to be asked in batches.
+    """One suite, ready to be asked in batches."""
 
-    Attributes:
-        task: of lm-eval, over all questions; `samples=` takes their numbers in the questions file.
-        metric: what `score` is.
-        rows_of: (questions, lm-eval's samples of them in the same order, progress) to rows.
-        requests_per_question: requests that lm-eval makes for each.
-    """
-
+    # Of lm-eval, over all questions; `samples=` takes their numbers in the questions file.
     task: Any
-    metric: str
-    rows_of: RowsOf
-    requests_per_question: int
+    metric: str  # what `score` is
+    rows_of: RowsOf  # (questions, lm-eval's samples of them in the same order, progress) to rows
+    requests_per_question: int  # requests that lm-eval makes for each
 
 
 def suite_task(spec: dict[str, Any]) -> SuiteTask:

@@ -22,46 +22,27 @@ _WIDEST_FIRST = {dtype: -place for place, dtype in enumerate(DTYPE_BITS)}
 
 @dataclass(frozen=True)
 class Piece:
-    """A run of a source tensor's bytes, at most all of them, and where in the output it goes.
+    """A run of a source tensor's bytes, at most all of them, and where in the output it goes."""
 
-    Attributes:
-        begin: offset in the source file.
-        size: bytes there.
-        target: offset in the output file of its data.
-        dtype: of the source.
-        rows: whole ones of a matrix to cast; 0 where the bytes are copied as they are.
-        columns: of a matrix to cast.
-        scale_target: offset in the output file of its scales.
-    """
-
-    begin: int
-    size: int
-    target: int
-    dtype: str
-    rows: int = 0
-    columns: int = 0
-    scale_target: int = 0
+    begin: int  # offset in the source file
+    size: int  # bytes there
+    target: int  # offset in the output file of its data
+    dtype: str  # of the source
+    rows: int = 0  # whole ones of a matrix to cast; 0 where the bytes are copied as they are
+    columns: int = 0  # of a matrix to cast
+    scale_target: int = 0  # offset in the output file of its scales
 
 
 @dataclass(frozen=True)
 class ShardPlan:
-    """One output file, made from one input file.
+    """One output file, made from one input file."""
 
-    Attributes:
-        name: of both files.
-        source: path of the input.
-        header: first bytes of the output, up to its data.
-        size: of the output in bytes.
-        moves: whole tensors, in the order in which their bytes lie in the output.
-        tensors: bytes of each tensor of the output by name.
-    """
-
-    name: str
-    source: Path
-    header: bytes
-    size: int
-    moves: list[Piece]
-    tensors: dict[str, int]
+    name: str  # of both files
+    source: Path  # path of the input
+    header: bytes  # first bytes of the output, up to its data
+    size: int  # of the output in bytes
+    moves: list[Piece]  # whole tensors, in the order in which their bytes lie in the output
+    tensors: dict[str, int]  # bytes of each tensor of the output by name
 
     @property
     def source_bytes(self) -> int:
