@@ -17,11 +17,11 @@ from typing import Any
 from pydantic import Field
 
 from pipeline.checkpoint.reference import Kind, Reference, parse_reference
-from pipeline.checkpoint.safetensors_header import SafetensorsHeader, read_header
+from pipeline.checkpoint.safetensors_header import Tensor
 from pipeline.checkpoint.weight_files import (
     INDEX,
-    check_index,
     checkpoint_names,
+    read_headers,
     read_json,
     weight_files,
 )
@@ -161,9 +161,8 @@ def inspect_folder(
                 where=str(file),
                 cure="download it again",
             )
-    headers = {file.name: read_header(file) for file in weights}
-    check_index(path, headers)
-    parameters = sum(tensor.elements for h in headers.values() for tensor in h.tensors.values())
+    tensors = [tensor for h in read_headers(path).values() for tensor in h.tensors.values()]
+    parameters = sum(tensor.elements for tensor in tensors)
     if not parameters:
         raise CheckpointError("the weights are empty", where=str(weights[0]))
     hashed = _hash_all(files, kind, digests, progress or Silent())
@@ -176,7 +175,7 @@ def inspect_folder(
         files=hashed,
         architecture=architecture,
         model_type=model_type,
-        dtype=_main_dtype(list(headers.values())),
+        dtype=_main_dtype(tensors),
         parameters=parameters,
         weights_bytes=sum(file.stat().st_size for file in weights),
         max_position_embeddings=_context_length(config, path),
@@ -317,11 +316,10 @@ def _check_promise(file: Path, kind: Kind, sha256: str) -> None:
         )
 
 
-def _main_dtype(headers: list[SafetensorsHeader]) -> str:
+def _main_dtype(tensors: list[Tensor]) -> str:
     """The type that most bytes have, by torch's name where it has another."""
     sizes: Counter[str] = Counter()
-    for header in headers:
-        for tensor in header.tensors.values():
-            sizes[tensor.dtype] += tensor.end - tensor.begin
+    for tensor in tensors:
+        sizes[tensor.dtype] += tensor.size
     name = sizes.most_common(1)[0][0]
     return TORCH_NAMES.get(name, name.lower())

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from pipeline.checkpoint.safetensors_header import SafetensorsHeader
+from pipeline.checkpoint.safetensors_header import SafetensorsHeader, read_header
 from pipeline.core.digest import digest_json
 from pipeline.core.errors import CheckpointError
 from pipeline.core.foreign.file import names_in
@@ -32,11 +32,7 @@ def weight_files(folder: Path) -> list[Path]:
     """
     index = folder / INDEX
     names = checkpoint_names(folder)
-    found = [
-        folder / name
-        for name in names
-        if fnmatchcase(name, "*.safetensors") and not fnmatchcase(name, IGNORED_WEIGHTS)
-    ]
+    found = [folder / name for name in names if are_weights(name)]
     if index.exists():
         shards = sorted({folder / name for name in read_index(index).values()})
         _check_shards(shards, index)
@@ -51,6 +47,29 @@ def weight_files(folder: Path) -> list[Path]:
             cure="download it from where the weights are from",
         )
     return found
+
+
+def are_weights(name: str) -> bool:
+    """Whether a file of that name holds weights that are read here."""
+    return fnmatchcase(name, "*.safetensors") and not fnmatchcase(name, IGNORED_WEIGHTS)
+
+
+def read_headers(folder: Path) -> dict[Path, SafetensorsHeader]:
+    """The headers of the weight files, which have all the tensors that an index promises.
+
+    Raises:
+        CheckpointError: a file is missing or damaged, or lacks what the index promises.
+    """
+    headers = {file: read_header(file) for file in weight_files(folder)}
+    index = folder / INDEX
+    for tensor, name in read_index(index).items() if index.exists() else ():
+        if tensor not in headers[folder / name].tensors:
+            raise CheckpointError(
+                f"the index says that '{name}' holds the tensor '{tensor}', and it does not",
+                where=str(index),
+                cure="download index and weights again, both of one revision",
+            )
+    return headers
 
 
 def weights_digest(folder: Path, digest_of: Callable[[Path], str]) -> str:
@@ -95,28 +114,6 @@ def read_index(index: Path) -> dict[str, str]:
                 cure="do not use this checkpoint unless you know who made it, and why like this",
             )
     return weight_map
-
-
-def check_index(folder: Path, headers: dict[str, SafetensorsHeader]) -> None:
-    """Every tensor of the index lies in the file that the index says.
-
-    Args:
-        folder: of the checkpoint; one without an index is fine.
-        headers: of all weight files, by file name.
-
-    Raises:
-        CheckpointError: naming the first tensor that is not there.
-    """
-    index = folder / INDEX
-    if not index.exists():
-        return
-    for tensor, name in read_index(index).items():
-        if tensor not in headers[name].tensors:
-            raise CheckpointError(
-                f"the index says that '{name}' holds the tensor '{tensor}', and it does not",
-                where=str(index),
-                cure="download index and weights again, both of one revision",
-            )
 
 
 def checkpoint_names(folder: Path) -> list[str]:

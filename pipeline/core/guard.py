@@ -19,13 +19,14 @@ import time
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
+# Loaded beforehand: between fork and exec nothing may take a lock.
+LIBC = ctypes.CDLL(None)
 POLL_SECONDS = 0.05
 
 
 def die_with_parent() -> None:
-    """Linux: have the kernel kill the child should this guard itself be killed."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    """In a child before its program starts: be killed when the parent ends, however it ends."""
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def others_in_group() -> list[int]:

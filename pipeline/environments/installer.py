@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
-import signal
 import subprocess
 import threading
 from collections import deque
@@ -13,11 +11,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from pipeline.core.errors import EnvironmentBuildError
+from pipeline.core.guard import die_with_parent
 from pipeline.environments.package_sources import package_source_variables
 
 _LINES_QUOTED = 12
 _SECONDS_BETWEEN_LOOKS = 0.2
-_PR_SET_PDEATHSIG = 1
 
 # What would make uv or Python install into or read from another place than the one we name, or
 # install something else than the lock says.
@@ -141,15 +139,6 @@ def cure_for(output: str) -> str:
         if re.search(pattern, output, re.IGNORECASE):
             return cure
     return "run `prepare env doctor`; uv's own message is above"
-
-
-def die_with_parent() -> None:
-    """In a child before its program starts: be killed when the parent ends, however it ends."""
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-# Loaded beforehand: between fork and exec nothing may take a lock.
-_LIBC = ctypes.CDLL(None)
 
 
 def _read(

@@ -7,21 +7,20 @@ An environment is built where it stays, since the paths in it are absolute. Its 
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
+from pipeline.core.record import Record
+from pipeline.core.store import write_atomically
 from pipeline.environments.definition import normalize
 
 RECORD_NAME = "environment.json"
 SCHEMA_VERSION = 1
 
 
-class EnvironmentRecord(BaseModel):
+class EnvironmentRecord(Record):
     """What a finished managed environment is."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     schema_version: int = Field(default=SCHEMA_VERSION, description="of this record")
     key: str = Field(description="which environment, such as serve-cpu")
@@ -43,12 +42,7 @@ def read_record(folder: Path) -> EnvironmentRecord | None:
 
 def write_record(folder: Path, record: EnvironmentRecord) -> None:
     """Complete the environment: write its record whole or not at all."""
-    descriptor, temporary = tempfile.mkstemp(dir=folder, prefix=RECORD_NAME)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(record.model_dump_json(indent=2) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    Path(temporary).replace(folder / RECORD_NAME)
+    write_atomically(folder / RECORD_NAME, record.model_dump_json(indent=2) + "\n")
 
 
 def python_of(folder: Path) -> Path:

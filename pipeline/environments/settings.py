@@ -15,28 +15,25 @@ from __future__ import annotations
 import difflib
 import os
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator
 
 from pipeline.core.digest import FileDigests
 from pipeline.core.errors import UsageError
+from pipeline.core.record import Record
 from pipeline.core.user_path import user_path
 from pipeline.environments.definition import EnvironmentName
 
 
-class EnvironmentOverride(BaseModel):
+class EnvironmentOverride(Record):
     """An interpreter of the site's own, used instead of a managed environment."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     python: Path = Field(description="path of the Python interpreter")
 
 
-class Settings(BaseModel):
+class Settings(Record):
     """What holds for this machine or site; every path is absolute."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     home: Path = Field(description="folder of the managed environments")
     store: Path = Field(description="folder of the stages' outputs")
@@ -57,10 +54,8 @@ class Settings(BaseModel):
         return FileDigests(self.home / "digests.json")
 
 
-class SettingsFile(BaseModel):
+class SettingsFile(Record):
     """What a settings file may say; what it leaves out has a default."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     home: Path | None = Field(default=None, description="folder of the managed environments")
     store: Path | None = Field(default=None, description="folder of the stages' outputs")
@@ -84,13 +79,13 @@ def load_settings(store: Path | None = None) -> Settings:
     folder = file.parent if file else Path.cwd()
     home = (
         _variable("PREPARE_HOME")
-        or _absolute(said.home, folder, f"{file}, key home")
+        or (said.home and _absolute(said.home, folder, f"{file}, key home"))
         or _xdg_folder("CACHE", ".cache")
     )
     store = (
-        _absolute(store, Path.cwd(), "--store")
+        (store and _absolute(store, Path.cwd(), "--store"))
         or _variable("PREPARE_STORE")
-        or _absolute(said.store, folder, f"{file}, key store")
+        or (said.store and _absolute(said.store, folder, f"{file}, key store"))
         or home / "store"
     )
     overrides = {}
@@ -196,13 +191,9 @@ def _xdg_folder(kind: str, default: str) -> Path:
     return root / "prepare"
 
 
-@overload
-def _absolute(path: Path, folder: Path, where: str) -> Path: ...
-@overload
-def _absolute(path: Path | None, folder: Path, where: str) -> Path | None: ...
-def _absolute(path: Path | None, folder: Path, where: str) -> Path | None:
+def _absolute(path: Path, folder: Path, where: str) -> Path:
     """`path` from `folder`, `~` expanded.
 
     Symbolic links stay: a virtual environment's python is one, and means its environment.
     """
-    return (folder / user_path(path, where)).absolute() if path is not None else None
+    return (folder / user_path(path, where)).absolute()

@@ -217,16 +217,16 @@ def _write(file: Path, tensors: dict[str, _Place]) -> int:
     entries = {}
     position = 0
     for name, place in tensors.items():
-        size = place.tensor.end - place.tensor.begin
-        entries[name] = (place.tensor.dtype, place.tensor.shape, (position, position + size))
-        position += size
+        end = position + place.tensor.size
+        entries[name] = (place.tensor.dtype, place.tensor.shape, (position, end))
+        position = end
     header = header_bytes(entries)
     with file.open("wb") as output:
         output.write(header)
         for place in tensors.values():
             with place.file.open("rb") as source:
                 source.seek(place.offset)
-                _copy(source, output, place.tensor.end - place.tensor.begin, place.file)
+                _copy(source, output, place.tensor.size, place.file)
     return len(header) + position
 
 

@@ -173,13 +173,11 @@ def _windows(
         found, notes = _by_layer_types(kinds, window, level, layers, where)
     else:
         found, notes = _by_pattern(level, window, layers, where), ()
-    shared = whole_number(level, ("num_kv_shared_layers",), where) if _shares(level) else None
-    return tuple(found[: len(found) - shared] if shared else found), notes
-
-
-def _shares(level: dict[str, Any]) -> bool:
-    """Whether the last layers use earlier layers' keys and values (Gemma 3n); 0 says no."""
-    return bool(level.get("num_kv_shared_layers"))
+    if not level.get("num_kv_shared_layers"):
+        return tuple(found), notes
+    # The last layers use earlier layers' keys and values (Gemma 3n).
+    shared = whole_number(level, ("num_kv_shared_layers",), where) or 0
+    return tuple(found[: len(found) - shared]), notes
 
 
 def _by_layer_types(

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from pipeline.checkpoint.folder import says_quantized
 from pipeline.checkpoint.hub import ask_hub, check_has_safetensors, explained, file_sizes
-from pipeline.checkpoint.safetensors_header import Tensor, checked_tensor, read_header
+from pipeline.checkpoint.safetensors_header import Tensor, checked_tensor
 from pipeline.checkpoint.weight_files import (
-    IGNORED_WEIGHTS,
     INDEX,
-    check_index,
+    are_weights,
     checkpoint_names,
+    read_headers,
     read_index,
     read_json,
-    weight_files,
 )
 from pipeline.core.errors import CheckpointError
 from pipeline.inspection.chat_template import folder_has_chat_template, has_chat_template
@@ -56,16 +54,15 @@ def read_folder(folder: Path, name: str | None = None) -> Source:
             "there is no such folder", where=str(folder), cure="check the path for a typo"
         )
     config = read_json(folder / "config.json")
-    files = weight_files(folder)
-    headers = {file.name: read_header(file) for file in files}
-    check_index(folder, headers)
+    headers = read_headers(folder)
+    sizes = [file.stat().st_size for file in headers]
     return Source(
         name=name or str(folder),
         where=str(folder / "config.json"),
         config=config,
         tensors={k: t for header in headers.values() for k, t in header.tensors.items()},
-        weights_bytes=sum(file.stat().st_size for file in files),
-        largest_file_bytes=max(file.stat().st_size for file in files),
+        weights_bytes=sum(sizes),
+        largest_file_bytes=max(sizes),
         names=frozenset(checkpoint_names(folder)),
         has_chat_template=folder_has_chat_template(folder),
     )
@@ -84,6 +81,8 @@ def read_hub(repo_id: str, revision: str | None) -> Source:
         HubError: as :func:`pipeline.checkpoint.hub.download` does.
         CheckpointError: config.json, index or headers are damaged.
     """
+    from huggingface_hub import snapshot_download
+
     name = f"{repo_id}@{revision}" if revision else repo_id
     with explained(repo_id, revision):
         info = ask_hub(repo_id, revision)
@@ -100,15 +99,8 @@ def read_hub(repo_id: str, revision: str | None) -> Source:
             )
             names = frozenset(sizes)
             return Source(name, where, config, tensors, total, largest, names, template)
-        folder = _cached(repo_id, revision)
+        folder = Path(snapshot_download(repo_id, revision=revision, local_files_only=True))
     return read_folder(folder, name)
-
-
-def _cached(repo_id: str, revision: str | None) -> Path:
-    """The folder of the Hub's cache that holds the repository."""
-    from huggingface_hub import snapshot_download
-
-    return Path(snapshot_download(repo_id, revision=revision, local_files_only=True))
 
 
 def _small_file(repo_id: str, file: str, commit: str | None) -> Path:
@@ -128,13 +120,8 @@ def _small_file(repo_id: str, file: str, commit: str | None) -> Path:
 
 def _weight_names(repo_id: str, sizes: dict[str, int], commit: str | None) -> list[str]:
     """The files that the index names, else all safetensors at the top."""
-    found = [
-        name
-        for name in sizes
-        if fnmatchcase(name, "*.safetensors") and not fnmatchcase(name, IGNORED_WEIGHTS)
-    ]
     if INDEX not in sizes:
-        return sorted(found)
+        return sorted(filter(are_weights, sizes))
     named = sorted(set(read_index(_small_file(repo_id, INDEX, commit)).values()))
     missing = [name for name in named if name not in sizes]
     if missing:

@@ -80,6 +80,6 @@ def variant_weights(
 
 def _bytes(tensor: Tensor, precision: Precision | None, chosen: bool) -> int:
     if precision is None or not chosen:
-        return tensor.end - tensor.begin
+        return tensor.size
     rows, columns = tensor.shape
     return precision.matrix_bytes(rows, columns)

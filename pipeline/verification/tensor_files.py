@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.checkpoint.safetensors_header import DTYPE_BITS, read_header
-from pipeline.checkpoint.weight_files import INDEX, check_index, read_index, weight_files
+from pipeline.checkpoint.safetensors_header import DTYPE_BITS
+from pipeline.checkpoint.weight_files import INDEX, read_headers, read_index
 from pipeline.core.errors import VerificationError
 from pipeline.verification.number_types import Bytes, Floats, to_float32
 
@@ -88,10 +88,8 @@ def open_folder(folder: Path) -> TensorFiles:
         VerificationError: two files hold the same tensor, the index leaves one out, or a file of
             weights lies there that no index names.
     """
-    headers = {path: read_header(path) for path in weight_files(folder)}
-    check_index(folder, {path.name: header for path, header in headers.items()})
     tensors: dict[str, StoredTensor] = {}
-    for path, header in headers.items():
+    for path, header in read_headers(folder).items():
         for name, tensor in header.tensors.items():
             if name in tensors:
                 raise VerificationError(

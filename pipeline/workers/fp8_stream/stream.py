@@ -6,8 +6,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from pipeline.checkpoint.safetensors_header import SafetensorsHeader, read_header
-from pipeline.checkpoint.weight_files import check_index, read_json, weight_files
+from pipeline.checkpoint.safetensors_header import SafetensorsHeader
+from pipeline.checkpoint.weight_files import read_headers, read_json
 from pipeline.core.errors import StageError, UsageError
 from pipeline.core.events import Progress
 from pipeline.inspection.linear_layers import is_quantizable, is_tied
@@ -58,8 +58,7 @@ def stream_fp8(
     if scheme not in SCHEMES:
         raise UsageError(f"'{scheme}' cannot be streamed", cure=f"these can: {', '.join(SCHEMES)}")
     config = read_json(source / "config.json")
-    headers = {file: read_header(file) for file in weight_files(source)}
-    check_index(source, {file.name: header for file, header in headers.items()})
+    headers = read_headers(source)
     tensors = {name: tensor for h in headers.values() for name, tensor in h.tensors.items()}
     check_supported(tensors, config, ignore, source)
     left_out = resolve_tie(source, headers, config)
