@@ -55,13 +55,13 @@ def command_line(kind: RunKind, command: Mapping[str, Any], *, public: bool = Fa
         words, options = ["prepare", "recheck", str(command.get("recheck", ""))], RECHECK_OPTIONS
     else:
         checkpoint = str(asked.get("checkpoint", ""))
-        words = ["prepare", "model", _shown_checkpoint(checkpoint) if public else checkpoint]
+        words = ["prepare", "model", _show_checkpoint(checkpoint) if public else checkpoint]
         for recipe in asked.get("recipes") or []:
-            words += ["--recipe", _shown(recipe, public=public)]
+            words += ["--recipe", _show(recipe, public=public)]
         options = MODEL_OPTIONS if public else (*MODEL_OPTIONS, "registry")
     for option in options:
         if asked.get(option):
-            value = _shown(asked[option], public=public, path=option in PATHS)
+            value = _show(asked[option], public=public, path=option in PATHS)
             words += [f"--{option.replace('_', '-')}", value]
     if command.get("trust_remote_code"):
         words.append("--yes-trust-remote-code")
@@ -77,14 +77,14 @@ def without_password(text: str) -> str:
     return re.sub(r"//[^/@\s]+@", "//***@", text)
 
 
-def _shown(value: Any, *, public: bool, path: bool = False) -> str:
+def _show(value: Any, *, public: bool, path: bool = False) -> str:
     """A value of an option; a path by its last part alone where others are to read it."""
     text = str(value)
     is_path = path or text.endswith((".yaml", ".yml"))
     return f"./{Path(text).name}" if public and is_path else text
 
 
-def _shown_checkpoint(ref: str) -> str:
+def _show_checkpoint(ref: str) -> str:
     """A folder by its last part; the Hub's org/name and a demo as they are."""
     is_folder = ref.startswith(("/", ".", "~")) or not ("/" in ref or ref.startswith("demo:"))
     return f"./{Path(ref).name}" if is_folder else ref

@@ -67,7 +67,7 @@ class Deployable(Record, serialize_by_alias=True):
 
     @field_validator("hardware")
     @classmethod
-    def _of_a_kind_of_machine(cls, hardware: dict[str, Any]) -> dict[str, Any]:
+    def _check_kind_of_machine(cls, hardware: dict[str, Any]) -> dict[str, Any]:
         Accelerator(hardware.get("accelerator", ""))
         return hardware
 
@@ -93,7 +93,7 @@ class Deployable(Record, serialize_by_alias=True):
                 }
             )
         except (ValueError, LookupError, TypeError) as error:
-            raise _unservable(error, f"stage judge {judged.judge.key}") from error
+            raise _unservable_error(error, f"stage judge {judged.judge.key}") from error
 
     @classmethod
     def of_tags(cls, version: Version) -> Deployable:
@@ -150,7 +150,7 @@ class Deployable(Record, serialize_by_alias=True):
         return [
             change
             for name, words in WORDS.items()
-            for change in _compared(words, then[name], now[name])
+            for change in _compare(words, then[name], now[name])
         ]
 
     def check_servable(self, where: str) -> None:
@@ -165,7 +165,7 @@ class Deployable(Record, serialize_by_alias=True):
             check_arguments(self.accelerator, of_a_profile, serving.engine)
             check_variables(serving.environment, serving.engine)
         except EngineArgumentError as error:
-            raise _unservable(error, where) from error
+            raise _unservable_error(error, where) from error
 
 
 def verdict_tags(
@@ -193,22 +193,22 @@ def as_tag(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
 
 
-def _compared(name: str, then: Any, now: Any) -> Iterator[Change]:
+def _compare(name: str, then: Any, now: Any) -> Iterator[Change]:
     if isinstance(then, dict) and isinstance(now, dict):
         for key in sorted(then.keys() | now.keys()):
-            yield from _compared(f"{name}, {key}", then.get(key, ABSENT), now.get(key, ABSENT))
+            yield from _compare(f"{name}, {key}", then.get(key, ABSENT), now.get(key, ABSENT))
     elif then != now:
-        yield Change(name, _shown(then), _shown(now))
+        yield Change(name, _show(then), _show(now))
 
 
-def _shown(value: Any) -> str:
+def _show(value: Any) -> str:
     """A value for people; a digest by its beginning."""
     text = str(value)
     is_digest = len(text) == 64 and all(letter in "0123456789abcdef" for letter in text)
     return text[:SHORT] if is_digest else text
 
 
-def _unservable(error: Exception, where: str) -> EvidenceError:
+def _unservable_error(error: Exception, where: str) -> EvidenceError:
     return EvidenceError(
         f"what was judged cannot be served: {_words(error)}",
         where=where,

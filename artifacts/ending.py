@@ -47,7 +47,7 @@ def champion_of(report: RunReport) -> VariantReport | None:
     return next((variant for variant in report.variants if variant.promoted), None)
 
 
-def passed(report: RunReport) -> list[str]:
+def list_passed(report: RunReport) -> list[str]:
     """Recipes of the variants that passed."""
     return [variant.recipe for variant in report.variants if variant.verdict == "pass"]
 
@@ -76,7 +76,7 @@ def headline(report: RunReport) -> str:
         return from_dict(report.error).what
     if report.exit_code is None:
         return f"the run is {report.status}"
-    names = ", ".join(passed(report))
+    names = ", ".join(list_passed(report))
     return {
         "pass": f"{names} passed; nothing was promoted",
         "fail": "no variant passed, and at least one failed its gates",
@@ -90,7 +90,7 @@ def next_command(report: RunReport) -> str:
     """The one command to continue with."""
     if champion_of(report) is not None:
         return f"prepare registry show {report.registered_name}"
-    if report.status == "finished" and passed(report):
+    if report.status == "finished" and list_passed(report):
         return f"prepare {'promote' if report.kind == 'model' else 'verify'} {report.run}"
     return f"prepare runs show {report.run}"
 

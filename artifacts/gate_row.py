@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from artifacts.written_numbers import in_points, per_cent
+from artifacts.written_numbers import format_percent, format_points
 
 if TYPE_CHECKING:
     from eval_gates.records import GateReport, ThroughputReport, Tier, Verdict
@@ -42,7 +42,7 @@ class GateRow:
         """The tier after a comma, where it is not the usual one."""
         return "" if self.tier == "critical" else f", {self.tier}"
 
-    def held_against(self, lower: str) -> str:
+    def describe_bound(self, lower: str) -> str:
         """What the difference was held against; `lower` stands before the bound."""
         if self.is_recovery:
             return f"{self.recovery or 'nothing'} recovered, margin {self.margin}"
@@ -59,13 +59,13 @@ def gate_row(gate: GateReport, places: int = 2) -> GateRow:
         baseline=f"{100 * gate.baseline:.{places}f}",
         candidate=f"{100 * gate.candidate:.{places}f}",
         unit=" %",
-        difference=in_points(gate.difference, places),
-        bound=in_points(gate.bound, places),
+        difference=format_points(gate.difference, places),
+        bound=format_points(gate.bound, places),
         compared="" if gate.value == "candidate - baseline" else gate.value,
         threshold=f"{100 * gate.threshold:+g}",
         margin=gate.margin,
         is_recovery=gate.threshold >= 0,
-        recovery=per_cent(gate.recovery, 1, nothing=""),
+        recovery=format_percent(gate.recovery, 1, nothing=""),
         verdict=gate.verdict,
         reason=gate.reason,
     )
@@ -86,7 +86,7 @@ def throughput_row(throughput: ThroughputReport, places: int = 2) -> GateRow:
         threshold="",
         margin=f"at least {throughput.minimum_ratio:g}",
         is_recovery=False,
-        recovery=per_cent(throughput.ratio, 1),
+        recovery=format_percent(throughput.ratio, 1),
         verdict=throughput.verdict,
         reason="; ".join(filter(None, (throughput.reason, throughput.note))),
     )

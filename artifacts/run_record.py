@@ -42,7 +42,7 @@ class VariantReport(Record):
     throughput: ThroughputReport | None
 
 
-def unjudged(
+def report_unjudged(
     recipe: str, verdict: Literal["fail", "error", "skipped"], reason: str, weights: int | None
 ) -> VariantReport:
     """The report of a variant that did not get as far as the gates."""

@@ -12,7 +12,7 @@ from pipeline.core.errors import ExitCode
 NOT_PREFERRED = "; registered, but "
 
 
-def corrected(reports: Sequence[VariantReport], alpha: float) -> list[VariantReport]:
+def correct(reports: Sequence[VariantReport], alpha: float) -> list[VariantReport]:
     """The reports whose verdict changes because several variants are tried at once, by Holm.
 
     Each variant has its own chance `alpha` (the policy's, or the trial's share of it) to pass
@@ -25,7 +25,7 @@ def corrected(reports: Sequence[VariantReport], alpha: float) -> list[VariantRep
         report.model_copy(
             update={
                 "verdict": "undecided",
-                "reason": f"passes alone, but not {_among(report, len(reports))} "
+                "reason": f"passes alone, but not {_describe_tried(report, len(reports))} "
                 f"(p = {report.p_value:.3g}; Holm's correction of {alpha:.3g}): needs more "
                 "questions",
             }
@@ -35,7 +35,7 @@ def corrected(reports: Sequence[VariantReport], alpha: float) -> list[VariantRep
     ]
 
 
-def _among(report: VariantReport, tried: int) -> str:
+def _describe_tried(report: VariantReport, tried: int) -> str:
     """With what it was tried, in words."""
     together = f"with {tried} variants tried" if tried > 1 else "at this trial's share"
     return together if report.trial in (None, 1) else f"{together}, in trial {report.trial}"

@@ -102,14 +102,16 @@ def quantize_python() -> Path:
 def measure(python: Path, folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     """All rounds; a list of what each way took."""
     source = folder / "source"
-    made = step(python, {"way": "make", "source": str(source), "gigabytes": arguments.gigabytes})
+    made = run_in_environment(
+        python, {"way": "make", "source": str(source), "gigabytes": arguments.gigabytes}
+    )
     found: dict[str, Any] = {"source_bytes": made["bytes"], **{way: [] for way in WAYS}}
     # Not counted, but the roof has to know what we write.
-    sizes = one_way(python, "ours", source, folder / "output", [])["sizes"]
+    sizes = measure_way(python, "ours", source, folder / "output", [])["sizes"]
     for number in range(arguments.rounds):
         order = list(WAYS)[number % len(WAYS) :] + list(WAYS)[: number % len(WAYS)]
         for way in order:
-            answer = fastest(python, way, source, folder / "output", sizes)
+            answer = measure_fastest(python, way, source, folder / "output", sizes)
             found[way].append(answer)
             found["versions"] = answer["versions"]
             print(f"round {number + 1}, {WAYS[way]}: {answer['seconds']:.2f} s", file=sys.stderr)
@@ -117,30 +119,32 @@ def measure(python: Path, folder: Path, arguments: argparse.Namespace) -> dict[s
     return found
 
 
-def fastest(python: Path, way: str, source: Path, output: Path, sizes: list[int]) -> dict[str, Any]:
+def measure_fastest(
+    python: Path, way: str, source: Path, output: Path, sizes: list[int]
+) -> dict[str, Any]:
     """Measure one way; of the roof the fastest of its kinds, as no single one is it everywhere."""
     kinds: list[dict[str, Any]] = [{}]
     if way.startswith("roof"):
         kinds = [
             {"chunk": chunk, "direct": past} for chunk in CHUNKS_BYTES for past in (False, True)
         ]
-    answers = [one_way(python, way, source, output, sizes, **kind) for kind in kinds]
+    answers = [measure_way(python, way, source, output, sizes, **kind) for kind in kinds]
     return min(answers, key=lambda answer: float(answer["seconds"]))
 
 
-def one_way(
+def measure_way(
     python: Path, way: str, source: Path, output: Path, sizes: list[int], **kind: Any
 ) -> dict[str, Any]:
     """Measure one way, into a folder of its own that is removed again."""
     output.mkdir()
     os.sync()
     spec = {"way": way, "source": str(source), "output": str(output), "sizes": sizes, **kind}
-    answer = step(python, spec)
+    answer = run_in_environment(python, spec)
     shutil.rmtree(output)
     return answer
 
 
-def step(python: Path, spec: dict[str, Any]) -> dict[str, Any]:
+def run_in_environment(python: Path, spec: dict[str, Any]) -> dict[str, Any]:
     """Run one step in a process of the quantize environment."""
     command = [str(python), "-I", str(Path(__file__)), "--step", json.dumps(spec)]
     answer = subprocess.run(command, capture_output=True, text=True)
@@ -213,7 +217,7 @@ def run_step(spec: dict[str, Any]) -> dict[str, Any]:
         def work() -> None:
             roof(sources, output, spec["sizes"], spec["chunk"], direct=spec["direct"])
     else:
-        work = prepared(way, source, output)
+        work = prepare(way, source, output)
     used, started = time.process_time(), time.perf_counter()
     work()
     seconds = time.perf_counter() - started
@@ -226,7 +230,7 @@ def run_step(spec: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def prepared(way: str, source: Path, output: Path) -> Any:
+def prepare(way: str, source: Path, output: Path) -> Any:
     """The work to measure, with all that it imports imported."""
     if way == "model_free_ptq":
         from llmcompressor import model_free_ptq

@@ -158,7 +158,7 @@ def summarize(found: dict[str, Any]) -> dict[str, Any]:
     """The figures of the last line."""
     ours, theirs = found["ours"], found["lm_eval"]
     pairs = list(zip(ours.pop("logprobs"), theirs.pop("logprobs"), strict=True))
-    equal = sum(chosen(one) == chosen(other) for one, other in pairs)
+    equal = sum(find_choice(one) == find_choice(other) for one, other in pairs)
     ratio = theirs["computed"] / ours["computed"]
     return {
         "questions": len(pairs),
@@ -177,7 +177,7 @@ def summarize(found: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def chosen(logprobs: list[float]) -> int:
+def find_choice(logprobs: list[float]) -> int:
     """The number of the answer."""
     return logprobs.index(max(logprobs))
 
@@ -296,7 +296,7 @@ def choose_questions(spec: dict[str, Any]) -> tuple[Rows, str]:
     subjects = max(1, round(count / QUESTIONS_A_SUBJECT))
     sizes = [count // subjects + (number < count % subjects) for number in range(subjects)]
     if spec["eval_data"] is None:
-        return carried(sizes, chance), "carried by lm-eval, asked as if of few subjects"
+        return carry(sizes, chance), "carried by lm-eval, asked as if of few subjects"
     rows = read(Path(spec["eval_data"]), sizes, chance)
     return rows, f"of {', '.join(dict.fromkeys(row['subject'] for row in rows))}"
 
@@ -317,7 +317,7 @@ def read(folder: Path, sizes: list[int], chance: random.Random) -> Rows:
     return mmlu.with_examples(questions, mmlu.read_examples(folder), "letter", SHOTS)
 
 
-def carried(sizes: list[int], chance: random.Random) -> Rows:
+def carry(sizes: list[int], chance: random.Random) -> Rows:
     """Carried questions in groups that share their examples, and so have to share a subject."""
     from eval_gates.suites import mmlu
 

@@ -65,14 +65,14 @@ class Row:
     holds_error: float
 
 
-def drawn(runs: int, flips: float, drop: float, seed: int) -> Differences:
+def draw(runs: int, flips: float, drop: float, seed: int) -> Differences:
     """Questions drawn independently: gains and losses with chances that differ by `drop`."""
     lost, gained = (flips + drop) / 2, (flips - drop) / 2
     uniform = np.random.default_rng(seed).random((runs, QUESTIONS), dtype=np.float32)
     return (uniform > 1 - gained).astype(np.int8) - (uniform < lost).astype(np.int8)
 
 
-def shuffled(runs: int, flips: float, drop: float, seed: int) -> Differences:
+def shuffle(runs: int, flips: float, drop: float, seed: int) -> Differences:
     """One benchmark with a net loss of `drop` or just more, in a random order in each replay."""
     net = math.ceil(drop * QUESTIONS)
     gained = round((flips * QUESTIONS - net) / 2)
@@ -88,14 +88,14 @@ def sequential(differences: Differences, population: int | None) -> Judgement:
     for start in range(0, len(differences), ROWS_AT_ONCE):
         values = differences[start : start + ROWS_AT_ONCE].astype(float)
         log_pass, log_fail = log_evidence(values, comparison, population, planned)
-        passed, failed = (first(log >= -math.log(ALPHA)) for log in (log_pass, log_fail))
+        passed, failed = (find_first(log >= -math.log(ALPHA)) for log in (log_pass, log_fail))
         promoted.append(passed < failed)
         asked.append(np.minimum(passed, failed))
     batches = np.ceil(np.concatenate(asked) / BATCH).astype(np.int64)
     return np.concatenate(promoted), np.minimum(batches * BATCH, QUESTIONS)
 
 
-def first(crossed: NDArray[np.bool_]) -> NDArray[np.int64]:
+def find_first(crossed: NDArray[np.bool_]) -> NDArray[np.int64]:
     """The number of questions at the first crossing in each row; one more than all if none."""
     questions = crossed.shape[1]
     return np.asarray(np.where(crossed.any(axis=1), crossed.argmax(axis=1), questions) + 1)
@@ -106,12 +106,12 @@ def fixed_n(differences: Differences) -> Judgement:
     statistic = score_statistic(
         (differences > 0).sum(axis=1), (differences < 0).sum(axis=1), QUESTIONS
     )
-    return statistic > normal_quantile(ALPHA), asked_of_all(differences, QUESTIONS)
+    return statistic > normal_quantile(ALPHA), ask_all(differences, QUESTIONS)
 
 
 def limit_1000(differences: Differences) -> Judgement:
     """The bare difference of two scores on the first 1,000 questions."""
-    return differences[:, :1000].mean(axis=1) > -MARGIN, asked_of_all(differences, 1000)
+    return differences[:, :1000].mean(axis=1) > -MARGIN, ask_all(differences, 1000)
 
 
 def two_stderr(differences: Differences) -> Judgement:
@@ -123,7 +123,7 @@ def two_stderr(differences: Differences) -> Judgement:
     before = np.full(len(differences), BASELINE)
     after = before + differences.mean(axis=1)
     overlap = after + 2 * stderr(after) >= before - 2 * stderr(before)
-    return overlap, asked_of_all(differences, QUESTIONS)
+    return overlap, ask_all(differences, QUESTIONS)
 
 
 def naive_peeking(differences: Differences) -> Judgement:
@@ -134,7 +134,7 @@ def naive_peeking(differences: Differences) -> Judgement:
     )
     statistic = score_statistic(gains, losses, ends)
     quantile = normal_quantile(ALPHA)
-    passed, failed = first(statistic > quantile), first(statistic < -quantile)
+    passed, failed = find_first(statistic > quantile), find_first(statistic < -quantile)
     look = np.minimum(np.minimum(passed, failed), len(ends))
     return passed < failed, ends[look - 1]
 
@@ -155,14 +155,14 @@ def score_statistic(
     return np.asarray((gains - losses + questions * MARGIN) / np.sqrt(variance))
 
 
-def asked_of_all(differences: Differences, questions: int) -> NDArray[np.int64]:
+def ask_all(differences: Differences, questions: int) -> NDArray[np.int64]:
     """The same number for each replay."""
     return np.full(len(differences), questions)
 
 
 def measure(runs: int, flips: float, seed: int) -> dict[str, Row]:
     """Every gate at one rate of flips."""
-    same, worse = drawn(runs, flips, 0.0, seed), drawn(runs, flips, MARGIN, seed + 1)
+    same, worse = draw(runs, flips, 0.0, seed), draw(runs, flips, MARGIN, seed + 1)
     gates: dict[str, Callable[[Differences], Judgement]] = {
         OURS[0]: lambda differences: sequential(differences, None),
         FIXED: fixed_n,
@@ -170,13 +170,13 @@ def measure(runs: int, flips: float, seed: int) -> dict[str, Row]:
         "two stderr": two_stderr,
         "naive peeking": naive_peeking,
     }
-    rows = {name: judged(gate(same), gate(worse)) for name, gate in gates.items()}
-    same, worse = shuffled(runs, flips, 0.0, seed + 2), shuffled(runs, flips, MARGIN, seed + 3)
-    finite = judged(sequential(same, QUESTIONS), sequential(worse, QUESTIONS))
+    rows = {name: judge(gate(same), gate(worse)) for name, gate in gates.items()}
+    same, worse = shuffle(runs, flips, 0.0, seed + 2), shuffle(runs, flips, MARGIN, seed + 3)
+    finite = judge(sequential(same, QUESTIONS), sequential(worse, QUESTIONS))
     return {OURS[0]: rows.pop(OURS[0]), OURS[1]: finite, **rows}
 
 
-def judged(same: Judgement, worse: Judgement) -> Row:
+def judge(same: Judgement, worse: Judgement) -> Row:
     """Means and their standard errors over the replays."""
     runs = len(same[0])
 
@@ -210,7 +210,7 @@ def table(flips: float, rows: dict[str, Row]) -> Iterator[str]:
         )
 
 
-def targets_met(results: dict[float, dict[str, Row]], runs: int) -> bool:
+def meets_targets(results: dict[float, dict[str, Row]], runs: int) -> bool:
     """Enough fewer questions, and false promotes at most alpha give or take 2 standard errors."""
     most = ALPHA + 2 * math.sqrt(ALPHA * (1 - ALPHA) / runs)
     return all(
@@ -236,7 +236,7 @@ def summary(results: dict[float, dict[str, Row]], runs: int, seed: int) -> dict[
         }
         for flips, rows in results.items()
     }
-    met = targets_met(results, runs)
+    met = meets_targets(results, runs)
     return {"replays": runs, "seed": seed, **figures, "targets_met": met}
 
 

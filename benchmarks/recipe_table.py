@@ -24,7 +24,7 @@ from pipeline.cli.display import open_display
 from pipeline.core.errors import PrepareError
 from pipeline.environments.environment import Accelerator
 from pipeline.environments.settings import Settings, load_settings
-from pipeline.forecast.checks import unsuitable
+from pipeline.forecast.checks import find_unsuitable
 from pipeline.inspection.source import read_folder
 from pipeline.plan.plan import VariantPlan
 from pipeline.plan.prepare import Choices, Request, choose, find_data, locate, make_plan
@@ -96,8 +96,8 @@ class Table:
             sources = find_data(choices, self._settings, progress)
             checkpoint = locate(choices, self._settings, stages.output_of, progress)
             plan = make_plan(choices, checkpoint, self._settings, sources)
-            reasons = self._why_not_served(choices, checkpoint)
-            scores = self._measured([name for name in self._names if name not in reasons])
+            reasons = self._find_refused(choices, checkpoint)
+            scores = self._measure([name for name in self._names if name not in reasons])
             rows = [{"recipe": catalog.BASELINE, **scores.get(catalog.BASELINE, {})}]
             for variant in plan.variants:
                 name = variant.recipe.name
@@ -119,13 +119,13 @@ class Table:
             "sqnr_db": verified.result["sqnr"]["median_db"],
         }
 
-    def _why_not_served(self, choices: Choices, checkpoint: Checkpoint) -> dict[str, str]:
+    def _find_refused(self, choices: Choices, checkpoint: Checkpoint) -> dict[str, str]:
         """By recipe, what the preflight would refuse it for on this model and machine."""
         source, flags = read_folder(checkpoint.path), cpu_flags()
         found = {
             recipe.name: [
                 fault.what
-                for fault in unsuitable(
+                for fault in find_unsuitable(
                     recipe, source, checkpoint.architecture, choices.profile, flags
                 )
             ]
@@ -133,7 +133,7 @@ class Table:
         }
         return {name: faults[0] for name, faults in found.items() if faults}
 
-    def _measured(self, names: list[str]) -> dict[str, dict[str, float]]:
+    def _measure(self, names: list[str]) -> dict[str, dict[str, float]]:
         """Scores by recipe and suite, the baseline's too, by one `prepare model`."""
         if not names:
             return {}

@@ -19,7 +19,7 @@ def labels_of(rows: Rows) -> list[str]:
     return [str(row.get("cluster", f"#{number}")) for number, row in enumerate(rows)]
 
 
-def clustered(rows: Rows) -> list[list[Mapping[str, Any]]]:
+def group_by_cluster(rows: Rows) -> list[list[Mapping[str, Any]]]:
     """The rows, cluster by cluster; a row without one is alone."""
     pairs = zip(labels_of(rows), rows, strict=True)
     return [[row for _, row in group] for _, group in groupby(pairs, key=lambda pair: pair[0])]

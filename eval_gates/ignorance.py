@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from eval_gates.clusters import clustered, means
+from eval_gates.clusters import group_by_cluster, means
 from eval_gates.statistics.comparison import Comparison
-from eval_gates.statistics.sight import Sight, sight_of, swapped_as_well
+from eval_gates.statistics.sight import Sight, sight_of, swap_p_value
 
 Rows = Sequence[Mapping[str, Any]]
 State = Literal["clear", "blind", "open"]
@@ -28,7 +28,7 @@ def sights_of(
         population: questions (or clusters of them) of the benchmark that the claim is about; None
             for a claim about all such.
     """
-    clusters = clustered(rows)
+    clusters = group_by_cluster(rows)
     scores = means(clusters, "score")
     kind: Literal["guessing", "nothing"] = "guessing" if guessing > 0 else "nothing"
     # Chance can favour guesses on these very questions: what they score is no fact of a list.
@@ -43,7 +43,7 @@ def sights_of(
         pairs = population // 2 if population is not None else None
         if len(scores) > 1:
             found.append(
-                sight_of("unrelated", _halved(scores), _halved(unrelated), comparison, pairs)
+                sight_of("unrelated", _halve(scores), _halve(unrelated), comparison, pairs)
             )
         else:
             found.append(Sight("unrelated", unrelated[0], p_blind=1.0, p_clear=1.0))
@@ -54,9 +54,9 @@ def says_nothing_p(rows: Rows) -> float:
     """Anytime-valid p-value of 'these answers do for any question'; 0 where that was not tried."""
     if not all(UNRELATED in row for row in rows):
         return 0.0
-    clusters = clustered(rows)
-    own, other = _halved(means(clusters, "score")), _halved(means(clusters, UNRELATED))
-    return swapped_as_well([a - b for a, b in zip(own, other, strict=True)])
+    clusters = group_by_cluster(rows)
+    own, other = _halve(means(clusters, "score")), _halve(means(clusters, UNRELATED))
+    return swap_p_value([a - b for a, b in zip(own, other, strict=True)])
 
 
 def state_of(sights: Sequence[Sight], alpha: float) -> State:
@@ -66,6 +66,6 @@ def state_of(sights: Sequence[Sight], alpha: float) -> State:
     return "blind" if any(sight.p_clear <= alpha for sight in sights) else "open"
 
 
-def _halved(values: Sequence[float]) -> list[float]:
+def _halve(values: Sequence[float]) -> list[float]:
     """The mean of each two; one that is left over is not used."""
     return [(a + b) / 2 for a, b in zip(values[::2], values[1::2], strict=False)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from eval_gates.clusters import clustered, means
+from eval_gates.clusters import group_by_cluster, means
 from eval_gates.ignorance import UNRELATED, says_nothing_p, sights_of
 from eval_gates.records import (
     Floor,
@@ -26,7 +26,7 @@ from eval_gates.statistics.finding import (
 )
 from eval_gates.statistics.multiplicity import all_gates_p
 from eval_gates.stopping import comparison_of
-from eval_gates.suites.mmlu_subjects import by_group
+from eval_gates.suites.mmlu_subjects import score_by_group
 from recipes.policy import AnySuite
 from recipes.schema import Family
 
@@ -70,10 +70,13 @@ def judge_suite(
     all_of_baseline = baseline
     baseline = baseline[: len(candidate)]
     check_paired(name, baseline, candidate)
-    before, after = means(clustered(baseline), "score"), means(clustered(candidate), "score")
+    before, after = (
+        means(group_by_cluster(baseline), "score"),
+        means(group_by_cluster(candidate), "score"),
+    )
     n = len(before)
     population = available if suite.about == "benchmark" else None
-    finding = found(suite, family, before, after, alpha, population, planned_bet)
+    finding = run_test(suite, family, before, after, alpha, population, planned_bet)
     sights = sights_of(all_of_baseline, guessing, finding.comparison, population)
     changes = [abs(a - b) for a, b in zip(after, before, strict=True) if a != b]
     scores = Scores(
@@ -123,7 +126,7 @@ def judge_suite(
         flips=len(changes),
         gains=sum(a > b for a, b in zip(after, before, strict=True)),
         floor=floor,
-        groups=by_subject(baseline, candidate) if suite.kind == "mmlu" else [],
+        groups=report_by_subject(baseline, candidate) if suite.kind == "mmlu" else [],
         trail=[
             TrailPoint(
                 n=point.questions,
@@ -139,7 +142,7 @@ def judge_suite(
     )
 
 
-def found(
+def run_test(
     suite: AnySuite,
     family: Family,
     before: Sequence[float],
@@ -157,7 +160,7 @@ def found(
 
 def mean_of(rows: Answers, key: str) -> float:
     """The mean of what the rows have under that key, each cluster of them counting as one."""
-    values = means(clustered(rows), key)
+    values = means(group_by_cluster(rows), key)
     return sum(values) / len(values)
 
 
@@ -197,11 +200,15 @@ def floor_of(name: str, first: Answers, again: Answers) -> Floor | None:
     return Floor(n=asked, flips=sum(one["score"] != other["score"] for one, other in pairs))
 
 
-def by_subject(baseline: Answers, candidate: Answers) -> list[GroupReport]:
+def report_by_subject(baseline: Answers, candidate: Answers) -> list[GroupReport]:
     """Scores and flips of both sides by group of subjects, then by subject."""
     pairs = list(zip(baseline, candidate, strict=True))
     changed = [{"subject": b["subject"], "score": b["score"] != c["score"]} for b, c in pairs]
-    before, after, flips = by_group(baseline), by_group(candidate), by_group(changed)
+    before, after, flips = (
+        score_by_group(baseline),
+        score_by_group(candidate),
+        score_by_group(changed),
+    )
     return [
         GroupReport(
             group=name,

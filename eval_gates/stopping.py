@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from eval_gates.clusters import clustered, means, whole_end
+from eval_gates.clusters import group_by_cluster, means, whole_end
 from eval_gates.statistics.comparison import Comparison
 from eval_gates.statistics.sequential import sequential_test
 
@@ -68,7 +68,9 @@ class Stopping:
             return scores
         labels = self.clusters[: len(scores)]
         pairs = zip(scores, labels, strict=False)
-        return means(clustered([{"score": s, "cluster": label} for s, label in pairs]), "score")
+        return means(
+            group_by_cluster([{"score": s, "cluster": label} for s, label in pairs]), "score"
+        )
 
 
 def rule_of(

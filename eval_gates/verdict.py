@@ -19,7 +19,7 @@ Answers = Callable[[str], list[dict[str, Any]]]
 Record = Callable[[str], StageRecord]
 
 
-def judged(
+def judge_evidence(
     parameters: dict[str, Any], roles: set[str], answers: Answers, record: Record
 ) -> dict[str, Any]:
     """The verdict from kept evidence; nothing else is read, so anyone can compute it again.
@@ -49,7 +49,7 @@ def judged(
         )
         for name, suite in policy.suites.items()
     ]
-    throughput = throughput_of(policy, parameters, record) if measured(roles) else None
+    throughput = throughput_of(policy, parameters, record) if has_load_test(roles) else None
     verdict, reason, p_value = overall(gates, throughput)
     number = number_in(parameters)
     return {
@@ -67,7 +67,7 @@ def units_of(questions: dict[str, Any]) -> int:
     return int(questions.get("clusters") or questions["questions"])
 
 
-def measured(roles: set[str]) -> bool:
+def has_load_test(roles: set[str]) -> bool:
     """Whether there is a load test; endpoints that someone else serves have none."""
     return "candidate.benchmark" in roles
 

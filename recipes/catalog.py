@@ -164,7 +164,7 @@ def _load(name: str, folder: Path, noun: str, kind: type[DESCRIBED]) -> DESCRIBE
 
 
 def _recipe_in(path: Path) -> Recipe:
-    return _validated(_merged_recipe(path, ()), path, "recipe", Recipe)
+    return _validate(_merge_recipe(path, ()), path, "recipe", Recipe)
 
 
 def _find(name: str, folder: Path, noun: str, also: Sequence[str] = ()) -> Path:
@@ -173,17 +173,17 @@ def _find(name: str, folder: Path, noun: str, also: Sequence[str] = ()) -> Path:
     path = user_path(name if is_path else folder / f"{name}.yaml", f"--{noun} {name[:80]}")
     if not path.is_file():
         known = [*_names(folder), *also]
-        close = difflib.get_close_matches(_brief(name), known, n=1)
+        close = difflib.get_close_matches(_shorten(name), known, n=1)
         hint = f"did you mean '{close[0]}'? " if close else ""
         raise UsageError(
-            f"there is no {noun} '{_brief(name)}'" + (" that is a file" if path.exists() else ""),
-            where=_brief(str(path)) if is_path else f"--{noun} {_brief(name)}",
+            f"there is no {noun} '{_shorten(name)}'" + (" that is a file" if path.exists() else ""),
+            where=_shorten(str(path)) if is_path else f"--{noun} {_shorten(name)}",
             cure=f"{hint}known: {', '.join(known)}; or give the path of a YAML file",
         )
     return path
 
 
-def _merged_recipe(path: Path, before: tuple[Path, ...]) -> dict[str, Any]:
+def _merge_recipe(path: Path, before: tuple[Path, ...]) -> dict[str, Any]:
     """A recipe file's content over that of the recipe that it extends.
 
     Args:
@@ -204,19 +204,19 @@ def _merged_recipe(path: Path, before: tuple[Path, ...]) -> dict[str, Any]:
     parent = data.pop("extends")
     if not isinstance(parent, str):
         raise UsageError(
-            f"the recipe is wrong at 'extends': {_brief(repr(parent))} should be the name of one "
+            f"the recipe is wrong at 'extends': {_shorten(repr(parent))} should be the name of one "
             "recipe",
             where=where,
             cure=f"known: {', '.join(_names(RECIPES))}; or give the path of a YAML file",
         )
     if "name" not in data:
         raise UsageError(
-            f"the recipe extends '{_brief(parent)}' and has no name of its own",
+            f"the recipe extends '{_shorten(parent)}' and has no name of its own",
             where=f"{path}, key name",
             cure="add the key 'name': tables, files and tags distinguish variants by it",
         )
     try:
-        found = _find(_from_beside(parent, path, where), RECIPES, "recipe")
+        found = _find(_locate_beside(parent, path, where), RECIPES, "recipe")
     except UsageError as error:
         raise UsageError(error.what, where=where, cure=error.cure) from error
     if found.resolve() in chain:
@@ -226,13 +226,13 @@ def _merged_recipe(path: Path, before: tuple[Path, ...]) -> dict[str, Any]:
             where=where,
             cure="let one of them stand alone, without the key 'extends'",
         )
-    base = _merged_recipe(found, chain)
+    base = _merge_recipe(found, chain)
     # Faults of the extended recipe are reported as such, with its own file.
-    _validated(base, found, "recipe", Recipe)
+    _validate(base, found, "recipe", Recipe)
     return merge(base, data)
 
 
-def _from_beside(name: str, path: Path, where: str) -> str:
+def _locate_beside(name: str, path: Path, where: str) -> str:
     """A relative path starts from the folder of the file that it stands in."""
     if not _is_path(name) or user_path(name, where).is_absolute():
         return name
@@ -247,14 +247,14 @@ def merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     merged = dict(base)
     for key, value in changes.items():
         old = merged.get(key)
-        if isinstance(old, dict) and isinstance(value, dict) and _of_one_kind(old, value):
+        if isinstance(old, dict) and isinstance(value, dict) and _is_of_one_kind(old, value):
             merged[key] = merge(old, value)
         else:
             merged[key] = value
     return merged
 
 
-def _of_one_kind(base: dict[str, Any], changes: dict[str, Any]) -> bool:
+def _is_of_one_kind(base: dict[str, Any], changes: dict[str, Any]) -> bool:
     return bool(changes.get("kind", base.get("kind")) == base.get("kind"))
 
 
@@ -264,7 +264,7 @@ def parse(path: Path, noun: str, kind: type[DESCRIBED]) -> DESCRIBED:
     Raises:
         UsageError: not YAML, or a key that is unknown, missing or of the wrong kind.
     """
-    return _validated(_read(path, noun, kind), path, noun, kind)
+    return _validate(_read(path, noun, kind), path, noun, kind)
 
 
 def _read(path: Path, noun: str, kind: type[DESCRIBED]) -> dict[str, Any]:
@@ -279,20 +279,22 @@ def _read(path: Path, noun: str, kind: type[DESCRIBED]) -> dict[str, Any]:
             f"the {noun} cannot be read: {error}", where=str(path), cure="fix the file"
         ) from error
     if not isinstance(data, dict):
-        raise UsageError(f"the {noun} is not a mapping of keys", where=str(path), cure=_known(kind))
+        raise UsageError(
+            f"the {noun} is not a mapping of keys", where=str(path), cure=_list_known(kind)
+        )
     return data
 
 
-def _validated(data: dict[str, Any], path: Path, noun: str, kind: type[DESCRIBED]) -> DESCRIBED:
+def _validate(data: dict[str, Any], path: Path, noun: str, kind: type[DESCRIBED]) -> DESCRIBED:
     try:
         return kind.model_validate(data)
     except ValidationError as error:
         # An unknown key is often a required one misspelt: it explains more than what is missing.
         first = min(error.errors(), key=lambda fault: fault["type"] != "extra_forbidden")
-        key = ".".join(map(_brief, _users_path(first["loc"], data, first["type"])))
+        key = ".".join(map(_shorten, _users_path(first["loc"], data, first["type"])))
         key = key or "(the whole file)"
         raise UsageError(
-            f"the {noun} is wrong at '{key}': {_explained(first)}",
+            f"the {noun} is wrong at '{key}': {_explain(first)}",
             where=f"{path}, key {key}",
             cure=_cure(kind, first),
         ) from error
@@ -311,7 +313,7 @@ def _users_path(location: tuple[int | str, ...], data: Any, fault: str) -> list[
     return path
 
 
-def _explained(fault: ErrorDetails) -> str:
+def _explain(fault: ErrorDetails) -> str:
     """What is wrong, without the words of the library that found it."""
     given, message = fault["input"], fault["msg"].removeprefix("Value error, ")
     if fault["type"] == "extra_forbidden":
@@ -320,17 +322,17 @@ def _explained(fault: ErrorDetails) -> str:
         return "this key is required"
     if fault["type"] == "union_tag_invalid":
         tags = fault["ctx"]
-        return f"the kind '{_brief(tags['tag'])}' is not known: {tags['expected_tags']}"
+        return f"the kind '{_shorten(tags['tag'])}' is not known: {tags['expected_tags']}"
     if fault["type"] == "union_tag_not_found":
         return "the key 'kind' is required"
     if fault["type"] in ("model_type", "model_attributes_type", "dict_type"):
         message = "Input should be a mapping of keys"
     if isinstance(given, (bool, int, float, str)) or given is None:
-        return message.replace("Input should", f"{_brief(repr(given))} should", 1)
+        return message.replace("Input should", f"{_shorten(repr(given))} should", 1)
     return message
 
 
-def _brief(text: str) -> str:
+def _shorten(text: str) -> str:
     """A text of the user's as far as a message needs it."""
     return text if len(text) <= BRIEF else f"{text[:BRIEF]}..."
 
@@ -344,18 +346,18 @@ def _cure(kind: type[Described], fault: ErrorDetails) -> str:
     if location and location[-1] == "[key]":  # the key itself, so what it lies in is of interest
         location = location[:-2]
     for part in location:
-        node = _inside(node, part, schema)
+        node = _look_inside(node, part, schema)
         if node.get("properties"):
             keys, around = list(node["properties"]), f"in {part}"
         meaning = f"{part}: {node['description']}" if node.get("description") else ""
     known = f"keys known {around}: {', '.join(keys)}"
     if fault["type"] == "extra_forbidden":
-        close = difflib.get_close_matches(_brief(str(fault["loc"][-1])), keys, n=1)
+        close = difflib.get_close_matches(_shorten(str(fault["loc"][-1])), keys, n=1)
         return f"did you mean '{close[0]}'? {known}" if close else known
     return known if fault["type"] == "missing" or not meaning else meaning
 
 
-def _inside(node: dict[str, Any], part: int | str, schema: dict[str, Any]) -> dict[str, Any]:
+def _look_inside(node: dict[str, Any], part: int | str, schema: dict[str, Any]) -> dict[str, Any]:
     """The JSON schema of what lies under that part of a location; empty where there is nothing."""
     tags = node.get("discriminator", {}).get("mapping", {})
     by_pattern = next(iter(node.get("patternProperties", {}).values()), None)
@@ -375,5 +377,5 @@ def _inside(node: dict[str, Any], part: int | str, schema: dict[str, Any]) -> di
     return dict(found)
 
 
-def _known(kind: type[Described]) -> str:
+def _list_known(kind: type[Described]) -> str:
     return f"keys known at the top: {', '.join(kind.model_fields)}"

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from recipes.engines import DEFAULT, engine_named
+from recipes.engines import DEFAULT, find_engine
 
 # A dot leads into an argument that is a mapping.
 _NAME = re.compile(r"([a-z0-9-]+)(\.[A-Za-z0-9_-]{1,60}){0,5}")
@@ -46,11 +46,11 @@ class EngineArgumentError(ValueError):
     """A name or value that must not reach the engine; says which, and why."""
 
 
-def why_ours(name: str, engine: str = DEFAULT) -> str:
+def explain_ours(name: str, engine: str = DEFAULT) -> str:
     """Why nobody but the command itself sets this argument; "" where a profile may."""
     if name == "kv-cache-dtype":
         return "the profile has a key of its own for it"
-    for reason, names in engine_named(engine).ours.items():
+    for reason, names in find_engine(engine).ours.items():
         for ours in names:
             if name == ours or (ours.endswith("*") and name.startswith(ours[:-1])):
                 return reason
@@ -68,13 +68,13 @@ def check_arguments(accelerator: str, arguments: Mapping[str, Any], engine: str 
     Raises:
         EngineArgumentError: one of them may not.
     """
-    serving = engine_named(engine)
+    serving = find_engine(engine)
     version, known = serving.known_arguments(accelerator)
     for name, value in arguments.items():
         shown = ascii(name)[:80]
         found = _NAME.fullmatch(name)
         whole = found[1] if found else ""
-        if reason := why_ours(whole, engine):
+        if reason := explain_ours(whole, engine):
             raise EngineArgumentError(f"{shown} is not for a profile to set: {reason}")
         if whole not in known:
             raise EngineArgumentError(
@@ -88,7 +88,7 @@ def check_arguments(accelerator: str, arguments: Mapping[str, Any], engine: str 
 
 def check_variables(variables: Mapping[str, Any], engine: str = DEFAULT) -> None:
     """See that these may be set in the server's environment; raises EngineArgumentError if not."""
-    serving = engine_named(engine)
+    serving = find_engine(engine)
     for name, value in variables.items():
         shown = ascii(name)[:80]
         if not isinstance(name, str) or not _VARIABLE.fullmatch(name):

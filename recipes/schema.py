@@ -18,7 +18,7 @@ from pydantic import (
 
 from recipes.described import Described, Name, Seed
 from recipes.engine_arguments import check_arguments, check_variables
-from recipes.engines import DEFAULT, engine_named
+from recipes.engines import DEFAULT, find_engine
 from recipes.quantization import Calibration, Quantization
 from recipes.workload import AnyWorkload
 
@@ -95,7 +95,7 @@ class CalibrationLimit(Described):
         description="blocks that go through a layer at once, in the recipe's place",
     )
 
-    def applied_to(self, calibration: Calibration) -> Calibration:
+    def limit(self, calibration: Calibration) -> Calibration:
         """The calibration that is done: no more samples and tokens than these."""
         return calibration.model_copy(
             update={
@@ -109,7 +109,7 @@ class CalibrationLimit(Described):
 EngineValue = bool | int | float | str
 # The engine's own names, such as fp8_e4m3.
 Word = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_]{0,39}$")]
-EngineName = Annotated[str, AfterValidator(lambda name: engine_named(name).name)]
+EngineName = Annotated[str, AfterValidator(lambda name: find_engine(name).name)]
 CpuFeature = Literal["avx2", "avx512f", "avx512_bf16", "amx"]
 
 
@@ -176,12 +176,12 @@ class ServingProfile(Described):
         """The fallbacks that have changed this profile, by name."""
         return dict(self._in_effect)
 
-    def fitted_to(self, features: Collection[str]) -> ServingProfile:
+    def fit_to(self, features: Collection[str]) -> ServingProfile:
         """The profile with what its fallbacks change on a CPU that has these features."""
         lacking = {n: each for n, each in self.fallbacks.items() if each.without not in features}
-        return self.changed_by(lacking)
+        return self.apply_fallbacks(lacking)
 
-    def changed_by(self, fallbacks: Mapping[str, Fallback]) -> ServingProfile:
+    def apply_fallbacks(self, fallbacks: Mapping[str, Fallback]) -> ServingProfile:
         """The profile with these in effect, whatever the machine."""
         changes: dict[str, Any] = {
             "engine_arguments": dict(self.engine_arguments),

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from artifacts.ci.case import Case, cases_of_run, unusual
+from artifacts.ci.case import Case, cases_of_run, show_tier
 from artifacts.run_record import RunReport
-from pipeline.core.foreign.text import clipped, shown
+from pipeline.core.foreign.text import clip, make_visible
 
 Level = Literal["error", "warning"]
 SHOWN_OF_A_LEVEL = 10
@@ -48,20 +48,22 @@ def level_of(case: Case) -> Level | None:
 
 def annotation(level: Level, case: Case) -> str:
     """The line for one case."""
-    title = f"{case.variant}: {case.name}: {case.word}{unusual(case.tier)}"
+    title = f"{case.variant}: {case.name}: {case.word}{show_tier(case.tier)}"
     return command(level, title, case.reason)
 
 
 def command(level: Level, title: str, message: str) -> str:
     """One workflow command, on one line whatever the texts hold."""
-    return f"::{level} title={property_value(title)}::{data(clipped(message, LONGEST_MESSAGE))}"
+    return (
+        f"::{level} title={escape_property(title)}::{escape_data(clip(message, LONGEST_MESSAGE))}"
+    )
 
 
-def data(text: str) -> str:
+def escape_data(text: str) -> str:
     """Escaped as a command's message."""
-    return shown(text).replace("%", "%25").replace("\n", "%0A")
+    return make_visible(text).replace("%", "%25").replace("\n", "%0A")
 
 
-def property_value(text: str) -> str:
+def escape_property(text: str) -> str:
     """Escaped as a value of a command's property."""
-    return data(text).replace(":", "%3A").replace(",", "%2C")
+    return escape_data(text).replace(":", "%3A").replace(",", "%2C")

@@ -139,7 +139,7 @@ def throughput_case(variant: str, throughput: ThroughputReport) -> Case:
     )
 
 
-def unusual(tier: str) -> str:
+def show_tier(tier: str) -> str:
     """The tier in brackets, where it is not the usual one."""
     return "" if tier == "critical" else f" ({tier})"
 

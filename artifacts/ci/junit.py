@@ -46,12 +46,12 @@ def suite_of(name: str, cases: list[Case], report: RunReport) -> TestSuite:
     """One variant's cases."""
     from junitparser.xunit2 import TestSuite
 
-    suite = TestSuite(readable(name))
+    suite = TestSuite(make_readable(name))
     suite.timestamp = report.started
     suite.add_property("run", report.run)
     suite.add_property("run_verdict", verdict_of(report))
     if report.checkpoint is not None:
-        suite.add_property("checkpoint", readable(report.checkpoint.ref))
+        suite.add_property("checkpoint", make_readable(report.checkpoint.ref))
         suite.add_property("checkpoint_digest", report.checkpoint.digest)
     for case in cases:
         suite.append(case_of(case))
@@ -61,12 +61,12 @@ def suite_of(name: str, cases: list[Case], report: RunReport) -> TestSuite:
 def describe(suite: TestSuite, variant: VariantReport) -> None:
     """What became of the variant, as properties of its suite."""
     suite.add_property("verdict", variant.verdict)
-    suite.add_property("reason", readable(variant.reason))
+    suite.add_property("reason", make_readable(variant.reason))
     suite.add_property("promoted", str(variant.promoted).lower())
     for name in ("p_value", "weights_bytes", "registry_version"):
         value = getattr(variant, name)
         if value is not None:
-            suite.add_property(name, readable(str(value)))
+            suite.add_property(name, make_readable(str(value)))
 
 
 def case_of(case: Case) -> TestCase:
@@ -74,10 +74,10 @@ def case_of(case: Case) -> TestCase:
     from junitparser import Error, Failure, Skipped
     from junitparser.xunit2 import TestCase
 
-    made = TestCase(readable(case.name), f"prepare.{readable(case.variant)}")
+    made = TestCase(make_readable(case.name), f"prepare.{make_readable(case.variant)}")
     for name, value in case.facts.items():
-        made.add_property(name, readable(value))
-    reason = readable(case.reason)
+        made.add_property(name, make_readable(value))
+    reason = make_readable(case.reason)
     first_line = reason.partition("\n")[0]
     if case.outcome == "pass":
         if case.suspicious:
@@ -89,7 +89,9 @@ def case_of(case: Case) -> TestCase:
     shown = harmless if kind is Skipped and case.outcome != "skipped" else ""
     result = kind(f"{shown}{first_line}", case.outcome)
     # Readers show the text and not the figures, and those are what one wants to see.
-    result.text = "\n".join([reason, *(f"{name}: {readable(v)}" for name, v in case.facts.items())])
+    result.text = "\n".join(
+        [reason, *(f"{name}: {make_readable(v)}" for name, v in case.facts.items())]
+    )
     made.append(result)
     return made
 
@@ -101,6 +103,6 @@ def variant_seconds(report: RunReport, variant: str) -> float:
     return round(sum(stage.seconds for stage in report.stages if stage.variant == variant), 3)
 
 
-def readable(text: str) -> str:
+def make_readable(text: str) -> str:
     """The text with what XML cannot say replaced, and line ends as readers see them."""
     return NOT_IN_XML.sub("\ufffd", text.replace("\r\n", "\n").replace("\r", "\n"))

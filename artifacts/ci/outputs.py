@@ -6,7 +6,7 @@ reports, so names have letters and underscores only and no value holds a line en
 
 from __future__ import annotations
 
-from artifacts.ending import champion_of, passed, verdict_of
+from artifacts.ending import champion_of, list_passed, verdict_of
 from artifacts.run_record import RunReport
 
 LONGEST_VALUE = 400
@@ -23,7 +23,7 @@ def outputs(report: RunReport, junit: str) -> str:
         "verdict": verdict_of(report),
         "exit_code": str(report.exit_code),
         "run": report.run,
-        "passed": ",".join(passed(report)),
+        "passed": ",".join(list_passed(report)),
         "champion": champion.recipe if champion else "",
         "registry_name": report.registered_name or "",
         "registry_version": (champion.registry_version if champion else None) or "",

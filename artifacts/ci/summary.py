@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from artifacts.ci.case import Case, cases_of_run, unusual
+from artifacts.ci.case import Case, cases_of_run, show_tier
 from artifacts.ending import headline, next_steps, serving_lines, verdict_of
 from artifacts.gate_row import THROUGHPUT, GateRow, gate_row, throughput_row
 from artifacts.run_record import RunReport, VariantReport
-from artifacts.written_numbers import megabytes
+from artifacts.written_numbers import format_megabytes
 from eval_gates.records import GateReport
 from pipeline.core.foreign.text import LONGEST_REASON, markdown, markdown_code, markdown_with_code
 
@@ -81,7 +81,9 @@ def table(report: RunReport) -> Iterator[str]:
             [
                 markdown(variant.recipe),
                 variant_cell(variant),
-                megabytes(variant.weights_bytes, nothing="-" if variant.gates else "not made"),
+                format_megabytes(
+                    variant.weights_bytes, nothing="-" if variant.gates else "not made"
+                ),
                 *(cells.get(column, "-") for column in columns),
             ]
         )
@@ -98,9 +100,9 @@ def variant_cell(variant: VariantReport) -> str:
     if variant.promoted:
         return f"**promoted**, version {version}"
     return (
-        f"{loud(variant.verdict)}, registered as version {version}"
+        f"{emphasize(variant.verdict)}, registered as version {version}"
         if version
-        else loud(variant.verdict)
+        else emphasize(variant.verdict)
     )
 
 
@@ -112,11 +114,11 @@ def gate_cell(gate: GateReport) -> str:
 
 def cell(row: GateRow, difference: str, lower: str = "") -> str:
     """The verdict and the difference, with what it was held against."""
-    held = markdown(row.held_against(lower))
-    return f"{loud(row.verdict)}{unusual(row.tier)}: {difference} ({held})"
+    held = markdown(row.describe_bound(lower))
+    return f"{emphasize(row.verdict)}{show_tier(row.tier)}: {difference} ({held})"
 
 
-def loud(verdict: str) -> str:
+def emphasize(verdict: str) -> str:
     """What is not a pass stands out."""
     return verdict if verdict in ("pass", "skipped") else f"**{verdict}**"
 
@@ -135,6 +137,5 @@ def reasons(report: RunReport) -> Iterator[str]:
 def reason(case: Case) -> str:
     """One case in a line of a list."""
     name = f"{markdown(case.variant)}, {markdown(case.name)}"
-    return (
-        f"- **{name}**{unusual(case.tier)}: {case.word}: {markdown(case.reason, LONGEST_REASON)}\n"
-    )
+    why = markdown(case.reason, LONGEST_REASON)
+    return f"- **{name}**{show_tier(case.tier)}: {case.word}: {why}\n"

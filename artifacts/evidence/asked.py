@@ -18,13 +18,13 @@ Rows = Sequence[dict[str, Any]]
 _SAYS_WHICH = ("id", "cluster")
 
 
-def named(rows: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
+def identify(rows: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
     """Of each row what says which question it is."""
     return [{key: row[key] for key in _SAYS_WHICH if key in row} for row in rows]
 
 
-def misasked(role: str, record: StageRecord, answers: Rows, questions: Rows) -> Iterator[str]:
-    """In what the answers of a stage are not those to the questions, both as :func:`named`."""
+def find_misasked(role: str, record: StageRecord, answers: Rows, questions: Rows) -> Iterator[str]:
+    """In what the answers of a stage are not those to the questions, both as :func:`identify`."""
     if answers != questions[: len(answers)]:
         yield f"{role}: its answers are not those to the first of the questions"
     if (told := record.result["n"]) != len(answers):
@@ -37,7 +37,7 @@ def misasked(role: str, record: StageRecord, answers: Rows, questions: Rows) -> 
             yield f"{role}: {wanted} questions had to be asked, and {len(answers)} were answered"
 
 
-def miscounted(role: str, record: StageRecord, questions: Rows) -> Iterator[str]:
+def find_miscounted(role: str, record: StageRecord, questions: Rows) -> Iterator[str]:
     """In what the record of a stage `questions` says what its questions do not, in words."""
     told = record.result
     if told["questions"] != len(questions):

@@ -106,16 +106,16 @@ def write_bundle(folder: Path, contents: BundleContents) -> Manifest:
     bundle = folder / BUNDLE
     _write_json(bundle / VERDICT, contents.verdict.model_dump(mode="json"))
     by_key = {record.key: record for record in contents.records}
-    judged = JudgedVariant.found(
+    judged = JudgedVariant.load_by_key(
         lambda _, key: by_key.get(key), contents.verdict.judges[contents.verdict.recipe]
     )
-    _write_json(bundle / RESOLVED, resolved(judged))
+    _write_json(bundle / RESOLVED, gather_resolved(judged))
     for record in contents.records:
         _pack_stage(contents.stage_folders[record.key], bundle / place_of(record.stage, record.key))
     for name, text in sorted(contents.locks.items()):
         _write(bundle / "locks" / name, text.encode())
     for name, log in sorted(contents.logs.items()):
-        _write(bundle / "logs" / f"{name}.gz", packed(log.read_bytes()))
+        _write(bundle / "logs" / f"{name}.gz", pack(log.read_bytes()))
     manifest = Manifest(
         prepare_version=__version__,
         recipe=contents.verdict.recipe,
@@ -126,7 +126,7 @@ def write_bundle(folder: Path, contents: BundleContents) -> Manifest:
     return manifest
 
 
-def resolved(judged: JudgedVariant) -> dict[str, Any]:
+def gather_resolved(judged: JudgedVariant) -> dict[str, Any]:
     """What was decided before measuring, each part with the place in the bundle that it is from.
 
     A part is `{"from": "<file>#<JSON pointer>", "value": ...}`, so anyone can see that it is the
@@ -153,7 +153,7 @@ def resolved(judged: JudgedVariant) -> dict[str, Any]:
     for name, (record, pointer) in parts.items():
         data = record.model_dump(mode="json")
         try:
-            value = at_pointer(data, pointer)
+            value = follow_pointer(data, pointer)
         except KeyError:  # of an older record, which had no such parameter
             continue
         found[name] = {
@@ -163,7 +163,7 @@ def resolved(judged: JudgedVariant) -> dict[str, Any]:
     return found
 
 
-def at_pointer(data: Any, pointer: str) -> Any:
+def follow_pointer(data: Any, pointer: str) -> Any:
     """The part of plain data that a JSON pointer names (RFC 6901); KeyError where there is none."""
     for word in pointer.split("/")[1:]:
         name = word.replace("~1", "/").replace("~0", "~")
@@ -173,7 +173,7 @@ def at_pointer(data: Any, pointer: str) -> Any:
     return data
 
 
-def packed(content: bytes) -> bytes:
+def pack(content: bytes) -> bytes:
     """The content as gzip, with neither name nor time in it: equal content, equal bytes."""
     return gzip.compress(content, 9, mtime=0)
 
@@ -183,7 +183,7 @@ def _pack_stage(folder: Path, destination: Path) -> None:
     _write(destination / RECORD, (folder / RECORD).read_bytes())
     for file in sorted(folder.iterdir()):
         if file.is_file() and file.name not in (RECORD, *LEFT_IN_THE_STORE):
-            _write(destination / f"{file.name}.gz", packed(file.read_bytes()))
+            _write(destination / f"{file.name}.gz", pack(file.read_bytes()))
 
 
 def _write(file: Path, content: bytes) -> None:

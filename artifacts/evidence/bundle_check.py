@@ -15,10 +15,10 @@ from artifacts.evidence.bundle import (
     RESOLVED,
     VERDICT,
     BundleVerdict,
-    resolved,
+    gather_resolved,
 )
 from artifacts.evidence.bundled_evidence import BundledEvidence, place_of
-from artifacts.evidence.judged_variant import JudgedVariant, reached
+from artifacts.evidence.judged_variant import JudgedVariant, collect_stages
 from artifacts.evidence.manifest import (
     ADDED_LATER,
     MANIFEST,
@@ -109,9 +109,9 @@ def check_bundle(folder: Path) -> BundleCheck:
         kept = verdict.variant.verdict
         variants = check_claims(Claims(verdict.variants, verdict.tried, verdict.judges), source)
         try:
-            problems += misfits(bundle, manifest, verdict, source)
+            problems += find_misfits(bundle, manifest, verdict, source)
             if has_weights:
-                problems += other_weights(folder, manifest, verdict, source)
+                problems += find_other_weights(folder, manifest, verdict, source)
         except EvidenceError as error:  # a record is gone or damaged, which the checks report too
             problems.append(f"{error.where}: {error.what}")
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
@@ -148,11 +148,11 @@ def read_verdict(bundle: Path) -> BundleVerdict:
         ) from error
 
 
-def misfits(
+def find_misfits(
     bundle: Path, manifest: Manifest, verdict: BundleVerdict, source: BundledEvidence
 ) -> list[str]:
     """What in the bundle contradicts the rest of it, though every digest may be right."""
-    found = [*counts_amiss(verdict), *stages_amiss(manifest, verdict, source)]
+    found = [*find_miscounts(verdict), *find_unused_stages(manifest, verdict, source)]
     if manifest.recipe != verdict.recipe:
         found.append(f"{MANIFEST} is about '{manifest.recipe}', {VERDICT} about '{verdict.recipe}'")
     found += [
@@ -167,13 +167,13 @@ def misfits(
             f"the verdict on '{verdict.recipe}' is '{verdict.variant.verdict}', and no reason is "
             "given for promoting it nevertheless"
         )
-    judged = JudgedVariant.found(source.find, verdict.judges[verdict.recipe])
+    judged = JudgedVariant.load_by_key(source.find, verdict.judges[verdict.recipe])
     if verdict.source.digest != judged.coherence.parameters["checkpoint"]:
         found.append(f"{VERDICT}: the source is not the checkpoint that was the baseline")
-    return found + resolved_amiss(bundle, judged)
+    return found + find_misresolved(bundle, judged)
 
 
-def counts_amiss(verdict: BundleVerdict) -> list[str]:
+def find_miscounts(verdict: BundleVerdict) -> list[str]:
     """Where the verdict's own lists of variants disagree: each of them counts exactly once."""
     names = [variant.recipe for variant in verdict.variants]
     found = []
@@ -200,14 +200,16 @@ def counts_amiss(verdict: BundleVerdict) -> list[str]:
     return found
 
 
-def stages_amiss(manifest: Manifest, verdict: BundleVerdict, source: BundledEvidence) -> list[str]:
+def find_unused_stages(
+    manifest: Manifest, verdict: BundleVerdict, source: BundledEvidence
+) -> list[str]:
     """Stages that are in the bundle and that no verdict in it rests on.
 
     Raises:
         EvidenceError: one that a verdict rests on is gone.
     """
     judges = [StageReference(stage="judge", key=key) for key in verdict.judges.values()]
-    records = reached(source.find, judges)
+    records = collect_stages(source.find, judges)
     claimed = {place_of(record.stage, record.key) for record in records}
     there = {
         "/".join(PurePosixPath(each.path).parts[:3])
@@ -221,9 +223,9 @@ def stages_amiss(manifest: Manifest, verdict: BundleVerdict, source: BundledEvid
     return found
 
 
-def resolved_amiss(bundle: Path, judged: JudgedVariant) -> list[str]:
+def find_misresolved(bundle: Path, judged: JudgedVariant) -> list[str]:
     """In which parts resolved.json is not what the records say."""
-    kept, wanted = read_resolved(bundle), resolved(judged)
+    kept, wanted = read_resolved(bundle), gather_resolved(judged)
     return [
         f"{RESOLVED}: {name} is not what the stages' records say"
         for name in sorted(kept.keys() | wanted.keys())
@@ -243,13 +245,13 @@ def read_resolved(bundle: Path) -> dict[str, Any]:
     return data
 
 
-def other_weights(
+def find_other_weights(
     folder: Path, manifest: Manifest, verdict: BundleVerdict, source: BundledEvidence
 ) -> list[str]:
     """Whether the weights beside are those that were judged, whatever the manifest says."""
     if verdict.recipe not in verdict.judges:
         return []
-    judged = JudgedVariant.found(source.find, verdict.judges[verdict.recipe])
+    judged = JudgedVariant.load_by_key(source.find, verdict.judges[verdict.recipe])
     listed = {each.path: each.sha256 for each in manifest.beside}
     try:
         digest = weights_digest(folder, lambda file: listed.get(file.name, ""))

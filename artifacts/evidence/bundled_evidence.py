@@ -61,7 +61,7 @@ class BundledEvidence:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise self._unreadable(path, error.strerror) from error
+            raise self._unreadable_error(path, error.strerror) from error
         except ValueError as error:
             raise EvidenceError(
                 "a stage's record is damaged", where=str(self._folder / path)
@@ -80,17 +80,17 @@ class BundledEvidence:
         except FileNotFoundError:
             return None
         except (OSError, EOFError, ValueError, zlib.error) as error:
-            raise self._unreadable(path, error) from error
+            raise self._unreadable_error(path, error) from error
 
     def rows(self, stage: str, key: str, name: str) -> Iterator[dict[str, Any]]:
         """The rows of a file of that stage; raises EvidenceError, also while it is read."""
         path = f"{place_of(stage, key)}/{name}.gz"
         if path not in self._listed:
-            raise self._unreadable(path, "it is not listed")
+            raise self._unreadable_error(path, "it is not listed")
         try:
             yield from read_kept_rows(self._folder / path)
         except (OSError, ForeignLinesError) as error:
-            raise self._unreadable(path, error) from error
+            raise self._unreadable_error(path, error) from error
 
     def place(self, stage: str, key: str) -> str:
         """The stage's folder, as seen from the bundle's."""
@@ -101,7 +101,7 @@ class BundledEvidence:
         revisions = self._revisions.get(record.stage, ())
         return record.key if revision_of(record, revisions) is not None else ""
 
-    def _unreadable(self, path: str, why: object) -> EvidenceError:
+    def _unreadable_error(self, path: str, why: object) -> EvidenceError:
         return EvidenceError(f"a file is damaged: {why}", where=str(self._folder / path))
 
 

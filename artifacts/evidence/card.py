@@ -30,16 +30,16 @@ from eval_gates.records import GateReport
 from pipeline import __version__
 from pipeline.core.foreign.text import (
     LONGEST_NAME,
-    clipped,
+    clip,
+    make_visible,
     markdown,
     markdown_code,
     markdown_with_code,
     one_line,
-    shown,
 )
 from pipeline.core.process_environment import NO_FOLDER_OF_OTHERS
 from pipeline.core.stage_record import StageRecord
-from recipes.engines import Launch, engine_named
+from recipes.engines import Launch, find_engine
 
 TEMPLATE = Path(__file__).parents[1] / "templates" / "model_card.md.j2"
 CARD = "README.md"
@@ -128,7 +128,7 @@ def front_matter(
 
 def short(text: str | None) -> str | None:
     """A fact of somebody's own card in a length that a page can take; None where it is empty."""
-    return clipped(one_line(text), LONGEST_NAME) if text else None
+    return clip(one_line(text), LONGEST_NAME) if text else None
 
 
 def body(verdict: BundleVerdict, judged: JudgedVariant, deployable: Deployable) -> str:
@@ -161,7 +161,7 @@ def facts(verdict: BundleVerdict, judged: JudgedVariant, deployable: Deployable)
     result = judged.quantize.result
     ratio = judged.check_weights.result.get("size_ratio")
     workload = judged.benchmark.parameters["workload"]
-    engine = engine_named(deployable.serving.engine)
+    engine = find_engine(deployable.serving.engine)
     return {
         "title": title(verdict),
         "override": verdict.override,
@@ -219,7 +219,7 @@ def serve_command(deployable: Deployable, *, trust_remote_code: bool) -> str:
     """
     serving = deployable.serving
     launch = Launch(".", serving.engine_arguments, trust_remote_code)
-    words = engine_named(serving.engine).public_command(deployable.accelerator, launch)
+    words = find_engine(serving.engine).public_command(deployable.accelerator, launch)
     environment = {**NO_FOLDER_OF_OTHERS, **serving.environment}
     variables = [f"{name}={shlex.quote(text)}" for name, text in environment.items()]
     return " \\\n  ".join(fenced(line) for line in [*variables, shlex.join(words)])
@@ -230,7 +230,7 @@ def fenced(command: str) -> str:
 
     A '<' stands outside of the quotes: the shell reads the same word, and nobody reads HTML.
     """
-    return shown(command).replace("\n", "\\n").replace("<", "'\\<'")
+    return make_visible(command).replace("\n", "\\n").replace("<", "'\\<'")
 
 
 def creation(
@@ -243,7 +243,7 @@ def creation(
         ("source's revision", verdict.source.revision and f"`{verdict.source.revision}`"),
         ("prepare", __version__),
         *sorted((name, str(text)) for name, text in result.get("versions", {}).items()),
-        (engine_named(deployable.serving.engine).title, deployable.engine_version),
+        (find_engine(deployable.serving.engine).title, deployable.engine_version),
         ("calibration tokens", f"`{result.get('calibration_digest', '')}`".replace("``", "")),
         ("weights", f"`{deployable.weights}`"),
         ("quantized", judged.quantize.finished),

@@ -23,7 +23,7 @@ class JudgedVariant:
     baseline_benchmark: StageRecord  # the baseline's
 
     @classmethod
-    def found(cls, find: Find, key: str) -> JudgedVariant:
+    def load_by_key(cls, find: Find, key: str) -> JudgedVariant:
         """Find them from the key of the judge stage.
 
         Raises:
@@ -72,7 +72,7 @@ def record_of(find: Find, reference: StageReference) -> StageRecord:
     return record
 
 
-def reached(find: Find, roots: list[StageReference]) -> list[StageRecord]:
+def collect_stages(find: Find, roots: list[StageReference]) -> list[StageRecord]:
     """Every stage that these rest on, each once, themselves among them, sorted by place.
 
     Raises:

@@ -71,7 +71,7 @@ class Manifest(Record):
 
     @field_validator("bundle", "beside")
     @classmethod
-    def _each_once(cls, files: tuple[ManifestFile, ...]) -> tuple[ManifestFile, ...]:
+    def _check_each_once(cls, files: tuple[ManifestFile, ...]) -> tuple[ManifestFile, ...]:
         twice = [path for path, n in Counter(each.path for each in files).items() if n > 1]
         if twice:
             raise ValueError(f"{twice[0]!r} is listed twice")
@@ -134,7 +134,7 @@ def differences(
             *(
                 f"{folder / path}: the file was changed (its {what} is another)"
                 for path, file in there.items()
-                if path in wanted and (what := _changed(file, wanted[path]))
+                if path in wanted and (what := _find_change(file, wanted[path]))
             ),
         ]
     except OSError as error:
@@ -162,7 +162,7 @@ def read_manifest(bundle: Path) -> Manifest:
         ) from error
 
 
-def _changed(file: Path, wanted: ManifestFile) -> str:
+def _find_change(file: Path, wanted: ManifestFile) -> str:
     """What of the file is not as listed: '', 'size' or 'digest'."""
     if file.stat().st_size != wanted.size:
         return "size"

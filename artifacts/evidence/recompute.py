@@ -12,17 +12,17 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from artifacts.evidence.asked import misasked, miscounted, named
+from artifacts.evidence.asked import find_misasked, find_miscounted, identify
 from artifacts.evidence.sides import mixed_sides
 from artifacts.evidence.source import EvidenceSource, StoredEvidence
 from artifacts.evidence.trials import Trial, Trials
-from artifacts.evidence.tries import CANDIDATE, miscounts
-from artifacts.run_record import RunReport, VariantReport, unjudged
-from artifacts.selection import NOT_PREFERRED, corrected
+from artifacts.evidence.tries import CANDIDATE, find_miscounts
+from artifacts.run_record import RunReport, VariantReport, report_unjudged
+from artifacts.selection import NOT_PREFERRED, correct
 from eval_gates.answers import ANSWERS, QUESTIONS
 from eval_gates.planned_bets import PLANNED_BETS, planned_bets_of
 from eval_gates.statistics.multiplicity import share_of
-from eval_gates.verdict import judged, number_in
+from eval_gates.verdict import judge_evidence, number_in
 from pipeline.core.digest import digest_json
 from pipeline.core.errors import PrepareError, UsageError
 from pipeline.core.stage_record import StageRecord, StageReference
@@ -75,12 +75,14 @@ def check_run(report: RunReport, store: Store) -> list[VariantCheck]:
             cure="`prepare runs list` names the runs and their verdicts",
         )
     return [
-        replace(check, differences=(*check.differences, *uncounted(claims, check.recipe, store)))
+        replace(
+            check, differences=(*check.differences, *find_uncounted(claims, check.recipe, store))
+        )
         for check in checks
     ]
 
 
-def uncounted(claims: Claims, recipe: str, store: Store) -> Iterator[str]:
+def find_uncounted(claims: Claims, recipe: str, store: Store) -> Iterator[str]:
     """That the store does not count the trial that a verdict says it is, in words."""
     key = claims.judges.get(recipe)
     judge = store.find("judge", key) if key is not None else None
@@ -118,8 +120,8 @@ def check_claims(claims: Claims, source: EvidenceSource) -> list[VariantCheck]:
         v.recipe: Evidence(source, v.recipe, claims.judges.get(v.recipe), claims.tried)
         for v in variants
     }
-    again = {recipe: each.judged_again() for recipe, each in evidence.items()}
-    together = selected_again(claims, again, evidence)
+    again = {recipe: each.judge_again() for recipe, each in evidence.items()}
+    together = select_again(claims, again, evidence)
     return [
         VariantCheck(
             recipe=variant.recipe,
@@ -128,14 +130,14 @@ def check_claims(claims: Claims, source: EvidenceSource) -> list[VariantCheck]:
             answers=evidence[variant.recipe].answers,
             differences=(
                 *evidence[variant.recipe].problems,
-                *differing(variant, together.get(variant.recipe)),
+                *find_differing(variant, together.get(variant.recipe)),
             ),
         )
         for variant in variants
     ]
 
 
-def selected_again(
+def select_again(
     claims: Claims, again: dict[str, dict[str, Any] | None], evidence: dict[str, Evidence]
 ) -> dict[str, VariantReport]:
     """The computed reports of single variants, with the correction for their number."""
@@ -159,12 +161,12 @@ def selected_again(
     # Holm counts all that were tried: leaving one out of the record does not loosen it.
     known = {variant.recipe for variant in claims.variants}
     reports += [
-        unjudged(recipe, "error", "missing from the record", None)
+        report_unjudged(recipe, "error", "missing from the record", None)
         for recipe in claims.tried
         if recipe not in known
     ]
     alphas = [each.alpha for each in evidence.values() if each.alpha is not None]
-    changed = corrected(reports, min(alphas)) if alphas else []
+    changed = correct(reports, min(alphas)) if alphas else []
     return {**computed, **{r.recipe: r for r in changed if r.recipe in computed}}
 
 
@@ -187,7 +189,7 @@ class Evidence:
         if key is None:
             self.problems.append("the run names no stage 'judge' for it: its evidence is missing")
         else:
-            self._judge = self._found(StageReference(stage="judge", key=key))
+            self._judge = self._find(StageReference(stage="judge", key=key))
         self._inputs = self._judge.inputs if self._judge is not None else {}
         if self._judge is not None:
             self._check_record(self._judge)
@@ -197,15 +199,15 @@ class Evidence:
                 role: record
                 for role, reference in self._inputs.items()
                 if role.startswith(CANDIDATE) and reference.stage == "evaluate"
-                if (record := self._found(reference)) is not None
+                if (record := self._find(reference)) is not None
             }
-            self.problems += miscounts(self._judge, recipe, tried, rounds)
-            found = self._found_inputs()
+            self.problems += find_miscounts(self._judge, recipe, tried, rounds)
+            found = self._find_inputs()
             self.problems += mixed_sides(self._judge, found)
             if not self._has_gap:
                 self._check_asked(found)
 
-    def judged_again(self) -> dict[str, Any] | None:
+    def judge_again(self) -> dict[str, Any] | None:
         """The verdict that follows from the evidence; None where it cannot be computed."""
         judge = self._judge
         if judge is None or self._has_gap:
@@ -216,12 +218,12 @@ class Evidence:
             planned = planned_bets_of(policy, judge.parameters["family"])
             if judge.parameters.get(PLANNED_BETS, planned) != planned:
                 self.problems.append("its bets are not those that its policy plans")
-            again = judged(judge.parameters, set(judge.inputs), self._answers, self._record)
+            again = judge_evidence(judge.parameters, set(judge.inputs), self._answers, self._record)
             ours, theirs = single_report(judge.result), single_report(again)
         except (ValueError, KeyError, TypeError, OSError, PrepareError) as error:
             self.problems.append(f"the verdict cannot be computed: {error}")
             return None
-        self.problems += [f"its stage 'judge': {each}" for each in differing(ours, theirs)]
+        self.problems += [f"its stage 'judge': {each}" for each in find_differing(ours, theirs)]
         return again
 
     @property
@@ -231,21 +233,21 @@ class Evidence:
 
     def _check_asked(self, found: Mapping[str, StageRecord]) -> None:
         try:
-            self.problems += self._asked_amiss(found)
+            self.problems += self._find_misasked(found)
         except PrepareError as error:
             self.problems.append(f"{error.where}: {error.what}; its evidence is missing")
 
-    def _asked_amiss(self, found: Mapping[str, StageRecord]) -> Iterator[str]:
+    def _find_misasked(self, found: Mapping[str, StageRecord]) -> Iterator[str]:
         """Where answers are not those to the questions."""
         for role, record in found.items():
             side, _, suite = role.partition(".")
             if side == "questions":
-                questions = named(self._rows(role, QUESTIONS))
-                yield from miscounted(role, record, questions)
+                questions = identify(self._rows(role, QUESTIONS))
+                yield from find_miscounted(role, record, questions)
                 for other in (f"{each}.{suite}" for each in ("baseline", "candidate", "again")):
                     if other in found:
-                        answers = named(self._rows(other, ANSWERS))
-                        yield from misasked(other, found[other], answers, questions)
+                        answers = identify(self._rows(other, ANSWERS))
+                        yield from find_misasked(other, found[other], answers, questions)
 
     def _answers(self, role: str) -> list[dict[str, Any]]:
         return list(self._rows(role, ANSWERS))
@@ -255,12 +257,12 @@ class Evidence:
         return self._source.rows(reference.stage, reference.key, name)
 
     def _record(self, role: str) -> StageRecord:
-        record = self._found(self._inputs[role])
+        record = self._find(self._inputs[role])
         if record is None:
             raise ValueError(f"{role} is missing")
         return record
 
-    def _found(self, reference: StageReference) -> StageRecord | None:
+    def _find(self, reference: StageReference) -> StageRecord | None:
         place = self._place(reference)
         try:
             record = self._source.find(reference.stage, reference.key)
@@ -271,7 +273,7 @@ class Evidence:
             self.problems.append(f"{place} is missing")
         return record
 
-    def _found_inputs(self) -> dict[str, StageRecord]:
+    def _find_inputs(self) -> dict[str, StageRecord]:
         """What was judged, as far as it is there; what is missing has been reported."""
         found = {}
         for role, reference in self._inputs.items():
@@ -293,7 +295,7 @@ class Evidence:
             )
 
     def _check_input(self, role: str, reference: StageReference, judge: StageRecord) -> None:
-        record = self._found(reference)
+        record = self._find(reference)
         if record is None:
             return
         self._check_record(record)
@@ -360,7 +362,7 @@ def single_report(result: Mapping[str, Any]) -> VariantReport:
     return VariantReport(recipe="", weights_bytes=None, promoted=False, **result)
 
 
-def differing(kept: VariantReport, computed: VariantReport | None) -> list[str]:
+def find_differing(kept: VariantReport, computed: VariantReport | None) -> list[str]:
     """Every field in which the two reports differ, named by its path."""
     if computed is None:
         return []
@@ -371,16 +373,16 @@ def differing(kept: VariantReport, computed: VariantReport | None) -> list[str]:
             new["form"] = None
     if ours["reason"].startswith(theirs["reason"] + NOT_PREFERRED):
         ours["reason"] = theirs["reason"]
-    return list(_paths_that_differ("", ours, theirs))
+    return list(_find_differing("", ours, theirs))
 
 
-def _paths_that_differ(path: str, kept: Any, computed: Any) -> list[str]:
+def _find_differing(path: str, kept: Any, computed: Any) -> list[str]:
     if isinstance(kept, dict) and isinstance(computed, dict):
         names = kept.keys() | computed.keys()
         return [
             line
             for name in sorted(names)
-            for line in _paths_that_differ(f"{path}.{name}", kept.get(name), computed.get(name))
+            for line in _find_differing(f"{path}.{name}", kept.get(name), computed.get(name))
         ]
     if isinstance(kept, list | tuple) and isinstance(computed, list | tuple):
         if len(kept) != len(computed):
@@ -388,7 +390,7 @@ def _paths_that_differ(path: str, kept: Any, computed: Any) -> list[str]:
         found = [
             line
             for number, (ours, theirs) in enumerate(zip(kept, computed, strict=True))
-            for line in _paths_that_differ(f"{path}[{number}]", ours, theirs)
+            for line in _find_differing(f"{path}[{number}]", ours, theirs)
         ]
         # One answer changes every later point of the trail, and the first says it all.
         return found[:1] if path.endswith(".trail") else found

@@ -121,13 +121,13 @@ def _check(config: Any, folder: Path, signature: Path, signer: str) -> None:
     from cryptography.exceptions import InvalidSignature
 
     try:
-        with _quiet():
+        with _hush():
             config.verify(folder, signature)
     except InvalidSignature as error:
-        raise _refused(folder, "the signature is not of this content", signer) from error
+        raise _refusal(folder, "the signature is not of this content", signer) from error
     # The library raises what it comes across: its own errors are ValueErrors.
     except Exception as error:
-        raise _refused(folder, plain_words(str(error)) or type(error).__name__, signer) from error
+        raise _refusal(folder, plain_words(str(error)) or type(error).__name__, signer) from error
 
 
 def plain_words(text: str) -> str:
@@ -144,7 +144,7 @@ def plain_words(text: str) -> str:
     return "; ".join(parts) or text
 
 
-def _refused(folder: Path, why: str, signer: str) -> EvidenceError:
+def _refusal(folder: Path, why: str, signer: str) -> EvidenceError:
     return EvidenceError(
         f"the signature does not hold: {why}",
         where=f"{folder / SIGNATURE}, against {signer}",
@@ -205,7 +205,7 @@ def _password(private_key: Path) -> bytes | None:
 @contextmanager
 def _library_errors(verb: str, folder: Path) -> Iterator[None]:
     try:
-        with _quiet():
+        with _hush():
             yield
     except ImportError as error:
         raise EvidenceError(
@@ -225,7 +225,7 @@ def _library_errors(verb: str, folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _hush() -> Iterator[None]:
     """Without the warnings of the library's dependencies."""
     import warnings
 

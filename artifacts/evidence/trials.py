@@ -28,7 +28,7 @@ from eval_gates.suite_claims import claim_of
 from pipeline.core.digest import digest_json
 from pipeline.core.errors import StoreError
 from pipeline.core.folder_flush import flush_folder
-from pipeline.core.private_files import for_us_alone
+from pipeline.core.private_files import keep_private
 from pipeline.core.record import Record
 from pipeline.core.store import write_atomically
 from recipes.policy import Policy
@@ -74,15 +74,15 @@ class Trials:
     def __init__(self, store: Path) -> None:
         self._root = store / "trials"
 
-    def foreseen(self, count: Count, variants: Mapping[str, str]) -> Trial:
+    def foresee(self, count: Count, variants: Mapping[str, str]) -> Trial:
         """The trial that a run of these variants would be; nothing is written.
 
         Raises:
             StoreError: a record is damaged or gone.
         """
-        return self._found_or_next(count, variants, "")
+        return self._find_or_next(count, variants, "")
 
-    def begun(self, count: Count, variants: Mapping[str, str], run: str) -> Trial:
+    def begin(self, count: Count, variants: Mapping[str, str], run: str) -> Trial:
         """The trial that these variants are part of, or a new one, on disk when this returns.
 
         Raises:
@@ -90,10 +90,10 @@ class Trials:
         """
         folder = self._root / count.key
         try:
-            with for_us_alone():
+            with keep_private():
                 folder.mkdir(parents=True, exist_ok=True)
             with FileLock(self._root / f"{count.key}.lock", mode=0o600):
-                trial = self._found_or_next(count, variants, run)
+                trial = self._find_or_next(count, variants, run)
                 file = folder / _name(trial.number)
                 if not file.exists():
                     write_atomically(file, trial.model_dump_json(indent=1))
@@ -112,11 +112,11 @@ class Trials:
     def latest(self) -> Iterator[Trial]:
         """The last trial of every count; raises StoreError where a record is damaged."""
         for folder in sorted(self._root.glob("*/")):
-            if trials := self._of(folder):
+            if trials := self._list(folder):
                 yield trials[-1]
 
-    def _found_or_next(self, count: Count, variants: Mapping[str, str], run: str) -> Trial:
-        earlier = self._of(self._root / count.key)
+    def _find_or_next(self, count: Count, variants: Mapping[str, str], run: str) -> Trial:
+        earlier = self._list(self._root / count.key)
         for trial in earlier:
             if variants.items() <= trial.variants.items():
                 return trial
@@ -128,7 +128,7 @@ class Trials:
             run=run,
         )
 
-    def _of(self, folder: Path) -> list[Trial]:
+    def _list(self, folder: Path) -> list[Trial]:
         trials = [_read(file) for file in sorted(folder.glob("*.json"))]
         for number, trial in enumerate(trials, start=1):
             if trial.number != number:

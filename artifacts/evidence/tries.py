@@ -19,7 +19,7 @@ from pipeline.core.stage_record import StageRecord
 CANDIDATE = "candidate."
 
 
-def miscounts(
+def find_miscounts(
     judge: StageRecord, recipe: str, tried: Sequence[str], rounds: dict[str, StageRecord]
 ) -> Iterator[str]:
     """In what a judge stage and its rounds contradict who is said to have been tried, in words.

@@ -22,7 +22,7 @@ def check_folder(folder: Path, where: str) -> None:
         except OSError as error:  # of the last one, all that lies below it is hidden too
             hidden = error
     else:  # not even the current folder of a relative path
-        raise _unusable(f"{folder} cannot be looked at", where)
+        raise _unusable_error(f"{folder} cannot be looked at", where)
     if not there.is_dir():
         what = f"{there} is not a folder"
     elif not os.access(there, os.W_OK | os.X_OK):
@@ -31,7 +31,7 @@ def check_folder(folder: Path, where: str) -> None:
         what = _words(hidden)
     else:
         return
-    raise _unusable(what, where)
+    raise _unusable_error(what, where)
 
 
 def is_there(path: Path, where: str) -> bool:
@@ -43,14 +43,14 @@ def is_there(path: Path, where: str) -> bool:
     try:
         return path.exists()
     except OSError as error:
-        raise _unusable(_words(error), where) from error
+        raise _unusable_error(_words(error), where) from error
 
 
 def _words(error: OSError) -> str:
     return f"{error.filename}: {error.strerror}"
 
 
-def _unusable(what: str, where: str) -> RegistryError:
+def _unusable_error(what: str, where: str) -> RegistryError:
     return RegistryError(
         f"the registry's folder cannot be used: {what}",
         where=where,

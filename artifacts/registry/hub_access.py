@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from artifacts.registry.hub_errors import WRITE_TOKEN, no_token, status_of
+from artifacts.registry.hub_errors import WRITE_TOKEN, status_of, token_error
 from pipeline.checkpoint.hub import LOG_IN
 from pipeline.core.errors import RegistryError
 
@@ -30,7 +30,7 @@ def check_token(api: HfApi, namespace: str, where: str) -> None:
     from huggingface_hub.errors import HfHubHTTPError
 
     if get_token() is None:
-        raise no_token(where)
+        raise token_error(where)
     try:
         owner = api.whoami()
     except HfHubHTTPError as error:
@@ -41,9 +41,9 @@ def check_token(api: HfApi, namespace: str, where: str) -> None:
         return
     role = ((owner.get("auth") or {}).get("accessToken") or {}).get("role")
     if role == "read":
-        raise _refused("the token may only read", where)
+        raise _refusal("the token may only read", where)
     if role == "write" and namespace.lower() not in _namespaces(owner):
-        raise _refused(
+        raise _refusal(
             f"the token is of '{owner.get('name')}', who does not belong to '{namespace}'", where
         )
 
@@ -54,7 +54,7 @@ def _namespaces(owner: dict[str, Any]) -> set[str]:
     return {str((each or {}).get("name")).lower() for each in named}
 
 
-def _refused(what: str, where: str) -> RegistryError:
+def _refusal(what: str, where: str) -> RegistryError:
     return RegistryError(
         what,
         where=where,

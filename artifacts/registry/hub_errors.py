@@ -21,7 +21,7 @@ def status_of(error: Exception) -> int:
 
 
 @contextmanager
-def hub_explained(where: str) -> Iterator[None]:
+def explain_hub_errors(where: str) -> Iterator[None]:
     """Turn any error that the library is known to raise into a RegistryError with a cure."""
     from huggingface_hub import constants, errors
 
@@ -29,10 +29,12 @@ def hub_explained(where: str) -> Iterator[None]:
     try:
         yield
     except errors.OfflineModeIsEnabled as error:
-        raise _offline(where) from error
+        raise _offline_error(where) from error
     except errors.LocalEntryNotFoundError as error:
         raise (
-            _offline(where) if constants.HF_HUB_OFFLINE else _unreachable(endpoint, where, error)
+            _offline_error(where)
+            if constants.HF_HUB_OFFLINE
+            else _unreachable_error(endpoint, where, error)
         ) from error
     except errors.HFValidationError as error:
         raise RegistryError(
@@ -41,7 +43,7 @@ def hub_explained(where: str) -> Iterator[None]:
             cure="give a name (--name) of letters, digits, '-', '_' and '.'",
         ) from error
     except errors.HfHubHTTPError as error:
-        raise _refused(endpoint, where, error) from error
+        raise _refusal(endpoint, where, error) from error
     except getattr(errors, "OIDCError", ()) as error:  # which older versions do not have
         raise RegistryError(
             f"no token is available from the CI system: {_first_line(error)}",
@@ -50,7 +52,7 @@ def hub_explained(where: str) -> Iterator[None]:
             f"write`), or put one into HF_OIDC_ID_TOKEN; or unset HF_OIDC_RESOURCE and {LOG_IN}",
         ) from error
     except transport_error() as error:
-        raise _unreachable(endpoint, where, error) from error
+        raise _unreachable_error(endpoint, where, error) from error
     except RuntimeError as error:  # of an upload; what went wrong is its cause
         reason = error.__cause__ or error
         raise RegistryError(
@@ -78,7 +80,7 @@ def hub_explained(where: str) -> Iterator[None]:
         ) from error
 
 
-def no_token(where: str) -> RegistryError:
+def token_error(where: str) -> RegistryError:
     """For a repository that is not shown to us, who have no token."""
     return RegistryError(
         "the Hub has no such repository, or does not show it, and we have no token",
@@ -87,7 +89,7 @@ def no_token(where: str) -> RegistryError:
     )
 
 
-def _refused(endpoint: str, where: str, error: Exception) -> RegistryError:
+def _refusal(endpoint: str, where: str, error: Exception) -> RegistryError:
     from huggingface_hub import errors, get_token
 
     if isinstance(error, errors.GatedRepoError):
@@ -95,7 +97,7 @@ def _refused(endpoint: str, where: str, error: Exception) -> RegistryError:
         return RegistryError("the repository is gated", where=where, cure=cure)
     if isinstance(error, errors.RepositoryNotFoundError):
         if get_token() is None:
-            return no_token(where)
+            return token_error(where)
         return RegistryError(
             f"{endpoint} has no such repository, or does not show it to the token's owner",
             where=where,
@@ -120,7 +122,7 @@ def _refused(endpoint: str, where: str, error: Exception) -> RegistryError:
     return RegistryError(what, where=where, cure=cure)
 
 
-def _offline(where: str) -> RegistryError:
+def _offline_error(where: str) -> RegistryError:
     return RegistryError(
         "HF_HUB_OFFLINE is set, and what a registry on the Hub holds is known only there",
         where=where,
@@ -128,7 +130,7 @@ def _offline(where: str) -> RegistryError:
     )
 
 
-def _unreachable(endpoint: str, where: str, error: Exception) -> RegistryError:
+def _unreachable_error(endpoint: str, where: str, error: Exception) -> RegistryError:
     return RegistryError(
         f"{endpoint} cannot be reached: {_first_line(error)}",
         where=where,

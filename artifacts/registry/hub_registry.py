@@ -17,7 +17,7 @@ from typing import Any
 from artifacts.registry.history import replay
 from artifacts.registry.hub_access import check_token
 from artifacts.registry.hub_card import MODEL_TAG, main_card
-from artifacts.registry.hub_errors import hub_explained
+from artifacts.registry.hub_errors import explain_hub_errors
 from artifacts.registry.hub_ledger import Ledger, RegisteredVersion
 from artifacts.registry.hub_repository import (
     ATTEMPTS,
@@ -82,7 +82,7 @@ class HubRegistry(JournaledRegistry):
 
     def names(self) -> list[str]:
         """Names of the namespace's models whose card on `main` has the tag 'prepare'."""
-        with hub_explained(self.uri):
+        with explain_hub_errors(self.uri):
             found = self._api.list_models(author=self._namespace, filter=MODEL_TAG)
             return sorted(model.id.partition("/")[2] for model in found)
 
@@ -99,13 +99,13 @@ class HubRegistry(JournaledRegistry):
                 tags=dict(registered.tags),
             )
             for number, registered in sorted(
-                _present(state).items(), key=lambda item: int(item[0]), reverse=True
+                _select_present(state).items(), key=lambda item: int(item[0]), reverse=True
             )
         ]
 
     def check_writable(self, name: str) -> None:
         """Ask the Hub whose the token is, and whether the repository is one of ours."""
-        with self._explained(name):
+        with self._explain_errors(name):
             check_token(self._api, self._namespace, f"{SCHEME}{self._namespace}/{name}")
             self._repository(name).check_ours()
 
@@ -119,7 +119,7 @@ class HubRegistry(JournaledRegistry):
             return existing.version
         label = digest_json([tags.get(tag) for tag in (TUPLE_TAG, EVIDENCE_TAG, FILES_TAG)])
         repository = self._repository(name)
-        with self._explained(name):
+        with self._explain_errors(name):
             repository.create(main_card(self._namespace, name, folder), private=self._private)
             commit = repository.upload(folder, label)
             number = self._number(repository, commit)
@@ -140,13 +140,13 @@ class HubRegistry(JournaledRegistry):
                 version, there.model_copy(update={"tags": there.tags | dict(tags)})
             )
 
-        with self._explained(name):
+        with self._explain_errors(name):
             self._repository(name).update(change, f"Tags of version {version}")
 
     def fetch(self, version: Version, folder: Path) -> None:
         """Copy the version's files into that folder, which exists and is empty."""
         repo_id, _, commit = version.source.removeprefix(SCHEME).partition("@")
-        with self._explained(version.name):
+        with self._explain_errors(version.name):
             self._api.snapshot_download(
                 repo_id, revision=commit, local_dir=folder, ignore_patterns=[ATTRIBUTES]
             )
@@ -180,7 +180,7 @@ class HubRegistry(JournaledRegistry):
 
     # What the journal is kept by.
 
-    def locked(self, name: str) -> AbstractContextManager[object]:
+    def lock(self, name: str) -> AbstractContextManager[object]:
         """Nothing: the Hub has no locks."""
         return nullcontext()
 
@@ -190,17 +190,17 @@ class HubRegistry(JournaledRegistry):
 
     def append(self, name: str, entry: HistoryEntry) -> None:
         """Add an entry under the next free number: one commit, from the head that was seen."""
-        with self._explained(name):
+        with self._explain_errors(name):
             message = f"{entry.action}: {entry.alias} to {entry.version}"
             self._repository(name).update(lambda ledger: ledger.with_entry(entry), message)
 
-    def applied(self, name: str) -> int:
+    def read_applied(self, name: str) -> int:
         """Number of the last entry that the aliases were set by; 0 for none."""
         return self._state(name).ledger.applied
 
     def mark_applied(self, name: str, number: int) -> None:
         """Remember that number."""
-        with self._explained(name):
+        with self._explain_errors(name):
             self._repository(name).update(
                 lambda ledger: ledger.with_applied(number), f"Aliases are as of entry {number}"
             )
@@ -216,15 +216,15 @@ class HubRegistry(JournaledRegistry):
     def set_alias(self, name: str, alias: str, version: str | None) -> None:
         """Point the alias to the version; None removes it, also where there is none."""
         commit = None if version is None else self._commit_of(name, version)
-        with self._explained(name):
+        with self._explain_errors(name):
             self._repository(name).move_tag(alias, commit)
 
     def has_version(self, name: str, version: str) -> bool:
         """Whether there is such a version: a number, or a commit that an alias was moved to."""
         if _COMMIT.fullmatch(version):
-            with self._explained(name):
+            with self._explain_errors(name):
                 return self._repository(name).has_commit(version)
-        return version in _present(self._state(name))
+        return version in _select_present(self._state(name))
 
     def _put_back(self, name: str) -> None:
         """Make the tags again that a killed move, or somebody's hand, has taken away."""
@@ -235,7 +235,7 @@ class HubRegistry(JournaledRegistry):
         for alias, version in said.aliases.items():
             if alias not in state.tags and self.has_version(name, version):
                 commit = self._commit_of(name, version)
-                with self._explained(name):
+                with self._explain_errors(name):
                     # When another one made it first, it knows better.
                     self._repository(name).add_tag(alias, commit)
 
@@ -286,7 +286,7 @@ class HubRegistry(JournaledRegistry):
         )
 
     def _state(self, name: str) -> RepositoryState:
-        with self._explained(name):
+        with self._explain_errors(name):
             return self._repository(name).state() or RepositoryState()
 
     def _repository(self, name: str) -> HubRepository:
@@ -296,18 +296,18 @@ class HubRegistry(JournaledRegistry):
             )
         return self._repositories[name]
 
-    def _explained(self, name: str) -> Any:
-        return hub_explained(f"{SCHEME}{self._namespace}/{name}")
+    def _explain_errors(self, name: str) -> Any:
+        return explain_hub_errors(f"{SCHEME}{self._namespace}/{name}")
 
 
-def _present(state: RepositoryState) -> dict[str, RegisteredVersion]:
+def _select_present(state: RepositoryState) -> dict[str, RegisteredVersion]:
     """The versions that have not been deleted: those whose tag is there."""
     return {n: v for n, v in state.ledger.versions.items() if f"v{n}" in state.tags}
 
 
 def _aliases(state: RepositoryState) -> dict[str, str]:
     """Version by alias; a commit that is no version stands for itself."""
-    numbers = {version.commit: number for number, version in _present(state).items()}
+    numbers = {version.commit: number for number, version in _select_present(state).items()}
     found = {
         tag: numbers.get(commit, commit)
         for tag, commit in state.tags.items()
@@ -316,6 +316,6 @@ def _aliases(state: RepositoryState) -> dict[str, str]:
     said = replay(state.ledger.entries)
     if state.ledger.applied != said.last:
         return found
-    present = _present(state)
+    present = _select_present(state)
     missing = {a: v for a, v in said.aliases.items() if v in present or _COMMIT.fullmatch(v)}
     return missing | found

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from artifacts.registry.hub_errors import CONFLICTS, MISSING, no_token, status_of
+from artifacts.registry.hub_errors import CONFLICTS, MISSING, status_of, token_error
 from artifacts.registry.hub_ledger import Ledger
 from pipeline.core.errors import RegistryError
 
@@ -69,7 +69,7 @@ class HubRepository:
             raise
         except RepositoryNotFoundError as error:
             if get_token() is None:
-                raise no_token(f"hf://{self.repo_id}") from error
+                raise token_error(f"hf://{self.repo_id}") from error
             return None
         branches = {ref.name: ref.target_commit for ref in refs.branches}
         tags = {ref.name: ref.target_commit for ref in refs.tags}
@@ -93,7 +93,7 @@ class HubRepository:
                 self.commit(MAIN, head, "Say where the versions are", {CARD: card.encode()})
                 continue
             self._api.create_branch(self.repo_id, branch=HISTORY, revision=head, exist_ok=True)
-        raise self._busy()
+        raise self._busy_error()
 
     def check_ours(self) -> None:
         """Raise RegistryError where there is a repository that something else has made."""
@@ -133,7 +133,7 @@ class HubRepository:
                     raise
                 return
             time.sleep(random.uniform(0, SECONDS_AFTER_A_CONFLICT * (attempt + 1)))  # noqa: S311
-        raise self._busy()
+        raise self._busy_error()
 
     def upload(self, folder: Path, label: str) -> str:
         """Commit exactly the folder's files; returns the commit, which a tag must keep.
@@ -167,7 +167,7 @@ class HubRepository:
                     where=f"{self.repo_id}, branch {branch}",
                     cure="look for a .gitignore on the repository's main branch, and remove it",
                 )
-        raise self._busy()
+        raise self._busy_error()
 
     def drop_upload(self, label: str) -> None:
         """Remove the branch of an upload whose commit a tag keeps now."""
@@ -244,7 +244,7 @@ class HubRepository:
                 self.remove_tag(tag)
             if commit is None or self.add_tag(tag, commit):
                 return
-        raise self._busy()
+        raise self._busy_error()
 
     def files(self, commit: str) -> dict[str, int]:
         """Bytes by path of every file in the commit."""
@@ -305,7 +305,7 @@ class HubRepository:
                 cure="somebody changed it; put the branch back to the commit before with git",
             ) from error
 
-    def _busy(self) -> RegistryError:
+    def _busy_error(self) -> RegistryError:
         return RegistryError(
             f"others wrote to '{self.repo_id}' {ATTEMPTS} times in a row while we tried",
             where=self._uri,

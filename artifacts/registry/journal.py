@@ -32,7 +32,7 @@ class JournalStorage(Protocol):
     patience_seconds: float
     """How long another process may take between setting two aliases; 0 where a lock keeps it out"""
 
-    def locked(self, name: str) -> AbstractContextManager[object]:
+    def lock(self, name: str) -> AbstractContextManager[object]:
         """Keep others from moving aliases, where the registry has a way to; else nothing."""
 
     def entries(self, name: str) -> list[HistoryEntry]:
@@ -41,7 +41,7 @@ class JournalStorage(Protocol):
     def append(self, name: str, entry: HistoryEntry) -> None:
         """Add an entry under the next free number, all of it or nothing."""
 
-    def applied(self, name: str) -> int:
+    def read_applied(self, name: str) -> int:
         """Number of the last entry that the aliases were set by; 0 for none."""
 
     def mark_applied(self, name: str, number: int) -> None:
@@ -91,7 +91,7 @@ class Journal:
                 changes[CANDIDATE] = None
             return _entry(state, move.alias, move.previous_alias, changes, move.cause)
 
-        with self._storage.locked(self._name):
+        with self._storage.lock(self._name):
             self._settle(move.alias, move.previous_alias)
             return self._append(entry_of, move.alias, move.previous_alias)
 
@@ -126,7 +126,7 @@ class Journal:
             changes[alias] = way[-1]
             return _entry(state, alias, before, changes, cause)
 
-        with self._storage.locked(self._name):
+        with self._storage.lock(self._name):
             for finished in self._settle(alias, None):
                 if finished.action == "rollback" and finished.alias == alias:
                     return finished
@@ -137,7 +137,7 @@ class Journal:
 
     def settle(self) -> list[HistoryEntry]:
         """Set the aliases as the history says; returns the entries that were not carried out."""
-        with self._storage.locked(self._name):
+        with self._storage.lock(self._name):
             return self._settle(CHAMPION, PREVIOUS)
 
     def _append(
@@ -168,7 +168,7 @@ class Journal:
         finished: dict[int, HistoryEntry] = {}
         for _ in range(ATTEMPTS):
             state = replay(self._storage.entries(self._name))
-            applied = self._storage.applied(self._name)
+            applied = self._storage.read_applied(self._name)
             if applied < state.last:
                 finished |= {e.number: e for e in state.held if e.number > applied}
                 self._carry_out(state, applied)
@@ -193,14 +193,14 @@ class Journal:
         """Add an entry for aliases that something else has moved; whether there were any."""
         watched = {*state.aliases, alias, CANDIDATE, CHAMPION, PREVIOUS, previous_alias or PREVIOUS}
 
-        def differing() -> dict[str, str | None]:
+        def find_differing() -> dict[str, str | None]:
             actual = self._storage.aliases(self._name)
             return {a: actual.get(a) for a in watched if actual.get(a) != state.aliases.get(a)}
 
-        moved = differing()
+        moved = find_differing()
         if moved and self._storage.patience_seconds > 0:
             time.sleep(self._storage.patience_seconds)  # maybe one of ours is about to set it
-            moved = differing()
+            moved = find_differing()
         if not moved:
             return False
         mains = {e.alias: e.previous_alias for e in state.held} | {CHAMPION: PREVIOUS}
@@ -238,7 +238,7 @@ class Journal:
         last = state.last_move(alias)
         raise RegistryError(
             f"'{alias}' of '{self._name}' moved meanwhile: it is {_words(current)}, "
-            f"not {_words(replaces)}, which this was to replace; {_told(last)}",
+            f"not {_words(replaces)}, which this was to replace; {_describe(last)}",
             where=self._storage.uri,
             cure=f"look at `prepare registry history {self._name}`; the same command again "
             "replaces the one that is there now",
@@ -282,7 +282,7 @@ def _words(version: str | None) -> str:
     return "at no version" if version is None else f"version {version}"
 
 
-def _told(entry: HistoryEntry | None) -> str:
+def _describe(entry: HistoryEntry | None) -> str:
     if entry is None:
         return "nobody has moved it yet"
     if entry.action == "outside":

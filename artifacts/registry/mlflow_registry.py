@@ -85,7 +85,7 @@ def check_embedded(uri: str) -> None:
     if not is_there(file, uri):
         return
     if not os.access(file, os.W_OK):
-        raise _not_openable(uri, f"{file} may not be written")
+        raise _unopenable_error(uri, f"{file} may not be written")
     try:
         # Not immutable, it would wait for locks, leave files beside one in WAL mode, and refuse
         # one that a killed writer left to be rolled back, which the next writer does.
@@ -94,7 +94,7 @@ def check_embedded(uri: str) -> None:
             database.execute("PRAGMA schema_version")
     except sqlite3.Error as error:
         if not _is_being_written(file):
-            raise _not_openable(uri, str(error)) from error
+            raise _unopenable_error(uri, str(error)) from error
 
 
 def _is_being_written(file: Path) -> bool:
@@ -102,7 +102,7 @@ def _is_being_written(file: Path) -> bool:
     return any(Path(f"{file}{ending}").exists() for ending in ("-journal", "-wal"))
 
 
-def _not_openable(uri: str, why: str) -> RegistryError:
+def _unopenable_error(uri: str, why: str) -> RegistryError:
     return RegistryError(
         f"the model registry cannot be opened: {why}",
         where=uri,
@@ -132,7 +132,7 @@ class MlflowRegistry(JournaledRegistry):
         os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
-        with self._explained(), warnings.catch_warnings():
+        with self._explain_errors(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             if self._file is not None:
                 check_openable(self._file)
@@ -147,7 +147,7 @@ class MlflowRegistry(JournaledRegistry):
         """Names of all registered models."""
         found: list[str] = []
         token: str | None = None
-        with self._explained():
+        with self._explain_errors():
             while True:
                 page = self._client.search_registered_models(page_token=token)
                 found += [m.name for m in page if HISTORY_OF_TAG not in m.tags]
@@ -157,7 +157,7 @@ class MlflowRegistry(JournaledRegistry):
 
     def versions(self, name: str) -> list[Version]:
         """All versions of a model, newest first; none when there is no such model."""
-        with self._explained():
+        with self._explain_errors():
             found = self._all_versions(name)
             aliases = self.aliases(name) if found else {}
         numbered = sorted(found, key=lambda version: int(version.version), reverse=True)
@@ -188,7 +188,7 @@ class MlflowRegistry(JournaledRegistry):
                 where=self.uri,
                 cure=f"give a name (--name) that does not end in '{HISTORY}'",
             )
-        with self.locked(name), self._explained():
+        with self.lock(name), self._explain_errors():
             existing = self.find_same(name, tags)
             if existing is not None:
                 if existing.source == str(folder):
@@ -204,14 +204,14 @@ class MlflowRegistry(JournaledRegistry):
 
     def set_tags(self, name: str, version: str, tags: Mapping[str, str]) -> None:
         """Add tags to a version, or change them; its other tags stay."""
-        with self.locked(name), self._explained():
+        with self.lock(name), self._explain_errors():
             for key, value in tags.items():
                 self._client.set_model_version_tag(name, version, key, value)
 
     def fetch(self, version: Version, folder: Path) -> None:
         """Copy the version's files into that folder, which exists and is empty."""
         source = Path(version.source)
-        with self._explained():
+        with self._explain_errors():
             if source.is_absolute():
                 copy_checkpoint(source, folder)
                 return
@@ -230,19 +230,19 @@ class MlflowRegistry(JournaledRegistry):
     # What the journal is kept by.
 
     @contextmanager
-    def locked(self, name: str) -> Iterator[None]:
+    def lock(self, name: str) -> Iterator[None]:
         """Of an embedded registry, a lock beside its file, for all names; else nothing."""
         from filelock import FileLock
 
         with ExitStack() as held:
             if self._file is not None:
-                with self._explained():
+                with self._explain_errors():
                     held.enter_context(FileLock(f"{self._file}.lock", is_singleton=True))
             yield
 
     def entries(self, name: str) -> list[HistoryEntry]:
         """All entries, losers too, in the order of their numbers."""
-        with self._explained():
+        with self._explain_errors():
             found = self._all_versions(name + HISTORY)
         entries = []
         for version in sorted(found, key=lambda version: int(version.version)):
@@ -259,7 +259,7 @@ class MlflowRegistry(JournaledRegistry):
 
     def append(self, name: str, entry: HistoryEntry) -> None:
         """Add an entry under the next free number: one version, with its tag, at once."""
-        with self._explained():
+        with self._explain_errors():
             self._create_model(name + HISTORY, {HISTORY_OF_TAG: name})
             self._client.create_model_version(
                 name + HISTORY,
@@ -268,26 +268,26 @@ class MlflowRegistry(JournaledRegistry):
                 await_creation_for=0,
             )
 
-    def applied(self, name: str) -> int:
+    def read_applied(self, name: str) -> int:
         """Number of the last entry that the aliases were set by; 0 for none."""
-        with self._explained():
+        with self._explain_errors():
             model = self._model(name + HISTORY)
             return int(model.tags.get(APPLIED_TAG, 0)) if model else 0
 
     def mark_applied(self, name: str, number: int) -> None:
         """Remember that number, as a tag."""
-        with self._explained():
+        with self._explain_errors():
             self._client.set_registered_model_tag(name + HISTORY, APPLIED_TAG, str(number))
 
     def aliases(self, name: str) -> dict[str, str]:
         """Version by alias, as they stand; none when there is no such model."""
-        with self._explained():
+        with self._explain_errors():
             model = self._model(name)
             return {str(a): str(v) for a, v in dict(model.aliases).items()} if model else {}
 
     def set_alias(self, name: str, alias: str, version: str | None) -> None:
         """Point the alias to the version; None removes it, also where there is none."""
-        with self._explained():
+        with self._explain_errors():
             if version is not None:
                 self._client.set_registered_model_alias(name, alias, version)
             elif alias in self.aliases(name):
@@ -297,7 +297,7 @@ class MlflowRegistry(JournaledRegistry):
         """Whether there is such a version."""
         from mlflow.exceptions import MlflowException
 
-        with self._explained():
+        with self._explain_errors():
             try:
                 self._client.get_model_version(name, version)
             except MlflowException as error:
@@ -347,14 +347,14 @@ class MlflowRegistry(JournaledRegistry):
         found: list[Any] = []
         token: str | None = None
         while True:
-            page = self._client.search_model_versions(f"name = {_quoted(name)}", page_token=token)
+            page = self._client.search_model_versions(f"name = {_quote(name)}", page_token=token)
             found += page
             token = page.token
             if not token:
                 return found
 
     @contextmanager
-    def _explained(self) -> Iterator[None]:
+    def _explain_errors(self) -> Iterator[None]:
         from sqlalchemy.exc import SQLAlchemyError
 
         with warnings.catch_warnings():
@@ -402,7 +402,7 @@ def copy_checkpoint(source: Path, folder: Path) -> None:
         shutil.copyfile(file, folder / path)
 
 
-def _quoted(name: str) -> str:
+def _quote(name: str) -> str:
     """The name as MLflow's filters take it: they know two quotation marks, and no escape."""
     mark = '"' if "'" in name else "'"
     return f"{mark}{name}{mark}"

@@ -25,7 +25,7 @@ Index = dict[str, Any]
 Descriptor = dict[str, Any]
 
 
-def by_version(index: Index) -> dict[int, Descriptor]:
+def index_by_version(index: Index) -> dict[int, Descriptor]:
     """The line of the index for each version, by its number."""
     matches = ((VERSION_REF.fullmatch(ref_name(each)), each) for each in index["manifests"])
     return {int(match[1]): descriptor for match, descriptor in matches if match}
@@ -33,7 +33,9 @@ def by_version(index: Index) -> dict[int, Descriptor]:
 
 def pointers(index: Index) -> dict[str, str]:
     """Version by alias; one that points to no version of prepare's is left out."""
-    numbers = {each["digest"]: str(number) for number, each in sorted(by_version(index).items())}
+    numbers = {
+        each["digest"]: str(number) for number, each in sorted(index_by_version(index).items())
+    }
     return {
         ref_name(each): numbers[each["digest"]]
         for each in index["manifests"]

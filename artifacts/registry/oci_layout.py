@@ -112,7 +112,7 @@ class OciLayout:
         return content
 
     def put_bytes(self, content: bytes, partial: Path) -> Blob:
-        """Keep these bytes as a blob; `partial` is the folder of `writing`."""
+        """Keep these bytes as a blob; `partial` is the folder of `open_for_writing`."""
         blob = Blob.of(content)
         if not self.blob_path(blob.digest).exists():
             file = partial / "content"
@@ -156,7 +156,7 @@ class OciLayout:
             raise _damaged_blob(path, "was changed")
 
     @contextmanager
-    def writing(self) -> Iterator[Path]:
+    def open_for_writing(self) -> Iterator[Path]:
         """A folder for blobs that are being written; what a killed process left goes.
 
         One process writes blobs at a time. Aliases can be moved meanwhile.

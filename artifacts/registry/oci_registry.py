@@ -32,8 +32,8 @@ from artifacts.registry.oci_index import (
     LAST_VERSION,
     REF_NAME,
     blob_of,
-    by_version,
     count_of,
+    index_by_version,
     number_of,
     pointers,
     ref_name,
@@ -43,7 +43,7 @@ from artifacts.registry.oci_layout import OciLayout
 from artifacts.registry.registry import HistoryEntry, Version
 from pipeline.core.errors import RegistryError
 from pipeline.core.foreign.file import MEBIBYTE, read_regular
-from pipeline.core.foreign.text import clipped
+from pipeline.core.foreign.text import clip
 
 SCHEME = "oci://"
 HISTORY_FILE = "prepare-history.jsonl"
@@ -76,7 +76,7 @@ class OciRegistry(JournaledRegistry):
 
     def names(self) -> list[str]:
         """Names of all registered models."""
-        with self._explained():
+        with self._explain_errors():
             if not self.folder.is_dir():
                 return []
             found = [p.name for p in self.folder.iterdir() if OciLayout(p).exists()]
@@ -84,10 +84,10 @@ class OciRegistry(JournaledRegistry):
 
     def versions(self, name: str) -> list[Version]:
         """All versions of a model, newest first; none when there is no such model."""
-        with self._explained():
+        with self._explain_errors():
             layout = self._layout(name)
             index = layout.read_index()
-            described = by_version(index)
+            described = index_by_version(index)
             pointing = pointers(index)
             return [
                 Version(
@@ -112,12 +112,12 @@ class OciRegistry(JournaledRegistry):
         has lost are copied again.
         """
         check_tags(tags)
-        with self._explained():
+        with self._explain_errors():
             layout = self._layout(name)
             layout.folder.mkdir(parents=True, exist_ok=True)
             with _lock(layout):
                 layout.make()
-            with layout.writing() as partial:
+            with layout.open_for_writing() as partial:
                 existing = self.find_same(name, tags)
                 if existing is not None:
                     if not _is_whole(layout, self.pack_of(existing)):
@@ -135,10 +135,10 @@ class OciRegistry(JournaledRegistry):
         They are annotations of its line in the index, which hold before those of the manifest.
         """
         check_tags(tags)
-        with self._explained(), self.locked(name):
+        with self._explain_errors(), self.lock(name):
             layout = self._layout(name)
             index = layout.read_index()
-            descriptor = by_version(index).get(number_of(version))
+            descriptor = index_by_version(index).get(number_of(version))
             if descriptor is None:
                 raise self._no_version(name, version)
             known = version_tags(layout, descriptor)
@@ -149,7 +149,7 @@ class OciRegistry(JournaledRegistry):
 
     def fetch(self, version: Version, folder: Path) -> None:
         """Write the version's files into that folder, which exists and is empty; checks digests."""
-        with self._explained():
+        with self._explain_errors():
             layout = self._layout(version.name)
             for file in self.pack_of(version).files:
                 destination = folder / file.path
@@ -158,9 +158,9 @@ class OciRegistry(JournaledRegistry):
 
     def pack_of(self, version: Version) -> ModelPack:
         """The version's manifest and what it names; raises RegistryError where it is damaged."""
-        with self._explained():
+        with self._explain_errors():
             layout = self._layout(version.name)
-            descriptor = by_version(layout.read_index()).get(number_of(version.version))
+            descriptor = index_by_version(layout.read_index()).get(number_of(version.version))
             if descriptor is None:
                 raise self._no_version(version.name, version.version)
             manifest = layout.read_blob(blob_of(descriptor))
@@ -173,26 +173,26 @@ class OciRegistry(JournaledRegistry):
     # What the journal is kept by.
 
     @contextmanager
-    def locked(self, name: str) -> Iterator[None]:
+    def lock(self, name: str) -> Iterator[None]:
         """A lock in the layout's folder; nothing where there is no layout yet."""
         layout = self._layout(name)
         with ExitStack() as held:
             if layout.exists():
-                with self._explained():
+                with self._explain_errors():
                     held.enter_context(_lock(layout))
             yield
 
     def entries(self, name: str) -> list[HistoryEntry]:
         """All entries, losers too, in the order of their numbers."""
         file = self._layout(name).folder / HISTORY_FILE
-        with self._explained():
+        with self._explain_errors():
             try:
                 lines = read_regular(file, HISTORY_BYTES).splitlines()
             except FileNotFoundError:
                 return []
             index = self._layout(name).read_index()
             # A number is given once, and kept where its version was deleted.
-            newest = max([count_of(self._layout(name), LAST_VERSION), *by_version(index)])
+            newest = max([count_of(self._layout(name), LAST_VERSION), *index_by_version(index)])
         entries = []
         for place, line in enumerate(lines, start=1):
             try:
@@ -202,7 +202,7 @@ class OciRegistry(JournaledRegistry):
                         raise ValueError(f"there never was a version {ascii(version)[:40]}")
                 entries.append(entry)
             except ValueError as error:
-                why = clipped(str(error), 500)
+                why = clip(str(error), 500)
                 raise RegistryError(
                     f"line {place} of the history of '{name}' is damaged: {why}",
                     where=str(file),
@@ -212,23 +212,23 @@ class OciRegistry(JournaledRegistry):
 
     def append(self, name: str, entry: HistoryEntry) -> None:
         """Add an entry under the next free number: the whole file is replaced at once."""
-        with self._explained(), self.locked(name):
+        with self._explain_errors(), self.lock(name):
             layout = self._layout(name)
             kept = self.entries(name)
             # Not a number again that was carried out once, even where lines were deleted.
-            last = max([self.applied(name), *(each.number for each in kept)])
+            last = max([self.read_applied(name), *(each.number for each in kept)])
             lines = [*kept, entry.model_copy(update={"number": last + 1})]
             text = "".join(f"{line.model_dump_json()}\n" for line in lines)
             layout.replace(HISTORY_FILE, text.encode())
 
-    def applied(self, name: str) -> int:
+    def read_applied(self, name: str) -> int:
         """Number of the last entry that the aliases were set by; 0 for none."""
-        with self._explained():
+        with self._explain_errors():
             return count_of(self._layout(name), APPLIED)
 
     def mark_applied(self, name: str, number: int) -> None:
         """Remember that number, as an annotation of the index."""
-        with self._explained(), self.locked(name):
+        with self._explain_errors(), self.lock(name):
             layout = self._layout(name)
             index = layout.read_index()
             index["annotations"] = index.get("annotations", {}) | {APPLIED: str(number)}
@@ -236,17 +236,17 @@ class OciRegistry(JournaledRegistry):
 
     def aliases(self, name: str) -> dict[str, str]:
         """Version by alias, as they stand; none when there is no such model."""
-        with self._explained():
+        with self._explain_errors():
             return pointers(self._layout(name).read_index())
 
     def set_alias(self, name: str, alias: str, version: str | None) -> None:
         """Point the alias to the version; None removes it, also where there is none."""
-        with self._explained(), self.locked(name):
+        with self._explain_errors(), self.lock(name):
             layout = self._layout(name)
             index = layout.read_index()
             kept = [each for each in index["manifests"] if ref_name(each) != alias]
             if version is not None:
-                descriptor = by_version(index).get(number_of(version))
+                descriptor = index_by_version(index).get(number_of(version))
                 if descriptor is None:
                     raise self._no_version(name, version)
                 kept.append({**descriptor, "annotations": {REF_NAME: alias}})
@@ -255,13 +255,13 @@ class OciRegistry(JournaledRegistry):
 
     def has_version(self, name: str, version: str) -> bool:
         """Whether there is such a version."""
-        with self._explained():
-            return number_of(version) in by_version(self._layout(name).read_index())
+        with self._explain_errors():
+            return number_of(version) in index_by_version(self._layout(name).read_index())
 
     def _add_version(self, layout: OciLayout, name: str, made: ModelPack) -> str:
-        with self.locked(name):
+        with self.lock(name):
             index = layout.read_index()
-            number = 1 + max([count_of(layout, LAST_VERSION), *by_version(index)])
+            number = 1 + max([count_of(layout, LAST_VERSION), *index_by_version(index)])
             descriptor = {
                 "mediaType": MANIFEST_TYPE,
                 "artifactType": ARTIFACT_TYPE,
@@ -292,7 +292,7 @@ class OciRegistry(JournaledRegistry):
         )
 
     @contextmanager
-    def _explained(self) -> Iterator[None]:
+    def _explain_errors(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:

@@ -22,7 +22,7 @@ from urllib3.exceptions import HTTPError
 from urllib3.util.retry import Retry
 
 from pipeline.core.foreign.json import parse_json
-from pipeline.core.foreign.text import clipped
+from pipeline.core.foreign.text import clip
 
 # To connect, and between two bytes of an answer: a registry hashes a blob that it was sent once
 # more before it answers that it has it; what is only asked for comes at once.
@@ -132,7 +132,7 @@ class _PatientAdapter(HTTPAdapter):
         request.headers["Accept-Encoding"] = "identity"
         send = super().send
         if request.method in ASKED:
-            response = _begun(lambda: send(request, True, *arguments, **options))
+            response = _begin(lambda: send(request, True, *arguments, **options))
         else:
             response = send(request, True, *arguments, **options)
         if not stream or not response.ok:
@@ -179,7 +179,7 @@ def _answer(response: requests.Response) -> bytes:
     return b"".join(parts)
 
 
-def _begun(send: Callable[[], requests.Response]) -> requests.Response:
+def _begin(send: Callable[[], requests.Response]) -> requests.Response:
     """The answer that `send` gives, once it has begun.
 
     Raises:
@@ -204,6 +204,6 @@ def _complaints(response: requests.Response) -> list[str]:
     """What the registry says is wrong, as OCI's distribution specification writes it."""
     try:
         errors = parse_json(response.content, values=1000)["errors"]
-        return [clipped(str(error["message"]), 300) for error in errors[:5]]
+        return [clip(str(error["message"]), 300) for error in errors[:5]]
     except (ValueError, KeyError, TypeError):
         return [f"{response.status_code} {response.reason}"]

@@ -92,7 +92,7 @@ class RemoteRepository:
         Raises:
             RegistryError: the registry refused or does not answer.
         """
-        with self._connected() as client:
+        with self._connect() as client:
             layers = {file.blob: file_of(file.blob) for file in made.files}
             missing = [blob for blob in layers if not self._has(client, blob)]
             self._count_bytes(client, sum(blob.size for blob in missing))
@@ -132,7 +132,7 @@ class RemoteRepository:
         Raises:
             RegistryError: a blob is unavailable, or is not what the manifest says.
         """
-        with self._connected() as client:
+        with self._connect() as client:
             self._container.digest = version.source.rpartition("@")[2]
             made = read_pack(self._get_manifest(client), lambda blob: b"")
             self._done, total = 0, sum(file.blob.size for file in made.files)
@@ -142,7 +142,7 @@ class RemoteRepository:
                 self._download(client, file.blob, destination, total)
 
     def _manifest(self) -> bytes:
-        with self._connected() as client:
+        with self._connect() as client:
             manifest = self._get_manifest(client)
         read_pack(manifest, lambda blob: b"")
         return manifest
@@ -218,7 +218,7 @@ class RemoteRepository:
         ):
             self._check(client, response.ok)
             if response.headers.get("Content-Encoding", "identity") != "identity":
-                raise self._refused(client, "it packs a file that must not be packed")
+                raise self._refusal(client, "it packs a file that must not be packed")
             for block in blob_blocks(response, blob.size):
                 left -= len(block)
                 if left < 0:  # more than the manifest says: no reason to fill the disk
@@ -237,17 +237,17 @@ class RemoteRepository:
     def _count_bytes(self, client: OrasClient, total: int) -> None:
         self._done = 0
 
-        def sent(count: int) -> None:
+        def count_sent(count: int) -> None:
             self._done += count
             self._progress.advance("push", min(self._done, total), total, "bytes")
 
-        client.sent = sent
+        client.sent = count_sent
 
     def _check(self, client: OrasClient, answered: bool) -> None:
         if not answered:
-            raise self._refused(client, "it refused a request")
+            raise self._refusal(client, "it refused a request")
 
-    def _refused(self, client: OrasClient | None, reason: str) -> RegistryError:
+    def _refusal(self, client: OrasClient | None, reason: str) -> RegistryError:
         said = "; ".join(client.complaints) if client is not None else ""
         return RegistryError(
             f"the OCI registry failed: {said or reason}",
@@ -257,7 +257,7 @@ class RemoteRepository:
         )
 
     @contextmanager
-    def _connected(self) -> Iterator[OrasClient]:
+    def _connect(self) -> Iterator[OrasClient]:
         import requests
         from oras.logger import logger
 
@@ -278,7 +278,7 @@ class RemoteRepository:
                 )
             yield client
         except (requests.RequestException, ValueError) as error:
-            raise self._refused(client, str(error)) from error
+            raise self._refusal(client, str(error)) from error
 
 
 def _docker_configs() -> list[str]:

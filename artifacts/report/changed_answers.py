@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from artifacts.report.figure import Figure, Names, Table, axis, label
-from artifacts.report.prompts import answer_of, expected_of, prompt_of, same_answer
+from artifacts.report.prompts import answer_of, expected_of, is_same_answer, prompt_of
 from artifacts.report.run_evidence import Answered, RunEvidence
 
 EXAMPLES = 10
@@ -55,7 +55,7 @@ def changed_answers(evidence: RunEvidence) -> list[Examples]:
         _examples(variant.recipe, gate.suite, answered)
         for variant in evidence.report.variants
         for gate in variant.gates
-        if (answered := evidence.answered(variant.recipe, gate.suite)) is not None
+        if (answered := evidence.find_answers(variant.recipe, gate.suite)) is not None
     ]
 
 
@@ -64,7 +64,7 @@ def _examples(recipe: str, suite: str, answered: Answered) -> Examples:
     changed = [
         (after["score"] - before["score"], before, after)
         for before, after in zip(answered.baseline, answered.candidate, strict=True)
-        if not same_answer(answered.suite, answered.questions.get(before["id"]), before, after)
+        if not is_same_answer(answered.suite, answered.questions.get(before["id"]), before, after)
     ]
     losses = sorted((each for each in changed if each[0] <= 0), key=lambda each: each[0])
     gains = sorted((each for each in changed if each[0] > 0), key=lambda each: -each[0])
@@ -96,7 +96,7 @@ def flip_figures(evidence: RunEvidence, names: Names) -> list[Figure]:
     figures = []
     for variant in evidence.report.variants:
         for gate in variant.gates:
-            answered = evidence.answered(variant.recipe, gate.suite)
+            answered = evidence.find_answers(variant.recipe, gate.suite)
             if answered is not None and answered.suite.kind == "mmlu":
                 figures.append(_flips(variant.recipe, gate.suite, answered, names))
     return figures

@@ -33,7 +33,7 @@ class EvidencePath:
 
 def path_of(evidence: RunEvidence, recipe: str, gate: GateReport) -> EvidencePath | None:
     """The path of one gate; None where neither answers nor a trail are kept."""
-    answered = evidence.answered(recipe, gate.suite)
+    answered = evidence.find_answers(recipe, gate.suite)
     if answered is None:
         if not gate.trail:
             return None
@@ -156,7 +156,7 @@ def _traces(path: EvidencePath, number: int, top: float) -> list[dict[str, Any]]
             "name": label(f"{path.recipe}, {words}"),
             "x": path.questions,
             "y": [min(value, top * HEADROOM) for value in values],
-            "customdata": [_e_value(value) for value in values],
+            "customdata": [_describe_e_value(value) for value in values],
             "line": {"color": colour(number), "dash": dash, "width": width},
             "hovertemplate": hover,
         }
@@ -199,8 +199,8 @@ def _table(paths: list[EvidencePath]) -> Table:
                 path.recipe,
                 f"{path.gate.n:,}",
                 "-" if path.gate.decided_at is None else f"{path.gate.decided_at:,}",
-                _e_value(max(path.for_pass)),
-                _e_value(max(path.for_fail)),
+                _describe_e_value(max(path.for_pass)),
+                _describe_e_value(max(path.for_fail)),
                 path.gate.verdict,
             )
             for path in paths
@@ -209,6 +209,6 @@ def _table(paths: list[EvidencePath]) -> Table:
     )
 
 
-def _e_value(log10: float) -> str:
+def _describe_e_value(log10: float) -> str:
     """In words; where a hypothesis is refuted, not unlikely, the value is infinite."""
     return "certain" if log10 >= CERTAIN else f"{10**log10:,.3g}"

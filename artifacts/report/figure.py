@@ -46,7 +46,7 @@ class Figure:
     def drawn(self) -> dict[str, Any]:
         """What the page's script is given."""
         drawn = {"data": self.data, "layout": {**self.layout, "height": self.height}}
-        return dict(json_ready(drawn))
+        return dict(make_json_ready(drawn))
 
 
 @dataclass
@@ -86,10 +86,10 @@ def axis(title: str, **more: Any) -> dict[str, Any]:
     return {"title": {"text": label(title)}, **more}
 
 
-def json_ready(value: Any) -> Any:
+def make_json_ready(value: Any) -> Any:
     """The value with None for numbers that JSON has no word for: one would void all figures."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {key: json_ready(each) for key, each in value.items()}
-    return [json_ready(each) for each in value] if isinstance(value, list) else value
+        return {key: make_json_ready(each) for key, each in value.items()}
+    return [make_json_ready(each) for each in value] if isinstance(value, list) else value

@@ -40,7 +40,7 @@ def run_page(evidence: RunEvidence) -> str:
         "layers": layer_errors.layer_figures(evidence, names),
     }
     word = ending.outcome(evidence.report)
-    return _rendered(
+    return _render(
         "run.html.j2",
         figures,
         title=f"{evidence.report.command.get('checkpoint', 'candidate')}: {word}",
@@ -62,7 +62,7 @@ def run_page(evidence: RunEvidence) -> str:
 def comparison_page(first: RunEvidence, second: RunEvidence) -> str:
     """The report of two runs side by side, as HTML."""
     sides = (first, second)
-    return _rendered(
+    return _render(
         "two_runs.html.j2",
         {"changes": two_runs.change_figures(sides, Names())},
         title=f"{first.report.run} and {second.report.run}",
@@ -84,7 +84,7 @@ def plotly_script() -> str:
     return script.read_text(encoding="utf-8")
 
 
-def _rendered(template: str, figures: dict[str, list[Figure]], **context: Any) -> str:
+def _render(template: str, figures: dict[str, list[Figure]], **context: Any) -> str:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(

@@ -25,11 +25,11 @@ def prompt_of(suite: AnySuite, question: Row | None) -> str | None:
     try:
         if suite.kind == "mmlu":
             config = mmlu.task_config(suite.form)
-            return shortened(_rendered(config["description"] + config["doc_to_text"], question))
+            return shorten(_render(config["description"] + config["doc_to_text"], question))
         if suite.kind == "rouge":
             form: rouge.Form = "base" if suite.form == "base" else "chat"
-            return shortened(_rendered(rouge.PROMPTS[form], question))
-        return shortened(str(question["request"]))
+            return shorten(_render(rouge.PROMPTS[form], question))
+        return shorten(str(question["request"]))
     except (KeyError, UndefinedError):  # the row has no such field
         return None
 
@@ -41,7 +41,7 @@ def expected_of(suite: AnySuite, question: Row | None) -> str | None:
     if suite.kind == "mmlu" and "answer" in question:
         return _choice(question, int(question["answer"]))
     if suite.kind == "rouge" and "references" in question:
-        return shortened("\n\n".join(question["references"]))
+        return shorten("\n\n".join(question["references"]))
     return None
 
 
@@ -49,16 +49,16 @@ def answer_of(suite: AnySuite, question: Row | None, row: Row) -> str:
     """The answer of one side: the choice that it made, or its text."""
     answer = row["answer"]
     if isinstance(answer, list) and answer and isinstance(answer[0], float | int):
-        number = chosen(suite, question, answer)
+        number = find_choice(suite, question, answer)
         likelihoods = ", ".join(f"{value:.2f}" for value in answer)
         name = _choice(question, number) or f"choice {number + 1}"
         return f"{name}\n(log-likelihoods {likelihoods})"
     texts = answer if isinstance(answer, list) else [answer]
     words = "\n--- another sample ---\n".join(str(text) for text in texts)
-    return shortened(words) + _outcome(row)
+    return shorten(words) + _outcome(row)
 
 
-def chosen(suite: AnySuite, question: Row | None, likelihoods: list[float]) -> int:
+def find_choice(suite: AnySuite, question: Row | None, likelihoods: list[float]) -> int:
     """The choice that scores: the likeliest; in MMLU's cloze form, by character of its text."""
     values = list(likelihoods)
     choices = _choices(question)
@@ -67,17 +67,17 @@ def chosen(suite: AnySuite, question: Row | None, likelihoods: list[float]) -> i
     return max(range(len(values)), key=values.__getitem__)
 
 
-def same_answer(suite: AnySuite, question: Row | None, before: Row, after: Row) -> bool:
+def is_same_answer(suite: AnySuite, question: Row | None, before: Row, after: Row) -> bool:
     """Whether both sides said the same; choices count, not their likelihoods."""
     if before["score"] != after["score"]:
         return False
     sides = [before["answer"], after["answer"]]
     if all(isinstance(side, list) and side and isinstance(side[0], float | int) for side in sides):
-        return chosen(suite, question, sides[0]) == chosen(suite, question, sides[1])
+        return find_choice(suite, question, sides[0]) == find_choice(suite, question, sides[1])
     return bool(sides[0] == sides[1])
 
 
-def shortened(text: str) -> str:
+def shorten(text: str) -> str:
     """At most :data:`LONGEST` characters, and how many were left out."""
     if len(text) <= LONGEST:
         return text
@@ -101,7 +101,7 @@ def _outcome(row: Row) -> str:
     return f"\n(tests: {', '.join(outcome) if isinstance(outcome, list) else outcome})"
 
 
-def _rendered(template: str, question: Row) -> str:
+def _render(template: str, question: Row) -> str:
     """lm-eval's templates are jinja's; the result is text, and is escaped where it is shown."""
     from jinja2 import StrictUndefined
     from jinja2.sandbox import SandboxedEnvironment

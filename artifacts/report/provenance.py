@@ -65,7 +65,7 @@ def tuple_facts(evidence: RunEvidence, recipe: str) -> Facts:
         facts["engine's version"] = _text(measured.result.get("engine_version"))
         facts["load"] = _text(measured.parameters.get("workload"))
         facts["machine"] = _text(measured.parameters.get("machine"))
-    answers = evidence.collected(recipe)
+    answers = evidence.collect_answers(recipe)
     if answers:
         facts["environment evaluate"] = _text(answers[0][1].parameters.get("environment"))
     return facts

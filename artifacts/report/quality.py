@@ -7,7 +7,7 @@ from typing import Any
 from artifacts.report.figure import Figure, Names, Table, axis, colour, label, symbol
 from artifacts.report.run_evidence import RunEvidence
 from artifacts.run_record import VariantReport
-from artifacts.written_numbers import in_points
+from artifacts.written_numbers import format_points
 from eval_gates.records import GateReport
 from eval_gates.stopping import comparison_of
 from recipes.catalog import BASELINE
@@ -100,7 +100,7 @@ def _figure(
     for variant, gate, x in points:
         number = evidence.recipes.index(variant.recipe)
         data.append(_point(variant, gate, x, number))
-        allowed = _allowed(evidence, variant, gate)
+        allowed = _allowed_drop(evidence, variant, gate)
         if allowed is not None:
             data.append(_margin(variant, x, allowed, number))
     by = axis_title.partition(",")[0]
@@ -108,7 +108,8 @@ def _figure(
         name=names.of("quality", suite, by),
         title=f"{suite}: quality against {by}",
         says="; ".join(
-            f"{variant.recipe}: {in_points(gate.difference, 1)} points at {x:,.1f} ({axis_title})"
+            f"{variant.recipe}: {format_points(gate.difference, 1)} points "
+            f"at {x:,.1f} ({axis_title})"
             for variant, gate, x in points
         ),
         data=data,
@@ -160,7 +161,7 @@ def _margin(variant: VariantReport, x: float, allowed: float, number: int) -> di
     }
 
 
-def _allowed(evidence: RunEvidence, variant: VariantReport, gate: GateReport) -> float | None:
+def _allowed_drop(evidence: RunEvidence, variant: VariantReport, gate: GateReport) -> float | None:
     """The drop in mean score that lies on the margin, as a fraction."""
     if gate.threshold < 0:
         return -gate.threshold
@@ -185,9 +186,9 @@ def _table(
             (
                 variant.recipe,
                 f"{x:,.1f}",
-                in_points(gate.difference),
-                in_points(low),
-                in_points(high),
+                format_points(gate.difference),
+                format_points(low),
+                format_points(high),
             )
         )
     return Table(("variant", axis_title, "change, points", "lower bound", "upper bound"), rows)

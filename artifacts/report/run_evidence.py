@@ -64,7 +64,7 @@ class RunEvidence:
     def record(self, stage: str, variant: str) -> StageRecord | None:
         """The last finished stage of that name (as the run names it) of that variant."""
         found = self._finished.get((stage, variant))
-        return self._found(found) if found is not None else None
+        return self._find(found) if found is not None else None
 
     def place(self, record: StageRecord) -> Path:
         """The folder of a stage's outputs."""
@@ -81,7 +81,7 @@ class RunEvidence:
             self._miss(f"{recipe}: its policy is of another version of prepare")
             return None
 
-    def answered(self, recipe: str, suite: str) -> Answered | None:
+    def find_answers(self, recipe: str, suite: str) -> Answered | None:
         """What both sides answered to one suite; None where that is not kept any more."""
         if (recipe, suite) not in self._answered:
             try:
@@ -118,7 +118,7 @@ class RunEvidence:
             planned_bet=bets_in(judge.parameters).get(suite),
         )
 
-    def collected(self, recipe: str) -> list[tuple[str, StageRecord]]:
+    def collect_answers(self, recipe: str) -> list[tuple[str, StageRecord]]:
         """By suite, the last round's answers of a variant, judged or not."""
         last: dict[str, str] = {}
         for (name, variant), found in self._finished.items():
@@ -167,12 +167,12 @@ class RunEvidence:
 
     def _input(self, judge: StageRecord, role: str, words: str) -> StageRecord | None:
         reference = judge.inputs.get(role)
-        found = self._found(reference) if reference is not None else None
+        found = self._find(reference) if reference is not None else None
         if found is None:
             self._miss(f"{words} are no longer in the store")
         return found
 
-    def _found(self, of: StageReference) -> StageRecord | None:
+    def _find(self, of: StageReference) -> StageRecord | None:
         try:
             record = self.store.find(of.stage, of.key)
         except StoreError as error:

@@ -8,7 +8,7 @@ from artifacts.ending import verdict_word
 from artifacts.gate_row import GateRow, gate_row, throughput_row
 from artifacts.report.run_evidence import RunEvidence
 from artifacts.run_record import VariantReport
-from artifacts.written_numbers import megabytes, per_cent
+from artifacts.written_numbers import format_megabytes, format_percent
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,8 @@ def variant_parts(evidence: RunEvidence) -> list[VariantPart]:
 def collected_words(evidence: RunEvidence, recipe: str) -> list[str]:
     """Scores that were measured and not judged."""
     return [
-        f"{suite}: {per_cent(record.result['score'], 1)} of {record.result['n']} questions"
-        for suite, record in evidence.collected(recipe)
+        f"{suite}: {format_percent(record.result['score'], 1)} of {record.result['n']} questions"
+        for suite, record in evidence.collect_answers(recipe)
         if isinstance(record.result.get("score"), float)
     ]
 
@@ -64,7 +64,7 @@ def _part(variant: VariantReport, evidence: RunEvidence) -> VariantPart:
         verdict=verdict_word(variant),
         reason=reason,
         cure=rest,
-        size=megabytes(variant.weights_bytes),
+        size=format_megabytes(variant.weights_bytes),
         rows=rows,
         collected=[] if rows else collected_words(evidence, variant.recipe),
     )

@@ -10,7 +10,7 @@ from artifacts.report.provenance import run_facts, tuple_facts
 from artifacts.report.quality import bounds_words, change_bounds, whiskers
 from artifacts.report.run_evidence import RunEvidence
 from artifacts.run_record import RunReport, VariantReport
-from artifacts.written_numbers import in_points, megabytes, per_cent
+from artifacts.written_numbers import format_megabytes, format_percent, format_points
 from eval_gates.records import GateReport
 from recipes.catalog import BASELINE
 
@@ -28,7 +28,7 @@ def verdict_table(sides: Sides) -> Table:
             (
                 recipe,
                 *(_verdict(variant) for variant in both),
-                *(megabytes(variant.weights_bytes if variant else None) for variant in both),
+                *(format_megabytes(variant.weights_bytes if variant else None) for variant in both),
             )
         )
     return Table(
@@ -52,7 +52,7 @@ def score_table(sides: Sides) -> Table:
                 _change(second),
                 "-"
                 if first is None or second is None
-                else in_points(second.candidate - first.candidate),
+                else format_points(second.candidate - first.candidate),
                 f"{first.verdict if first else '-'} / {second.verdict if second else '-'}",
             )
         )
@@ -95,11 +95,11 @@ def changed_facts(sides: Sides) -> Table:
     """Options and members of the tuple that differ between the runs, of each side they share."""
     rows: list[tuple[str, ...]] = []
     runs = [run_facts(side) for side in sides]
-    rows += _differing("run", runs[0], runs[1], NOT_A_CHANGE)
+    rows += _find_differing("run", runs[0], runs[1], NOT_A_CHANGE)
     for recipe in (BASELINE, *recipes_of(sides)):
         facts = [tuple_facts(side, recipe) for side in sides]
         if all(facts):
-            rows += _differing(recipe, facts[0], facts[1])
+            rows += _find_differing(recipe, facts[0], facts[1])
     return Table(("what changed", "A", "B"), rows, text=frozenset({0, 1, 2}))
 
 
@@ -138,7 +138,7 @@ def change_figures(sides: Sides, names: Names) -> list[Figure]:
             rows.append(
                 (
                     f"{r}, {s}, run {letter}",
-                    *(in_points(value) for value in (gate.difference, low, high)),
+                    *(format_points(value) for value in (gate.difference, low, high)),
                 )
             )
             notes[bounds_words(gate)] = None
@@ -203,16 +203,16 @@ def _verdict(variant: VariantReport | None) -> str:
 def _scores(gate: GateReport | None) -> str:
     if gate is None:
         return "-"
-    return f"{per_cent(gate.baseline)}, {per_cent(gate.candidate)} (n {gate.n:,})"
+    return f"{format_percent(gate.baseline)}, {format_percent(gate.candidate)} (n {gate.n:,})"
 
 
 def _change(gate: GateReport | None) -> str:
     if gate is None:
         return "-"
-    return f"{in_points(gate.difference)} (> {in_points(change_bounds(gate)[0])})"
+    return f"{format_points(gate.difference)} (> {format_points(change_bounds(gate)[0])})"
 
 
-def _differing(
+def _find_differing(
     side: str, first: dict[str, str], second: dict[str, str], but_not: tuple[str, ...] = ()
 ) -> list[tuple[str, ...]]:
     names = dict.fromkeys([*first, *second])

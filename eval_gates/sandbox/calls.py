@@ -141,10 +141,10 @@ def program() -> bytes:
         "allowed",
         (_RETURN, _ALLOW, "", ""),
     ]
-    return _assembled(steps)
+    return _assemble(steps)
 
 
-def _assembled(steps: list[_Step | str]) -> bytes:
+def _assemble(steps: list[_Step | str]) -> bytes:
     """Steps with the names of places between them, as instructions that jump by numbers."""
     places: dict[str, int] = {}
     instructions: list[_Step] = []
@@ -154,10 +154,10 @@ def _assembled(steps: list[_Step | str]) -> bytes:
         else:
             instructions.append(step)
     return b"".join(
-        struct.pack("=HBBI", code, *(_ahead(places, name, at) for name in (yes, no)), value)
+        struct.pack("=HBBI", code, *(_count_ahead(places, name, at) for name in (yes, no)), value)
         for at, (code, value, yes, no) in enumerate(instructions)
     )
 
 
-def _ahead(places: dict[str, int], name: str, at: int) -> int:
+def _count_ahead(places: dict[str, int], name: str, at: int) -> int:
     return places[name] - at - 1 if name else 0

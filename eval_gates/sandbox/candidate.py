@@ -130,7 +130,7 @@ class Candidate:
         except BaseException as error:
             self._lose(f"the answer is malformed: {type(error).__name__}: {error}")
 
-    def raised(self, error: BaseException) -> bool:
+    def has_raised(self, error: BaseException) -> bool:
         """Whether `error` came from the solution and not from the tests themselves."""
         return any(error is one for one in self._raised)
 
@@ -227,12 +227,12 @@ class Candidate:
             self._lose("the memory limit was reached")
         if Exception not in known or not _ENDS.isdisjoint(kinds):
             self._lose(self.trace)
-        error = _built(known, text)
+        error = _build(known, text)
         self._raised.append(error)
         return error
 
 
-def _built(known: list[Any], text: str) -> BaseException:
+def _build(known: list[Any], text: str) -> BaseException:
     for kind in known:
         if isinstance(kind, type) and issubclass(kind, BaseException):
             try:

@@ -148,19 +148,19 @@ class _Runner:
         with (
             _folders(self._isolation) as (work, packages_folder),
             TemporaryFile() as task,
-            _opened_twice() as (errors, said_errors),
+            _open_twice() as (errors, said_errors),
         ):
             write_message(task.fileno(), self._settings(work, packages_folder))
             write_message(task.fileno(), program._asdict())
             task.seek(0)
-            report = self._judged(task, errors)
+            report = self._judge(task, errors)
             said = _tail(said_errors)
         if "broken" in report:
-            raise _broken(_with(said, _text(report["broken"])), self._isolation)
+            raise _sandbox_error(_join(said, _text(report["broken"])), self._isolation)
         if "outcome" not in report:  # begun, and ended without a word
             outcome = "timeout" if time.monotonic() - started > self._seconds else "crashed"
             report = {"outcome": outcome, "detail": "its answers took too much to be judged"}
-        detail = _with(said, _text(report["detail"]))[-_DETAIL_CHARACTERS:]
+        detail = _join(said, _text(report["detail"]))[-_DETAIL_CHARACTERS:]
         return Execution(report["outcome"] == "passed", report["outcome"], detail)
 
     def _settings(self, work: str, packages_folder: str) -> dict[str, Any]:
@@ -179,7 +179,7 @@ class _Runner:
             "orders": orders,
         }
 
-    def _judged(self, task: IO[bytes], errors: IO[bytes]) -> dict[str, Any]:
+    def _judge(self, task: IO[bytes], errors: IO[bytes]) -> dict[str, Any]:
         """The judge's last message."""
         reader, writer = os.pipe()
         with os.fdopen(reader, "rb", buffering=0):
@@ -193,17 +193,17 @@ class _Runner:
             most = _LAUNCH_SECONDS + MOST_WAITING * self._seconds + _GRACE_SECONDS
             deadline = time.monotonic() + most
             while "outcome" not in report:
-                if not self._heard(reader, deadline):
+                if not self._hear(reader, deadline):
                     if "begun" in report:  # its own limits will end it
                         return report
-                    raise _broken("the judge does not answer", self._isolation)
+                    raise _sandbox_error("the judge does not answer", self._isolation)
                 try:
                     report = read_message(reader)
                 except EOFError:
                     break
         return report
 
-    def _heard(self, reader: int, deadline: float) -> bool:
+    def _hear(self, reader: int, deadline: float) -> bool:
         """Wait until there is something to read, or for too long."""
         end = select.poll()
         end.register(reader, select.POLLIN)
@@ -231,13 +231,13 @@ def _folders(isolation: Isolation) -> Iterator[tuple[str, str]]:
 
 
 @contextmanager
-def _opened_twice() -> Iterator[tuple[IO[bytes], IO[bytes]]]:
+def _open_twice() -> Iterator[tuple[IO[bytes], IO[bytes]]]:
     """A file to hand on for writing, and for us to read: flags that are set on one hold for it."""
     with TemporaryFile() as ours, Path(f"/proc/self/fd/{ours.fileno()}").open("ab") as theirs:
         yield theirs, ours
 
 
-def _broken(why: str, isolation: Isolation) -> SandboxError:
+def _sandbox_error(why: str, isolation: Isolation) -> SandboxError:
     return SandboxError(
         f"model-written code could not be run: {why or 'no reason given'}",
         where=f"isolation {isolation.kind}, {interpreter()}",
@@ -246,7 +246,7 @@ def _broken(why: str, isolation: Isolation) -> SandboxError:
     )
 
 
-def _with(said: str, what: str) -> str:
+def _join(said: str, what: str) -> str:
     return "\n".join(part for part in (said, what.strip()) if part)
 
 

@@ -78,7 +78,7 @@ class _Judgement:
         """Load the solution, run the tests, report."""
         task = read_message(0)
         self._started = time.monotonic()
-        _alarm(self._seconds, self._out_of_time)
+        _alarm(self._seconds, self._check_time)
         try:
             self._candidate.load(task["solution"], task["entry_point"])
             self._test(task)
@@ -93,7 +93,7 @@ class _Judgement:
         try:
             code = compile(task["test"], _TESTS, "exec")
         except (SyntaxError, ValueError) as error:
-            self._broken(f"the problem's test is not Python: {error}")
+            self._report_broken(f"the problem's test is not Python: {error}")
         _remember_source(task["test"])
         exec(code, {"__name__": "test", task["entry_point"]: self._candidate})  # noqa: S102
 
@@ -111,7 +111,7 @@ class _Judgement:
             amount = amount if hard == resource.RLIM_INFINITY else min(amount, hard)
             resource.setrlimit(kind, (amount, hard))
 
-    def _out_of_time(self) -> None:
+    def _check_time(self) -> None:
         """The time is up, but for what the solution had to wait for a processor that others had."""
         passed = time.monotonic() - self._started
         try:
@@ -121,7 +121,7 @@ class _Judgement:
         left = self._seconds - passed + processor.waited
         starved = (left > 0 or processor.runnable) and processor.used < self._seconds
         if starved and passed < MOST_WAITING * self._seconds:
-            _alarm(max(left, _SHORTEST_LOOK * self._seconds), self._out_of_time)
+            _alarm(max(left, _SHORTEST_LOOK * self._seconds), self._check_time)
         else:
             self._finish("timeout", f"still running after {passed:.3g} s")
 
@@ -129,18 +129,18 @@ class _Judgement:
         candidate = self._candidate
         # After a failed call, a name may be missing because its answer is.
         if isinstance(error, NameError) and candidate.faultless:
-            self._broken(f"the problem's test uses a name that is not defined: {error}")
+            self._report_broken(f"the problem's test uses a name that is not defined: {error}")
         if candidate.out_of_memory or isinstance(error, MemoryError):
             self._finish("memory", "the memory limit was reached")
         if candidate.status is not None:
             self._finish(*_ending(candidate.status))
         if candidate.lost:
             self._finish("failed", candidate.lost)
-        if error is not None and candidate.raised(error):
+        if error is not None and candidate.has_raised(error):
             self._finish("failed", candidate.trace)
         self._finish("failed", _trace(error))
 
-    def _broken(self, why: str) -> NoReturn:
+    def _report_broken(self, why: str) -> NoReturn:
         self._candidate.end()
         _finish(self._report, broken=why)
 

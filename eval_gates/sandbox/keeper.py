@@ -34,10 +34,10 @@ def keep(requests: int, answers: int, lifeline: int, notices: int) -> NoReturn:
     """
     try:
         _be_deaf()
-        _only(requests, answers, lifeline, notices)
+        _close_all_but(requests, answers, lifeline, notices)
         orders = read_message(requests)
         alone = os.getpid() == 1
-        _own_session()
+        _begin_session()
         kernel.shed_privileges(orders["become"])
         if orders["filter"]:
             kernel.filter_calls()
@@ -47,12 +47,12 @@ def keep(requests: int, answers: int, lifeline: int, notices: int) -> NoReturn:
         write_message(notices, {"started": True})
         child = os.fork()
         if child == 0:
-            _only(requests, answers)
+            _close_all_but(requests, answers)
             os.setpgid(0, 0)
             signal.signal(signal.SIGINT, signal.default_int_handler)
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             solver.serve(requests, answers, orders)
-        _own_group(child)
+        _begin_group(child)
         os.close(requests)
         os.close(answers)
         ending = _watch(child, lifeline, orders["memory_bytes"] if alone else None)
@@ -89,7 +89,7 @@ def _forget_standard_streams() -> None:
     os.close(nothing)
 
 
-def _only(*ends: int) -> None:
+def _close_all_but(*ends: int) -> None:
     """Close every descriptor but these and the standard ones."""
     kept = {0, 1, 2, *ends}
     for descriptor in range(3, 256):
@@ -158,7 +158,7 @@ def _processes() -> list[str]:
     return [name for name in names if name.isdigit()]
 
 
-def _own_session() -> None:
+def _begin_session() -> None:
     """The kernel shares processors out by session, then within it: many share with their own."""
     try:
         os.setsid()
@@ -166,7 +166,7 @@ def _own_session() -> None:
         return
 
 
-def _own_group(child: int) -> None:
+def _begin_group(child: int) -> None:
     """Give the child a group of its own now; it does the same, whoever comes first."""
     try:
         os.setpgid(child, child)

@@ -61,7 +61,7 @@ def launch(
     if child == 0:
         os.close(moved)
         os.close(tell_mapped)
-        _or_fail(lambda: _move(view, proc, tell_moved, mapped, keep, fail), fail)
+        _try_or_fail(lambda: _move(view, proc, tell_moved, mapped, keep, fail), fail)
     os.close(tell_moved)
     os.close(mapped)
     try:
@@ -74,7 +74,7 @@ def launch(
     return child
 
 
-def _or_fail(act: Callable[[], None], fail: Callable[[str], None]) -> NoReturn:
+def _try_or_fail(act: Callable[[], None], fail: Callable[[str], None]) -> NoReturn:
     try:
         act()
     except BaseException as error:
@@ -98,7 +98,7 @@ def _move(
     os.close(mapped)
     first = os.fork()
     if first == 0:
-        _or_fail(lambda: _settle(view, proc, keep), fail)
+        _try_or_fail(lambda: _settle(view, proc, keep), fail)
     os.closerange(0, 1024)  # the pipes have to end with those inside
     os.waitpid(first, 0)
     os._exit(0)

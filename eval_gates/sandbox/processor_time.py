@@ -38,7 +38,7 @@ def processor_time() -> ProcessorTime:
     for one in family:
         family += [pid for pid, told in fields.items() if int(told[_PARENT]) == one]
     ticks = [int(tick) for pid in family[1:] for tick in fields[pid][_TICKS]]
-    waited = [_waited(pid) for pid in family]
+    waited = [_read_waiting(pid) for pid in family]
     return ProcessorTime(
         used=sum(ticks) / os.sysconf("SC_CLK_TCK"),
         waited=waited[0] + max(waited[1:], default=0.0),
@@ -46,7 +46,7 @@ def processor_time() -> ProcessorTime:
     )
 
 
-def _waited(pid: int) -> float:
+def _read_waiting(pid: int) -> float:
     try:
         nanoseconds = Path(f"/proc/{pid}/schedstat").read_text().split()[1]
     except (OSError, IndexError):  # it has ended, or this kernel does not count

@@ -54,7 +54,7 @@ def serve(requests: int, answers: int, orders: dict[str, Any]) -> NoReturn:
             raise NameError(f"name {task['entry_point']!r} is not defined")
         function = namespace[task["entry_point"]]
     except BaseException as error:
-        answer: Any = {"raised": _described(error)}
+        answer: Any = {"raised": _describe(error)}
     else:
         answer = {"ready": True}
     while True:
@@ -99,7 +99,7 @@ def _answer(function: Any, request: dict[str, Any], iterators: list[Any]) -> dic
         iterators.append(value)
         return {"iterator": len(iterators) - 1}
     except BaseException as error:
-        return {"raised": _described(error)}
+        return {"raised": _describe(error)}
 
 
 def _items(iterator: Any, most: int) -> dict[str, Any]:
@@ -107,7 +107,7 @@ def _items(iterator: Any, most: int) -> dict[str, Any]:
     try:
         items.extend(encode(item) for item in islice(iterator, most))
     except BaseException as error:
-        return {"items": items, "ended": True, "raised": _described(error)}
+        return {"items": items, "ended": True, "raised": _describe(error)}
     return {"items": items, "ended": len(items) < most}
 
 
@@ -117,10 +117,10 @@ def _send(answers: int, answer: dict[str, Any]) -> None:
     except OSError:  # the judge has gone
         _exit(0)
     except BaseException as error:  # the answer has no plain form: nested too deeply, too big
-        write_message(answers, {"raised": _described(error)})
+        write_message(answers, {"raised": _describe(error)})
 
 
-def _described(error: BaseException) -> dict[str, Any]:
+def _describe(error: BaseException) -> dict[str, Any]:
     # By identity, and by what a class cannot say of itself: its own may have any name.
     kinds = [_BUILTIN[kind] for kind in type.mro(type(error)) if kind in _BUILTIN]
     if isinstance(error, MemoryError):

@@ -63,7 +63,7 @@ def view(hidden: tuple[str, ...] = ()) -> View:
     needed = [prefix / name for prefix in sorted(prefixes) for name in _OF_PREFIX]
     needed.append(interpreter().parent)
     for path in needed:
-        if path.is_dir() and not _within(path, shown):
+        if path.is_dir() and not _is_within(path, shown):
             shown.append(path)
     links = [*roots, *(Path("/usr", name) for name in _OF_USR)]
     binds = [(str(path), str(path)) for path in shown]
@@ -73,15 +73,15 @@ def view(hidden: tuple[str, ...] = ()) -> View:
         interpreter=str(interpreter()),
         binds=tuple(binds),
         links=tuple((str(r.readlink()), str(r)) for r in links if r.is_symlink()),
-        masks=tuple(_masks([*_other_packages(prefixes), *_private(hidden)], shown)),
+        masks=tuple(_masks([*_other_packages(prefixes), *_find_private(hidden)], shown)),
     )
 
 
-def _within(path: Path, folders: Iterable[Path]) -> bool:
+def _is_within(path: Path, folders: Iterable[Path]) -> bool:
     return any(path.is_relative_to(folder) for folder in folders)
 
 
-def _private(hidden: Iterable[str]) -> Iterator[Path]:
+def _find_private(hidden: Iterable[str]) -> Iterator[Path]:
     """What is the user's, or ours, wherever it lies."""
     yield from (Path(folder).resolve() for folder in (*hidden, gettempdir()))
     with suppress(RuntimeError):  # a user without a home
@@ -96,8 +96,8 @@ def _masks(folders: Iterable[Path], shown: list[Path]) -> list[str]:
     """Those of `folders` that would be seen, unless without them no interpreter would start."""
     kept: list[Path] = []
     for folder in sorted(folders):
-        hides_too_much = _within(_LIBRARY, [folder]) or _within(interpreter(), [folder])
-        seen = _within(folder, shown) and not _within(folder, kept)
+        hides_too_much = _is_within(_LIBRARY, [folder]) or _is_within(interpreter(), [folder])
+        seen = _is_within(folder, shown) and not _is_within(folder, kept)
         if seen and folder not in shown and not hides_too_much and folder.is_dir():
             kept.append(folder)
     return [str(folder) for folder in kept]

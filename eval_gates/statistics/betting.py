@@ -42,8 +42,8 @@ def bets() -> FloatArray:
     return np.geomspace(SMALLEST_BET, LARGEST_BET, NUMBER_OF_BETS)
 
 
-def mixed(logs: FloatArray, planned: float | None) -> FloatArray:
-    """Log of all that the bets of :func:`staked` have: shape [..., bets] to [...].
+def mix(logs: FloatArray, planned: float | None) -> FloatArray:
+    """Log of all that the bets of :func:`stake` have: shape [..., bets] to [...].
 
     Several times faster than scipy's logsumexp, which handles more cases.
     """
@@ -56,7 +56,7 @@ def mixed(logs: FloatArray, planned: float | None) -> FloatArray:
     return np.asarray(largest + np.log(whole))
 
 
-def staked(planned: float | None) -> FloatArray:
+def stake(planned: float | None) -> FloatArray:
     """The bets that have a stake: the even ones, then the planned one where there is one.
 
     Raises:
@@ -103,7 +103,7 @@ def log_wealth(
     else:
         ratio, refuted = _ratios_without_replacement(heights, mean, population)
     total = None
-    for number, bet in enumerate(staked(planned)):
+    for number, bet in enumerate(stake(planned)):
         earned = np.cumsum(np.log1p(bet * (ratio - 1)), axis=-1)
         total = earned if total is None else np.logaddexp(total, earned, out=total)
         if number == NUMBER_OF_BETS - 1:

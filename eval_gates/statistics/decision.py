@@ -37,7 +37,7 @@ class Scores:
             answers, also those to questions that the candidate was not asked.
         baseline_of_all: mean of those; None where they are the same.
         of_other_questions: what the candidate's answers score as answers to other questions.
-        p_says_nothing: of 'they do for any question'; see :func:`sight.swapped_as_well`.
+        p_says_nothing: of 'they do for any question'; see :func:`sight.swap_p_value`.
     """
 
     baseline: float
@@ -150,7 +150,7 @@ def _open_words(
             f" inside {comparison.words}"
         )
     looser = "a wider margin" if comparison.kind == "points" else "a lower recovery"
-    least = _least(finding, scores, population)
+    least = _count_least(finding, scores, population)
     if least is not None and finding.n < least:
         return (
             f"{start}; {_count(finding.n)} cannot pass this even when no answer changes, {least}"
@@ -167,13 +167,13 @@ def _open_words(
     if scores.flips == 0:
         return f"{start}; needs more questions or {looser}"
     stays = f"if the difference of {_points(difference, sign=True)} stays"
-    needed = _needed(finding, scores, gap, population)
+    needed = _count_needed(finding, scores, gap, population)
     if needed > _TOO_MANY:
         return f"{start}; needs {looser}: no benchmark has enough questions {stays}"
     return f"{start}; needs more questions (in all about {needed:.0f} {stays}) or {looser}"
 
 
-def _needed(finding: Finding, scores: Scores, gap: float, population: int | None) -> float:
+def _count_needed(finding: Finding, scores: Scores, gap: float, population: int | None) -> float:
     """Questions in all that would pass, if the mean stays by `gap` above the threshold."""
     if finding.method == SEQUENTIAL:
         needed = expected_questions(
@@ -190,7 +190,7 @@ def _needed(finding: Finding, scores: Scores, gap: float, population: int | None
     return max(needed, finding.n + 1)
 
 
-def _least(finding: Finding, scores: Scores, population: int | None) -> int | None:
+def _count_least(finding: Finding, scores: Scores, population: int | None) -> int | None:
     """Questions that could pass if no answer changed; None where none could, or it is not known."""
     comparison = finding.comparison
     if finding.method == SEQUENTIAL:

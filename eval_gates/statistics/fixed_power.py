@@ -57,7 +57,7 @@ def fixed_power_plan(
     least = least_fixed_questions(comparison, alpha, baseline=base)
     most = flip_size if comparison.kind == "points" else min(flip_size, base)
     at_half, _ = gate.chances(min(comparison.allowed_drop(base) / 2, most))
-    visible = _smallest(
+    visible = _find_smallest(
         lambda drop: gate.chances(drop)[1] >= WANTED_CHANCE, comparison.allowed_drop(base), most
     )
     start = (
@@ -134,10 +134,10 @@ class _Gate:
     def chances(self, drop: float) -> tuple[float, float]:
         """How often it passes and fails, at that true drop."""
         if self.comparison.kind == "points" and self.flip_size == 1:
-            return self._by_draws(drop)
-        return self._by_normal(drop)
+            return self._chances_by_draws(drop)
+        return self._chances_by_normal(drop)
 
-    def _by_draws(self, drop: float) -> tuple[float, float]:
+    def _chances_by_draws(self, drop: float) -> tuple[float, float]:
         """Over drawn numbers of losses and gains."""
         import numpy as np
 
@@ -154,7 +154,7 @@ class _Gate:
             failed += often * (bounds.upper < self.comparison.threshold)
         return passed / _RUNS, failed / _RUNS
 
-    def _by_normal(self, drop: float) -> tuple[float, float]:
+    def _chances_by_normal(self, drop: float) -> tuple[float, float]:
         """Around the mean value at that drop, with the typical run's distances of the bounds."""
         found = outcomes(self.comparison, self.flips, self.flip_size, drop, self.baseline)
         pairs = list(zip(found.values, found.chances, strict=True))
@@ -201,7 +201,7 @@ class _Gate:
         return before, after
 
 
-def _smallest(is_seen: Callable[[float], bool], allowed: float, most: float) -> float | None:
+def _find_smallest(is_seen: Callable[[float], bool], allowed: float, most: float) -> float | None:
     """The smallest drop that is seen, by bisection; None if the largest is not."""
     if most <= allowed or not is_seen(most):
         return None

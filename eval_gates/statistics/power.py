@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from eval_gates.statistics.betting import NUMBER_OF_BETS, log_wealth, mixed, staked
+from eval_gates.statistics.betting import NUMBER_OF_BETS, log_wealth, mix, stake
 from eval_gates.statistics.comparison import Comparison
 from eval_gates.statistics.planned_bet import planned_bet
 from eval_gates.statistics.replays import Replays, outcomes, replay
@@ -176,14 +176,14 @@ def least_questions(
     if value <= comparison.threshold:
         return None
     height, mean = value - comparison.lowest, comparison.threshold - comparison.lowest
-    growth = np.log1p(staked(planned) * (height / mean - 1))
+    growth = np.log1p(stake(planned) * (height / mean - 1))
     needed = -math.log(alpha)
     smallest_stake = 1 / NUMBER_OF_BETS if planned is None else 1 / (2 * NUMBER_OF_BETS)
     best = float(growth.max())  # by this bet alone; 0 where the value is next to 0
     least = None
     if best * _MOST_QUESTIONS >= needed - math.log(smallest_stake):
         enough = math.ceil((needed - math.log(smallest_stake)) / best)
-        least = _first(lambda n: bool(mixed(n * growth, planned) >= needed), enough)
+        least = _find_first(lambda n: bool(mix(n * growth, planned) >= needed), enough)
     if population is None:
         return least
     # Without replacement the evidence is never less, so it is looked for no further than that.
@@ -192,7 +192,7 @@ def least_questions(
     return int(crossed.argmax()) + 1 if crossed.any() else population
 
 
-def strictest_decidable(
+def find_strictest_decidable(
     comparison: Comparison,
     alpha: float,
     questions: int,
@@ -217,10 +217,10 @@ def strictest_decidable(
         least = least_questions(margin, alpha, population, baseline, planned)
         return least is not None and least <= questions
 
-    return candidate(_first(passes, 999)) if passes(999) else None
+    return candidate(_find_first(passes, 999)) if passes(999) else None
 
 
-def _first(holds: Callable[[int], bool], known: int) -> int:
+def _find_first(holds: Callable[[int], bool], known: int) -> int:
     """The smallest whole number >= 1 from which on `holds`; it does at `known`."""
     low, high = 0, known
     while high - low > 1:
@@ -300,7 +300,7 @@ def _hopeless_words(
     start = f"this suite cannot decide {comparison.words} ({100 * (1 - alpha):g} % confidence)"
     if least is None and comparison.kind == "recovery" and baseline < _NEXT_TO_NOTHING:
         return f"{start}: a baseline that scores nothing has nothing to keep; use another suite"
-    strictest = strictest_decidable(comparison, alpha, questions, population, baseline, bet)
+    strictest = find_strictest_decidable(comparison, alpha, questions, population, baseline, bet)
     wider = "a wider margin"
     if strictest is not None:
         wider = f"{strictest.words} or {'more' if comparison.kind == 'points' else 'less'}"

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from eval_gates.statistics.betting import RELATIVE_TOLERANCE, mixed, staked
+from eval_gates.statistics.betting import RELATIVE_TOLERANCE, mix, stake
 from eval_gates.statistics.comparison import Comparison
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def replay(
     if population is None:
         counts = generator.multinomial(sizes, outcome.chances, size=(runs, sizes.size))
     else:
-        counts = _drawn_without_replacement(outcome, population, sizes, runs, generator)
+        counts = _draw_without_replacement(outcome, population, sizes, runs, generator)
     values = np.asarray(outcome.values)
     lowest, highest, threshold = comparison.lowest, comparison.highest, comparison.threshold
     ways = (
@@ -139,10 +139,10 @@ def _log_wealth_of_counts(
     """
     import numpy as np
 
-    shares = staked(planned)
+    shares = stake(planned)
     if population is None:
         table = np.log1p(shares * (heights[:, None] / mean - 1))  # [values, bets]
-        return mixed(np.asarray(np.cumsum(counts, axis=1) @ table, dtype=float), planned)
+        return mix(np.asarray(np.cumsum(counts, axis=1) @ table, dtype=float), planned)
 
     tolerance = RELATIVE_TOLERANCE * population
     left_after = population * mean - np.cumsum(counts @ heights, axis=1)
@@ -157,10 +157,10 @@ def _log_wealth_of_counts(
     ratio = np.where(betting[..., None], per_height[..., None] * heights, 1.0)
     gains = np.log1p(shares * (ratio[..., None] - 1))  # [runs, blocks, values, bets]
     earned = np.asarray(np.cumsum(np.einsum("rbv,rbvk->rbk", counts, gains), axis=1), dtype=float)
-    return np.where(left_after < -tolerance, np.inf, mixed(earned, planned))
+    return np.where(left_after < -tolerance, np.inf, mix(earned, planned))
 
 
-def _drawn_without_replacement(
+def _draw_without_replacement(
     outcome: Outcomes,
     population: int,
     sizes: Counts,

@@ -72,7 +72,7 @@ def sight_of(
     )
 
 
-def swapped_as_well(differences: Sequence[float]) -> float:
+def swap_p_value(differences: Sequence[float]) -> float:
     """Anytime-valid p-value of 'two questions may swap their answers, and score the same'.
 
     If answers have nothing to do with their questions, a difference is as likely to be positive as

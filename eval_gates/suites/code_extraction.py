@@ -50,7 +50,7 @@ def extract_code(completion: str, problem_prompt: str, entry_point: str, form: F
     """
     if form == "base":
         return problem_prompt + _cut_at_stops(completion)
-    code = _chosen_code(_without_thoughts(completion), entry_point)
+    code = _choose_code(_without_thoughts(completion), entry_point)
     if _defines(code, entry_point):
         return f"{preamble(problem_prompt, entry_point)}{code}"
     return _with_body(problem_prompt, code)
@@ -79,7 +79,7 @@ def _without_thoughts(completion: str) -> str:
     return "" if completion.lstrip().startswith(_THINKING_BEGINS) else completion
 
 
-def _chosen_code(completion: str, entry_point: str) -> str:
+def _choose_code(completion: str, entry_point: str) -> str:
     blocks = _blocks(completion)
     for block in blocks:
         if _defines(block, entry_point):
@@ -110,16 +110,16 @@ def _block(text: str, opening: re.Match[str]) -> tuple[str, int]:
     closing = re.compile(rf"^[ \t]*{fence}{fence[0]}*[ \t]*$|{fence}[ \t]*$", re.MULTILINE)
     candidates = list(closing.finditer(text, opening.end()))
     for candidate in candidates:
-        code = _dedented(text[opening.end() : candidate.start()], opening["before"])
+        code = _dedent(text[opening.end() : candidate.start()], opening["before"])
         if _parses(code):
             return code, candidate.end()
     if candidates:
         first = candidates[0]
-        return _dedented(text[opening.end() : first.start()], opening["before"]), first.end()
-    return _longest_parsing(_dedented(text[opening.end() :], opening["before"])), len(text)
+        return _dedent(text[opening.end() : first.start()], opening["before"]), first.end()
+    return _find_longest_parsing(_dedent(text[opening.end() :], opening["before"])), len(text)
 
 
-def _dedented(code: str, before_fence: str) -> str:
+def _dedent(code: str, before_fence: str) -> str:
     """A block inside a list is indented as its fence is."""
     return textwrap.dedent(code) if before_fence else code
 
@@ -179,7 +179,7 @@ def _without_prose(text: str, entry_point: str) -> str:
         match.start() for match in _CODE_BEGINS.finditer(text) if match.start() < header.start()
     ]
     for start in [*starts, header.start()]:
-        code = _definitions(_longest_parsing(text[start:]))
+        code = _definitions(_find_longest_parsing(text[start:]))
         if _defines(code, entry_point):
             return code
     return text[header.start() :]
@@ -196,7 +196,7 @@ def _definitions(code: str) -> str:
     return "".join(code.splitlines(keepends=True)[:last])
 
 
-def _longest_parsing(code: str) -> str:
+def _find_longest_parsing(code: str) -> str:
     """`code` without as many last lines as it takes to parse; whole if that never happens."""
     lines = code.splitlines(keepends=True)
     for end in range(len(lines), 0, -1):

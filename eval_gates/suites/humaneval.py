@@ -78,7 +78,7 @@ def task_config(form: Form, max_tokens: int, samples: int, temperature: float) -
         },
         "num_fewshot": 0,
         # Scores come from running the programs afterwards.
-        "process_results": _answered,
+        "process_results": _count_answers,
         "metric_list": [{"metric": "answered", "aggregation": "mean", "higher_is_better": True}],
         "metadata": {"version": 1.0},
     }
@@ -114,7 +114,7 @@ def pass_at_k(samples: int, correct: int, k: int) -> float:
     return 1 - comb(samples - correct, k) / comb(samples, k)
 
 
-def _answered(document: dict[str, Any], answers: list[str]) -> dict[str, float]:
+def _count_answers(document: dict[str, Any], answers: list[str]) -> dict[str, float]:
     """lm-eval's hook, which must name a metric."""
     return {"answered": float(len(answers))}
 

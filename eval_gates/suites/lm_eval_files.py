@@ -53,7 +53,7 @@ def read_task_file(path: Path) -> TaskFile:
             cure="name a YAML file with 'task: <name>', not a group's",
         )
     try:
-        settings = localized(config, path.parent)
+        settings = localize(config, path.parent)
         data = _data_files(settings)
     except (OSError, ValueError, TypeError, AttributeError, NotImplementedError) as error:
         raise EvaluationDataError(
@@ -65,7 +65,7 @@ def read_task_file(path: Path) -> TaskFile:
     return TaskFile(path, config, code, data, hub)
 
 
-def localized(config: dict[str, Any], folder: Path) -> dict[str, Any]:
+def localize(config: dict[str, Any], folder: Path) -> dict[str, Any]:
     """The configuration with the paths of local data made absolute, globs expanded.
 
     Args:
@@ -83,22 +83,22 @@ def localized(config: dict[str, Any], folder: Path) -> dict[str, Any]:
                 where=str(folder),
                 cure="add dataset_kwargs: {data_files: {test: FILE}} to the task",
             )
-        options["data_files"] = _absolute(files, folder)
+        options["data_files"] = _make_absolute(files, folder)
         return {**config, "dataset_kwargs": options}
     if isinstance(dataset, str) and (folder / dataset).is_dir():
         return {**config, "dataset_path": str(folder / dataset)}
     return config
 
 
-def _absolute(files: Any, folder: Path) -> Any:
+def _make_absolute(files: Any, folder: Path) -> Any:
     """`data_files` as the `datasets` library takes it: a path, a list, or either by split."""
     if isinstance(files, dict):
-        return {split: _absolute(names, folder) for split, names in files.items()}
+        return {split: _make_absolute(names, folder) for split, names in files.items()}
     if isinstance(files, list):
-        return [path for name in files for path in _absolute(name, folder)]
+        return [path for name in files for path in _make_absolute(name, folder)]
     if "://" in str(files):
         return [files]
-    found = sorted(str(path) for path in _matching(folder, str(files)))
+    found = sorted(str(path) for path in _match(folder, str(files)))
     if not found:
         raise EvaluationDataError(
             "a data file of the task does not exist",
@@ -108,7 +108,7 @@ def _absolute(files: Any, folder: Path) -> Any:
     return found
 
 
-def _matching(folder: Path, pattern: str) -> Iterable[Path]:
+def _match(folder: Path, pattern: str) -> Iterable[Path]:
     if (folder / pattern).is_file():
         return [folder / pattern]
     if Path(pattern).is_absolute():
@@ -118,19 +118,19 @@ def _matching(folder: Path, pattern: str) -> Iterable[Path]:
 
 
 def _data_files(config: dict[str, Any]) -> list[Path]:
-    """The local files of a :func:`localized` configuration."""
+    """The local files of a :func:`localize`d configuration."""
     dataset = config.get("dataset_path")
     if dataset in LOCAL_FORMATS:
-        names = _flat(config["dataset_kwargs"]["data_files"])
+        names = _flatten(config["dataset_kwargs"]["data_files"])
         return [Path(name) for name in names if "://" not in name]
     if isinstance(dataset, str) and Path(dataset).is_absolute():
         return sorted(path for path in Path(dataset).rglob("*") if path.is_file())
     return []
 
 
-def _flat(files: Any) -> list[str]:
+def _flatten(files: Any) -> list[str]:
     if isinstance(files, dict):
-        return [name for names in files.values() for name in _flat(names)]
+        return [name for names in files.values() for name in _flatten(names)]
     return [str(name) for name in files]
 
 

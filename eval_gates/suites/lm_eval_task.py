@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from eval_gates.suites.fixed_task import digest_of, fixed_task
 from eval_gates.suites.lm_eval_dataset import save_dataset
-from eval_gates.suites.lm_eval_files import localized, read_task_file
+from eval_gates.suites.lm_eval_files import localize, read_task_file
 from eval_gates.suites.lm_eval_metrics import Metric, choose_metric, score_of
 from pipeline.core.errors import EvaluationDataError
 
@@ -64,13 +64,13 @@ def lay_out(
             that a gate can use, or its data is unavailable.
     """
     if file is None:
-        place = {"installed": _installed(suite["task"])}
+        place = {"installed": _find_installed(suite["task"])}
     else:
-        place = {"file": _copied(file, folder)}
+        place = {"file": _copy(file, folder)}
     (folder / PLACE).write_text(json.dumps(place))
     config = _config(folder, suite)
     _metric_of(config, suite)
-    local = localized(config, file.resolve().parent) if file else config
+    local = localize(config, file.resolve().parent) if file else config
     found_revision = save_dataset(local, revision, folder / DATASET)
     task, metric, _ = open_task(suite, None, folder)
     rows = [
@@ -174,7 +174,7 @@ def open_task(
     return OpenedTask(task, metric, per_question)
 
 
-def _installed(name: str) -> str:
+def _find_installed(name: str) -> str:
     """Where lm-eval has that task, relative to its folder of tasks."""
     from lm_eval import tasks
     from lm_eval.tasks import TaskManager
@@ -202,7 +202,7 @@ def _installed(name: str) -> str:
     return str(Path(entry.yaml_path).relative_to(Path(tasks.__file__).parent))
 
 
-def _copied(file: Path, folder: Path) -> str:
+def _copy(file: Path, folder: Path) -> str:
     """Copy the task's YAML files and modules; the path of the copy, relative to the folder."""
     found = read_task_file(file)
     root = Path(os.path.commonpath([path.parent for path in found.code]))
@@ -229,7 +229,7 @@ def _config(folder: Path, suite: dict[str, Any]) -> dict[str, Any]:
         path = Path(tasks.__file__).parent / place["installed"]
     _refuse(load_yaml(path, resolve_func=False))  # before its code is run
     try:
-        with _no_bytecode():  # beside a module in the store
+        with _leave_no_bytecode():  # beside a module in the store
             config: dict[str, Any] = load_yaml(path)
     except Exception as error:  # the task's own modules may raise anything
         raise EvaluationDataError(
@@ -248,7 +248,7 @@ def _config(folder: Path, suite: dict[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def _no_bytecode() -> Iterator[None]:
+def _leave_no_bytecode() -> Iterator[None]:
     before = sys.dont_write_bytecode
     sys.dont_write_bytecode = True
     try:

@@ -53,7 +53,7 @@ def read_folder(folder: Path) -> list[Problem]:
     return [problem_of(row, place) for path in files for place, row in read_rows(path)]
 
 
-def of_dataset(rows: list[dict[str, Any]], dataset: str) -> tuple[list[Problem], list[str]]:
+def select_usable(rows: list[dict[str, Any]], dataset: str) -> tuple[list[Problem], list[str]]:
     """The problems of a Hub dataset that can be judged here, and why the others cannot.
 
     Raises:
@@ -81,15 +81,15 @@ def problem_of(row: dict[str, Any], place: str) -> Problem:
     asserts = _texts_of(row, "test_list", place)
     if not asserts:
         raise EvaluationDataError("'test_list' has no assert in it", where=place, cure=_CURE)
-    function = _function(_parsed(code, "code", place), asserts[0], place)
+    function = _function(_parse(code, "code", place), asserts[0], place)
     imports = _texts_of(row, "test_imports", place)
     test = "\n".join([*imports, text_of(row, "test", place, _CURE)]) + "\n"
-    _check_can_be_judged(_parsed(test, "test", place), function.name, place)
+    _check_can_be_judged(_parse(test, "test", place), function.name, place)
     return Problem(
         task_id=_id_of(row, place),
         prompt=_prompt(function, sentence, asserts[0], place),
         entry_point=function.name,
-        test=_guarded(test),
+        test=_guard(test),
         canonical_solution=code,
     )
 
@@ -104,7 +104,7 @@ def program(problem: Problem, code: str) -> Program:
     return Program(solution=code, entry_point=problem.entry_point, test=problem.test)
 
 
-def _guarded(test: str) -> str:
+def _guard(test: str) -> str:
     """The test with numpy's comparisons of floats asking for equal shapes first."""
     stretching = [name for name in _STRETCHING if name in test]
     if not stretching:
@@ -129,7 +129,7 @@ def _texts_of(row: dict[str, Any], key: str, place: str) -> list[str]:
     return value
 
 
-def _parsed(text: str, key: str, place: str) -> ast.Module:
+def _parse(text: str, key: str, place: str) -> ast.Module:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # such as a pattern's \d in a text that is not raw
@@ -143,7 +143,7 @@ def _parsed(text: str, key: str, place: str) -> ast.Module:
 def _function(code: ast.Module, shown: str, place: str) -> ast.FunctionDef:
     """The reference's function that the first assert calls."""
     defined = {node.name: node for node in code.body if isinstance(node, ast.FunctionDef)}
-    called = sorted(_names_read(_parsed(shown, "test_list", place)) & defined.keys())
+    called = sorted(_names_read(_parse(shown, "test_list", place)) & defined.keys())
     if len(called) != 1:
         raise EvaluationDataError(
             "the first of 'test_list' must use one function that 'code' defines at its top level, "
@@ -169,7 +169,7 @@ def _prompt(function: ast.FunctionDef, sentence: str, shown: str, place: str) ->
     lines = [f"    {line}".rstrip() for line in text.splitlines()]
     lines[0] = f'    """{lines[0].strip()}'
     prompt = "\n".join([f"def {function.name}({arguments}):", *lines, '    """\n'])
-    _parsed(prompt, "prompt", place)  # the sentence may hold what no source text can
+    _parse(prompt, "prompt", place)  # the sentence may hold what no source text can
     return prompt
 
 

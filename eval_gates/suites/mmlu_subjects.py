@@ -90,7 +90,7 @@ class GroupedScores(NamedTuple):
     groups: dict[str, Score]
 
 
-def by_group(rows: Iterable[Mapping[str, Any]]) -> GroupedScores:
+def score_by_group(rows: Iterable[Mapping[str, Any]]) -> GroupedScores:
     """Mean scores of answered MMLU questions by subject and by group.
 
     A group's mean is over its questions, not over its subjects' means, as lm-eval's is

@@ -50,7 +50,7 @@ def download(repo_id: str, revision: str | None, *, progress: Progress) -> tuple
         HubError: repository or revision are not there or not open to us, the Hub cannot be
             reached and the cache lacks it, the disk is full, or there are no safetensors.
     """
-    with explained(repo_id, revision):
+    with explain_hub_errors(repo_id, revision):
         info = ask_hub(repo_id, revision)
         sizes = file_sizes(info) if info is not None else {}
         if info is not None:
@@ -82,7 +82,7 @@ def bytes_to_download(repo_id: str, revision: str | None) -> int:
     """
     from huggingface_hub import try_to_load_from_cache
 
-    with explained(repo_id, revision):
+    with explain_hub_errors(repo_id, revision):
         info = ask_hub(repo_id, revision)
         if info is None:
             return 0
@@ -257,7 +257,7 @@ def _no_safetensors(repo_id: str, names: list[str]) -> HubError:
 
 
 @contextmanager
-def explained(repo_id: str, revision: str | None) -> Iterator[None]:
+def explain_hub_errors(repo_id: str, revision: str | None) -> Iterator[None]:
     """Turn the library's errors into a HubError with a cure."""
     from huggingface_hub import errors
 
@@ -277,7 +277,7 @@ def explained(repo_id: str, revision: str | None) -> Iterator[None]:
         what = f"{endpoint} has no such repository, or does not show it{no_folder}"
         raise HubError(what, where=where, cure=cure) from error
     except errors.LocalEntryNotFoundError as error:
-        raise _unreachable(where, endpoint, no_folder) from error
+        raise _unreachable_error(where, endpoint, no_folder) from error
     except errors.HFValidationError as error:
         cure = "a Hub id is org/name; a folder is named ./path/to/model"
         raise HubError(f"this is not a Hub id{no_folder}", where=where, cure=cure) from error
@@ -297,7 +297,7 @@ def explained(repo_id: str, revision: str | None) -> Iterator[None]:
         raise HubError(f"{endpoint} does not answer as a Hub", where=where, cure=cure) from error
 
 
-def _unreachable(where: str, endpoint: str, no_folder: str) -> HubError:
+def _unreachable_error(where: str, endpoint: str, no_folder: str) -> HubError:
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:

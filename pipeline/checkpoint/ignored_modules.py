@@ -14,7 +14,7 @@ def is_ignored(module: str, ignore: Sequence[str]) -> bool:
     llm-compressor knows names and `re:` expressions; a recipe's shell patterns are made into
     expressions before it receives them (:mod:`pipeline.inspection.ignored`).
     """
-    names, expressions = _compiled(tuple(ignore))
+    names, expressions = _compile(tuple(ignore))
     return module in names or any(expression.match(module) for expression in expressions)
 
 
@@ -26,7 +26,7 @@ def expression_of(word: str) -> str | None:
 
 
 @lru_cache(maxsize=64)
-def _compiled(ignore: tuple[str, ...]) -> tuple[frozenset[str], tuple[re.Pattern[str], ...]]:
+def _compile(ignore: tuple[str, ...]) -> tuple[frozenset[str], tuple[re.Pattern[str], ...]]:
     by_word = {word: expression_of(word) for word in ignore}
     return (
         frozenset(word for word, expression in by_word.items() if expression is None),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from pipeline.core.errors import UsageError
-from pipeline.core.foreign.text import LONGEST_NAME, clipped
+from pipeline.core.foreign.text import LONGEST_NAME, clip
 from pipeline.core.user_path import user_path
 
 Kind = Literal["folder", "hub", "demo"]
@@ -57,7 +57,7 @@ def parse_reference(text: str) -> Reference:
     if text.startswith("demo:"):
         name = text.removeprefix("demo:")
         if name not in DEMOS:
-            raise _unknown(text)
+            raise _unknown_error(text)
         return Reference("demo", name)
     if text.startswith(("./", "../", "/", "~")) or _exists(text):
         user_path(text, WHERE)
@@ -65,7 +65,7 @@ def parse_reference(text: str) -> Reference:
     name, at, revision = text.partition("@")
     if _HUB_ID.fullmatch(name) and (not at or _REVISION.fullmatch(revision)):
         return Reference("hub", name, revision or None)
-    raise _unknown(text)
+    raise _unknown_error(text)
 
 
 def _exists(text: str) -> bool:
@@ -75,11 +75,11 @@ def _exists(text: str) -> bool:
         return False
 
 
-def _unknown(text: str) -> UsageError:
+def _unknown_error(text: str) -> UsageError:
     known = [*_DEMO_NAMES, *_neighbours(text)] if len(text) <= LONGEST_NAME else []
     close = get_close_matches(text, known, n=3, cutoff=0.5)
     return UsageError(
-        f"'{clipped(text, LONGEST_NAME)}' is neither a folder, nor a Hub id, nor a demo"
+        f"'{clip(text, LONGEST_NAME)}' is neither a folder, nor a Hub id, nor a demo"
         + (f"; close to it: {', '.join(close)}" if close else ""),
         where=WHERE,
         cure="name an existing folder (./path/to/model), a Hub id (org/name or "

@@ -10,7 +10,7 @@ from pipeline.core.errors import CheckpointError, PrepareError
 GENERATING = ("ForCausalLM", "LMHeadModel")
 
 
-def unsupported_architecture(architecture: str, config: str) -> PrepareError | None:
+def architecture_error(architecture: str, config: str) -> PrepareError | None:
     """Models that do not generate text are not quantized here.
 
     Args:
@@ -26,7 +26,7 @@ def unsupported_architecture(architecture: str, config: str) -> PrepareError | N
     )
 
 
-def already_quantized(config: str, names: Collection[str]) -> PrepareError:
+def quantized_error(config: str, names: Collection[str]) -> PrepareError:
     """The error for a checkpoint that says so of itself.
 
     Args:
@@ -40,7 +40,7 @@ def already_quantized(config: str, names: Collection[str]) -> PrepareError:
     )
 
 
-def code_of_its_own(config: str) -> PrepareError:
+def own_code_error(config: str) -> PrepareError:
     """The error for a checkpoint whose Python code nobody has said to trust."""
     return CheckpointError(
         "the checkpoint comes with Python code of its own that would have to be run",

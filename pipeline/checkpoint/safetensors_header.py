@@ -102,7 +102,7 @@ def read_header(path: Path) -> SafetensorsHeader:
         ) from error
     entries = _parse(text, path)
     metadata = _metadata(entries.pop(METADATA_KEY, {}), path)
-    tensors = {name: checked_tensor(name, entry, path) for name, entry in entries.items()}
+    tensors = {name: check_tensor(name, entry, path) for name, entry in entries.items()}
     data_bytes = _check_coverage(tensors, path)
     promised = PREFIX_BYTES + length + data_bytes
     if size != promised:
@@ -130,7 +130,7 @@ def header_bytes(entries: dict[str, tuple[str, tuple[int, ...], tuple[int, int]]
 
 def _header_length(prefix: bytes, size: int, path: Path) -> int:
     if len(prefix) < PREFIX_BYTES:
-        raise _damaged(f"the file has {size} bytes, too few for a safetensors file", path)
+        raise _damage_error(f"the file has {size} bytes, too few for a safetensors file", path)
     if prefix == b"version ":
         raise CheckpointError(
             "the file is a Git LFS pointer, not the weights themselves",
@@ -139,12 +139,12 @@ def _header_length(prefix: bytes, size: int, path: Path) -> int:
         )
     length = int.from_bytes(prefix, "little")
     if length > MAX_HEADER_BYTES:
-        raise _damaged(
+        raise _damage_error(
             f"it says its header has {length} bytes; more than {MAX_HEADER_BYTES} are not allowed",
             path,
         )
     if PREFIX_BYTES + length > size:
-        raise _damaged(
+        raise _damage_error(
             f"the file has {size} bytes, its header alone promises {PREFIX_BYTES + length}: "
             "it is cut short",
             path,
@@ -156,24 +156,26 @@ def _parse(text: bytes, path: Path) -> dict[str, Any]:
     try:
         entries = parse_json(text)
     except ValueError as error:
-        raise _damaged(f"its header is not valid JSON ({error})", path) from error
+        raise _damage_error(f"its header is not valid JSON ({error})", path) from error
     if not isinstance(entries, dict):
-        raise _damaged("its header is not a JSON object", path)
+        raise _damage_error("its header is not a JSON object", path)
     return entries
 
 
 def _metadata(value: Any, path: Path) -> dict[str, str]:
     if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
-        raise _damaged(f"its {METADATA_KEY} does not map text to text", path)
+        raise _damage_error(f"its {METADATA_KEY} does not map text to text", path)
     return value
 
 
-def checked_tensor(name: str, entry: Any, path: Path) -> Tensor:
+def check_tensor(name: str, entry: Any, path: Path) -> Tensor:
     """One entry of a header; raises CheckpointError where it contradicts itself."""
     if len(name) > MAX_NAME_LETTERS:
-        raise _damaged(f"a tensor's name has more than {MAX_NAME_LETTERS} letters", path)
+        raise _damage_error(f"a tensor's name has more than {MAX_NAME_LETTERS} letters", path)
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
-        raise _damaged(f"the entry of tensor '{name}' lacks dtype, shape or data_offsets", path)
+        raise _damage_error(
+            f"the entry of tensor '{name}' lacks dtype, shape or data_offsets", path
+        )
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
         raise CheckpointError(
@@ -182,13 +184,13 @@ def checked_tensor(name: str, entry: Any, path: Path) -> Tensor:
             cure=f"known are {', '.join(DTYPE_BITS)}; otherwise {DOWNLOAD_AGAIN}",
         )
     if not _are_sizes(shape):
-        raise _damaged(f"tensor '{name}' has the shape {str(shape)[:80]}", path)
+        raise _damage_error(f"tensor '{name}' has the shape {str(shape)[:80]}", path)
     if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise _damaged(f"tensor '{name}' has the offsets {str(offsets)[:80]}", path)
+        raise _damage_error(f"tensor '{name}' has the offsets {str(offsets)[:80]}", path)
     tensor = Tensor(dtype, tuple(shape), offsets[0], offsets[1])
     taken, needed = tensor.size * 8, tensor.elements * DTYPE_BITS[dtype]
     if taken != needed:
-        raise _damaged(
+        raise _damage_error(
             f"tensor '{name}' takes {taken} bits; its type and shape need {needed}", path
         )
     return tensor
@@ -209,10 +211,10 @@ def _check_coverage(tensors: dict[str, Tensor], path: Path) -> int:
     for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
         if tensor.begin != position:
             kind = "overlap" if tensor.begin < position else "leave a gap"
-            raise _damaged(f"its tensors {kind} at '{name}'", path)
+            raise _damage_error(f"its tensors {kind} at '{name}'", path)
         position = tensor.end
     return position
 
 
-def _damaged(what: str, path: Path) -> CheckpointError:
+def _damage_error(what: str, path: Path) -> CheckpointError:
     return CheckpointError(f"the weights are damaged: {what}", where=str(path), cure=DOWNLOAD_AGAIN)

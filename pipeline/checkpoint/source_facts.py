@@ -64,7 +64,7 @@ def source_of(ref: str, digest: str, checkpoint: Checkpoint | None) -> SourceFac
     return SourceFacts(**facts, **licence_in(checkpoint.path))
 
 
-def reported(checkpoint: Checkpoint) -> CheckpointReport:
+def report_checkpoint(checkpoint: Checkpoint) -> CheckpointReport:
     """What a run's record keeps of its checkpoint."""
     return CheckpointReport(
         ref=checkpoint.ref,

@@ -74,8 +74,8 @@ def treatment(plan: CapacityPlan, kind: str) -> list[str]:
     inspection = plan.site.inspection
     words = []
     for weights in plan.weights.values():
-        quantized = any(kind == name for name in inspection.quantized(weights))
-        left = any(kind == name for name in inspection.left_alone(weights))
+        quantized = any(kind == name for name in inspection.count_quantized(weights))
+        left = any(kind == name for name in inspection.count_left_alone(weights))
         if not quantized:
             words.append("as it is" if left else "-")
         else:

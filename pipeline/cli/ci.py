@@ -52,7 +52,7 @@ OutputsOption = Annotated[
 ]
 
 
-def in_ci(said: bool | None, environ: Mapping[str, str] = os.environ) -> bool:
+def is_in_ci(said: bool | None, environ: Mapping[str, str] = os.environ) -> bool:
     """Whether this is a CI job: as the option says, else as the variable CI does."""
     return environ.get("CI", "").strip().lower() not in NO if said is None else said
 
@@ -82,7 +82,7 @@ class CiReporting:
 
         try:
             with open_display(as_json=self.as_json, plain=self.ci) as progress:
-                report = self.told(work, command, store, progress)
+                report = self.report(work, command, store, progress)
         except PrepareError as error:
             if self.as_json:
                 failed = {"schema_version": SCHEMA_VERSION, "run": None, "error": error.to_dict()}
@@ -96,7 +96,7 @@ class CiReporting:
             print(f"error: {from_dict(report.error)}", file=sys.stderr)
         raise typer.Exit(report.exit_code or 0)
 
-    def told(
+    def report(
         self, work: Work, command: dict[str, Any], store: Path | None, progress: Progress
     ) -> RunReport:
         """The report of `work`, once CI has it; what it raises is reported and passed on.

@@ -106,9 +106,9 @@ def doctor(
     from pipeline.environments.finding import Severity
     from pipeline.environments.settings import load_settings
     from pipeline.forecast.doctor import diagnose
-    from pipeline.plan.prepare import named_profile
+    from pipeline.plan.prepare import load_named_profile
 
-    chosen = None if profile == "auto" else named_profile(profile)
+    chosen = None if profile == "auto" else load_named_profile(profile)
     findings = diagnose(load_settings(), chosen)
     if as_json:
         _print_json(map(dataclasses.asdict, findings))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from pipeline.cli.ci import CiOption, CiReporting, JunitOption, OutputsOption, in_ci
+from pipeline.cli.ci import CiOption, CiReporting, JunitOption, OutputsOption, is_in_ci
 from pipeline.cli.options import PATH, EvalDataOption, JsonOption, StoreOption, option, setting
 from pipeline.core.credentials import take_out
 
@@ -83,7 +83,7 @@ def gate(
     from pipeline.serving.openai_endpoint import OpenAIEndpoint
     from recipes.schema import FAMILIES
 
-    def judged(settings: Settings, progress: Progress) -> RunReport:
+    def judge(settings: Settings, progress: Progress) -> RunReport:
         if family not in FAMILIES:
             raise UsageError(
                 f"there is no family '{family}'",
@@ -102,6 +102,6 @@ def gate(
         )
         return run_gate(request, settings, progress)
 
-    reporting = CiReporting("gate", in_ci(ci), junit, outputs, as_json)
+    reporting = CiReporting("gate", is_in_ci(ci), junit, outputs, as_json)
     asked = {"checkpoint": f"{candidate} against {baseline}"}
-    reporting.carry_out(judged, asked, store)
+    reporting.carry_out(judge, asked, store)

@@ -34,7 +34,7 @@ def gc(
     Exit codes: 0 done, 1 error (a registry that does not answer, a run in
     progress), 2 usage.
     """
-    from artifacts.written_numbers import megabytes
+    from artifacts.written_numbers import format_megabytes
     from pipeline.cli.display import open_display
     from pipeline.cli.tables import print_json, print_table
     from pipeline.core.store import Store
@@ -60,7 +60,7 @@ def gc(
         )
         return
     if garbage:
-        rows = [[g.kind, megabytes(g.size, nothing="0 MB"), str(g.path)] for g in garbage]
+        rows = [[g.kind, format_megabytes(g.size, nothing="0 MB"), str(g.path)] for g in garbage]
         print_table(["what", "size", "where"], rows)
     words = "would be removed" if dry_run else "removed"
     print(f"{len(garbage)} things {words}, {size / 1e9:,.2f} GB, from {found.root}")

@@ -30,7 +30,7 @@ from pipeline.cli import (
     stage,
     verify,
 )
-from pipeline.cli.terminal import shown_streams
+from pipeline.cli.terminal import guard_streams
 from pipeline.core.credentials import hide
 from pipeline.core.errors import ExitCode, PrepareError
 
@@ -83,7 +83,7 @@ def root(
 
 def main() -> NoReturn:
     """Run the command line; every way out has its exit code (see pipeline.core.errors)."""
-    with shown_streams():
+    with guard_streams():
         run()
 
 
@@ -108,10 +108,10 @@ def run() -> NoReturn:
         print("interrupted; the same command continues where this one stopped", file=sys.stderr)
         sys.exit(ExitCode.INTERRUPTED)
     except Exception as error:
-        sys.exit(unexpected(error))
+        sys.exit(report_unexpected(error))
 
 
-def unexpected(error: Exception) -> int:
+def report_unexpected(error: Exception) -> int:
     """Usage errors of the parser print themselves; anything else leaves a traceback in a file."""
     if hasattr(error, "show") and hasattr(error, "exit_code"):  # click's own errors
         error.show()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.cli.ci import CiOption, CiReporting, JunitOption, OutputsOption, in_ci
+from pipeline.cli.ci import CiOption, CiReporting, JunitOption, OutputsOption, is_in_ci
 from pipeline.cli.options import (
     CheckpointArgument,
     DryRunOption,
@@ -70,7 +70,7 @@ def model(
         promote=promote,
         dry_run=dry_run,
     )
-    reporting = CiReporting("model", in_ci(ci), junit, outputs, as_json)
+    reporting = CiReporting("model", is_in_ci(ci), junit, outputs, as_json)
     reporting.carry_out(
         lambda settings, progress: run_model(request, settings, progress),
         {"checkpoint": checkpoint},

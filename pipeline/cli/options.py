@@ -12,12 +12,12 @@ from pipeline.core.credentials import take_out
 from pipeline.core.user_path import user_path
 
 
-def given_path(text: str) -> Path:
+def parse_path(text: str) -> Path:
     """A path of the command line, or of its variable; raises UsageError where it can be none."""
     return user_path(text, "the command line, or a variable PREPARE_*")
 
 
-PATH: Mapping[str, Any] = {"parser": given_path, "metavar": "PATH"}
+PATH: Mapping[str, Any] = {"parser": parse_path, "metavar": "PATH"}
 """Of an option or argument that is a path."""
 
 

@@ -134,10 +134,10 @@ def print_power(power: Sequence[GatePower]) -> None:
     print_table(POWER_HEADINGS, [power_row(gate) for gate in power])
     print(POWER_LEGEND)
     for joint in joint_power(power):
+        whole, half = map(format_chance, (joint.chance_of_pass, joint.chance_of_pass_at_half))
         print(
-            f"all critical suites, {joint.family}: passed in {per_cent(joint.chance_of_pass)} of "
-            f"runs if nothing is lost, in {per_cent(joint.chance_of_pass_at_half)} if half of each "
-            "margin is"
+            f"all critical suites, {joint.family}: passed in {whole} of runs if nothing is lost, "
+            f"in {half} if half of each margin is"
         )
     for name in dict.fromkeys(gate.suite for gate in power if gate.about == "benchmark"):
         print(f"{name}: {BENCHMARK_CLAIM}")
@@ -156,14 +156,14 @@ def power_row(gate: GatePower) -> list[str]:
         gate.margin,
         "not known yet" if gate.questions is None else f"{gate.questions}",
         f"about {gate.expected_questions:.0f}" if gate.decidable is not False else "-",
-        "cannot" if gate.decidable is False else per_cent(gate.chance_of_decision),
-        "cannot" if gate.decidable is False else per_cent(gate.chance_of_pass),
-        "cannot" if gate.decidable is False else per_cent(gate.chance_of_pass_at_half),
+        "cannot" if gate.decidable is False else format_chance(gate.chance_of_decision),
+        "cannot" if gate.decidable is False else format_chance(gate.chance_of_pass),
+        "cannot" if gate.decidable is False else format_chance(gate.chance_of_pass_at_half),
         f"{100 * drop:.1f}" if drop is not None else "none" if gate.decidable is not None else "-",
     ]
 
 
-def per_cent(chance: float | None) -> str:
+def format_chance(chance: float | None) -> str:
     """A chance for people; none is 100 % unless it is."""
     if chance is None:
         return "-"

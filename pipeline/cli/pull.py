@@ -11,7 +11,7 @@ from pipeline.cli.options import (
     RegistryOption,
     StoreOption,
     argument,
-    given_path,
+    parse_path,
 )
 from pipeline.core.credentials import take_out
 
@@ -25,7 +25,7 @@ def pull(
             parser=take_out,
         ),
     ],
-    destination: Annotated[Path, argument("Folder to make.", metavar="DEST", parser=given_path)],
+    destination: Annotated[Path, argument("Folder to make.", metavar="DEST", parser=parse_path)],
     insecure: InsecureOption = False,
     registry: RegistryOption = None,
     store: StoreOption = None,

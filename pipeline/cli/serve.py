@@ -82,7 +82,7 @@ def serve(
                 words = "; ".join(differences) or "nothing differs from what was judged"
                 print(f"{version.name} version {version.version}: {words}")
             return
-        with deployment.serving(port, ready_timeout) as server:
+        with deployment.start_server(port, ready_timeout) as server:
             if as_json:
                 # One line and at once: whoever reads it waits for it while we go on.
                 line = json.dumps({**facts, "url": f"{server.url}/v1", "model": "model"})

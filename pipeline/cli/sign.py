@@ -5,20 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from pipeline.cli.options import argument, given_path, option, setting
+from pipeline.cli.options import argument, option, parse_path, setting
 
 
 def sign(
     folder: Annotated[
         Path,
-        argument("A folder that `prepare pull` made.", parser=given_path, metavar="FOLDER"),
+        argument("A folder that `prepare pull` made.", parser=parse_path, metavar="FOLDER"),
     ],
     private_key: Annotated[
         Path | None,
         setting(
             "--private-key",
             "Elliptic curve key, as PEM. Needs no network.",
-            parser=given_path,
+            parser=parse_path,
             metavar="FILE",
         ),
     ] = None,

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from pipeline.cli.options import given_path
+from pipeline.cli.options import parse_path
 
 app = typer.Typer(
     rich_markup_mode=None,
@@ -27,7 +27,7 @@ def stage() -> None:
 @app.command("run")
 def run(
     spec: Annotated[
-        Path, typer.Argument(metavar="SPEC.json", show_default=False, parser=given_path)
+        Path, typer.Argument(metavar="SPEC.json", show_default=False, parser=parse_path)
     ],
 ) -> None:
     """Run the stage that SPEC.json describes; events go to stdout as JSON lines.
@@ -40,7 +40,7 @@ def run(
     from pipeline.core.errors import PrepareError, UnexpectedStageError, UsageError
     from pipeline.core.events import EventWriter
     from pipeline.core.foreign.record import read_record
-    from pipeline.core.private_files import for_us_alone
+    from pipeline.core.private_files import keep_private
     from pipeline.core.stage_record import StageSpec
     from pipeline.stages.context import execute
 
@@ -55,7 +55,7 @@ def run(
                 cure="give a file that `prepare model` wrote into its run's stages folder",
             ) from error
         # A registry may be a folder that others read.
-        with nullcontext() if described.stage == "promote" else for_us_alone():
+        with nullcontext() if described.stage == "promote" else keep_private():
             execute(described, events)
     except PrepareError as error:
         events.write({"event": "error", **error.to_dict()})

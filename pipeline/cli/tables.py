@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from artifacts.gate_row import GateRow, gate_row, throughput_row
-from artifacts.written_numbers import megabytes
+from artifacts.written_numbers import format_megabytes
 from pipeline.cli.terminal import open_console
-from pipeline.core.foreign.text import LONGEST_NAME, LONGEST_REASON, clipped
+from pipeline.core.foreign.text import LONGEST_NAME, LONGEST_REASON, clip
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -50,7 +50,7 @@ def print_table(
     for heading in headings:
         table.add_column(heading, overflow="fold")
     for row in rows:
-        table.add_row(*(Text(clipped(cell, LONGEST_REASON)) for cell in row))
+        table.add_row(*(Text(clip(cell, LONGEST_REASON)) for cell in row))
     console(width).print(table)
 
 
@@ -64,7 +64,7 @@ def print_run(report: RunReport) -> None:
 
     out = console()
     digest = f" ({report.checkpoint.digest[:12]})" if report.checkpoint else ""
-    named = {key: clipped(str(report.command[key]), LONGEST_NAME) for key in NAMED}
+    named = {key: clip(str(report.command[key]), LONGEST_NAME) for key in NAMED}
     table = Table(
         title=Text(
             f"{named['checkpoint']}{digest}, policy {named['policy']}, profile {named['profile']}"
@@ -107,7 +107,7 @@ def add_variant(table: Any, variant: VariantReport) -> None:
     """One row a gate; variant and size stand in the first."""
     from rich.text import Text
 
-    size = megabytes(variant.weights_bytes, nothing="-" if variant.gates else "not made")
+    size = format_megabytes(variant.weights_bytes, nothing="-" if variant.gates else "not made")
     rows = [gate_cells(gate) for gate in variant.gates]
     if variant.throughput:
         load = throughput_row(variant.throughput, 1)
@@ -117,7 +117,7 @@ def add_variant(table: Any, variant: VariantReport) -> None:
     for number, row in enumerate(rows):
         cells = [*((variant.recipe, size) if number == 0 else ("", "")), *row[:-1]]
         verdict = Text(row[-1], style=COLOURS[row[-1]])
-        table.add_row(*(Text(clipped(cell, LONGEST_NAME)) for cell in cells), verdict)
+        table.add_row(*(Text(clip(cell, LONGEST_NAME)) for cell in cells), verdict)
     table.add_section()
 
 
@@ -134,7 +134,7 @@ def number_cells(row: GateRow) -> list[str]:
     return [
         f"{row.baseline}{row.unit}",
         f"{row.candidate}{row.unit}",
-        f"{row.difference} ({row.held_against('> ')})",
+        f"{row.difference} ({row.describe_bound('> ')})",
         row.verdict,
     ]
 

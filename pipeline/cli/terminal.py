@@ -51,7 +51,7 @@ class ShownStream:
 
 
 @contextmanager
-def shown_streams() -> Iterator[None]:
+def guard_streams() -> Iterator[None]:
     """Standard output and standard error only show what others wrote, as long as this lasts."""
     kept = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = ShownStream(kept[0]), ShownStream(kept[1])
@@ -75,14 +75,14 @@ def open_console(*, stderr: bool = False, width: int | None = None) -> Console:
                     yield Segment(log_text(segment.text), segment.style)
 
     stream = sys.stderr if stderr else sys.stdout
-    return ShownConsole(file=behind(stream), width=width, highlight=False)
+    return ShownConsole(file=underlying_stream(stream), width=width, highlight=False)
 
 
 def print_command(line: str) -> None:
     """A workflow command, which has to act, on standard error: standard output is for results."""
-    print(line, file=behind(sys.stderr), flush=True)
+    print(line, file=underlying_stream(sys.stderr), flush=True)
 
 
-def behind(stream: TextIO) -> TextIO:
+def underlying_stream(stream: TextIO) -> TextIO:
     """The stream itself, where only what shows is let through."""
     return stream.stream if isinstance(stream, ShownStream) else stream

@@ -12,8 +12,8 @@ from pipeline.cli.options import (
     JsonOption,
     RegistryOption,
     StoreOption,
-    given_path,
     option,
+    parse_path,
     setting,
 )
 
@@ -27,7 +27,7 @@ PublicKeyOption = Annotated[
         "--public-key",
         "Of a folder: it must be signed with this key.",
         metavar="FILE",
-        parser=given_path,
+        parser=parse_path,
     ),
 ]
 IdentityOption = Annotated[
@@ -84,7 +84,7 @@ def verify(
     """
     from pipeline.core.errors import ExitCode, UsageError
 
-    given_path(reference)
+    parse_path(reference)
     if (identity is None) != (identity_provider is None):
         raise UsageError(
             "a login needs the provider that vouches for it",

@@ -44,7 +44,7 @@ def cpu_features(
         if not needed <= flags:
             break
         found.append(name)
-    wanted = named(environ)
+    wanted = parse_named(environ)
     if wanted is None:
         return tuple(found)
     if lacking := [name for name in wanted if name not in found]:
@@ -63,7 +63,7 @@ def limiting_variables(
 
     Empty where nothing is limited.
     """
-    wanted = named(environ)
+    wanted = parse_named(environ)
     if wanted is None or wanted == cpu_features(facts, {}):
         return {}
     limits = {VARIABLE: ",".join(wanted) or NONE}
@@ -78,7 +78,7 @@ def limiting_variables(
     return {**limits, "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16" if with_bf16 else "AVX512_CORE"}
 
 
-def named(environ: Mapping[str, str]) -> tuple[str, ...] | None:
+def parse_named(environ: Mapping[str, str]) -> tuple[str, ...] | None:
     """What the variable names, in the order of FEATURES; None where it is not set.
 
     Raises:

@@ -75,7 +75,7 @@ def put_back(shown: str) -> str:
     """The address as it was given, to connect with; raises UsageError where it is not known."""
     if HIDDEN not in shown:
         return shown
-    known = _known()
+    known = _read_known()
     found = ""
     for part in sorted(known, key=len, reverse=True):
         rest = shown[len(part) :]
@@ -95,9 +95,9 @@ def put_back(shown: str) -> str:
     return found
 
 
-def handed_on() -> dict[str, str]:
+def hand_on() -> dict[str, str]:
     """The variable that gives a process of ours the addresses as given; none without any."""
-    known = _known()
+    known = _read_known()
     return {HANDED_ON: json.dumps(known)} if known else {}
 
 
@@ -108,7 +108,7 @@ def hide(text: str) -> str:
     return _IN_TEXT.sub(rf"\1{HIDDEN}", _USER.sub(rf"\1{HIDDEN}@", text))
 
 
-def _known() -> dict[str, str]:
+def _read_known() -> dict[str, str]:
     try:
         handed: dict[str, str] = json.loads(os.environ.get(HANDED_ON, "{}"))
     except ValueError:
@@ -117,7 +117,7 @@ def _known() -> dict[str, str]:
 
 
 def _secrets() -> Iterator[str]:
-    for address in _known().values():
+    for address in _read_known().values():
         _, _, rest = address.partition("://")
         user = re.split(r"[/?#]", rest)[0].rpartition("@")[0]
         found = [user, user.partition(":")[2]]

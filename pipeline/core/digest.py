@@ -92,7 +92,7 @@ class FileDigests:
         progress: Progress = Silent()
         try:
             for path, progress in paths:
-                sha256, entry = self._looked_up(path, known, progress)
+                sha256, entry = self._look_up(path, known, progress)
                 fresh |= entry
                 size += path.stat().st_size if entry else 0
                 if size >= WRITTEN_EVERY_BYTES:
@@ -103,7 +103,7 @@ class FileDigests:
             if fresh:
                 self._remember(fresh, progress)
 
-    def _looked_up(
+    def _look_up(
         self, path: Path, cache: Mapping[str, Any], progress: Progress
     ) -> tuple[str, dict[str, Any]]:
         """The digest, and what is to be remembered of it; nothing where that is known."""

@@ -28,7 +28,7 @@ from enum import IntEnum
 from typing import Any
 
 from pipeline.core.credentials import hide
-from pipeline.core.foreign.text import clipped
+from pipeline.core.foreign.text import clip
 
 LONGEST_PART = 20_000
 """Characters of what an error says of one thing; all faults of a preflight are one text."""
@@ -70,7 +70,7 @@ class PrepareError(Exception):
         parts = (self.what, self.where, self.cure)
         told = [line for line, part in zip(lines, parts, strict=True) if part]
         # What somebody named a file or a key may be of any length.
-        return "\n".join(clipped(line, LONGEST_PART) for line in told)
+        return "\n".join(clip(line, LONGEST_PART) for line in told)
 
     def to_dict(self) -> dict[str, str]:
         """The error as plain data, to cross a process boundary as JSON."""

@@ -35,11 +35,11 @@ def visible_gpus(variables: Mapping[str, str] = os.environ) -> list[VisibleGpu]:
     Where a GPU is in slices a process sees the first of them and nothing else (NVIDIA's MIG user
     guide, "Device Enumeration").
     """
-    found = _chosen(_gpus_with_slices(), variables.get("CUDA_VISIBLE_DEVICES"))
+    found = _choose(_gpus_with_slices(), variables.get("CUDA_VISIBLE_DEVICES"))
     return next(([gpu] for gpu in found if gpu.is_slice), found)
 
 
-def too_old(driver: str) -> bool:
+def is_driver_too_old(driver: str) -> bool:
     """Whether the driver of that version cannot run the CUDA locks; an unknown one is not."""
     number = re.match(r"\d+", driver)
     return number is not None and int(number[0]) < LEAST_DRIVER
@@ -85,14 +85,14 @@ def _gpus_with_slices() -> list[list[VisibleGpu]]:
     return [parts or [gpu] for gpu, parts in zip(gpus, slices, strict=True)]
 
 
-def _chosen(gpus: Sequence[Sequence[VisibleGpu]], visible: str | None) -> list[VisibleGpu]:
+def _choose(gpus: Sequence[Sequence[VisibleGpu]], visible: str | None) -> list[VisibleGpu]:
     """Those that CUDA_VISIBLE_DEVICES names; the first word that names none ends the list."""
     everything = [gpu for parts in gpus for gpu in parts]
     if visible is None:
         return everything
     found: list[VisibleGpu] = []
     for word in visible.split(","):
-        gpu = _named(word.strip(), gpus, everything)
+        gpu = _find_named(word.strip(), gpus, everything)
         if gpu is None:
             break
         if gpu in found:  # CUDA shows none at all then
@@ -101,7 +101,7 @@ def _chosen(gpus: Sequence[Sequence[VisibleGpu]], visible: str | None) -> list[V
     return found
 
 
-def _named(
+def _find_named(
     word: str, gpus: Sequence[Sequence[VisibleGpu]], everything: Sequence[VisibleGpu]
 ) -> VisibleGpu | None:
     if word.isdecimal():

@@ -13,7 +13,7 @@ FOR_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 @contextmanager
-def for_us_alone() -> Iterator[None]:
+def keep_private() -> Iterator[None]:
     """What is made meanwhile is 0700 or 0600."""
     before = os.umask(FOR_OTHERS)
     try:
@@ -24,7 +24,7 @@ def for_us_alone() -> Iterator[None]:
 
 def open_log(path: Path) -> IO[bytes]:
     """The file, to be written at its end; a new one is ours alone."""
-    with for_us_alone():
+    with keep_private():
         return path.open("ab")
 
 
@@ -35,7 +35,7 @@ def make_private(folder: Path) -> None:
         PermissionError: it is another user's, and open to others.
         OSError: it cannot be made.
     """
-    with for_us_alone():
+    with keep_private():
         folder.mkdir(parents=True, exist_ok=True)
     mode = stat.S_IMODE(folder.stat().st_mode)
     if mode & FOR_OTHERS:

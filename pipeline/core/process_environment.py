@@ -102,7 +102,7 @@ def server_environment(
         python: the interpreter that runs there; programs beside it are found first.
         needs: what it has to reach; with the Hub among them it is not offline.
     """
-    given = dict(_listed(base, needs, _ALL_GET))
+    given = dict(_select_listed(base, needs, _ALL_GET))
     for name in ("NO_PROXY", "no_proxy"):
         given[name] = ",".join(filter(None, [base.get(name, ""), "127.0.0.1,localhost"]))
     if python is not None:
@@ -118,10 +118,10 @@ def server_environment(
 def stage_environment(base: Mapping[str, str], stage: str) -> dict[str, str]:
     """Variables of the process that runs one of our stages, in which no foreign code runs."""
     needs = [_STAGES[stage]] if stage in _STAGES else []
-    return dict(_listed(base, needs, (*_ALL_GET, *_OURS)))
+    return dict(_select_listed(base, needs, (*_ALL_GET, *_OURS)))
 
 
-def _listed(
+def _select_listed(
     base: Mapping[str, str], needs: Collection[Need], names: tuple[str, ...]
 ) -> Iterator[tuple[str, str]]:
     wanted = [*names, *(name for need in needs for name in _BY_NEED[need])]

@@ -24,7 +24,7 @@ from pathlib import Path
 from pipeline.core.digest import digest_json
 from pipeline.core.errors import StoreError
 from pipeline.core.folder_flush import flush_folder
-from pipeline.core.private_files import for_us_alone, make_private
+from pipeline.core.private_files import keep_private, make_private
 from pipeline.core.stage_record import StageRecord
 
 RECORD = "stage.json"
@@ -93,7 +93,7 @@ class Store:
             if record is not None:
                 yield record
 
-    def current(self, stage: str, key: str) -> StageRecord | None:
+    def find_current(self, stage: str, key: str) -> StageRecord | None:
         """The record of a finished stage, unless an input was made again with another result.
 
         A key names what goes into a stage, not what comes out, and quantizing on a GPU is not
@@ -117,13 +117,15 @@ class Store:
         folder = self.stage_folder(stage, key)
         # Renamed first: a folder under its final name is always whole.
         doomed = folder.with_name(f"{folder.name}.discarded.{os.getpid()}")
-        with self._locked(key), self.errors_explained():
+        with self._lock(key), self.explain_errors():
             if folder.exists():
                 folder.rename(doomed)
                 shutil.rmtree(doomed)
 
     @contextmanager
-    def writing(self, stage: str, key: str, resumed: str | None = None) -> Iterator[Path | None]:
+    def open_for_writing(
+        self, stage: str, key: str, resumed: str | None = None
+    ) -> Iterator[Path | None]:
         """Hold the stage's lock and hand out an empty folder to write into.
 
         Yields None when another process finished the stage while we waited. When the block
@@ -137,14 +139,14 @@ class Store:
         """
         final = self.stage_folder(stage, key)
         partial = final.with_name(final.name + ".partial")
-        with self._locked(key):
+        with self._lock(key):
             if (final / RECORD).is_file():
                 yield None
                 return
-            with self.errors_explained():
+            with self.explain_errors():
                 if final.exists():  # someone removed its record, so it may be incomplete
                     shutil.rmtree(final)
-                with for_us_alone():
+                with keep_private():
                     final.parent.mkdir(parents=True, exist_ok=True)
                     _empty(partial, resumed)
             try:
@@ -152,7 +154,7 @@ class Store:
             except OSError as error:
                 # Of what goes wrong in a stage, only a full disk is surely the store's trouble.
                 raise self._disk_full() if _means_full_disk(error) else error from error
-            with self.errors_explained():
+            with self.explain_errors():
                 if not (partial / RECORD).is_file():
                     raise StoreError("a stage ended without a record", where=str(partial))
                 flush_to_disk(partial)
@@ -163,7 +165,7 @@ class Store:
         """Make and return the folder of one run; raises StoreError when it cannot be made."""
         folder = self.root / "runs" / run_id
         self._make_private()
-        with self.errors_explained(), for_us_alone():
+        with self.explain_errors(), keep_private():
             folder.mkdir(parents=True)
         return folder
 
@@ -173,7 +175,7 @@ class Store:
         return sorted(path for path in runs.iterdir() if path.is_dir()) if runs.is_dir() else []
 
     @contextmanager
-    def errors_explained(self) -> Iterator[None]:
+    def explain_errors(self) -> Iterator[None]:
         """Turn a full disk or a missing permission into a StoreError with its cure."""
         try:
             yield
@@ -189,19 +191,19 @@ class Store:
             raise
 
     @contextmanager
-    def _locked(self, key: str) -> Iterator[None]:
+    def _lock(self, key: str) -> Iterator[None]:
         from filelock import FileLock
 
         self._make_private()
         locks = self.root / "locks"
-        with self.errors_explained(), for_us_alone():
+        with self.explain_errors(), keep_private():
             locks.mkdir(exist_ok=True)
         with FileLock(locks / f"{key}.lock", mode=0o600):
             yield
 
     def _make_private(self) -> None:
         """Have the store's folder, for us alone."""
-        with self.errors_explained():
+        with self.explain_errors():
             try:
                 make_private(self.root)
             except PermissionError as error:
@@ -230,7 +232,7 @@ def _means_full_disk(error: OSError) -> bool:
 def write_atomically(path: Path, text: str) -> None:
     """Write `text` beside `path`, flush it to disk and rename it into place."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
-    with for_us_alone():
+    with keep_private():
         opened = beside.open("w", encoding="utf-8")
     with opened as file:
         file.write(text)

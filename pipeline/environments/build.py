@@ -40,7 +40,7 @@ def build(definition: Definition, folder: Path, progress: Progress) -> Environme
     require_disk(definition, folder.parent)
     try:
         _install(definition, folder, progress)
-        versions = _checked_versions(definition, folder)
+        versions = _check_versions(definition, folder)
         progress.advance(f"check {definition.key}", 0, 1, "imports")
         _check_imports(definition, folder)
         progress.advance(f"check {definition.key}", 1, 1, "imports")
@@ -161,7 +161,7 @@ class InstallWatcher:
             self._progress.advance(f"install {self._key}", installed, self._total, "packages")
 
 
-def _checked_versions(definition: Definition, folder: Path) -> dict[str, str]:
+def _check_versions(definition: Definition, folder: Path) -> dict[str, str]:
     """What is installed, once it is seen to be what the lock says.
 
     A local version label ("+cpu") distinguishes builds of one version, and the lock leaves it open.

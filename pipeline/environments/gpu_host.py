@@ -8,7 +8,7 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-from pipeline.core.gpus import LEAST_DRIVER, ask_driver, too_old, visible_gpus
+from pipeline.core.gpus import LEAST_DRIVER, ask_driver, is_driver_too_old, visible_gpus
 from pipeline.environments.finding import Finding, Severity
 
 # The environments are made from the interpreter that runs us, so its headers are theirs.
@@ -23,7 +23,7 @@ def check_driver() -> Iterator[Finding]:
     gpus = visible_gpus()
     for gpu in gpus:
         said = ", ".join(filter(None, (gpu.name, gpu.driver, gpu.memory)))
-        if not too_old(gpu.driver):
+        if not is_driver_too_old(gpu.driver):
             yield Finding("gpu", Severity.OK, said)
             continue
         yield Finding(

@@ -119,7 +119,7 @@ def run_uv(
     reader = threading.Thread(target=_read, args=(process, lines, watch), daemon=True)
     reader.start()
     try:
-        while not _ended(process):
+        while not _has_ended(process):
             if look is not None:
                 look()
     finally:
@@ -152,7 +152,7 @@ def _read(
             watch(line.strip())
 
 
-def _ended(process: subprocess.Popen[str]) -> bool:
+def _has_ended(process: subprocess.Popen[str]) -> bool:
     try:
         process.wait(timeout=_SECONDS_BETWEEN_LOOKS)
     except subprocess.TimeoutExpired:

@@ -45,18 +45,18 @@ for name in sys.argv[1:]:
 
 def missing_modules(python: Path, modules: Sequence[str]) -> list[str]:
     """Those of the top-level `modules` that `python` cannot find; none of them is imported."""
-    return [str(name) for name in _said(python, _FIND_MODULES, list, modules)]
+    return [str(name) for name in _ask(python, _FIND_MODULES, list, modules)]
 
 
 def torch_cuda(python: Path) -> str | None:
     """The CUDA version that `python`'s torch was built for; None where it was for none."""
-    version = _said(python, _TORCH_CUDA, (str, type(None)))
+    version = _ask(python, _TORCH_CUDA, (str, type(None)))
     return None if version is None else str(version)
 
 
 def describe(python: Path) -> tuple[str, dict[str, str]]:
     """The interpreter's full version, and version by name of every package that it sees."""
-    answer = _said(python, _DESCRIBE, dict)
+    answer = _ask(python, _DESCRIBE, dict)
     return str(answer.get("python")), dict(answer.get("versions") or {})
 
 
@@ -65,7 +65,7 @@ def import_modules(python: Path, modules: Sequence[str]) -> None:
     _run(python, _IMPORT, modules, seconds=_SECONDS_TO_IMPORT)
 
 
-def _said(
+def _ask(
     python: Path, code: str, kind: type | tuple[type, ...], arguments: Sequence[str] = ()
 ) -> Any:
     """What `code` printed as JSON, of that kind; a program that is no Python may print anything."""

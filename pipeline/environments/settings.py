@@ -79,18 +79,18 @@ def load_settings(store: Path | None = None) -> Settings:
     folder = file.parent if file else Path.cwd()
     home = (
         _variable("PREPARE_HOME")
-        or (said.home and _absolute(said.home, folder, f"{file}, key home"))
+        or (said.home and _make_absolute(said.home, folder, f"{file}, key home"))
         or _xdg_folder("CACHE", ".cache")
     )
     store = (
-        (store and _absolute(store, Path.cwd(), "--store"))
+        (store and _make_absolute(store, Path.cwd(), "--store"))
         or _variable("PREPARE_STORE")
-        or (said.store and _absolute(said.store, folder, f"{file}, key store"))
+        or (said.store and _make_absolute(said.store, folder, f"{file}, key store"))
         or home / "store"
     )
     overrides = {}
     for name, override in said.environments.items():
-        python = _absolute(override.python, folder, f"{file}, key environments.{name}.python")
+        python = _make_absolute(override.python, folder, f"{file}, key environments.{name}.python")
         overrides[str(name)] = EnvironmentOverride(python=python)
     return Settings(home=home, store=store, executor=said.executor, environments=overrides)
 
@@ -178,7 +178,7 @@ def _known_keys(location: list[str]) -> list[str]:
 def _variable(name: str) -> Path | None:
     """A path from the process's environment; an empty one counts as unset."""
     value = os.environ.get(name)
-    return _absolute(Path(value), Path.cwd(), f"the variable {name}") if value else None
+    return _make_absolute(Path(value), Path.cwd(), f"the variable {name}") if value else None
 
 
 def _xdg_folder(kind: str, default: str) -> Path:
@@ -191,7 +191,7 @@ def _xdg_folder(kind: str, default: str) -> Path:
     return root / "prepare"
 
 
-def _absolute(path: Path, folder: Path, where: str) -> Path:
+def _make_absolute(path: Path, folder: Path, where: str) -> Path:
     """`path` from `folder`, `~` expanded.
 
     Symbolic links stay: a virtual environment's python is one, and means its environment.

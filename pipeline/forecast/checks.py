@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from pipeline.core.errors import PreflightError, PrepareError, UsageError
-from pipeline.core.gpus import LEAST_DRIVER, too_old
+from pipeline.core.gpus import LEAST_DRIVER, is_driver_too_old
 from pipeline.forecast.fit import Site
 from pipeline.forecast.gpu_plan import candidates_of, cure
 from pipeline.forecast.machine import Machine
@@ -30,7 +30,7 @@ Weights = dict[str, VariantWeights]
 """What each recipe makes of the checkpoint, by its name; the baseline's too."""
 
 
-def missing_gpus(profile: ServingProfile, machine: Machine) -> PrepareError | None:
+def find_missing_gpus(profile: ServingProfile, machine: Machine) -> PrepareError | None:
     """A profile for GPUs needs them: as many as one copy is spread over."""
     if profile.accelerator != "cuda":
         return None
@@ -47,9 +47,9 @@ def missing_gpus(profile: ServingProfile, machine: Machine) -> PrepareError | No
     )
 
 
-def too_old_driver(profile: ServingProfile, machine: Machine) -> PrepareError | None:
+def find_driver_fault(profile: ServingProfile, machine: Machine) -> PrepareError | None:
     """A driver that cannot run the CUDA of the locked environments: work would be on the CPU."""
-    if profile.accelerator != "cuda" or not too_old(machine.driver):
+    if profile.accelerator != "cuda" or not is_driver_too_old(machine.driver):
         return None
     return PreflightError(
         f"the NVIDIA driver is {machine.driver}, and the CUDA 13 of the environments needs "
@@ -60,7 +60,9 @@ def too_old_driver(profile: ServingProfile, machine: Machine) -> PrepareError | 
     )
 
 
-def too_old_gpu(recipe: Recipe, profile: ServingProfile, machine: Machine) -> PrepareError | None:
+def find_gpu_fault(
+    recipe: Recipe, profile: ServingProfile, machine: Machine
+) -> PrepareError | None:
     """A GPU without the recipe's number format: FP8 below compute capability 8.9."""
     needed = recipe.minimum_compute_capability
     found = machine.compute_capability if profile.accelerator == "cuda" else None
@@ -73,7 +75,7 @@ def too_old_gpu(recipe: Recipe, profile: ServingProfile, machine: Machine) -> Pr
     )
 
 
-def unsuitable(
+def find_unsuitable(
     recipe: Recipe,
     source: Source,
     weights: VariantWeights,
@@ -103,7 +105,7 @@ def unsuitable(
             yield fault
 
 
-def too_little_gpu_memory(
+def find_gpu_memory_faults(
     inspection: Inspection,
     recipes: Sequence[Recipe],
     weights: Weights,
@@ -132,7 +134,7 @@ def too_little_gpu_memory(
             )
 
 
-def too_little_memory(
+def find_memory_faults(
     inspection: Inspection,
     recipes: Sequence[Recipe],
     weights: Weights,
@@ -156,7 +158,7 @@ def too_little_memory(
             )
 
 
-def too_little_disk(
+def find_disk_fault(
     weights: Weights, stored: Collection[str], download: int, machine: Machine, store: str
 ) -> PrepareError | None:
     """Variants that are still to be made need more space than the store's disk has.

@@ -28,12 +28,12 @@ from pipeline.environments.gpu_host import check_compilers, check_driver
 from pipeline.environments.installer import find_uv, installer_variables
 from pipeline.environments.package_sources import has_cpu_torch
 from pipeline.environments.status import EnvironmentState, status
-from pipeline.forecast.checks import missing_gpus, too_old_gpu
+from pipeline.forecast.checks import find_gpu_fault, find_missing_gpus
 from pipeline.forecast.machine import this_machine
-from pipeline.plan.prepare import fitted_here, named_profile
+from pipeline.plan.prepare import fit_here, load_named_profile
 from pipeline.plan.suitability import check_servable
 from recipes.catalog import load_recipe, recipe_names
-from recipes.engines import DEFAULT, engine_named
+from recipes.engines import DEFAULT, find_engine
 
 if TYPE_CHECKING:
     from pipeline.environments.settings import Settings
@@ -65,7 +65,7 @@ def diagnose(settings: Settings, profile: ServingProfile | None = None) -> list[
 
 def processor_finding(features: Collection[str]) -> Finding:
     """What can be served with an x86 processor of these features."""
-    if lack := engine_named(DEFAULT).lacks(features):
+    if lack := find_engine(DEFAULT).lacks(features):
         cure = "run on a newer machine, or on one with a GPU"
         return Finding("processor", Severity.PROBLEM, lack, cure)
     slower = "" if "avx512f" in features else "; serving is faster with AVX-512"
@@ -78,14 +78,14 @@ def profile_findings(profile: ServingProfile | None) -> Iterator[Finding]:
     None stands for the profile that a run would take here.
     """
     try:
-        chosen = profile or named_profile("auto")
-        fitted = fitted_here(chosen) if chosen.accelerator == "cpu" else chosen
+        chosen = profile or load_named_profile("auto")
+        fitted = fit_here(chosen) if chosen.accelerator == "cpu" else chosen
     except UsageError as error:
         yield Finding("profile", Severity.PROBLEM, error.what, error.cure)
         return
     machine = this_machine(Path.cwd(), with_gpu=fitted.accelerator == "cuda")
     subject = f"profile {fitted.name}"
-    if missing := missing_gpus(fitted, machine):
+    if missing := find_missing_gpus(fitted, machine):
         yield Finding(subject, Severity.PROBLEM, missing.what, missing.cure)
         return
     yield Finding(subject, Severity.OK, "can be served here")
@@ -97,7 +97,7 @@ def profile_findings(profile: ServingProfile | None) -> Iterator[Finding]:
             check_servable(recipe, fitted.accelerator, cpu_features())
         except UsageError as error:
             yield Finding(f"{subject}, recipe {name}", Severity.WARNING, error.what, error.cure)
-        if fault := too_old_gpu(recipe, fitted, machine):
+        if fault := find_gpu_fault(recipe, fitted, machine):
             yield Finding(f"{subject}, recipe {name}", Severity.WARNING, fault.what, fault.cure)
 
 

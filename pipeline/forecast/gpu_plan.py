@@ -62,8 +62,8 @@ class CapacityPlan:
                 name: {
                     "weights_bytes": weights.bytes,
                     "precision": weights.precision.name if weights.precision else None,
-                    "quantized_parameters": inspection.quantized(weights),
-                    "left_parameters": inspection.left_alone(weights),
+                    "quantized_parameters": inspection.count_quantized(weights),
+                    "left_parameters": inspection.count_left_alone(weights),
                     "tensor_parallel": chosen.tensor_parallel if chosen else None,
                     "replicas": chosen.replicas if chosen else None,
                 }
@@ -246,7 +246,7 @@ def notes(site: Site, weights: dict[str, VariantWeights]) -> Iterable[str]:
     for name, made in weights.items():
         if made.precision is None:
             continue
-        if inspection.left_alone(made).get("experts"):
+        if inspection.count_left_alone(made).get("experts"):
             yield f"{name} leaves experts in 16 bits: they are stored as stacks, not as matrices"
 
 

@@ -37,7 +37,11 @@ class Preflight:
 
     def faults(self) -> list[PrepareError]:
         """All that would make the run fail, the disk left out."""
-        return [*self._of_checkpoint(), *self._of_recipes(), *self._of_memory()]
+        return [
+            *self._find_checkpoint_faults(),
+            *self._find_recipe_faults(),
+            *self._find_memory_faults(),
+        ]
 
     def disk_fault(self, stored: Collection[str], download: int = 0) -> list[PrepareError]:
         """Too little disk; at most one.
@@ -47,8 +51,8 @@ class Preflight:
             download: bytes of the checkpoint that have to be fetched to the store's disk.
         """
         have = self.made.union(stored)
-        return present(
-            checks.too_little_disk(self.weights, have, download, self.machine, str(self.store))
+        return drop_none(
+            checks.find_disk_fault(self.weights, have, download, self.machine, str(self.store))
         )
 
     @property
@@ -78,25 +82,27 @@ class Preflight:
             )
         return found
 
-    def _of_checkpoint(self) -> list[PrepareError]:
+    def _find_checkpoint_faults(self) -> list[PrepareError]:
         source, where = self.source, self.source.where
         untrusted = CODE_KEY in source.config and not self.trust_remote_code
-        return present(
-            refusals.unsupported_architecture(self.architecture, where),
-            refusals.already_quantized(where, source.names) if source.quantized else None,
-            refusals.code_of_its_own(where) if untrusted else None,
+        return drop_none(
+            refusals.architecture_error(self.architecture, where),
+            refusals.quantized_error(where, source.names) if source.quantized else None,
+            refusals.own_code_error(where) if untrusted else None,
         )
 
-    def _of_recipes(self) -> list[PrepareError]:
+    def _find_recipe_faults(self) -> list[PrepareError]:
         features = cpu_features()
         return [
-            *present(checks.missing_gpus(self.profile, self.machine)),
-            *present(checks.too_old_driver(self.profile, self.machine)),
-            *present(*(checks.too_old_gpu(r, self.profile, self.machine) for r in self.recipes)),
+            *drop_none(checks.find_missing_gpus(self.profile, self.machine)),
+            *drop_none(checks.find_driver_fault(self.profile, self.machine)),
+            *drop_none(
+                *(checks.find_gpu_fault(r, self.profile, self.machine) for r in self.recipes)
+            ),
             *(
                 fault
                 for recipe in self.recipes
-                for fault in checks.unsuitable(
+                for fault in checks.find_unsuitable(
                     recipe,
                     self.source,
                     self.weights[recipe.name],
@@ -108,14 +114,14 @@ class Preflight:
             ),
         ]
 
-    def _of_memory(self) -> list[PrepareError]:
+    def _find_memory_faults(self) -> list[PrepareError]:
         inspection = self._inspection
         if isinstance(inspection, CheckpointError):
             return []  # reported by `notes`
         about = (inspection, (self.baseline, *self.recipes), self.weights)
         return [
-            *checks.too_little_gpu_memory(*about, self.profile, self.machine),
-            *checks.too_little_memory(*about, self.profile, self.machine, self.made),
+            *checks.find_gpu_memory_faults(*about, self.profile, self.machine),
+            *checks.find_memory_faults(*about, self.profile, self.machine, self.made),
         ]
 
     @cached_property
@@ -127,7 +133,7 @@ class Preflight:
             return error
 
 
-def present(*faults: PrepareError | None) -> list[PrepareError]:
+def drop_none(*faults: PrepareError | None) -> list[PrepareError]:
     """Those that are faults."""
     return [fault for fault in faults if fault is not None]
 

@@ -57,7 +57,7 @@ class Shards:
         if not self.mxfp4:
             return 0
         inner = -(-self.expert_inner // gpus)
-        filled = _whole(self.hidden, MXFP4_HIDDEN) * _whole(inner, MXFP4_INNER)
+        filled = _round_up(self.hidden, MXFP4_HIDDEN) * _round_up(inner, MXFP4_INNER)
         return self.mxfp4 * filled // (self.hidden * inner * gpus) - self.mxfp4 // gpus
 
     def obstacle(self, gpus: int) -> str:
@@ -148,7 +148,7 @@ def _says_mxfp4(config: dict[str, Any]) -> bool:
     return isinstance(said, dict) and said.get("quant_method") == "mxfp4"
 
 
-def _whole(size: int, tile: int) -> int:
+def _round_up(size: int, tile: int) -> int:
     return -(-size // tile) * tile
 
 

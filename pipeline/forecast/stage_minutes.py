@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pipeline.core.stage_record import StageRecord
 from pipeline.core.store import Store
-from pipeline.forecast.stage_needs import limited
+from pipeline.forecast.stage_needs import limit_calibration
 from pipeline.inspection.inspection import Inspection
 from pipeline.inspection.variant_size import VariantWeights
 from pipeline.plan.quantizers import is_streamed
@@ -109,13 +109,13 @@ def stage_minutes(
                 found.append(StageMinutes(stage, recipe.name, known, "seen here"))
             elif stage == "quantize":
                 made = weights[recipe.name]
-                found.append(estimated(inspection, recipe, made, gpu, profile))
+                found.append(estimate(inspection, recipe, made, gpu, profile))
             else:
                 found.append(StageMinutes(stage, recipe.name, None, NOT_KNOWN))
     return found
 
 
-def estimated(
+def estimate(
     inspection: Inspection,
     recipe: Recipe,
     weights: VariantWeights,
@@ -129,7 +129,7 @@ def estimated(
     if is_streamed(recipe.quantization.model_dump()):
         return StageMinutes("quantize", recipe.name, seconds / 60, f"lower estimate: {disk}")
     passes = forward_passes(recipe.quantization)
-    calibration = limited(recipe.quantization.calibration, profile)
+    calibration = limit_calibration(recipe.quantization.calibration, profile)
     if passes is None or calibration is None or gpu.tflops_16_bit is None:
         return StageMinutes("quantize", recipe.name, None, NOT_KNOWN)
     tokens = calibration.samples * calibration.max_tokens

@@ -14,7 +14,7 @@ from pipeline.inspection.inspection import Inspection
 from pipeline.inspection.kv_cache import GIB
 from pipeline.inspection.variant_size import VariantWeights
 from pipeline.plan.quantizers import is_streamed
-from recipes.engines import engine_named
+from recipes.engines import find_engine
 from recipes.quantization import (
     Calibration,
     GptqQuantization,
@@ -78,7 +78,7 @@ def quantize_need(
         return StageNeed("quantize", recipe.name, host, disk, "two weight files and the libraries")
     wide = profile is not None and profile.quantizes_in_float32
     loaded = sixteen_bit_bytes(inspection) * (2 if wide else 1)
-    calibration = limited(quantization.calibration, profile)
+    calibration = limit_calibration(quantization.calibration, profile)
     activations = activation_bytes(inspection, calibration) if calibration else 0
     bits = "32" if wide else "16"
     words = f"weights in {bits} bits, activations of all samples" if calibration else "weights"
@@ -99,12 +99,12 @@ def serve_need(
         return StageNeed("serve", recipe.name, None, 0, "weights and cache are on the GPU")
     wide = profile.engine_arguments.get("dtype") in ("float32", "float")
     served = sum(
-        _quantized_on_cpu(each.bytes, recipe.quantization, wide=wide)
+        _quantized_bytes_on_cpu(each.bytes, recipe.quantization, wide=wide)
         if each.quantized
-        else _plain_on_cpu(each.bytes, each.tensor.dtype, wide=wide)
+        else _plain_bytes_on_cpu(each.bytes, each.tensor.dtype, wide=wide)
         for each in weights.tensors
     )
-    cache = engine_named(profile.engine).cpu_cache_bytes(profile.environment)
+    cache = find_engine(profile.engine).cpu_cache_bytes(profile.environment)
     words = "weights, KV cache and the server" if cache else "weights and the server, no KV cache"
     return StageNeed("serve", recipe.name, served + cache + SERVER_BYTES, 0, words)
 
@@ -123,18 +123,20 @@ def activation_bytes(inspection: Inspection, calibration: Calibration) -> int:
     return between + LAYER_COPIES * batch * max(shape.hidden, shape.inner) * 4
 
 
-def limited(calibration: Calibration | None, profile: ServingProfile | None) -> Calibration | None:
+def limit_calibration(
+    calibration: Calibration | None, profile: ServingProfile | None
+) -> Calibration | None:
     """The calibration that a run does: a profile may limit it."""
     limit = profile.calibration_limit if profile else None
-    return limit.applied_to(calibration) if calibration and limit else calibration
+    return limit.limit(calibration) if calibration and limit else calibration
 
 
-def _plain_on_cpu(size: int, dtype: str, *, wide: bool) -> int:
+def _plain_bytes_on_cpu(size: int, dtype: str, *, wide: bool) -> int:
     sixteen = size // 2 if dtype in WIDE_TYPES else size
     return 2 * sixteen if wide else sixteen
 
 
-def _quantized_on_cpu(size: int, quantization: Quantization, *, wide: bool) -> int:
+def _quantized_bytes_on_cpu(size: int, quantization: Quantization, *, wide: bool) -> int:
     if isinstance(quantization, PresetQuantization) and quantization.scheme.startswith("FP8"):
         return FP8_BYTES_ON_CPU * size
     eight_bits = isinstance(quantization, GptqQuantization) and quantization.scheme == "W8A8"

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 ABOVE_A_SEAM = ("q_proj", "k_proj", "gate_proj", "w1")
 
 
-def first_dividing(sizes: Sequence[int], columns: Iterable[int]) -> int | None:
+def find_dividing(sizes: Sequence[int], columns: Iterable[int]) -> int | None:
     """The first of the sizes that divides all columns; None where none does."""
     widths = set(columns)
     for size in sizes:
@@ -40,7 +40,7 @@ def dividing_group_size(quantization: Mapping[str, Any], columns: Iterable[int])
         StageError: none of the recipe's divides all columns; they are named.
     """
     sizes, widths = sizes_to_try(quantization), set(columns)
-    size = first_dividing(sizes, widths)
+    size = find_dividing(sizes, widths)
     if sizes and size is None:
         raise StageError(
             f"no group size of {list(sizes)} divides layers with {sorted(widths)} columns",
@@ -51,7 +51,7 @@ def dividing_group_size(quantization: Mapping[str, Any], columns: Iterable[int])
     return size
 
 
-def undivided_columns(quantization: Quantization, columns: Iterable[int]) -> tuple[int, ...]:
+def find_undivided_columns(quantization: Quantization, columns: Iterable[int]) -> tuple[int, ...]:
     """The columns in the way of the recipe's group sizes, sorted; empty where one divides all.
 
     Args:
@@ -59,12 +59,12 @@ def undivided_columns(quantization: Quantization, columns: Iterable[int]) -> tup
     """
     widths = set(columns)
     sizes = sizes_to_try(quantization.model_dump())
-    if not sizes or first_dividing(sizes, widths):
+    if not sizes or find_dividing(sizes, widths):
         return ()
     return tuple(sorted(width for width in widths if width % min(sizes)))
 
 
-def undivided_rows(
+def find_undivided_rows(
     quantization: Quantization, shapes: Mapping[str, Sequence[int]]
 ) -> dict[str, int]:
     """Layers whose rows the recipe's blocks do not divide, though vLLM needs it; and their rows.

@@ -45,7 +45,7 @@ def ignore_list(
         UsageError: the recipe's expressions take too long on these names.
     """
     check_expressions(recipe_ignore, (_module(name) for name in tensors))
-    found = list(dict.fromkeys(_spelt_out(word) for word in recipe_ignore))
+    found = list(dict.fromkeys(_spell_out(word) for word in recipe_ignore))
     layers = decoder_layers(config)
     matrices = {n: t for n, t in tensors.items() if is_quantizable(n, t, [])}
     kinds = {n: module_kind(n, len(t.shape), layers) for n, t in matrices.items()}
@@ -77,7 +77,7 @@ def added_words(
     Args:
         ignore: what :func:`ignore_list` made of it.
     """
-    before = [_spelt_out(word) for word in recipe_ignore]
+    before = [_spell_out(word) for word in recipe_ignore]
     layers = decoder_layers(config)
     counts: Counter[ModuleKind] = Counter(
         module_kind(name, len(tensor.shape), layers)
@@ -97,7 +97,7 @@ def _module(tensor: str) -> str:
     return tensor.removesuffix(".weight")
 
 
-def _spelt_out(word: str) -> str:
+def _spell_out(word: str) -> str:
     """A shell pattern as an expression: it is no word to llm-compressor and vLLM."""
     expression = expression_of(word)
     return word if expression is None else f"re:{expression}"
@@ -116,19 +116,19 @@ def _expressions(kind: ModuleKind, modules: list[str], layers: int) -> list[str]
     A library may call a module by another prefix than the checkpoint does.
     """
     if kind == "routers":
-        return [_with_part("|".join(ROUTERS))]
+        return [_match_part("|".join(ROUTERS))]
     if kind == "vision":
-        return [_with_part("|".join(f"{word}[^.]*" for word in VISION))]
+        return [_match_part("|".join(f"{word}[^.]*" for word in VISION))]
     numbers = {
         int(found[1])
         for module in modules
         if (found := re.search(r"(?:^|\.)layers\.(\d+)\.", module)) and int(found[1]) >= layers
     }
-    after = [_with_part(rf"layers\.{number}") for number in sorted(numbers)]
-    named = [_with_part("mtp")] if any("mtp" in module.split(".") for module in modules) else []
+    after = [_match_part(rf"layers\.{number}") for number in sorted(numbers)]
+    named = [_match_part("mtp")] if any("mtp" in module.split(".") for module in modules) else []
     return [*named, *after]
 
 
-def _with_part(part: str) -> str:
+def _match_part(part: str) -> str:
     """An expression for modules that have the part in their dotted name."""
     return rf"re:(.*\.)?({part})(\..*)?$"

@@ -68,13 +68,13 @@ class Inspection:
         """What a recipe makes of the tensors."""
         return variant_weights(self.source.tensors, quantization, self.source.config)
 
-    def left_alone(self, weights: VariantWeights) -> dict[ModuleKind, int]:
+    def count_left_alone(self, weights: VariantWeights) -> dict[ModuleKind, int]:
         """Parameters that a recipe leaves as they are, by kind of module."""
-        return self._counted(weights, quantized=False)
+        return self._count(weights, quantized=False)
 
-    def quantized(self, weights: VariantWeights) -> dict[ModuleKind, int]:
+    def count_quantized(self, weights: VariantWeights) -> dict[ModuleKind, int]:
         """Parameters that a recipe quantizes, by kind of module."""
-        return self._counted(weights, quantized=True)
+        return self._count(weights, quantized=True)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for `--json`."""
@@ -105,7 +105,7 @@ class Inspection:
     def _is_matrix(self, name: str, tensor: Tensor) -> bool:
         return self.kinds[name] in MATRICES and len(tensor.shape) >= 2
 
-    def _counted(self, weights: VariantWeights, *, quantized: bool) -> dict[ModuleKind, int]:
+    def _count(self, weights: VariantWeights, *, quantized: bool) -> dict[ModuleKind, int]:
         counts: Counter[ModuleKind] = Counter()
         for each in weights.tensors:
             if each.quantized is quantized:

@@ -170,9 +170,9 @@ def _windows(
         window = None
     kinds = level.get("layer_types")
     if kinds is not None:
-        found, notes = _by_layer_types(kinds, window, level, layers, where)
+        found, notes = _windows_by_layer_types(kinds, window, level, layers, where)
     else:
-        found, notes = _by_pattern(level, window, layers, where), ()
+        found, notes = _windows_by_pattern(level, window, layers, where), ()
     if not level.get("num_kv_shared_layers"):
         return tuple(found), notes
     # The last layers use earlier layers' keys and values (Gemma 3n).
@@ -180,7 +180,7 @@ def _windows(
     return tuple(found[: len(found) - shared]), notes
 
 
-def _by_layer_types(
+def _windows_by_layer_types(
     kinds: Any, window: Window, level: dict[str, Any], layers: int, where: str
 ) -> tuple[list[Window], tuple[str, ...]]:
     if not isinstance(kinds, list) or len(kinds) != layers:
@@ -204,7 +204,9 @@ def _by_layer_types(
     return found, (note,) if without else ()
 
 
-def _by_pattern(level: dict[str, Any], window: Window, layers: int, where: str) -> list[Window]:
+def _windows_by_pattern(
+    level: dict[str, Any], window: Window, layers: int, where: str
+) -> list[Window]:
     """Configs without layer_types: all slide, all but every n-th, or those after some layer."""
     if window is None:
         return [None] * layers

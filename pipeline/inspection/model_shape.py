@@ -59,8 +59,8 @@ def model_shape(config: dict[str, Any], where: str) -> ModelShape:
         CheckpointError: a number that is needed is missing or not a positive whole one.
     """
     level = text_level(config)
-    hidden = _required(level, HIDDEN, where)
-    heads = _required(level, HEADS, where)
+    hidden = _require(level, HIDDEN, where)
+    heads = _require(level, HEADS, where)
     experts = whole_number(level, EXPERT_COUNTS, where) or 0
     chosen = (whole_number(level, EXPERTS_A_TOKEN, where) or 1) if experts else 0
     dense = whole_number(level, INNER, where) or 4 * hidden
@@ -70,17 +70,17 @@ def model_shape(config: dict[str, Any], where: str) -> ModelShape:
     return ModelShape(
         architecture=str(first)[:MAX_NAME_LETTERS],
         model_type=str(level.get("model_type", "unknown"))[:MAX_NAME_LETTERS],
-        layers=_required(level, LAYERS, where),
+        layers=_require(level, LAYERS, where),
         hidden=hidden,
         heads=heads,
         key_value_heads=_key_value_heads(level, heads, where),
         head_width=whole_number(level, ("head_dim",), where) or max(1, hidden // heads),
         inner=max(dense, chosen * expert),
-        vocabulary=_required(level, ("vocab_size",), where),
+        vocabulary=_require(level, ("vocab_size",), where),
         experts=experts,
         experts_a_token=chosen,
         expert_inner=expert,
-        context=_required(level, CONTEXT_KEYS, where),
+        context=_require(level, CONTEXT_KEYS, where),
         tied=is_tied(config),
     )
 
@@ -110,7 +110,7 @@ def whole_number(level: dict[str, Any], keys: tuple[str, ...], where: str) -> in
     return None
 
 
-def _required(level: dict[str, Any], keys: tuple[str, ...], where: str) -> int:
+def _require(level: dict[str, Any], keys: tuple[str, ...], where: str) -> int:
     found = whole_number(level, keys, where)
     if found is None:
         raise CheckpointError(

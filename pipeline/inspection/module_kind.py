@@ -61,7 +61,7 @@ def module_kind(name: str, dimensions: int, layers: int) -> ModuleKind:
         return "norms"
     if "embed" in leaf or leaf in EMBEDDINGS:
         return "embeddings"
-    return _inside_a_layer(parts, dimensions)
+    return _kind_inside_a_layer(parts, dimensions)
 
 
 def is_expert_stack(name: str, dimensions: int) -> bool:
@@ -69,10 +69,10 @@ def is_expert_stack(name: str, dimensions: int) -> bool:
     parts = name.split(".")
     if dimensions != 3 or any(part.startswith(VISION) for part in parts):
         return False
-    return _inside_a_layer(parts, dimensions) == "experts"
+    return _kind_inside_a_layer(parts, dimensions) == "experts"
 
 
-def _inside_a_layer(parts: list[str], dimensions: int) -> ModuleKind:
+def _kind_inside_a_layer(parts: list[str], dimensions: int) -> ModuleKind:
     if any(part in ROUTERS for part in parts):
         return "routers"
     if any(part in EXPERTS for part in parts):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from pipeline.inspection.divisibility import first_dividing
+from pipeline.inspection.divisibility import find_dividing
 from recipes.group_sizes import sizes_to_try
 from recipes.quantization import (
     AutoAwqQuantization,
@@ -94,7 +94,7 @@ def precision_of(quantization: Quantization, columns: Iterable[int]) -> Precisio
     precision = Precision(
         f"{bits}-bit, a scale a row", bits, zero_points=asymmetric, extra_bytes=extra
     )
-    group = first_dividing(sizes_to_try(quantization.model_dump()), columns)
+    group = find_dividing(sizes_to_try(quantization.model_dump()), columns)
     if group is None:
         return precision
     return replace(precision, name=f"{bits}-bit, groups of {group}, {kind}", group=group)

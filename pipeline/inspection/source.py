@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.checkpoint.folder import says_quantized
-from pipeline.checkpoint.hub import ask_hub, check_has_safetensors, explained, file_sizes
-from pipeline.checkpoint.safetensors_header import Tensor, checked_tensor
+from pipeline.checkpoint.hub import ask_hub, check_has_safetensors, explain_hub_errors, file_sizes
+from pipeline.checkpoint.safetensors_header import Tensor, check_tensor
 from pipeline.checkpoint.weight_files import (
     INDEX,
     are_weights,
@@ -84,7 +84,7 @@ def read_hub(repo_id: str, revision: str | None) -> Source:
     from huggingface_hub import snapshot_download
 
     name = f"{repo_id}@{revision}" if revision else repo_id
-    with explained(repo_id, revision):
+    with explain_hub_errors(repo_id, revision):
         info = ask_hub(repo_id, revision)
         if info is not None:
             sizes = file_sizes(info)
@@ -146,7 +146,7 @@ def _headers(repo_id: str, files: list[str], commit: str | None) -> dict[str, Te
         except SafetensorsParsingError as error:
             raise CheckpointError(f"the header is damaged: {error}", where=str(where)) from error
         return {
-            name: checked_tensor(
+            name: check_tensor(
                 name,
                 {
                     "dtype": tensor.dtype,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.checkpoint.safetensors_header import Tensor
-from pipeline.inspection.divisibility import undivided_columns
+from pipeline.inspection.divisibility import find_undivided_columns
 from pipeline.inspection.ignored import ignore_list
 from pipeline.inspection.linear_layers import is_head, is_quantizable, is_tied
 from pipeline.inspection.precision import Precision, precision_of
@@ -74,7 +74,7 @@ def variant_weights(
             for name, tensor in kept.items()
         ),
         precision=precision,
-        undivided=undivided_columns(quantization, columns),
+        undivided=find_undivided_columns(quantization, columns),
     )
 
 

@@ -101,7 +101,7 @@ class SourceResolver:
         for source in suite.sources:
             found = self._try(source, suite)
             if found is not None:
-                return self._with_humaneval(found, suite)
+                return self._add_humaneval(found, suite)
             if source == "eval-data" and self._eval_data is not None:
                 stem = FOLDER_STEMS.get(suite.kind)
                 self._progress.note(
@@ -117,7 +117,7 @@ class SourceResolver:
             "or run where the Hub can be reached",
         )
 
-    def _with_humaneval(self, found: SuiteSource, suite: AnySuite) -> SuiteSource:
+    def _add_humaneval(self, found: SuiteSource, suite: AnySuite) -> SuiteSource:
         """Where HumanEval's problems are asked with the others, what carries them counts, too."""
         if not _asks_humaneval_too(suite):
             return found
@@ -140,7 +140,7 @@ class SourceResolver:
             UsageError: a named file does not exist, or the Hub cannot be reached and the recipe
                 has no fallback.
         """
-        wanted = self._limited(calibration, limit, variant)
+        wanted = self._limit(calibration, limit, variant)
         file: Path | None = None
         if wanted.dataset == "carried":
             file = CARRIED_CALIBRATION
@@ -177,12 +177,12 @@ class SourceResolver:
         used = wanted.model_copy(update={"dataset": name})
         return used, identity, file
 
-    def _limited(
+    def _limit(
         self, calibration: Calibration, limit: CalibrationLimit | None, variant: str
     ) -> Calibration:
         if limit is None:
             return calibration
-        limited = limit.applied_to(calibration)
+        limited = limit.limit(calibration)
         if limited != calibration:
             self._progress.note(
                 f"{variant}: calibrating with {limited.samples} x {limited.max_tokens} tokens "

@@ -23,9 +23,9 @@ from eval_gates.statistics.planned_bet import planned_bet
 from eval_gates.statistics.power import (
     WANTED_CHANCE,
     PowerPlan,
+    find_strictest_decidable,
     least_questions,
     power_plan,
-    strictest_decidable,
 )
 from eval_gates.statistics.sight import least_to_see
 from eval_gates.stopping import comparison_of
@@ -217,9 +217,9 @@ class _Gate:
 
     def is_decidable(self) -> bool:
         """Whether it could pass where no answer changes, with the best of baselines."""
-        if self.questions is None or self.questions >= self._surely_enough():
+        if self.questions is None or self.questions >= self._count_surely_enough():
             return True
-        least = self._least(self.comparison)
+        least = self._count_least(self.comparison)
         return least is not None and least <= self.questions
 
     @property
@@ -264,25 +264,25 @@ class _Gate:
         return UsageError(
             f"the suite '{self.name}' cannot decide its margin of "
             f"{self.suite.margins[self.family].words}: even when no answer changes it takes "
-            f"{self._least(self.comparison)} questions, and there are {self.questions}",
+            f"{self._count_least(self.comparison)} questions, and there are {self.questions}",
             where=f"policy key suites.{self.name}.margins.{self.family}",
             cure="; or ".join(self._cures()),
         )
 
-    def _least(self, comparison: Comparison) -> int | None:
+    def _count_least(self, comparison: Comparison) -> int | None:
         if self.suite.test == "fixed":
             return least_fixed_questions(comparison, self.alpha)
         return least_questions(
-            comparison, self.alpha, self.population, planned=self._planned(comparison)
+            comparison, self.alpha, self.population, planned=self._plan_bet(comparison)
         )
 
-    def _planned(self, comparison: Comparison) -> float:
+    def _plan_bet(self, comparison: Comparison) -> float:
         """The bet that has half of the stake, were that the margin."""
         return planned_bet(
             comparison, self.suite.expected_flips, self.flip_size, assumed_baseline(self.suite)
         )
 
-    def _surely_enough(self) -> float:
+    def _count_surely_enough(self) -> float:
         """No less than the least number, without numpy: by the largest of the bets alone."""
         if self.suite.test == "fixed":
             return math.inf
@@ -296,7 +296,7 @@ class _Gate:
             yield f"ask more than {self.questions} questions (suites.{self.name}.questions)"
         else:
             yield "give more questions (--eval-data, or where the Hub can be reached)"
-        strictest = self._strictest()
+        strictest = self._find_strictest()
         if strictest is not None and strictest.kind == "points":
             yield f"a margin of at least {100 * strictest.size:g} points ({strictest.size:g})"
         elif strictest is not None:
@@ -305,12 +305,12 @@ class _Gate:
             yield "'about: benchmark', a claim about these very questions alone"
         yield "'tier: advisory'"
 
-    def _strictest(self) -> Comparison | None:
+    def _find_strictest(self) -> Comparison | None:
         """The strictest margin of its kind that could pass, in steps of a tenth of a point."""
         assert self.questions is not None
         if self.suite.test == "sequential":
-            return strictest_decidable(
-                self.comparison, self.alpha, self.questions, self.population, bet=self._planned
+            return find_strictest_decidable(
+                self.comparison, self.alpha, self.questions, self.population, bet=self._plan_bet
             )
 
         def candidate(tenths: int) -> Comparison:
@@ -319,7 +319,7 @@ class _Gate:
             return Comparison.recovery((1000 - tenths) / 1000)
 
         def passes(tenths: int) -> bool:
-            least = self._least(candidate(tenths))
+            least = self._count_least(candidate(tenths))
             return least is not None and least <= (self.questions or 0)
 
         found = bisect_left(range(1, 1000), True, key=passes) + 1
@@ -350,7 +350,7 @@ def _power_of(gate: _Gate) -> GatePower:
         margin=suite.margins[gate.family].words,
         alpha=gate.alpha,
         questions=gate.questions,
-        expected_questions=plan.expected_questions if plan else _expected(gate),
+        expected_questions=plan.expected_questions if plan else _expect_questions(gate),
         chance_of_decision=plan.chance_of_decision if plan else None,
         chance_of_pass=plan.chance_of_pass if plan else None,
         chance_of_pass_at_half=plan.chance_of_pass_at_half if plan else None,
@@ -386,7 +386,7 @@ def _plan_of(gate: _Gate) -> PowerPlan | None:
     )
 
 
-def _expected(gate: _Gate) -> float:
+def _expect_questions(gate: _Gate) -> float:
     margin = gate.suite.margins[gate.family].model_dump()
     return expected_questions(
         margin,
@@ -400,8 +400,8 @@ def _expected(gate: _Gate) -> float:
 def _words(gate: _Gate, plan: PowerPlan | None, decidable: bool | None) -> str:
     if plan is None:
         return (
-            f"{gate.comparison.words}: about {_expected(gate):.0f} questions decide; how many "
-            "there are is known once they are read"
+            f"{gate.comparison.words}: about {_expect_questions(gate):.0f} questions decide; "
+            "how many there are is known once they are read"
         )
     if not gate.can_see():
         return gate.blindness().what

@@ -22,7 +22,7 @@ from pipeline.plan.dry_run import dry_run_stage
 from pipeline.plan.of_suites import EvaluationPlanner, Served
 from pipeline.plan.plan import Plan, VariantPlan
 from pipeline.plan.quantizers import is_streamed, quantizer_of
-from recipes.engines import engine_named
+from recipes.engines import find_engine
 from recipes.policy import Policy
 from recipes.quantization import Quantization
 from recipes.schema import Recipe, ServingProfile
@@ -123,7 +123,7 @@ class Planner:
             accelerator=self.profile.accelerator,
             throughput_note=self.profile.throughput_note,
             rungs=self.rungs,
-            fallbacks=told(self.profile),
+            fallbacks=describe_fallbacks(self.profile),
             tried=tuple(recipe.name for recipe in self.tried),
             trial=self.trial,
         )
@@ -156,7 +156,7 @@ class Planner:
         arguments = ServingArguments.of(self.profile, is_baseline=True)
         model = self.checkpoint.path
         coherence = self._first_heard
-        served = self._served(self.baseline, arguments, {"coherence": coherence}, model)
+        served = self._describe_served(self.baseline, arguments, {"coherence": coherence}, model)
         rounds = self.evaluation.rounds(served, None)
         stages = {
             "coherence": coherence,
@@ -172,7 +172,7 @@ class Planner:
         model = Path(quantize.store) / "stages" / quantize.stage / quantize.key / "output"
         coherence = self._coherence_of(recipe)
         after = {"weights": check_weights, "coherence": coherence}
-        served = self._served(recipe, arguments, after, model)
+        served = self._describe_served(recipe, arguments, after, model)
         rounds = self.evaluation.rounds(served, baseline.rounds)
         stages = {
             "coherence": coherence,
@@ -286,21 +286,21 @@ class Planner:
                 **served.identity,
                 "workload": self.profile.workload.model_dump(),
                 "machine": machine(),
-                **self._beside(),
+                **self._pair_load_tests(),
             },
             served.after,
             {"tokenizer": str(served.tokenizer), "environment": "serve"},
             self.store,
         )
 
-    def _beside(self) -> dict[str, Any]:
+    def _pair_load_tests(self) -> dict[str, Any]:
         """Of weights that were there already: both load tests belong together.
 
         The baseline's that is kept may be of another day, when the machine had less or more to do.
         """
         return {"beside": sorted(stage.key for stage in self.made.values())} if self.made else {}
 
-    def _served(
+    def _describe_served(
         self,
         recipe: Recipe,
         arguments: ServingArguments,
@@ -314,7 +314,7 @@ class Planner:
         return {
             "checkpoint": self.checkpoint.digest,
             "serving": arguments.to_dict(),
-            "engine": self.identities[engine_named(arguments.engine).environment],
+            "engine": self.identities[find_engine(arguments.engine).environment],
             "hardware": self.hardware,
             "trust_remote_code": self.trust_remote_code,
             **({"again": self.again} if self.again else {}),
@@ -326,7 +326,7 @@ class Planner:
         return int(limit) if limit else self.checkpoint.max_position_embeddings
 
 
-def told(profile: ServingProfile) -> dict[str, dict[str, str]]:
+def describe_fallbacks(profile: ServingProfile) -> dict[str, dict[str, str]]:
     """The profile's fallbacks that are in effect, by name, as verdicts carry them."""
     return {
         name: {"without": each.without, "because": each.because}

@@ -18,7 +18,7 @@ from eval_gates.statistics.multiplicity import level_of
 from pipeline.core.stage_key import stage_spec
 from pipeline.core.stage_record import StageSpec
 from pipeline.plan.data_sources import SourceResolver, SuiteSource
-from pipeline.plan.plan import Rounds, again
+from pipeline.plan.plan import Rounds, repeat_role
 from recipes.policy import KEYS_OF_THE_TEST, AnySuite, Policy
 from recipes.schema import Recipe
 
@@ -101,8 +101,8 @@ class EvaluationPlanner:
                 parameters = {**first.parameters, "upto": suite.repeat, "repeat": 1}
                 # Other neighbours in the batches, as another day would have them.
                 concurrency = max(1, suite.concurrency // 2)
-                runtime = {**first.runtime, "suite": again(name), "concurrency": concurrency}
-                repeats[again(name)] = stage_spec(
+                runtime = {**first.runtime, "suite": repeat_role(name), "concurrency": concurrency}
+                repeats[repeat_role(name)] = stage_spec(
                     "evaluate", first.variant, parameters, first.inputs, runtime, self.store
                 )
         return repeats
@@ -124,7 +124,7 @@ class EvaluationPlanner:
             "questions",
             name,
             {
-                "suite": asked(self.policy.suites[name]),
+                "suite": describe_asked(self.policy.suites[name]),
                 "source": source.identity,
                 "seed": QUESTION_SEED,
             },
@@ -148,7 +148,7 @@ class EvaluationPlanner:
                 served.recipe.name,
                 {
                     **served.identity,
-                    "suite": asked(suite),
+                    "suite": describe_asked(suite),
                     "environment": self.environment,
                     "max_length": served.max_length,
                     "upto": upto,
@@ -199,6 +199,6 @@ class EvaluationPlanner:
         }
 
 
-def asked(suite: AnySuite) -> dict[str, Any]:
+def describe_asked(suite: AnySuite) -> dict[str, Any]:
     """What a question's answer depends on, of a suite's settings."""
     return suite.model_dump(exclude=set(KEYS_OF_THE_TEST))

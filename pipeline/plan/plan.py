@@ -53,7 +53,7 @@ class VariantPlan:
         """Whether two layers are to be tried first: not where the whole is quantized already."""
         return "dry_run" in self.stages and find(self.stages["quantize"]) is None
 
-    def reached(self, find: Find) -> dict[str, StageSpec]:
+    def find_reached(self, find: Find) -> dict[str, StageSpec]:
         """By suite, the last round that the answers so far call for; it may be still to run."""
         reached = {}
         for suite, rounds in self.rounds.items():
@@ -119,7 +119,7 @@ class Plan:
 
     def stages(self, find: Find) -> list[StageSpec]:
         """Every stage that the answers so far call for, about in the order in which they run."""
-        variants = self.reached_variants(find)
+        variants = self.find_reached_variants(find)
         tried = [v.stages["dry_run"] for v in variants if v.wants_dry_run(find)]
         made = [[v.stages["quantize"], v.stages["check_weights"]] for v in variants]
         measured = [[v.stages[role] for role in v.served] for v in (self.baseline, *variants)]
@@ -133,7 +133,7 @@ class Plan:
             *judged,
         ]
 
-    def reached_variants(self, find: Find) -> tuple[VariantPlan, ...]:
+    def find_reached_variants(self, find: Find) -> tuple[VariantPlan, ...]:
         """The variants that the verdicts so far call for: a rung, once that before has failed."""
         reached = list(self.tried_at_once)
         by_name = {each.recipe.name: each for each in self.variants}
@@ -147,10 +147,10 @@ class Plan:
     def last_rounds(self, variant: VariantPlan, find: Find) -> dict[str, StageSpec]:
         """By suite, the last round of the variant's; it may be still to run.
 
-        As `reached`, but a variant that has failed a suite which blocks is asked no more, so its
-        other suites end with the rounds that they have.
+        As `find_reached`, but a variant that has failed a suite which blocks is asked no more, so
+        its other suites end with the rounds that they have.
         """
-        reached = variant.reached(find)
+        reached = variant.find_reached(find)
         if not any(
             self.policy.suites[suite].tier != "advisory" and has_failed(find(spec))
             for suite, spec in reached.items()
@@ -169,8 +169,8 @@ class Plan:
             inputs[f"baseline.{suite}"] = spec.inputs["baseline"]
             inputs[f"candidate.{suite}"] = spec
             inputs[f"questions.{suite}"] = spec.inputs["questions"]
-            if again(suite) in self.baseline.stages:
-                inputs[f"again.{suite}"] = self.baseline.stages[again(suite)]
+            if repeat_role(suite) in self.baseline.stages:
+                inputs[f"again.{suite}"] = self.baseline.stages[repeat_role(suite)]
         if "benchmark" in variant.stages:
             inputs["baseline.benchmark"] = self.baseline.stages["benchmark"]
             inputs["candidate.benchmark"] = variant.stages["benchmark"]
@@ -227,6 +227,6 @@ def has_failed(record: StageRecord | None) -> bool:
     return record is not None and record.result.get("state") == "fail"
 
 
-def again(suite: str) -> str:
+def repeat_role(suite: str) -> str:
     """The role of the stage in which the baseline is asked a suite's first questions again."""
     return f"{suite} again"

@@ -20,9 +20,9 @@ from pipeline.checkpoint.folder import (
 )
 from pipeline.checkpoint.hub import download
 from pipeline.checkpoint.refusals import (
-    already_quantized,
-    code_of_its_own,
-    unsupported_architecture,
+    architecture_error,
+    own_code_error,
+    quantized_error,
 )
 from pipeline.core.cpu_features import cpu_features, limiting_variables
 from pipeline.core.credentials import take_out
@@ -44,7 +44,7 @@ from pipeline.plan.quantizers import environments_for
 from pipeline.plan.suitability import check_processor
 from pipeline.plan.suite_forms import with_forms
 from recipes import catalog
-from recipes.engines import engine_named
+from recipes.engines import find_engine
 from recipes.policy import Policy
 from recipes.schema import Recipe, ServingProfile
 
@@ -267,24 +267,24 @@ def choose_profile(name: str) -> ServingProfile:
     Raises:
         UsageError: there is no such profile, or this CPU cannot serve as it says.
     """
-    profile = named_profile(name)
-    return fitted_here(profile) if profile.accelerator == "cpu" else profile
+    profile = load_named_profile(name)
+    return fit_here(profile) if profile.accelerator == "cpu" else profile
 
 
-def fitted_here(profile: ServingProfile) -> ServingProfile:
+def fit_here(profile: ServingProfile) -> ServingProfile:
     """A CPU's profile as this machine can serve it.
 
     Raises:
         UsageError: it cannot.
     """
     features = cpu_features()
-    fitted = profile.fitted_to(features)
+    fitted = profile.fit_to(features)
     check_processor(fitted, features)
     environment = {**fitted.environment, **limiting_variables()}
     return fitted.model_copy(update={"environment": environment})
 
 
-def named_profile(name: str) -> ServingProfile:
+def load_named_profile(name: str) -> ServingProfile:
     """The profile as its file has it."""
     if name != "auto":
         return catalog.load_profile(name)
@@ -360,11 +360,11 @@ def check_supported(checkpoint: Checkpoint, choices: Choices) -> None:
     """Raise CheckpointError for what no recipe here can start from."""
     config = str(checkpoint.path / "config.json")
     if checkpoint.quantized:
-        raise already_quantized(config, [file.name for file in checkpoint.files])
-    if fault := unsupported_architecture(checkpoint.architecture, config):
+        raise quantized_error(config, [file.name for file in checkpoint.files])
+    if fault := architecture_error(checkpoint.architecture, config):
         raise fault
     if checkpoint.needs_remote_code and not choices.trust_remote_code:
-        raise code_of_its_own(config)
+        raise own_code_error(config)
 
 
 def find_data(choices: Choices, settings: Settings, progress: Progress) -> SourceResolver:
@@ -403,7 +403,7 @@ def make_plan(
     accelerator = Accelerator(choices.profile.accelerator)
     environments = {
         *environments_for(recipe.quantization for recipe in choices.recipes),
-        engine_named(choices.profile.engine).environment,
+        find_engine(choices.profile.engine).environment,
     }
     identities = {str(name): identity(name, accelerator, settings) for name in environments}
     return Planner(
@@ -419,7 +419,7 @@ def make_plan(
         trust_remote_code=choices.trust_remote_code,
         rungs=choices.rungs,
         dry_run=is_worth_it(checkpoint.weights_bytes, choices.dry_run),
-        begin=beginner(
+        begin=make_beginner(
             Trials(settings.store),
             choices.policy,
             choices.recipes,
@@ -429,7 +429,7 @@ def make_plan(
     ).plan()
 
 
-def beginner(
+def make_beginner(
     trials: Trials,
     policy: Policy,
     recipes: tuple[Recipe, ...],
@@ -447,7 +447,7 @@ def beginner(
     """
 
     def begin(count: Count, variants: Mapping[str, str]) -> Trial:
-        trial = trials.foreseen(count, variants)
+        trial = trials.foresee(count, variants)
         if run is None:
             return trial
         level = level_of(policy.alpha, len(trial.variants), trial.number)
@@ -461,6 +461,6 @@ def beginner(
                 cure=f"{error.cure}; `prepare runs trials` lists what was tried; a policy under "
                 "another name begins a count of its own, and its verdicts say so",
             ) from error
-        return trials.begun(count, variants, run)
+        return trials.begin(count, variants, run)
 
     return begin

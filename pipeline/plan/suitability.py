@@ -8,12 +8,12 @@ from typing import Any
 
 from pipeline.checkpoint.safetensors_header import Tensor
 from pipeline.core.errors import StageError, UsageError
-from pipeline.inspection.divisibility import undivided_rows
+from pipeline.inspection.divisibility import find_undivided_rows
 from pipeline.inspection.ignored import decoder_layers
 from pipeline.inspection.module_kind import is_expert_stack, module_kind
 from pipeline.inspection.variant_size import VariantWeights
 from pipeline.plan.quantizers import is_streamed
-from recipes.engines import engine_named
+from recipes.engines import find_engine
 from recipes.schema import AcceleratorName, Recipe, ServingProfile
 
 
@@ -27,7 +27,7 @@ def check_processor(profile: ServingProfile, features: Collection[str]) -> None:
     Raises:
         UsageError: it cannot.
     """
-    engine = engine_named(profile.engine)
+    engine = find_engine(profile.engine)
     # Other kinds of CPU have features of their own, and interpreters that the user names.
     has = features if platform.machine() == "x86_64" else {*features, "avx2"}
     if lack := engine.lacks(has):
@@ -102,7 +102,7 @@ def check_shapes(recipe: Recipe, weights: VariantWeights) -> None:
             "a size there that divides them will do",
         )
     shapes = {each.name: each.tensor.shape for each in weights.tensors if each.quantized}
-    rows = undivided_rows(recipe.quantization, shapes)
+    rows = find_undivided_rows(recipe.quantization, shapes)
     if rows:
         name, count = next(iter(rows.items()))
         raise StageError(

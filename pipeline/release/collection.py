@@ -89,7 +89,7 @@ def remove(garbage: Garbage, store: Store) -> None:
     if garbage.kind == "stage":
         store.discard(path.parent.name, path.name)
         return
-    with store.errors_explained():
+    with store.explain_errors():
         if garbage.kind == "unfinished stage":
             remove_unfinished(path, store)
         elif path.is_dir():
@@ -130,14 +130,14 @@ def registries_of(store: Store, others: Iterable[str]) -> list[str]:
     if own.is_file():
         uris[f"{EMBEDDED}{own}"] = None
     promoted = [str(record.parameters["registry"]) for record in store.records("promote")]
-    for uri in (*promoted, *rechecked_in(store)):
+    for uri in (*promoted, *list_rechecked(store)):
         # A file that is gone names nothing; making an empty one would not help.
         if not uri.startswith(EMBEDDED) or Path(uri.removeprefix(EMBEDDED)).is_file():
             uris[uri] = None
     return list(uris)
 
 
-def rechecked_in(store: Store) -> Iterator[str]:
+def list_rechecked(store: Store) -> Iterator[str]:
     """URIs of the registries, beside the store's own, whose versions were rechecked here."""
     for folder in store.run_folders():
         try:

@@ -19,7 +19,7 @@ from artifacts.registry.registry import EVIDENCE_TAG, FILES_TAG, WEIGHTS_TAG, Re
 from pipeline.checkpoint.weight_files import weights_digest
 from pipeline.core.digest import FileDigests, digest_file
 from pipeline.core.errors import RegistryError, UsageError
-from pipeline.core.foreign.text import clipped
+from pipeline.core.foreign.text import clip
 
 
 class HoldsFiles(Protocol):
@@ -110,7 +110,7 @@ def check_files(
         if version.tags[tag] != digest:
             raise RegistryError(
                 f"the {words[tag]} are not those that were judged: their digest is "
-                f"{digest[:12]}, registered is {clipped(version.tags[tag], 12)}",
+                f"{digest[:12]}, registered is {clip(version.tags[tag], 12)}",
                 where=str(folder),
                 cure="somebody changed, added or removed a file; the verdict says nothing of these",
             )
@@ -178,7 +178,7 @@ def refuse_unlisted(version: Version, folder: Path) -> None:
     if differing := sorted(there ^ listed):
         raise RegistryError(
             f"{len(differing)} files are not as the evidence lists them: "
-            f"{clipped(', '.join(differing), 200)}",
+            f"{clip(', '.join(differing), 200)}",
             where=f"{version.name} version {version.version}",
             cure="somebody added or removed files; the verdict says nothing of these",
         )

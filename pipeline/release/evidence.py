@@ -7,7 +7,7 @@ Whoever promotes calls :func:`evidence_stage` for each variant, runs it, and reg
 from __future__ import annotations
 
 from artifacts.command_line import command_line
-from artifacts.evidence.judged_variant import JudgedVariant, reached
+from artifacts.evidence.judged_variant import JudgedVariant, collect_stages
 from artifacts.evidence.recompute import claims_of
 from artifacts.run_record import RunReport
 from pipeline.checkpoint.source_facts import source_of
@@ -61,7 +61,7 @@ def evidence_stage(
             f"run {run.run} did not judge '{recipe}', so there is no evidence to bundle",
             cure=f"judged were: {', '.join(claims.judges) or 'none'}",
         )
-    judged = JudgedVariant.found(store.find, claims.judges[recipe])
+    judged = JudgedVariant.load_by_key(store.find, claims.judges[recipe])
     inputs = {
         "weights": judged.quantize.as_reference(),
         "check_weights": judged.check_weights.as_reference(),
@@ -87,7 +87,10 @@ def evidence_stage(
             "unjudged": outcomes,
             # Versions point to the folder: what came out otherwise another time has another.
             "rests_on": digest_json(
-                [[r.stage, r.key, r.result] for r in reached(store.find, list(inputs.values()))]
+                [
+                    [r.stage, r.key, r.result]
+                    for r in collect_stages(store.find, list(inputs.values()))
+                ]
             ),
         },
         inputs,

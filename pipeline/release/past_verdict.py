@@ -131,7 +131,7 @@ class PastVerdict:
             throughput_note=judged.judge.parameters["throughput_note"],
             fallbacks=judged.judge.parameters.get("fallbacks", {}),
         )
-        profile = profile.changed_by(profile.fallbacks)
+        profile = profile.apply_fallbacks(profile.fallbacks)
         if ServingArguments.of(profile, is_baseline=True).to_dict() != baseline:
             raise EvidenceError(
                 "baseline and variant were served with other engine arguments than the KV dtype",
@@ -168,7 +168,7 @@ def read_past(version: Version, folder: Path) -> PastVerdict:
         )
     verdict = read_verdict(bundle)
     evidence = BundledEvidence(bundle, read_manifest(bundle), verdict.revisions)
-    judged = JudgedVariant.found(evidence.find, verdict.judges[verdict.recipe])
+    judged = JudgedVariant.load_by_key(evidence.find, verdict.judges[verdict.recipe])
     deployable = Deployable.of_evidence(judged, evidence.find)
     check_same(version, judged, deployable, bundle)
     judges = {
@@ -244,7 +244,7 @@ def refuse_changed_tags(version: Version, past: PastVerdict) -> None:
 def tag_differences(version: Version, past: PastVerdict) -> list[str]:
     """Every tag of a promotion that is not what the evidence says, in words."""
     return [
-        f"{tag} says {_shown(version.tags.get(tag))}, the evidence {_shown(value)}"
+        f"{tag} says {_show(version.tags.get(tag))}, the evidence {_show(value)}"
         for tag, value in past.tags.items()
         if version.tags.get(tag, value if tag in LATER_TAGS else None) != value
     ]
@@ -266,6 +266,6 @@ def refuse_code(version: Version, past: PastVerdict) -> None:
         )
 
 
-def _shown(value: str | None) -> str:
+def _show(value: str | None) -> str:
     text = "nothing" if value is None else ascii(value)
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."

@@ -61,7 +61,7 @@ def promotion_stage(
     policy: dict[str, Any] = {}
     reasons: dict[str, str] = {}
     for variant in chosen:
-        judged = JudgedVariant.found(store.find, keys[variant.recipe])
+        judged = JudgedVariant.load_by_key(store.find, keys[variant.recipe])
         policy = judged.judge.parameters["policy"]
         reasons[variant.recipe] = reason_of(judged, variant)
         inputs[f"weights.{variant.recipe}"] = evidence_stage(
@@ -142,7 +142,11 @@ def promote_run(run: RunReport, store: Store, order: Order, progress: Progress) 
     spec = promotion_stage(run, chosen, order, store, runtime={"explicit": True})
     found = store.find(spec.stage, spec.key)
     if found is not None:
-        if order.replaces is None and store.current(spec.stage, spec.key) and still_holds(found):
+        if (
+            order.replaces is None
+            and store.find_current(spec.stage, spec.key)
+            and still_holds(found)
+        ):
             progress.note("nothing to do: the alias points there already")
             return found
         store.discard(spec.stage, spec.key)

@@ -115,7 +115,7 @@ def proven_tuple(record: RecheckRecord, past: PastVerdict, store: Store) -> Depl
     try:
         run = find_run(store, record.run)
         (check,) = check_run(run, store)
-        judged = JudgedVariant.found(store.find, claims_of(run).judges[check.recipe])
+        judged = JudgedVariant.load_by_key(store.find, claims_of(run).judges[check.recipe])
         found = Deployable.of_evidence(judged, store.find)
         found.check_servable(f"run {run.run}")
     except (PrepareError, ValueError, LookupError, TypeError):

@@ -28,7 +28,7 @@ from pipeline.release.recheck_record import proven_tuple, rechecks_of
 from pipeline.serving.engine_version import engine_version
 from pipeline.serving.server import Server
 from pipeline.serving.server_address import port_is_free
-from recipes.engines import engine_named
+from recipes.engines import find_engine
 
 SECONDS_BETWEEN_LOOKS = 2.0
 
@@ -90,7 +90,7 @@ class Deployment:
         ]
 
     def _differences_to(self, judged: Deployable) -> list[str]:
-        kind, environment = judged.accelerator, engine_named(judged.serving.engine).environment
+        kind, environment = judged.accelerator, find_engine(judged.serving.engine).environment
         here = judged.model_copy(
             update={
                 "serve_environment": identity(environment, kind, self._settings),
@@ -113,7 +113,7 @@ class Deployment:
         )
 
     @contextmanager
-    def serving(self, port: int, ready_timeout_seconds: float) -> Iterator[Server]:
+    def start_server(self, port: int, ready_timeout_seconds: float) -> Iterator[Server]:
         """A server that answers; raises ServingError when it does not start."""
         if not port_is_free(port):
             raise ServingError(
@@ -149,7 +149,7 @@ class Deployment:
         return self._engine_versions[key]
 
     def _environment(self, judged: Deployable) -> Environment:
-        key = engine_named(judged.serving.engine).environment, judged.accelerator
+        key = find_engine(judged.serving.engine).environment, judged.accelerator
         if key not in self._environments:
             self._environments[key] = ensure(*key, self._settings, self._progress)
         return self._environments[key]

@@ -15,19 +15,19 @@ from pipeline.plan.plan import VariantPlan
 from pipeline.run.stage_runner import StageRunner
 from pipeline.serving.server import Server
 from pipeline.serving.serving_names import SERVED_NAME
-from recipes.engines import engine_named
+from recipes.engines import find_engine
 
 
 class Endpoints(Protocol):
     """Gives a variant's stages an endpoint to ask."""
 
-    def opened(self, variant: VariantPlan) -> dict[str, Any]:
+    def open_variant(self, variant: VariantPlan) -> dict[str, Any]:
         """What a stage must know of the variant's endpoint, which is opened if need be."""
 
     def check_alive(self) -> None:
         """Raise ServingError, with a reason, when the open endpoint is gone."""
 
-    def exclusively(self) -> Any:
+    def hold_machine(self) -> Any:
         """A context in which no other run on this machine has a server up; closes at its end."""
 
     def close(self) -> None:
@@ -51,7 +51,7 @@ class LocalServers:
         self._server: Server | None = None
         self._facts: dict[str, Any] = {}
 
-    def opened(self, variant: VariantPlan) -> dict[str, Any]:
+    def open_variant(self, variant: VariantPlan) -> dict[str, Any]:
         """Facts of the variant's server, which is started unless it is up.
 
         Raises:
@@ -60,7 +60,7 @@ class LocalServers:
         if self._server is None:
             if variant.arguments is None:
                 raise ValueError(f"{variant.recipe.name} is not ours to serve")
-            python = self._stages.python_of(engine_named(variant.arguments.engine).environment)
+            python = self._stages.python_of(find_engine(variant.arguments.engine).environment)
             log = self._free_log(variant.recipe.name)
             # Kept before it starts, so that it is stopped whatever happens.
             self._server = Server(
@@ -88,7 +88,7 @@ class LocalServers:
             self._server.check_alive()
 
     @contextmanager
-    def exclusively(self) -> Iterator[None]:
+    def hold_machine(self) -> Iterator[None]:
         """Wait until no other run on this machine has a server up."""
         self._lock.parent.mkdir(parents=True, exist_ok=True)
         lock = FileLock(self._lock)

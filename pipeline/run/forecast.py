@@ -183,13 +183,13 @@ def forecast(request: Request, settings: Settings, progress: Progress) -> Foreca
     store = Store(settings.store)
     accelerator = Accelerator(choices.profile.accelerator)
 
-    def made_demo(spec: StageSpec) -> Path:
+    def find_demo(spec: StageSpec) -> Path:
         if store.find(spec.stage, spec.key) is None:
             raise NotHereYetError("to be made first")
         return store.stage_folder(spec.stage, spec.key) / "output"
 
     def find(spec: StageSpec) -> StageRecord | None:
-        return store.current(spec.stage, spec.key)
+        return store.find_current(spec.stage, spec.key)
 
     sources = find_data(choices, settings, progress)
     checkpoint: Checkpoint | None = None
@@ -200,7 +200,7 @@ def forecast(request: Request, settings: Settings, progress: Progress) -> Foreca
     faults += registry_faults(choices, settings)
     try:
         check_downloaded(choices)
-        checkpoint = locate(choices, settings, made_demo, progress)
+        checkpoint = locate(choices, settings, find_demo, progress)
         plan = make_plan(choices, checkpoint, settings, sources)
         trial, level = trial_words(plan), plan.alpha / len(plan.counted)
         specs = plan.stages(find)
@@ -252,7 +252,7 @@ def with_servers(specs: list[StageSpec], store: Store, seen: Seen) -> Iterator[P
     """The stages, and before the first that needs a variant's server a row for its start."""
     served: set[str] = set()
     for spec in specs:
-        stage = planned(spec, store, seen)
+        stage = plan_stage(spec, store, seen)
         if needs_server(spec, stage, store) and spec.variant not in served:
             served.add(spec.variant)
             times = seen.get(("serve", ""))
@@ -275,10 +275,10 @@ def needs_server(spec: StageSpec, stage: PlannedStage, store: Store) -> bool:
 
 def has_inputs(spec: StageSpec, store: Store) -> bool:
     """Whether all that the stage reads is there."""
-    return all(store.current(each.stage, each.key) for each in spec.inputs.values())
+    return all(store.find_current(each.stage, each.key) for each in spec.inputs.values())
 
 
-def planned(spec: StageSpec, store: Store, seen: Seen) -> PlannedStage:
+def plan_stage(spec: StageSpec, store: Store, seen: Seen) -> PlannedStage:
     """One stage with what the store knows of such stages."""
     kind = kind_of(spec.stage, spec.parameters)
     times = seen.get((spec.stage, kind))
@@ -286,7 +286,7 @@ def planned(spec: StageSpec, store: Store, seen: Seen) -> PlannedStage:
     return PlannedStage(
         name=f"{spec.stage} {suite}" if suite else spec.stage,
         variant=spec.variant,
-        cached=store.current(spec.stage, spec.key) is not None,
+        cached=store.find_current(spec.stage, spec.key) is not None,
         expected_seconds=statistics.median(times) if times else None,
     )
 

@@ -29,7 +29,7 @@ from pipeline.plan.data_sources import SourceResolver
 from pipeline.plan.gate_power import check_decidable
 from pipeline.plan.of_suites import EvaluationPlanner, Served
 from pipeline.plan.plan import Plan, VariantPlan, trial_words
-from pipeline.plan.prepare import beginner
+from pipeline.plan.prepare import make_beginner
 from pipeline.plan.suite_forms import form_faults, form_notes, with_forms
 from pipeline.run.runner import Runner
 from pipeline.run.session import Session
@@ -79,7 +79,7 @@ class ExternalEndpoints:
     def __init__(self, endpoints: dict[str, OpenAIEndpoint]) -> None:
         self._endpoints = endpoints
 
-    def opened(self, variant: VariantPlan) -> dict[str, Any]:
+    def open_variant(self, variant: VariantPlan) -> dict[str, Any]:
         """What a stage must know of the side's endpoint."""
         endpoint = self._endpoints[variant.recipe.name]
         return {
@@ -93,7 +93,7 @@ class ExternalEndpoints:
         """Nothing to look at: a request that fails says so itself."""
 
     @contextmanager
-    def exclusively(self) -> Iterator[None]:
+    def hold_machine(self) -> Iterator[None]:
         """They run whether we ask them or not."""
         yield
 
@@ -110,11 +110,11 @@ def run_gate(request: GateRequest, settings: Settings, progress: Progress) -> Ru
     Raises:
         PrepareError: the request itself is wrong, or an endpoint does not answer at all.
     """
-    wanted = checked_policy(request)
+    wanted = check_policy(request)
     has_template = folder_has_chat_template(request.tokenizer)
     refuse(form_faults(wanted, f"--tokenizer {request.tokenizer}", has_template=has_template))
     policy = with_forms(wanted, has_template=has_template)
-    request = answered(request)
+    request = resolve_models(request)
     # Which accelerator someone else serves on does not matter for the asking.
     session = Session("gate", request.to_dict(), Accelerator.CPU, settings, progress)
     for note in form_notes(wanted, has_template=has_template):
@@ -157,11 +157,11 @@ def plan_of(
         "session": request.session or run_id,
         "tokenizer": tokenizer_digest(request.tokenizer, settings.digests),
     }
-    begin = beginner(Trials(settings.store), policy, (candidate,), counts, run_id)
+    begin = make_beginner(Trials(settings.store), policy, (candidate,), counts, run_id)
     served = digest_json(
         [
             length_of(request),
-            *(served_as(request, name, asked_as) for name in ("baseline", "candidate")),
+            *(describe_served(request, name, asked_as) for name in ("baseline", "candidate")),
         ]
     )
     trial = begin(
@@ -189,7 +189,7 @@ def tokenizer_digest(folder: Path, digests: FileDigests) -> str:
     return digest_json([[path.name, digests.of(path)] for path in sorted(files)])
 
 
-def served_as(request: GateRequest, name: str, asked_as: Mapping[str, str]) -> dict[str, str]:
+def describe_served(request: GateRequest, name: str, asked_as: Mapping[str, str]) -> dict[str, str]:
     """What distinguishes a side's answers from others.
 
     Another day another model may answer there: answers are kept for one session only. And a model
@@ -228,7 +228,7 @@ def side(
     recipe = candidate
     if baseline is None:
         recipe = candidate.model_copy(update={"name": "baseline", "family": "baseline"})
-    identity_of_side = served_as(request, recipe.name, asked_as)
+    identity_of_side = describe_served(request, recipe.name, asked_as)
     before = {"baseline": baseline.stages["coherence"]} if baseline is not None else {}
     coherence = stage_spec("coherence", recipe.name, identity_of_side, before, {}, planner.store)
     served = Served(
@@ -254,7 +254,7 @@ def side(
     )
 
 
-def checked_policy(request: GateRequest) -> Policy:
+def check_policy(request: GateRequest) -> Policy:
     """The policy, which must say what a variant of that family may lose.
 
     Raises:
@@ -277,7 +277,7 @@ def checked_policy(request: GateRequest) -> Policy:
     return policy
 
 
-def answered(request: GateRequest) -> GateRequest:
+def resolve_models(request: GateRequest) -> GateRequest:
     """The request with the models' names as the endpoints themselves give them.
 
     Raises:
@@ -293,5 +293,7 @@ def answered(request: GateRequest) -> GateRequest:
             "--baseline-model and --candidate-model",
         )
     return replace(
-        request, baseline=request.baseline.resolved(), candidate=request.candidate.resolved()
+        request,
+        baseline=request.baseline.resolve_model(),
+        candidate=request.candidate.resolve_model(),
     )

@@ -51,8 +51,8 @@ class Measurement:
         """
         return {
             suite: variant.rounds[suite].index(spec)
-            for suite, spec in self._plan.last_rounds(variant, self._stages.found).items()
-            if self._stages.found(spec) is None
+            for suite, spec in self._plan.last_rounds(variant, self._stages.find_reusable).items()
+            if self._stages.find_reusable(spec) is None
         }
 
     def baseline_round(self, variants: Sequence[VariantPlan]) -> None:
@@ -77,7 +77,7 @@ class Measurement:
         if all(self._stages.is_reusable(spec) or self._is_answered(spec) for spec in specs):
             context: AbstractContextManager[None] = nullcontext()
         else:
-            context = self._endpoints.exclusively()
+            context = self._endpoints.hold_machine()
         with context:
             for spec in specs:
                 self._run(variant, spec)
@@ -86,7 +86,7 @@ class Measurement:
         needs_endpoint = not self._is_answered(spec)
         try:
             record = self._stages.run(
-                spec, (lambda: self._endpoints.opened(variant)) if needs_endpoint else None
+                spec, (lambda: self._endpoints.open_variant(variant)) if needs_endpoint else None
             )
         except PrepareError:
             self._endpoints.check_alive()  # a dead server is the better explanation

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from artifacts.run_record import RunReport
 from artifacts.selection import exit_code_of
-from pipeline.checkpoint.source_facts import reported
+from pipeline.checkpoint.source_facts import report_checkpoint
 from pipeline.core.errors import ExitCode, PrepareError
 from pipeline.core.events import Progress
 from pipeline.environments.environment import Accelerator
@@ -57,15 +57,15 @@ def run_choices(choices: Choices, session: Session) -> ExitCode:
     preflight = preflight_of(choices, settings)
     check_early(preflight, choices, progress, registry_faults(choices, settings))
     checkpoint = locate(choices, settings, stages.output_of, progress)
-    session.log.checkpoint(reported(checkpoint), choices.name)
+    session.log.note_checkpoint(report_checkpoint(checkpoint), choices.name)
     plan = make_plan(choices, checkpoint, settings, sources, session.log.run_id)
-    session.log.counted(plan.counted)
+    session.log.note_counted(plan.counted)
     if words := trial_words(plan):
         progress.note(words)
     if preflight is None and (preflight := preflight_of(choices, settings)):
         check_early(preflight, choices, progress)
     if preflight is not None:
-        refuse(late_faults(preflight, plan, stages.found))
+        refuse(late_faults(preflight, plan, stages.find_reusable))
     Runner(plan, stages, session.local_servers(choices.profile)).run()
     if not choices.promote:
         return exit_code_of([report.verdict for report in session.log.variants()])

@@ -57,7 +57,7 @@ class Promotion:
         for report in passed:
             champion = record.result["champion"]
             is_champion = report.recipe == champion
-            self._log.variant(
+            self._log.note_variant(
                 report.model_copy(
                     update={
                         "promoted": is_champion,

@@ -15,14 +15,14 @@ from typing import Any
 from artifacts.deployable import Change, Deployable
 from artifacts.kept_runs import read_run
 from artifacts.registry.registry import Version, open_registry
-from artifacts.run_record import RunReport, VariantReport, unjudged
-from artifacts.selection import corrected, exit_code_of
+from artifacts.run_record import RunReport, VariantReport, report_unjudged
+from artifacts.selection import correct, exit_code_of
 from artifacts.serving_arguments import ServingArguments
 from eval_gates.statistics.multiplicity import share_of
 from eval_gates.verdict import number_in
 from pipeline.checkpoint.folder import Checkpoint, inspect_folder
 from pipeline.checkpoint.reference import Reference, parse_reference
-from pipeline.checkpoint.source_facts import reported
+from pipeline.checkpoint.source_facts import report_checkpoint
 from pipeline.core.cpu_features import cpu_features
 from pipeline.core.digest import FileDigests
 from pipeline.core.errors import CheckpointError, ExitCode, PrepareError, StoreError, UsageError
@@ -48,7 +48,7 @@ from pipeline.run.runner import Runner
 from pipeline.run.session import Session
 from pipeline.serving.engine_version import engine_version
 from recipes import catalog
-from recipes.engines import engine_named
+from recipes.engines import find_engine
 from recipes.schema import ServingProfile
 
 WEIGHTS_COMMAND = "prepare recheck {reference} --weights FOLDER"
@@ -67,7 +67,7 @@ class RecheckRequest:
     force: bool = False
     trust_remote_code: bool = False
 
-    def asked(self) -> dict[str, str | bool | None]:
+    def as_options(self) -> dict[str, str | bool | None]:
         """What the record keeps as it was written."""
         return {
             "profile": self.profile,
@@ -182,7 +182,7 @@ def run_recheck(request: RecheckRequest, settings: Settings, progress: Progress)
         again=again,
     )
     choices = recheck.choices()
-    command = {**recheck.command(choices, list(map(str, changed))), "asked": request.asked()}
+    command = {**recheck.command(choices, list(map(str, changed))), "asked": request.as_options()}
     accelerator = Accelerator(profile.accelerator)
     session = Session("recheck", command, accelerator, settings, progress)
 
@@ -215,7 +215,7 @@ def deployable_here(
 ) -> Deployable:
     """The deployable tuple as it would be here; builds the serving environment."""
     accelerator = Accelerator(profile.accelerator)
-    serve = ensure(engine_named(profile.engine).environment, accelerator, settings, progress)
+    serve = ensure(find_engine(profile.engine).environment, accelerator, settings, progress)
     return past.deployable.model_copy(
         update={
             "engine_version": engine_version(profile.engine, serve.python),
@@ -307,7 +307,7 @@ class Recheck:
         settings, stages, progress = session.settings, session.stages, session.progress
         sources = find_data(choices, settings, progress)
         checkpoint = self._source(choices, session)
-        session.log.checkpoint(reported(checkpoint), choices.name)
+        session.log.note_checkpoint(report_checkpoint(checkpoint), choices.name)
         if preflight := preflight_of(choices, settings):
             made = frozenset({self.past.recipe.name})
             check_early(replace(preflight, made=made), choices, progress)
@@ -324,7 +324,7 @@ class Recheck:
                 choices, session.settings, session.stages.output_of, session.progress
             )
         except CheckpointError as error:
-            raise self._cannot_be_had(error) from error
+            raise self._unavailable_error(error) from error
         if checkpoint.digest != self.past.checkpoint_digest:
             raise CheckpointError(
                 f"this is not the checkpoint that the verdict was against: its digest is "
@@ -338,9 +338,9 @@ class Recheck:
         try:
             return parse_reference(self.source)
         except UsageError as error:
-            raise self._cannot_be_had(error) from error
+            raise self._unavailable_error(error) from error
 
-    def _cannot_be_had(self, error: PrepareError) -> CheckpointError:
+    def _unavailable_error(self, error: PrepareError) -> CheckpointError:
         return CheckpointError(
             f"the source checkpoint, which is the baseline, is unavailable: {error.what}",
             where=error.where or self.source,
@@ -362,7 +362,7 @@ class Recheck:
         sources: SourceResolver,
     ) -> Plan:
         accelerator = Accelerator(self.profile.accelerator)
-        serving = engine_named(self.profile.engine).environment
+        serving = find_engine(self.profile.engine).environment
         (recipe,) = choices.recipes
         return Planner(
             checkpoint=checkpoint,
@@ -420,12 +420,12 @@ class Recheck:
         """Holm's correction for all variants that were tried when the verdict was made."""
         report = log.variant_named(self.past.bundle.recipe)
         others = [
-            unjudged(recipe.name, "skipped", "not rechecked", None)
+            report_unjudged(recipe.name, "skipped", "not rechecked", None)
             for recipe in self.past.tried[1:]
         ]
         alpha = self.past.policy.alpha * share_of(number_in(self.past.judged.judge.parameters))
-        for changed in corrected([report, *others], alpha):
-            log.variant(changed)
+        for changed in correct([report, *others], alpha):
+            log.note_variant(changed)
 
 
 def discard_if_gone(plan: Plan, store: Store, digests: FileDigests) -> None:

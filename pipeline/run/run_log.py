@@ -56,11 +56,11 @@ class RunLog:
         )
         self._save()
 
-    def checkpoint(self, checkpoint: CheckpointReport, registered_name: str) -> None:
+    def note_checkpoint(self, checkpoint: CheckpointReport, registered_name: str) -> None:
         """The checkpoint has been inspected."""
         self._update(checkpoint=checkpoint, registered_name=registered_name)
 
-    def counted(self, tried: Sequence[str]) -> None:
+    def note_counted(self, tried: Sequence[str]) -> None:
         """These variants are counted by the verdicts, also those that this run does not try."""
         self._update(command={**self._report.command, "tried": list(tried)})
 
@@ -68,7 +68,7 @@ class RunLog:
         """A stage has ended."""
         self._update(stages=[*self._report.stages, stage])
 
-    def variant(self, variant: VariantReport) -> None:
+    def note_variant(self, variant: VariantReport) -> None:
         """A variant has got a verdict, or a new one."""
         self._variants[variant.recipe] = variant
         self._update(variants=self.variants())
@@ -99,7 +99,7 @@ class RunLog:
         self._save()
 
     def _save(self) -> None:
-        with self._store.errors_explained():
+        with self._store.explain_errors():
             write_atomically(self.folder / RUN_RECORD, self._report.model_dump_json(indent=1))
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from artifacts.run_record import VariantReport, unjudged
-from artifacts.selection import corrected
+from artifacts.run_record import VariantReport, report_unjudged
+from artifacts.selection import correct
 from eval_gates.sandbox import choose_isolation
 from pipeline.core.errors import PrepareError
 from pipeline.plan.independence import check_laid_out
@@ -64,7 +64,8 @@ class Runner:
         plan = self._plan
         for name, suite in plan.policy.suites.items():
             if isinstance(suite, CodeSuite) and not all(
-                self._stages.found(side.stages[name]) for side in (plan.baseline, *plan.variants)
+                self._stages.find_reusable(side.stages[name])
+                for side in (plan.baseline, *plan.variants)
             ):
                 choose_isolation(suite.sandbox)
 
@@ -73,7 +74,7 @@ class Runner:
         stages = {
             name: self._plan.shared.get(f"questions.{name}") for name in self._plan.policy.suites
         }
-        found = {name: self._stages.found(spec) for name, spec in stages.items() if spec}
+        found = {name: self._stages.find_reusable(spec) for name, spec in stages.items() if spec}
         laid_out = {name: record.result for name, record in found.items() if record}
         check_laid_out(self._plan.policy, laid_out, self._stages.progress)
 
@@ -92,7 +93,9 @@ class Runner:
             self._stages.progress.note(f"{name}: no rung of the ladder has passed; trying this one")
             self._prove([rung])
         else:
-            self._log.variant(unjudged(name, "skipped", f"not needed: {before} passed", None))
+            self._log.note_variant(
+                report_unjudged(name, "skipped", f"not needed: {before} passed", None)
+            )
 
     def _passing_rung(self) -> str | None:
         """The first rung that passes, with every rung counted: also those that may never be tried.
@@ -100,7 +103,7 @@ class Runner:
         How many are tried hangs on the verdicts, so counting only those tried would not be fair.
         """
         reports = self._reports()
-        changed = {r.recipe for r in self._corrected(reports)}
+        changed = {r.recipe for r in self._correct(reports)}
         passed = {r.recipe for r in reports if r.verdict == "pass"} - changed
         return next((name for name in self._plan.rungs if name in passed), None)
 
@@ -108,24 +111,28 @@ class Runner:
         """One for every variant of the plan; of one that is not judged, that it is not."""
         judged = {report.recipe: report for report in self._log.variants()}
         names = [variant.recipe.name for variant in self._plan.variants]
-        return [judged.get(n) or unjudged(n, "skipped", "not tried", None) for n in names]
+        return [judged.get(n) or report_unjudged(n, "skipped", "not tried", None) for n in names]
 
     def _try(self, variant: VariantPlan, work: Callable[[VariantPlan], None]) -> bool:
         """Do the work; a failure becomes the variant's report."""
         try:
             work(variant)
         except IncoherentModelError as error:
-            report = unjudged(variant.recipe.name, "fail", str(error), self._weights(variant))
+            report = report_unjudged(
+                variant.recipe.name, "fail", str(error), self._weights(variant)
+            )
         except PrepareError as error:
             self._stages.progress.note(f"{variant.recipe.name}: {error}")
-            report = unjudged(variant.recipe.name, "error", str(error), self._weights(variant))
+            report = report_unjudged(
+                variant.recipe.name, "error", str(error), self._weights(variant)
+            )
         else:
             return True
-        self._log.variant(report)
+        self._log.note_variant(report)
         return False
 
     def _dry_run(self, variant: VariantPlan) -> None:
-        if variant.wants_dry_run(self._stages.found):
+        if variant.wants_dry_run(self._stages.find_reusable):
             self._stages.run(variant.stages["dry_run"])
 
     def _make(self, variant: VariantPlan) -> None:
@@ -150,7 +157,7 @@ class Runner:
                 going = [v for v in going if self._try(v, measurement.next_round)]
 
     def _judge(self, variant: VariantPlan) -> None:
-        last = self._plan.last_rounds(variant, self._stages.found)
+        last = self._plan.last_rounds(variant, self._stages.find_reusable)
         judged = self._stages.run(self._plan.judge_stage(variant, last))
         report = VariantReport(
             recipe=variant.recipe.name,
@@ -164,22 +171,22 @@ class Runner:
             gates=judged.result["gates"],
             throughput=judged.result["throughput"],
         )
-        self._log.variant(report)
+        self._log.note_variant(report)
 
     def _select(self) -> None:
         """Of several variants that pass alone, those that pass together."""
-        for report in self._corrected(self._reports()):
-            self._log.variant(report)
+        for report in self._correct(self._reports()):
+            self._log.note_variant(report)
 
-    def _corrected(self, reports: list[VariantReport]) -> list[VariantReport]:
+    def _correct(self, reports: list[VariantReport]) -> list[VariantReport]:
         """With those counted that this run does not try again."""
         names = {report.recipe for report in reports}
         others = [
-            unjudged(name, "skipped", "tried before", None)
+            report_unjudged(name, "skipped", "tried before", None)
             for name in self._plan.counted
             if name not in names
         ]
-        return corrected([*reports, *others], self._plan.alpha)
+        return correct([*reports, *others], self._plan.alpha)
 
     def _weights(self, variant: VariantPlan) -> int | None:
         spec = variant.stages.get("quantize")

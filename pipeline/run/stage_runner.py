@@ -10,7 +10,7 @@ from typing import Any
 from artifacts.run_record import StageReport, StageStatus
 from pipeline.core.errors import StoreError
 from pipeline.core.events import Progress
-from pipeline.core.private_files import for_us_alone
+from pipeline.core.private_files import keep_private
 from pipeline.core.stage_record import StageRecord, StageSpec
 from pipeline.core.store import Store, write_atomically
 from pipeline.run.executors import Executor, Job
@@ -58,11 +58,11 @@ class StageRunner:
             PrepareError: as the stage reported it.
         """
         started = time.monotonic()
-        record = self._reusable(spec)
+        record = self._find_reusable(spec)
         if record is not None:
             self._report(spec, "reused", started)
             return record
-        ready = self._with_runtime(spec, extra_runtime)
+        ready = self._add_runtime(spec, extra_runtime)
         started = time.monotonic()
         try:
             self._submit(ready)
@@ -70,7 +70,7 @@ class StageRunner:
             self._report(spec, "failed", started)
             raise
         self._report(spec, "ran", started)
-        return self.finished(spec)
+        return self.find_finished(spec)
 
     def output_of(self, spec: StageSpec) -> Path:
         """Run the stage, or reuse its result; the folder that it has filled.
@@ -83,13 +83,13 @@ class StageRunner:
 
     def is_reusable(self, spec: StageSpec) -> bool:
         """Whether `run` would find the stage done."""
-        return self._reusable(spec) is not None
+        return self._find_reusable(spec) is not None
 
-    def found(self, spec: StageSpec) -> StageRecord | None:
+    def find_reusable(self, spec: StageSpec) -> StageRecord | None:
         """The stage's record, if it is in the store and rests on what is there now."""
-        return self.store.current(spec.stage, spec.key)
+        return self.store.find_current(spec.stage, spec.key)
 
-    def finished(self, spec: StageSpec) -> StageRecord:
+    def find_finished(self, spec: StageSpec) -> StageRecord:
         """The record of a stage that has been run; raises StoreError when it has vanished."""
         record = self.store.find(spec.stage, spec.key)
         if record is None:
@@ -106,17 +106,19 @@ class StageRunner:
             self._job.cancel()
             self._job = None
 
-    def _reusable(self, spec: StageSpec) -> StageRecord | None:
+    def _find_reusable(self, spec: StageSpec) -> StageRecord | None:
         record = self.store.find(spec.stage, spec.key)
         if record is None:
             return None
         still_holds = getattr(stage_module(spec.stage), "still_holds", None)
-        if self.found(spec) is None or (still_holds is not None and not still_holds(record)):
+        if self.find_reusable(spec) is None or (
+            still_holds is not None and not still_holds(record)
+        ):
             self.store.discard(spec.stage, spec.key)
             return None
         return record
 
-    def _with_runtime(self, spec: StageSpec, extra_runtime: ExtraRuntime | None) -> StageSpec:
+    def _add_runtime(self, spec: StageSpec, extra_runtime: ExtraRuntime | None) -> StageSpec:
         runtime = dict(spec.runtime)
         if "environment" in runtime:
             runtime["python"] = str(self.python_of(runtime["environment"]))
@@ -126,7 +128,7 @@ class StageRunner:
 
     def _submit(self, spec: StageSpec) -> None:
         folder = self.log.folder / "stages"
-        with for_us_alone():
+        with keep_private():
             folder.mkdir(exist_ok=True)
         stem = f"{spec.variant}.{spec.stage}.{spec.key[:8]}"
         spec_file = folder / f"{stem}.json"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pipeline.core.errors import ServingError
 from pipeline.core.process_environment import server_environment
-from recipes.engines import engine_named
+from recipes.engines import find_engine
 
 ANSWER_SECONDS = 120
 
@@ -25,7 +25,7 @@ def engine_version(engine: str, python: Path) -> str:
     """
     try:
         answer = subprocess.run(
-            engine_named(engine).version_command(str(python)),
+            find_engine(engine).version_command(str(python)),
             env=server_environment(os.environ, {}, python=python),
             capture_output=True,
             text=True,

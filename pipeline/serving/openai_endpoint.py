@@ -34,7 +34,7 @@ class OpenAIEndpoint:
         """The endpoint at a URL as users write it, with or without `/v1`."""
         return cls(url.rstrip("/").removesuffix("/v1"), model or "")
 
-    def resolved(self) -> OpenAIEndpoint:
+    def resolve_model(self) -> OpenAIEndpoint:
         """With the model's name and limit as the endpoint gives them.
 
         Raises:

@@ -15,7 +15,7 @@ from pipeline.core.processes import GuardedProcess
 from pipeline.serving.server_address import HOST, ServerAddress, private_socket
 from pipeline.serving.server_log import cure_for, engine_facts, reason_in_log
 from pipeline.serving.serving_names import SERVED_NAME
-from recipes.engines import Launch, engine_named
+from recipes.engines import Launch, find_engine
 
 POLL_SECONDS = 0.5
 
@@ -47,7 +47,7 @@ class Server:
         self._log = log
         self._model = model
         self._python = python
-        self._engine = engine_named(arguments.engine)
+        self._engine = find_engine(arguments.engine)
         self._arguments = arguments.engine_arguments
         self._trust_remote_code = trust_remote_code
         self._environment = server_environment(os.environ, arguments.environment, python=python)
@@ -91,12 +91,12 @@ class Server:
         if not self._has_port:
             self.address = private_socket()
         try:
-            return self._started(timeout_seconds, progress)
+            return self._start_process(timeout_seconds, progress)
         except ServingError:
             self.stop()
             raise
 
-    def _started(self, timeout_seconds: float, progress: Progress) -> float:
+    def _start_process(self, timeout_seconds: float, progress: Progress) -> float:
         with open_log(self._log) as log_file:
             self._process = GuardedProcess(
                 self.command, environment=self._environment, output=log_file
@@ -106,7 +106,7 @@ class Server:
             waited = time.monotonic() - started
             code = self._process.poll()
             if code is not None:
-                raise self._failure(f"the model server {ended(code)} while starting")
+                raise self._failure(f"the model server {describe_exit(code)} while starting")
             if self._is_ready():
                 break
             if waited > timeout_seconds:
@@ -125,7 +125,7 @@ class Server:
         if self._process is None:
             return
         if (code := self._process.poll()) is not None:
-            raise self._failure(f"the model server {ended(code)}")
+            raise self._failure(f"the model server {describe_exit(code)}")
         # Nobody else can enter a socket's folder.
         if self._has_port and not self.address.is_of(self._process.pid):
             raise self._failure("something other than our model server listens in its place")
@@ -179,7 +179,7 @@ class Server:
         )
 
 
-def ended(code: int) -> str:
+def describe_exit(code: int) -> str:
     """An exit code in words."""
     if code == 137:  # 128 + SIGKILL, which nobody but the kernel sends it
         return "was killed, most likely because the machine ran out of memory,"

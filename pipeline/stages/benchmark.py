@@ -9,7 +9,7 @@ from pipeline.core.errors import ServingError
 from pipeline.serving.engine_version import engine_version
 from pipeline.serving.serving_names import SERVED_NAME
 from pipeline.stages.context import StageContext
-from recipes.engines import engine_in
+from recipes.engines import read_engine
 
 # Of vLLM, whose load generator measures every engine alike.
 LOAD_ENVIRONMENT = "serve"
@@ -33,7 +33,7 @@ def run(context: StageContext) -> dict[str, Any]:
             "trust_remote_code": context.parameters["trust_remote_code"],
         },
     )
-    engine = engine_in(context.parameters["serving"])
+    engine = read_engine(context.parameters["serving"])
     if engine.environment != LOAD_ENVIRONMENT:  # the load generator's own version says nothing
         python = Path(context.runtime["server_python"])
         facts["engine_version"] = engine_version(engine.name, python)

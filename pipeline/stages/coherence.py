@@ -14,7 +14,7 @@ from typing import Any
 from pipeline.core.errors import ServingError
 from pipeline.serving.openai_endpoint import authorization
 from pipeline.stages.context import StageContext
-from recipes.engines import engine_in
+from recipes.engines import read_engine
 
 PASSAGE = (
     "The old library stood at the corner of the market square. Every morning the doors were "
@@ -47,7 +47,7 @@ def run(context: StageContext) -> dict[str, Any]:
     except UnsupportedRequestError as error:
         # Of our own server it is known whether it does.
         is_ours = "endpoint" not in context.parameters
-        if is_ours and engine_in(context.parameters["serving"]).dialect.scores_prompts:
+        if is_ours and read_engine(context.parameters["serving"]).dialect.scores_prompts:
             raise
         perplexity, scored = None, False
         context.note(f"perplexity not measured, the endpoint does not score prompts: {error.what}")

@@ -177,7 +177,7 @@ def execute(spec: StageSpec, progress: Progress) -> StageRecord:
     """
     store = Store(Path(spec.store))
     module = stage_module(spec.stage)
-    with store.writing(spec.stage, spec.key, getattr(module, "RESUMED", None)) as folder:
+    with store.open_for_writing(spec.stage, spec.key, getattr(module, "RESUMED", None)) as folder:
         if folder is not None:
             started = time.monotonic()
             context = StageContext(spec, folder, store, progress)

@@ -92,12 +92,12 @@ def run(context: StageContext) -> dict[str, Any]:
     try:
         started = time.monotonic()
         cut = cut_checkpoint(source.path, folder)
-        checkpoint = _inspected(source, folder)
+        checkpoint = _inspect(source, folder)
         cutting = time.monotonic() - started
         made, quantizing = _part(context, "quantize", checkpoint, {})
         found, checking = _part(context, "check_weights", checkpoint, made)
     except PrepareError as error:
-        raise explained(error, context) from error
+        raise explain(error, context) from error
     finally:
         for each in (folder, context.folder / "output"):
             shutil.rmtree(each, ignore_errors=True)
@@ -110,7 +110,7 @@ def run(context: StageContext) -> dict[str, Any]:
     }
 
 
-def explained(error: PrepareError, context: StageContext) -> PrepareError:
+def explain(error: PrepareError, context: StageContext) -> PrepareError:
     """The error, saying that it came up before the whole checkpoint was worked on."""
     kind = type(error) if isinstance(error, (StageError, StoreError)) else StageError
     return kind(
@@ -141,7 +141,7 @@ def _part(
     return result, time.monotonic() - started
 
 
-def _inspected(source: Checkpoint, folder: Path) -> Checkpoint:
+def _inspect(source: Checkpoint, folder: Path) -> Checkpoint:
     """The cut checkpoint as a checkpoint of its own, seen to be whole."""
     return inspect_folder(
         folder,

@@ -33,7 +33,7 @@ from pipeline.core.stage_key import REVISIONS
 from pipeline.core.stage_record import StageRecord, StageSpec
 from pipeline.core.store import Store
 from pipeline.stages.context import StageContext
-from recipes.engines import engine_in
+from recipes.engines import read_engine
 
 # What only says how far to go, and against whom; not what a question's answer depends on.
 NOT_OF_THE_ANSWER = ("upto", "batch", "rule")
@@ -84,7 +84,7 @@ def run(context: StageContext) -> dict[str, Any]:
     """
     todo = round_of(context.spec, context.store)
     facts: dict[str, Any] = {"ended_by": "asked", "metric": metric_of(context)}
-    with locked(todo.book_file):
+    with lock_book(todo.book_file):
         if not todo.is_over():
             is_ours = "socket" in context.runtime
             facts |= context.run_worker(
@@ -194,12 +194,12 @@ def worker_spec(context: StageContext, todo: Round) -> dict[str, Any]:
         "max_length": parameters["max_length"],
         "trust_remote_code": parameters["trust_remote_code"],
         # Of somebody's endpoint it is not known, and tried.
-        "asks_once": engine_in(parameters.get("serving", {})).dialect.scores_tokens,
+        "asks_once": read_engine(parameters.get("serving", {})).dialect.scores_tokens,
     }
 
 
 @contextmanager
-def locked(book_file: Path) -> Iterator[None]:
+def lock_book(book_file: Path) -> Iterator[None]:
     """Hold the book, so that two runs do not both append to it."""
     book_file.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{book_file}.lock", mode=0o600):

@@ -24,10 +24,10 @@ from artifacts.evidence.bundle import (
 )
 from artifacts.evidence.bundled_evidence import revision_of
 from artifacts.evidence.card import write_card
-from artifacts.evidence.judged_variant import JudgedVariant, reached
+from artifacts.evidence.judged_variant import JudgedVariant, collect_stages
 from artifacts.evidence.manifest import MANIFEST, Manifest, plain_files
-from artifacts.run_record import VariantReport, unjudged
-from artifacts.selection import corrected
+from artifacts.run_record import VariantReport, report_unjudged
+from artifacts.selection import correct
 from eval_gates.statistics.multiplicity import share_of
 from eval_gates.verdict import number_in
 from pipeline.checkpoint.source_facts import SourceFacts
@@ -53,8 +53,8 @@ def run(context: StageContext) -> dict[str, Any]:
     """
     recipe = context.parameters["recipe"]
     find = context.store.find
-    judged = JudgedVariant.found(find, context.spec.inputs[JUDGE + recipe].key)
-    records = tuple(reached(find, list(context.spec.inputs.values())))
+    judged = JudgedVariant.load_by_key(find, context.spec.inputs[JUDGE + recipe].key)
+    records = tuple(collect_stages(find, list(context.spec.inputs.values())))
     verdict = verdict_of(context, records)
     output = context.output_folder()
     link_weights(context.input_folder("weights") / "output", output)
@@ -95,7 +95,7 @@ def verdict_of(context: StageContext, records: tuple[StageRecord, ...]) -> Bundl
     judge = context.input_record(JUDGE + parameters["recipe"])
     alpha = Policy.model_validate(judge.parameters["policy"]).alpha
     alpha *= share_of(number_in(judge.parameters))
-    changed = {report.recipe: report for report in corrected(reports, alpha)}
+    changed = {report.recipe: report for report in correct(reports, alpha)}
     return BundleVerdict(
         run=context.runtime["run"],
         recipe=parameters["recipe"],
@@ -136,8 +136,8 @@ def report_of(context: StageContext, recipe: str, judges: dict[str, str]) -> Var
     """A variant's own verdict; of one without gates, that it has none."""
     if recipe not in judges:
         outcome = context.parameters["unjudged"].get(recipe, "skipped")
-        return unjudged(recipe, outcome, "has no verdict by gates", None)
-    judged = JudgedVariant.found(context.store.find, judges[recipe])
+        return report_unjudged(recipe, outcome, "has no verdict by gates", None)
+    judged = JudgedVariant.load_by_key(context.store.find, judges[recipe])
     return VariantReport(
         recipe=recipe,
         weights_bytes=judged.quantize.result["weights_bytes"],

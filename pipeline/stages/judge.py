@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from eval_gates.answers import read_answers
-from eval_gates.verdict import judged
+from eval_gates.verdict import judge_evidence
 from pipeline.core.errors import EvaluationDataError
 from pipeline.stages.context import StageContext
 
@@ -17,7 +17,7 @@ def run(context: StageContext) -> dict[str, Any]:
         EvaluationDataError: the evidence of the two sides does not fit together.
     """
     try:
-        return judged(
+        return judge_evidence(
             context.parameters,
             set(context.spec.inputs),
             lambda role: read_answers(context.input_folder(role)),

@@ -95,11 +95,11 @@ def replaced_version(context: StageContext, registry: Registry) -> str | None:
         return str(context.runtime["replaces"])
     if "since" in context.runtime:
         since = datetime.fromisoformat(context.runtime["since"])
-        return pointed_to(registry.history(name), alias, since)
+        return find_pointed_to(registry.history(name), alias, since)
     return registry.aliases(name).get(alias)
 
 
-def pointed_to(history: Sequence[HistoryEntry], alias: str, at: datetime) -> str | None:
+def find_pointed_to(history: Sequence[HistoryEntry], alias: str, at: datetime) -> str | None:
     """The version that the alias pointed to at that time.
 
     When something else than prepare moved it is not known, so that counts as before.

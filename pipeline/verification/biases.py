@@ -14,12 +14,12 @@ import numpy as np
 from pipeline.core.errors import VerificationError
 from pipeline.verification.function_preserved import (
     CURE,
-    divided,
-    fed_by_rows,
+    divide,
+    find_fed_by_rows,
     mismatch,
     offset_allowed,
     spread_allowed,
-    unfused,
+    unfuse,
 )
 from pipeline.verification.kept_tensors import FLUSHED, ROUNDED, KeptTensor
 from pipeline.verification.number_types import Floats
@@ -49,8 +49,8 @@ def check_biases(
     """
     for block in sorted({block_of(vector.name) for vector in vectors}):
         inside = {name: layer for name, layer in layers.items() if block_of(f"{name}.") == block}
-        parts = unfused(inside)
-        readers = {feeding: parts[fed] for fed, feeding in fed_by_rows(parts).items()}
+        parts = unfuse(inside)
+        readers = {feeding: parts[fed] for fed, feeding in find_fed_by_rows(parts).items()}
         for vector in vectors:
             module, _, leaf = vector.name.rpartition(".")
             if block_of(vector.name) != block:
@@ -104,7 +104,7 @@ def _check_with_rows(vector: KeptTensor, reader: Rescaled, where: str) -> None:
     turned = seen & (np.sign(before) != np.sign(after))
     spread = offset = 0.0
     if seen.any():
-        spread, offset = mismatch(divided(after, before)[seen], factors[seen])
+        spread, offset = mismatch(divide(after, before)[seen], factors[seen])
     if (
         lost.any()
         or turned.any()

@@ -89,11 +89,11 @@ def check_carried_over(source: Path, variant: Path) -> None:
                 f"'{name}' {'is missing from' if before.is_file() else 'was added to'} the variant",
                 where=str(after),
             )
-        if before.is_file() and not _same_content(before, after):
+        if before.is_file() and not _has_same_content(before, after):
             raise VerificationError(f"'{name}' differs from the source's", where=str(after))
 
 
-def _same_content(before: Path, after: Path) -> bool:
+def _has_same_content(before: Path, after: Path) -> bool:
     if before.read_bytes() == after.read_bytes():
         return True
     if before.name != GENERATION:
@@ -123,7 +123,7 @@ def _check_level(
         if key not in after:
             if key in NEVER_DROPPED and value is not None:
                 raise VerificationError(
-                    f"config.json lacks the key '{name}', which the source sets to {_short(value)}",
+                    f"config.json lacks the key '{name}', which the source sets to {_clip(value)}",
                     where=f"{where}, key {name}",
                 )
             dropped.append(name)
@@ -131,15 +131,15 @@ def _check_level(
             dropped += _check_level(value, after[key], f"{name}.", where)
         elif value != after[key]:
             raise VerificationError(
-                f"config.json says {_short(after[key])} for '{name}', "
-                f"the source's says {_short(value)}",
+                f"config.json says {_clip(after[key])} for '{name}', "
+                f"the source's says {_clip(value)}",
                 where=f"{where}, key {name}",
                 cure="quantize again; the quantizer read the checkpoint as another model",
             )
     if _rope(before) != _rope(after):
         raise VerificationError(
-            f"config.json says {_short(_rope(after))} for the rotary embedding, "
-            f"the source's says {_short(_rope(before))}",
+            f"config.json says {_clip(_rope(after))} for the rotary embedding, "
+            f"the source's says {_clip(_rope(before))}",
             where=f"{where}, key {above}rope_parameters",
         )
     return dropped
@@ -157,6 +157,6 @@ def _rope(config: dict[str, Any]) -> dict[str, Any]:
     return found | ({} if kind in (None, "default") else {"rope_type": kind})
 
 
-def _short(value: Any) -> str:
+def _clip(value: Any) -> str:
     text = str(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

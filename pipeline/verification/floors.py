@@ -122,7 +122,7 @@ def check_pieces(
     fact: LayerFact, damaged: Sequence[tuple[int, int]], method: Method, where: str
 ) -> None:
     """Raise VerificationError where pieces of rows do not hold the source's weights."""
-    if not damaged or (method == "gptq" and not _beyond_gptq(fact, damaged)):
+    if not damaged or (method == "gptq" and not _is_beyond_gptq(fact, damaged)):
         return
     row, column = damaged[0]
     places = "1 place" if len(damaged) == 1 else f"{len(damaged)} places, the first"
@@ -135,6 +135,6 @@ def check_pieces(
     )
 
 
-def _beyond_gptq(fact: LayerFact, damaged: Sequence[tuple[int, int]]) -> bool:
+def _is_beyond_gptq(fact: LayerFact, damaged: Sequence[tuple[int, int]]) -> bool:
     in_one_place = max(Counter(column for _, column in damaged).values())
     return in_one_place > GPTQ_SHARE_OF_ROWS * fact.rows

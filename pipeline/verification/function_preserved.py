@@ -74,8 +74,8 @@ def check_preserved(
     Raises:
         VerificationError: naming a layer or a norm whose scaling nothing makes up for.
     """
-    plain = {name: divided(after, w) for name, (w, after) in norms.items()}
-    less_one = {name: divided(1 + after, 1 + w) for name, (w, after) in norms.items()}
+    plain = {name: divide(after, w) for name, (w, after) in norms.items()}
+    less_one = {name: divide(1 + after, 1 + w) for name, (w, after) in norms.items()}
     try:
         _check_all(layers, plain, where)
     except VerificationError as error:
@@ -91,10 +91,10 @@ def _check_all(layers: Mapping[str, Rescaled], norms: dict[str, Floats], where: 
     for block in sorted({block_of(f"{module}.") for module in layers}):
         inside = {name: layer for name, layer in layers.items() if block_of(f"{name}.") == block}
         feeds = [Feed(name, f) for name, f in norms.items() if block_of(f"{name}.") == block]
-        _check_block(unfused(inside), feeds, where)
+        _check_block(unfuse(inside), feeds, where)
 
 
-def unfused(layers: dict[str, Rescaled]) -> dict[str, Rescaled]:
+def unfuse(layers: dict[str, Rescaled]) -> dict[str, Rescaled]:
     """The parts of fused matrices as layers of their own, named 'mlp.gate_up_proj.up_proj'."""
     found = dict(layers)
     for name, layer in layers.items():
@@ -104,11 +104,11 @@ def unfused(layers: dict[str, Rescaled]) -> dict[str, Rescaled]:
         if whole and len(whole.rows) == len(parts) * len(layer.columns):
             del found[f"{parent}.{fused}"]
             for part, rows in zip(parts, np.split(whole.rows, len(parts)), strict=True):
-                found[f"{parent}.{fused}.{part}"] = _with_rows(whole, rows)
+                found[f"{parent}.{fused}.{part}"] = _take_rows(whole, rows)
     return found
 
 
-def _with_rows(whole: Rescaled, rows: Floats) -> Rescaled:
+def _take_rows(whole: Rescaled, rows: Floats) -> Rescaled:
     """Some of a layer's rows, with the factor that they have in common moved to the columns.
 
     Only the product of rows and columns is seen; of rows that were scaled and rows that were not,
@@ -120,12 +120,12 @@ def _with_rows(whole: Rescaled, rows: Floats) -> Rescaled:
 
 
 def _check_block(layers: dict[str, Rescaled], norms: list[Feed], where: str) -> None:
-    fed_by = fed_by_rows(layers)
+    fed_by = find_fed_by_rows(layers)
     # What a factor of all channels is off by, of the layers that are fed by rows: it may stand
     # with those rows, with the columns, or with the columns before, and only the sum counts.
     carried: dict[str, float] = {}
     for name, before in fed_by.items():
-        spread, offset = mismatch(divided(1.0, layers[before].rows), layers[name].columns)
+        spread, offset = mismatch(divide(1.0, layers[before].rows), layers[name].columns)
         carried[before] = offset
         if spread > spread_allowed(layers[name]) + spread_allowed(layers[before]):
             raise VerificationError(
@@ -141,7 +141,7 @@ def _check_block(layers: dict[str, Rescaled], norms: list[Feed], where: str) -> 
     _check_norms_used(norms, used, where)
 
 
-def fed_by_rows(layers: dict[str, Rescaled]) -> dict[str, str]:
+def find_fed_by_rows(layers: dict[str, Rescaled]) -> dict[str, str]:
     """Of the layers that another's rows feed, which one; none where a channel feeds several."""
     found = {}
     for name, layer in layers.items():
@@ -282,7 +282,7 @@ def mismatch(factors: Floats, columns: Floats) -> tuple[float, float]:
     `columns` is what the stored columns have to be multiplied by to be the source's again, and so
     equals `factors` where the function is as it was.
     """
-    ratio = divided(factors, columns)
+    ratio = divide(factors, columns)
     known = ratio[np.isfinite(ratio) & (ratio > 0)]
     if not known.size:
         return float("inf"), 0.0
@@ -291,7 +291,7 @@ def mismatch(factors: Floats, columns: Floats) -> tuple[float, float]:
     return float(np.median(np.abs(logarithms - offset))), offset
 
 
-def divided(above: Any, below: Any) -> Floats:
+def divide(above: Any, below: Any) -> Floats:
     """One by the other, a channel each; NaN or infinite where there is no ratio."""
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         return np.asarray(np.divide(above, below), np.float32)

@@ -9,7 +9,7 @@ import numpy as np
 
 from pipeline.core.errors import VerificationError
 from pipeline.verification.noise import chunks
-from pipeline.verification.number_types import Floats, rounded
+from pipeline.verification.number_types import Floats, round_to
 from pipeline.verification.rescaling import measure_rescaled
 from pipeline.verification.tensor_files import StoredTensor
 from pipeline.verification.weight_format import block_of
@@ -45,9 +45,9 @@ def check_equal(source: StoredTensor, variant: StoredTensor) -> KeptTensor:
         VerificationError: it differs.
     """
     if source.dtype == variant.dtype:
-        if _same_bytes(source, variant):
+        if _has_same_bytes(source, variant):
             return KeptTensor(source.name)
-        if _rounded_with_one(source, variant):
+        if _is_rounded_with_one(source, variant):
             return KeptTensor(source.name, f"{source.dtype}, rounded as 1 + w")
         raise VerificationError(
             f"'{variant.name}' differs from the source's, and the recipe leaves it alone",
@@ -97,7 +97,7 @@ def check_rescaled(source: StoredTensor, variant: StoredTensor, *, rounds: bool)
     """
     altered = None if source.dtype == variant.dtype else f"{source.dtype} to {variant.dtype}"
     if len(source.shape) == 2 and "embed" not in source.name:
-        if altered is None and _same_bytes(source, variant):
+        if altered is None and _has_same_bytes(source, variant):
             return KeptTensor(source.name)
         if altered and not rounds and not block_of(source.name):
             return check_close(source, variant, exact=True)
@@ -129,12 +129,12 @@ def _check_matrix(source: StoredTensor, variant: StoredTensor) -> None:
         )
 
 
-def _rounded_with_one(source: StoredTensor, variant: StoredTensor) -> bool:
+def _is_rounded_with_one(source: StoredTensor, variant: StoredTensor) -> bool:
     if len(source.shape) != 1 or source.dtype not in ("BF16", "F16", "F32"):
         return False
-    one_more = rounded(1 + source.floats(), source.dtype)
-    return np.array_equal(rounded(one_more - 1, source.dtype), variant.floats())
+    one_more = round_to(1 + source.floats(), source.dtype)
+    return np.array_equal(round_to(one_more - 1, source.dtype), variant.floats())
 
 
-def _same_bytes(source: StoredTensor, variant: StoredTensor) -> bool:
+def _has_same_bytes(source: StoredTensor, variant: StoredTensor) -> bool:
     return source.size == variant.size and all(map(eq, source.blocks(), variant.blocks()))

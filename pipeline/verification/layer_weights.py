@@ -69,7 +69,7 @@ def layer_weights(
     parts = {part.suffix: tensors[f"{module}.{part.suffix}"] for part in parts_of(form, *shape)}
     for suffix in ("input_scale", "input_global_scale"):
         if suffix in parts:
-            checked_scale(parts[suffix], parts[suffix].floats())
+            check_scale(parts[suffix], parts[suffix].floats())
     return READERS[form.name](form, shape, parts)
 
 
@@ -107,10 +107,10 @@ class WholeNumbers:
         if self.form.block is None:
             per_row = self.form.strategy == "channel"
             scale = self.scale.floats(*((begin, end) if per_row else ()))
-            values *= checked_scale(self.scale, scale)
+            values *= check_scale(self.scale, scale)
             return values
         height, width = self.form.block
-        blocks = checked_scale(self.scale, self.scale.floats(begin // height, -(-end // height)))
+        blocks = check_scale(self.scale, self.scale.floats(begin // height, -(-end // height)))
         by_row = np.repeat(blocks, height, axis=0)[: len(values)]
         for block in range(by_row.shape[1]):
             values[:, block * width : (block + 1) * width] *= by_row[:, block, None]
@@ -155,7 +155,7 @@ class PackedIntegers:
         height = min(end, self.packed.shape[0]) - begin
         values = unpack_integers(self.packed.read(begin, end), self.form.bits)
         values = values.reshape(height, -1)[:, : self.columns]
-        scale = checked_scale(self.scale, self.scale.floats(begin, end))
+        scale = check_scale(self.scale, self.scale.floats(begin, end))
         offset = self._zero_points(begin, end, height)
         if self.groups is None and self.columns % scale.shape[1] == 0:
             grouped = np.ascontiguousarray(values).reshape(*scale.shape, -1)
@@ -188,7 +188,7 @@ class Nvfp4:
     def __init__(self, form: WeightFormat, shape: Shape, parts: dict[str, StoredTensor]) -> None:
         self.packed, self.scale = parts["weight_packed"], parts["weight_scale"]
         divisor = parts["weight_global_scale"]
-        self.divisor = checked_scale(divisor, divisor.floats()).reshape(())
+        self.divisor = check_scale(divisor, divisor.floats()).reshape(())
 
     @staticmethod
     def parts(form: WeightFormat, rows: int, columns: int) -> list[Part]:
@@ -206,7 +206,7 @@ class Nvfp4:
         """As :class:`LayerWeights` says."""
         values = unpack_fp4(self.packed.read(begin, end))
         # A group of zeros has the scale 0: the divisor leaves no smaller number for it.
-        scale = checked_scale(self.scale, self.scale.floats(begin, end), zero_allowed=True)
+        scale = check_scale(self.scale, self.scale.floats(begin, end), zero_allowed=True)
         grouped = values.reshape(*scale.shape, -1)
         grouped *= (scale / self.divisor)[:, :, None]
         return grouped.reshape(len(scale), -1)
@@ -227,7 +227,7 @@ class AwqGemm:
         self.columns = shape[1]
         words = shape[0] // 8
         self.packed = parts["qweight"].read().view("<i4").reshape(-1, words)
-        self.scale = checked_scale(parts["scales"], parts["scales"].floats())
+        self.scale = check_scale(parts["scales"], parts["scales"].floats())
         zeros = parts.get("qzeros")
         self.zeros = None if zeros is None else unpack_awq(zeros.read()).reshape(-1, shape[0])
 
@@ -263,7 +263,7 @@ READERS: dict[str, type[WholeNumbers | PackedIntegers | Nvfp4 | AwqGemm]] = {
 }
 
 
-def checked_scale(tensor: StoredTensor, values: Floats, *, zero_allowed: bool = False) -> Floats:
+def check_scale(tensor: StoredTensor, values: Floats, *, zero_allowed: bool = False) -> Floats:
     """The scales, every one of them finite and above zero.
 
     Raises:

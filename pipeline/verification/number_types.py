@@ -51,7 +51,7 @@ def to_float32(raw: Bytes, dtype: str) -> Floats:
     return np.asarray(values, dtype=np.float32)
 
 
-def rounded(values: Floats, dtype: str) -> Floats:
+def round_to(values: Floats, dtype: str) -> Floats:
     """The nearest numbers of a type, the even one of two, as float32.
 
     Args:

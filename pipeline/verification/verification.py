@@ -35,11 +35,11 @@ from pipeline.verification.kept_tensors import (
     check_equal,
     check_rescaled,
 )
-from pipeline.verification.layer_weights import checked_scale, layer_weights
+from pipeline.verification.layer_weights import check_scale, layer_weights
 from pipeline.verification.noise import Noise, measure
 from pipeline.verification.rescaling import Rescaled, measure_rescaled
 from pipeline.verification.tensor_files import StoredTensor, TensorFiles, open_folder
-from pipeline.verification.weight_format import WeightFormat, checked_format, kv_cache_scaled
+from pipeline.verification.weight_format import WeightFormat, check_format, has_kv_cache_scales
 from recipes.quantization import AutoAwqQuantization, PresetQuantization, Quantization
 
 MOST_THREADS = 4
@@ -82,7 +82,7 @@ def verify_variant(source: Path, variant: Path, recipe: Quantization, advance: A
         CheckpointError: a file is missing, cut short or damaged.
     """
     check_only_safetensors(variant)
-    form = checked_format(variant, read_json(variant / "config.json"), recipe)
+    form = check_format(variant, read_json(variant / "config.json"), recipe)
     check_carried_over(source, variant)
     found = Verified(dropped_keys=check_config(source, variant))
     before, after = open_folder(source), open_folder(variant)
@@ -90,7 +90,7 @@ def verify_variant(source: Path, variant: Path, recipe: Quantization, advance: A
     found.size_bytes = check_smaller(source, variant)
     found.planned_bytes = check_planned_size(source, after, accounts, recipe)
     for scale in accounts.kv_scales:
-        checked_scale(scale, scale.floats())
+        check_scale(scale, scale.floats())
     found.scales = len(accounts.kv_scales)
     _Comparison(accounts, form, recipe, before, after, advance).run(found)
     return found
@@ -101,7 +101,7 @@ def _accounts(
 ) -> Accounting:
     kv_scales = isinstance(recipe, PresetQuantization) and recipe.kv_cache_scales
     config = read_json(after.folder / "config.json")
-    if kv_scales != kv_cache_scaled(config):
+    if kv_scales != has_kv_cache_scales(config):
         raise VerificationError(
             f"config.json names {'no' if kv_scales else 'a'} scheme of the KV cache, and the "
             f"recipe asks for {'one' if kv_scales else 'none'}",
@@ -179,11 +179,11 @@ class _Comparison:
     def run(self, found: Verified) -> None:
         """Compare, judge, and fill in what was found."""
         tasks: list[Callable[[], Any]] = [
-            *(partial(self._layer, tensor) for tensor in self.accounts.quantized),
-            *(partial(self._kept, *pair) for pair in self.accounts.kept),
-            *(partial(self._merged, *pair) for pair in self.accounts.merged),
+            *(partial(self._measure_layer, tensor) for tensor in self.accounts.quantized),
+            *(partial(self._check_kept, *pair) for pair in self.accounts.kept),
+            *(partial(self._check_merged, *pair) for pair in self.accounts.merged),
         ]
-        results = _in_threads(tasks)
+        results = _run_in_threads(tasks)
         count, kept_count = len(self.accounts.quantized), len(self.accounts.kept)
         layers: list[Layer] = results[:count]
         kept: list[KeptTensor] = results[count : count + kept_count]
@@ -197,7 +197,7 @@ class _Comparison:
             self._check_function(layers, kept)
         found.notes += _notes(found)
 
-    def _layer(self, source: StoredTensor) -> Layer:
+    def _measure_layer(self, source: StoredTensor) -> Layer:
         module = source.name.removesuffix(".weight")
         rows, columns = source.shape
         stored = layer_weights(self.form, module, (rows, columns), self.after.tensors)
@@ -205,10 +205,10 @@ class _Comparison:
         noise = rescaled.noise if rescaled else measure(source, stored)
         lossless = noise.sqnr_db == float("inf")
         fact = LayerFact(module, str(self.form), rows, columns, None if lossless else noise.sqnr_db)
-        self._compared(source)
+        self._note_compared(source)
         return fact, noise, rescaled
 
-    def _merged(self, head: StoredTensor, embedding: StoredTensor) -> None:
+    def _check_merged(self, head: StoredTensor, embedding: StoredTensor) -> None:
         try:
             if head.shape != embedding.shape:
                 raise VerificationError("their shapes differ")
@@ -224,17 +224,17 @@ class _Comparison:
                 cure="set tie_word_embeddings to false where the two are meant to differ",
             ) from error
 
-    def _kept(self, source: StoredTensor, variant: StoredTensor) -> KeptTensor:
+    def _check_kept(self, source: StoredTensor, variant: StoredTensor) -> KeptTensor:
         if self.method == "rescaled":
             # AutoAWQ converts all that it keeps to float16; other quantizers keep types.
             rounds = isinstance(self.recipe, AutoAwqQuantization)
             found = check_rescaled(source, variant, rounds=rounds)
         else:
             found = check_equal(source, variant)
-        self._compared(source)
+        self._note_compared(source)
         return found
 
-    def _compared(self, tensor: StoredTensor) -> None:
+    def _note_compared(self, tensor: StoredTensor) -> None:
         with self._lock:
             self._done = min(self.total, self._done + tensor.size)
             self._advance(self._done, self.total)
@@ -269,7 +269,7 @@ class _Comparison:
         check_biases(fitted, factors, others, self.where)
 
 
-def _in_threads(tasks: Sequence[Callable[[], Any]]) -> list[Any]:
+def _run_in_threads(tasks: Sequence[Callable[[], Any]]) -> list[Any]:
     """Results in order; the first task that fails, in that order, ends it all."""
     threads = min(MOST_THREADS, len(os.sched_getaffinity(0)))
     executor = ThreadPoolExecutor(threads)

@@ -157,7 +157,7 @@ OF_PRESETS = {
 }
 
 
-def checked_format(variant: Path, config: dict[str, Any], recipe: Quantization) -> WeightFormat:
+def check_format(variant: Path, config: dict[str, Any], recipe: Quantization) -> WeightFormat:
     """The variant's format, where it is one that the recipe asks for.
 
     Raises:
@@ -178,7 +178,7 @@ def checked_format(variant: Path, config: dict[str, Any], recipe: Quantization) 
     return found
 
 
-def kv_cache_scaled(config: dict[str, Any]) -> bool:
+def has_kv_cache_scales(config: dict[str, Any]) -> bool:
     """Whether the variant says that it has calibrated scales of an FP8 KV cache."""
     return bool((config.get("quantization_config") or {}).get("kv_cache_scheme"))
 

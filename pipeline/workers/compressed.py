@@ -56,7 +56,7 @@ def quantize_whole_model(spec: dict[str, Any], progress: Progress, output: Path)
     blocks = calibration_blocks(calibration, spec["calibration_file"], tokenizer, progress)
     tokens = ExpertTokens(model)
     calibrate(model, modifiers, blocks, calibration["batch_size"])
-    facts |= {**block_facts(blocks), **tokens.checked()}
+    facts |= {**block_facts(blocks), **tokens.check_counts()}
     compute.narrow(model)
     progress.note("saving the quantized checkpoint")
     model.save_pretrained(output, save_compressed=True)

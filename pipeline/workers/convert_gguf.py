@@ -41,7 +41,7 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
     progress.advance(TASK, 3, STEPS, "steps")
     model.generation_config = _generation_config(tokenizer)
     model.save_pretrained(output)
-    _readable_by_transformers_4(output / "config.json")
+    _make_readable_by_transformers_4(output / "config.json")
     tokenizer.save_pretrained(output)
     _clean_tokenizer_config(output / "tokenizer_config.json", model.config.max_position_embeddings)
     progress.advance(TASK, 4, STEPS, "steps")
@@ -130,7 +130,7 @@ def _generation_config(tokenizer: Any) -> Any:
     )
 
 
-def _readable_by_transformers_4(path: Path) -> None:
+def _make_readable_by_transformers_4(path: Path) -> None:
     """Put `rope_theta` where 4.x looks for it too; 5.x reads it from `rope_parameters`."""
     config = json.loads(path.read_text(encoding="utf-8"))
     config["rope_theta"] = config["rope_parameters"]["rope_theta"]

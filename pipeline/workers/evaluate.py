@@ -84,7 +84,7 @@ class Asker:
         self._suite: SuiteTask = suite_task(spec)
         self._requests = 0
         self._before = 0
-        self._model = client(spec, self._answered, progress)
+        self._model = client(spec, self._count_answers, progress)
 
     def ask(self, batch: range) -> Rows:
         """The answers to these questions, in their order."""
@@ -119,7 +119,7 @@ class Asker:
         """What progress is shown under: the policy's name of the suite."""
         return str(self._spec.get("name", self._spec["suite"]["kind"]))
 
-    def _answered(self, requests: int) -> None:
+    def _count_answers(self, requests: int) -> None:
         self._requests += requests
         questions = self._requests // self._suite.requests_per_question
         self._progress.advance(

@@ -113,7 +113,7 @@ class ExpertTokens:
 
         return count
 
-    def checked(self) -> dict[str, int]:
+    def check_counts(self) -> dict[str, int]:
         """The least number that any expert saw; empty for a dense model.
 
         Raises:

@@ -75,7 +75,7 @@ class Findings:
         }
 
 
-def too_few_tokens(what: str) -> StageError:
+def few_tokens_error(what: str) -> StageError:
     """An expert that no calibration token reached has no scales to be found for it."""
     return StageError(
         f"the calibration texts do not reach every expert: {what}",
@@ -85,7 +85,7 @@ def too_few_tokens(what: str) -> StageError:
 
 
 @contextmanager
-def copied_state_dict(module: Any) -> Iterator[None]:
+def copy_state_dict(module: Any) -> Iterator[None]:
     """While open, the module's state dict holds copies of what lies on a CPU, not the tensors.
 
     By torch's own hook: AutoAWQ's method stays as it is, and its ``.cpu()`` finds a tensor that
@@ -134,7 +134,7 @@ def guarded_quantizer() -> type:
         def _compute_best_scale(
             self, x: Any, w_mean: Any, x_mean: Any, module2inspect: Any, *args: Any, **options: Any
         ) -> Any:
-            with copied_state_dict(module2inspect):
+            with copy_state_dict(module2inspect):
                 return super()._compute_best_scale(
                     x, w_mean, x_mean, module2inspect, *args, **options
                 )
@@ -144,10 +144,10 @@ def guarded_quantizer() -> type:
             try:
                 features = super()._get_input_feat(layer, named_linears)
             except AssertionError as error:  # how AutoAWQ says that a layer got no token
-                raise too_few_tokens(str(error).splitlines()[0]) from error
+                raise few_tokens_error(str(error).splitlines()[0]) from error
             unseen = [name for name in named_linears if name not in features]
             if unseen:
-                raise too_few_tokens(f"{unseen[0]} saw none of them")
+                raise few_tokens_error(f"{unseen[0]} saw none of them")
             self.after = self.inps[:1]
             return features
 
@@ -160,7 +160,7 @@ def guarded_quantizer() -> type:
             self.findings.check_layer(index, error, largest)
             super()._apply_quant(module, named_linears)
             module.to(get_best_device())
-            with unpacked(module, list(named_linears), scaled.dtype):
+            with unpack(module, list(named_linears), scaled.dtype):
                 self.packed_stream = self._answer(module, self.packed_stream)
             module.cpu()
             self.progress.advance("quantize (autoawq)", index + 1, len(self.modules), "layers")
@@ -226,7 +226,7 @@ def relative_change(inputs: Any, outputs: Any, others: Any) -> float:
 
 
 @contextmanager
-def unpacked(layer: Any, names: list[str], dtype: Any) -> Iterator[None]:
+def unpack(layer: Any, names: list[str], dtype: Any) -> Iterator[None]:
     """While open, packed linear layers are ordinary ones, unpacked by AutoAWQ's own code.
 
     A packed layer computes in float16, which large activations overflow; an engine does not.

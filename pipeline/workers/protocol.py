@@ -41,7 +41,7 @@ def versions_of(*libraries: str) -> dict[str, str]:
     return {name: version(name) for name in libraries}
 
 
-def explained(error: Exception) -> PrepareError:
+def explain(error: Exception) -> PrepareError:
     """An unexpected exception as an error that can be shown to a user."""
     # Libraries written in other languages put the system's error into their message only.
     if getattr(error, "errno", None) == errno.ENOSPC or "No space left on device" in str(error):
@@ -68,7 +68,7 @@ def main(run: Run) -> None:
         answer = {"ok": False, "error": error.to_dict()}
     except Exception as error:
         traceback.print_exc()
-        answer = {"ok": False, "error": explained(error).to_dict()}
+        answer = {"ok": False, "error": explain(error).to_dict()}
     answer["peak_memory_bytes"] = peak_memory_bytes()
     result_path.write_text(json.dumps(answer))
     # Libraries leave threads behind that would keep the interpreter from ending.

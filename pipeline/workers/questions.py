@@ -46,7 +46,7 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
     rows = without_copies(rows, progress)
     if cluster:
         facts["clusters"] = len({row["cluster"] for row in rows})
-    write_rows(output / "questions.jsonl", shuffled(rows, spec["seed"]))
+    write_rows(output / "questions.jsonl", shuffle(rows, spec["seed"]))
     return {
         "questions": len(rows),
         "source": spec["source"],
@@ -129,7 +129,7 @@ def with_clusters(rows: Rows, field: str) -> Rows:
     return found
 
 
-def shuffled(rows: Rows, seed: int) -> Rows:
+def shuffle(rows: Rows, seed: int) -> Rows:
     """All rows in an order that the seed alone decides; how many are asked is decided later.
 
     Questions of one cluster stay together; the clusters are shuffled, large and small alike.
@@ -181,7 +181,7 @@ def mbpp_rows(spec: dict[str, Any], progress: Progress, output: Path) -> Read:
     if source["kind"] == "folder":
         problems = mbpp.read_folder(Path(spec["folder"]))
     else:
-        problems, left_out = mbpp.of_dataset(hub_rows(source, source["split"]), source["id"])
+        problems, left_out = mbpp.select_usable(hub_rows(source, source["split"]), source["id"])
     if spec["suite"]["humaneval"]:
         problems += [mbpp.from_humaneval(problem) for problem in humaneval.read_problems()]
     facts = {

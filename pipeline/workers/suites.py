@@ -72,7 +72,7 @@ def mmlu_rows(metric: str, questions: Rows, samples: Rows, progress: Progress) -
     """`answer` is each choice's log-likelihood."""
     return [
         {
-            **common(question, sample),
+            **common_fields(question, sample),
             "answer": likelihoods(sample),
             "score": float(sample[metric]),
             "subject": question["subject"],
@@ -85,11 +85,11 @@ def rouge_task(suite: Suite, questions: Rows, folder: Path) -> SuiteTask:
     """Summaries, scored by the policy's metric."""
     metric, others = suite["metric"], partners_of(questions)
 
-    def elsewhere(text: str, question: str) -> float:
+    def score_elsewhere(text: str, question: str) -> float:
         return rouge.score(text, list(questions[others[question]]["references"]))[metric]
 
     task = task_of(rouge.task_config(suite["form"], suite["max_tokens"]), questions)
-    return SuiteTask(task, metric, partial(rouge_rows, metric, elsewhere), 1)
+    return SuiteTask(task, metric, partial(rouge_rows, metric, score_elsewhere), 1)
 
 
 def rouge_rows(
@@ -102,7 +102,7 @@ def rouge_rows(
     """All metrics are in the row; one of them is its score."""
     return [
         {
-            **common(question, sample),
+            **common_fields(question, sample),
             "answer": texts_of(sample)[0],
             "score": float(sample[metric]),
             UNRELATED: elsewhere(texts_of(sample)[0], question["id"]),
@@ -169,12 +169,12 @@ def code_rows(
         passed = sum(execution.passed for execution in ran)
         rows.append(
             {
-                **common(question, sample),
-                "answer": one_or_all(texts),
+                **common_fields(question, sample),
+                "answer": unwrap(texts),
                 "score": humaneval.pass_at_k(len(ran), passed, suite["k"]),
-                "code": one_or_all(drawn),
-                "outcome": one_or_all([execution.outcome for execution in ran]),
-                "detail": one_or_all([execution.detail for execution in ran]),
+                "code": unwrap(drawn),
+                "outcome": unwrap([execution.outcome for execution in ran]),
+                "detail": unwrap([execution.detail for execution in ran]),
                 "isolation": isolation.kind,
             }
         )
@@ -193,13 +193,13 @@ def lm_eval_task(suite: Suite, questions: Rows, folder: Path) -> SuiteTask:
         found = opened.task.process_results(opened.task.eval_docs[place], [answer])
         return score_of(found.get(opened.metric.name), opened.metric, question)
 
-    def uninformed(answer: Any, question: str) -> dict[str, float]:
+    def score_uninformed(answer: Any, question: str) -> dict[str, float]:
         return {
             EMPTY: score_at(places[question], "", question),
             UNRELATED: score_at(others[question], answer, question),
         }
 
-    rows_of = partial(lm_eval_rows, opened.metric, opened.task.OUTPUT_TYPE, uninformed)
+    rows_of = partial(lm_eval_rows, opened.metric, opened.task.OUTPUT_TYPE, score_uninformed)
     return SuiteTask(opened.task, opened.metric.label, rows_of, opened.requests_per_question)
 
 
@@ -219,9 +219,9 @@ def lm_eval_rows(
     """
     rows = []
     for question, sample in zip(questions, samples, strict=True):
-        row = common(question, sample)
+        row = common_fields(question, sample)
         if output_type == "generate_until":
-            row["answer"] = checked_text(sample["resps"][0][0], sample)
+            row["answer"] = check_text(sample["resps"][0][0], sample)
             row["filtered"] = str(sample["filtered_resps"][0])
             row |= uninformed(sample["filtered_resps"][0], question["id"])
         else:
@@ -240,7 +240,7 @@ SUITES: dict[str, Callable[[Suite, Rows, Path], SuiteTask]] = {
 }
 
 
-def common(question: dict[str, Any], sample: dict[str, Any]) -> dict[str, Any]:
+def common_fields(question: dict[str, Any], sample: dict[str, Any]) -> dict[str, Any]:
     """What every row has: the question's id and cluster, and the digest of what was sent for it."""
     sent = json.dumps(sample["arguments"], sort_keys=True, default=str)
     row = {"id": question["id"], "prompt_sha256": hashlib.sha256(sent.encode()).hexdigest()}
@@ -254,10 +254,10 @@ def likelihoods(sample: dict[str, Any]) -> list[float]:
 
 def texts_of(sample: dict[str, Any]) -> list[str]:
     """The generated texts, one a sample drawn; raises StageError where the server gave none."""
-    return [checked_text(text, sample) for text in sample["filtered_resps"]]
+    return [check_text(text, sample) for text in sample["filtered_resps"]]
 
 
-def checked_text(text: Any, sample: dict[str, Any]) -> str:
+def check_text(text: Any, sample: dict[str, Any]) -> str:
     """The text, if it is one; raises StageError where the server gave none."""
     if not isinstance(text, str) or text == NO_ANSWER:
         raise StageError(
@@ -267,6 +267,6 @@ def checked_text(text: Any, sample: dict[str, Any]) -> str:
     return text
 
 
-def one_or_all(values: list[Any]) -> Any:
+def unwrap(values: list[Any]) -> Any:
     """The value itself where there is one only."""
     return values[0] if len(values) == 1 else values

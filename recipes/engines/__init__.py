@@ -11,7 +11,7 @@ from typing import Any
 from recipes.engines.engine import Dialect, Engine, Launch, options
 from recipes.engines.vllm import Vllm
 
-__all__ = ["DEFAULT", "Dialect", "Engine", "Launch", "engine_in", "engine_named", "options"]
+__all__ = ["DEFAULT", "Dialect", "Engine", "Launch", "find_engine", "options", "read_engine"]
 
 ENGINES: list[Engine] = [
     Vllm(),
@@ -20,7 +20,7 @@ ENGINES: list[Engine] = [
 DEFAULT = ENGINES[0].name
 
 
-def engine_named(name: str) -> Engine:
+def find_engine(name: str) -> Engine:
     """The engine of that name; raises ValueError, which names those there are, without one."""
     for engine in ENGINES:
         if engine.name == name:
@@ -29,6 +29,6 @@ def engine_named(name: str) -> Engine:
     raise ValueError(f"there is no engine {ascii(name)[:80]}; there are: {known}")
 
 
-def engine_in(serving: Mapping[str, Any]) -> Engine:
+def read_engine(serving: Mapping[str, Any]) -> Engine:
     """That of serving arguments as plain data; raises ValueError where there is no such engine."""
-    return engine_named(str(serving.get("engine", DEFAULT)))
+    return find_engine(str(serving.get("engine", DEFAULT)))

@@ -116,14 +116,14 @@ class Vllm(Engine):
         return [
             *(python, *ENTRY, "--model", launch.model, "--served-model-name", launch.name),
             # Whatever else it may open beside the socket, it is not for other machines.
-            *(*LOADING, "--host", launch.host, *place, *_how(launch)),
+            *(*LOADING, "--host", launch.host, *place, *_list_common(launch)),
         ]
 
     def public_command(self, accelerator: str, launch: Launch) -> list[str]:
         """By its script, where it has one that works; imports nothing from the model's folder."""
         has_script = self.package(accelerator) == "vllm"
         program = ("vllm", "serve") if has_script else ("python", "-P", *ENTRY, "--model")
-        return [*program, launch.model, *LOADING, *_how(launch)]
+        return [*program, launch.model, *LOADING, *_list_common(launch)]
 
     def package(self, accelerator: str) -> str:
         """The CPU's build has a name of its own."""
@@ -162,7 +162,7 @@ class Vllm(Engine):
         return facts
 
 
-def _how(launch: Launch) -> list[str]:
+def _list_common(launch: Launch) -> list[str]:
     """What is the same wherever it is started."""
     trusting = ["--trust-remote-code"] if launch.trust_remote_code else []
     return [*options(launch.arguments), *trusting]

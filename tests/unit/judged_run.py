@@ -15,8 +15,8 @@ from listener import Listener
 from sample_reports import COMMAND, stage_report
 from small_checkpoint import checkpoint_files, safetensors, write_files
 
-from artifacts.run_record import RunReport, VariantReport, unjudged
-from artifacts.selection import corrected
+from artifacts.run_record import RunReport, VariantReport, report_unjudged
+from artifacts.selection import correct
 from eval_gates.planned_bets import planned_bets_of
 from pipeline.checkpoint.folder import inspect_folder
 from pipeline.checkpoint.source_facts import CheckpointReport, source_of
@@ -138,8 +138,8 @@ class JudgedRun:
                     **record.result,
                 )
             )
-        variants += [unjudged(recipe, "error", "it broke", None) for recipe in self.broken]
-        changed = {r.recipe: r for r in corrected(variants, 0.05)}
+        variants += [report_unjudged(recipe, "error", "it broke", None) for recipe in self.broken]
+        changed = {r.recipe: r for r in correct(variants, 0.05)}
         return RunReport(
             run=RUN,
             kind="model",
@@ -324,7 +324,7 @@ class JudgedRun:
         specs = self.root / "runs" / RUN / "stages"
         specs.mkdir(parents=True, exist_ok=True)
         (specs / f"{variant}.{stage}.{spec.key[:8]}.json").write_text(spec.model_dump_json())
-        with self.store.writing(stage, spec.key) as folder:
+        with self.store.open_for_writing(stage, spec.key) as folder:
             assert folder is not None
             for name, content in (files or {}).items():
                 (folder / name).parent.mkdir(exist_ok=True)

@@ -61,7 +61,7 @@ class PretendModels:
     looks: int = 0
     dies_at_look: int | None = None
 
-    def opened(self, variant: VariantPlan) -> dict[str, Any]:
+    def open_variant(self, variant: VariantPlan) -> dict[str, Any]:
         """Bring the variant's pretended server up."""
         name = variant.recipe.name
         if name in self.broken:
@@ -78,8 +78,8 @@ class PretendModels:
         if self.dies_at_look == self.looks:
             raise ServingError("the model server ended with exit code 9")
 
-    def exclusively(self) -> PretendModels:
-        """Only one server is up at a time; see `opened`."""
+    def hold_machine(self) -> PretendModels:
+        """Only one server is up at a time; see `open_variant`."""
         return self
 
     def __enter__(self) -> None:
@@ -163,7 +163,7 @@ class PretendContext(StageContext):
 
 def run_stage(spec: StageSpec, store: Store, models: PretendModels) -> None:
     """Run one stage into the store."""
-    with store.writing(spec.stage, spec.key) as folder:
+    with store.open_for_writing(spec.stage, spec.key) as folder:
         assert folder is not None
         context = PretendContext(spec, folder, store, Listener())
         context.models = models

@@ -26,7 +26,7 @@ def registered(run: JudgedRun, recipe: str = RECIPE, **changes: str) -> Version:
 def tags_of(run: JudgedRun, folder: Path, recipe: str = RECIPE) -> dict[str, str]:
     """The tags that a promotion of the folder writes, of those that anything is checked by."""
     (key,) = (s.key for s in run.report.stages if s.variant == recipe and s.name == "judge")
-    judged = JudgedVariant.found(run.store.find, str(key))
+    judged = JudgedVariant.load_by_key(run.store.find, str(key))
     return {
         **verdict_tags(
             Deployable.of_evidence(judged, run.store.find),

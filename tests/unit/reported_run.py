@@ -21,7 +21,7 @@ from artifacts.run_record import RunReport, StageReport
 from eval_gates.answers import read_answers
 from eval_gates.planned_bets import planned_bets_of
 from eval_gates.suites.json_lines import write_rows
-from eval_gates.verdict import judged
+from eval_gates.verdict import judge_evidence
 from pipeline.core.digest import digest_bytes
 from pipeline.core.stage_record import StageRecord, StageReference
 from pipeline.core.store import Store, write_atomically
@@ -282,7 +282,7 @@ def put_verdict(
         "accelerator": "cpu",
         "throughput_note": None,
     }
-    result = judged(
+    result = judge_evidence(
         parameters,
         set(inputs),
         lambda role: read_answers(made.folder(inputs[role])),

@@ -12,7 +12,7 @@ from judged_run import JudgedRun
 from listener import Listener
 from pretend_stages import edit
 
-from artifacts.evidence.bundle import BUNDLE, RESOLVED, VERDICT, packed
+from artifacts.evidence.bundle import BUNDLE, RESOLVED, VERDICT, pack
 from artifacts.evidence.bundle_check import BundleCheck, check_bundle
 from artifacts.evidence.manifest import MANIFEST, list_files
 from pipeline.core.errors import EvidenceError
@@ -68,7 +68,7 @@ def change_packed(file: Path, change: Callable[[bytes], bytes]) -> None:
     before = gzip.decompress(file.read_bytes())
     after = change(before)
     assert after != before
-    file.write_bytes(packed(after))
+    file.write_bytes(pack(after))
 
 
 def rename_stage(deployed: Path, folder: Path) -> None:

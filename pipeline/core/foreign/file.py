@@ -72,7 +72,7 @@ def read_regular(path: Path, limit: int) -> bytes:
             parts.append(part)
             left -= len(part)
     if not left:
-        raise _too_large(path, limit)
+        raise _size_error(path, limit)
     return b"".join(parts)
 
 
@@ -99,9 +99,9 @@ def _check(status: os.stat_result, path: Path, limit: int | None) -> None:
         if is_kind(status.st_mode):
             raise ForeignFileError(errno.EINVAL, f"it is {words}, not a file", str(path))
     if limit is not None and status.st_size > limit:
-        raise _too_large(path, limit)
+        raise _size_error(path, limit)
 
 
-def _too_large(path: Path, limit: int) -> ForeignFileError:
+def _size_error(path: Path, limit: int) -> ForeignFileError:
     size = f"{limit / MEBIBYTE:g} MiB" if limit >= MEBIBYTE else f"{limit} bytes"
     return ForeignFileError(errno.EFBIG, f"it is larger than {size}, the limit", str(path))

@@ -88,10 +88,10 @@ def ask(
                     raise httpx.ReadError(f"the answer is larger than {limit:,} bytes")
             return Answer(response.status_code, b"".join(parts))
 
-    async def in_time() -> Answer:
+    async def ask_in_time() -> Answer:
         return await asyncio.wait_for(exchange(), seconds)
 
     try:
-        return asyncio.run(in_time())
+        return asyncio.run(ask_in_time())
     except TimeoutError as error:
         raise httpx.ReadTimeout(f"no complete answer within {seconds:g} s") from error

@@ -72,12 +72,12 @@ def parse_json(
     try:
         found = json.loads(
             text,
-            object_pairs_hook=_unique,
-            parse_constant=_not_finite if finite else None,
-            parse_float=_finite if finite else None,
+            object_pairs_hook=_refuse_repeated,
+            parse_constant=_refuse_non_finite if finite else None,
+            parse_float=_parse_finite if finite else None,
         )
     except RecursionError as error:
-        raise _too_deep() from error
+        raise _depth_error() from error
     except ForeignJsonError:
         raise
     except json.JSONDecodeError as error:
@@ -85,13 +85,13 @@ def parse_json(
     except ValueError as error:  # Python's limit on the digits of a whole number
         raise ForeignJsonError("a number in it has thousands of digits") from error
     if _is_deeper(found, MAX_DEPTH):
-        raise _too_deep()
+        raise _depth_error()
     if whole_text and _HALF_PAIR.search(text):
         _check_text(found)
     return found
 
 
-def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+def _refuse_repeated(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
         keys = [key for key, _ in pairs]
@@ -100,11 +100,11 @@ def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _not_finite(word: str) -> NoReturn:
+def _refuse_non_finite(word: str) -> NoReturn:
     raise ForeignJsonError(f"{word} is not a JSON number")
 
 
-def _finite(text: str) -> float:
+def _parse_finite(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):
         raise ForeignJsonError(f"the number {text[:40]} is too large")
@@ -124,7 +124,7 @@ def _is_deeper(value: Any, depth: int) -> bool:
     return bool(level)
 
 
-def _too_deep() -> ForeignJsonError:
+def _depth_error() -> ForeignJsonError:
     return ForeignJsonError(f"it is nested more than {MAX_DEPTH} deep")
 
 

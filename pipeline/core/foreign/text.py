@@ -27,7 +27,7 @@ _MARKDOWN = re.compile(r"[\\`*_\[\]>|~#&$!]")
 _IN_CODE = str.maketrans({"`": "'", "|": "/", "<": "\u2039"})
 
 
-def shown(text: str) -> str:
+def make_visible(text: str) -> str:
     r"""The text with every character that acts or hides replaced by its escape, as in '\\u001b'.
 
     Line ends and tabs stay. The escapes are JSON's, so a JSON text keeps its value.
@@ -38,39 +38,39 @@ def shown(text: str) -> str:
 
 
 def log_text(text: str) -> str:
-    """As :func:`shown`, and no line of it is taken for a command by a CI system that reads it."""
-    return _OLD_COMMAND.sub(r"#\\u0023", _COMMAND.sub(r"\1\\u003a", shown(text)))
+    """As :func:`make_visible`, and a CI system takes no line of it for a command of its own."""
+    return _OLD_COMMAND.sub(r"#\\u0023", _COMMAND.sub(r"\1\\u003a", make_visible(text)))
 
 
 def one_line(text: str) -> str:
     """Blanks and line ends run together, and nothing in it acts or hides."""
-    return shown(" ".join(text.split()))
+    return make_visible(" ".join(text.split()))
 
 
-def clipped(text: str, longest: int) -> str:
+def clip(text: str, longest: int) -> str:
     """The beginning of a text, marked where there is more."""
     return text if len(text) <= longest else text[: longest - 1] + "…"
 
 
 def markdown(text: str, longest: int = LONGEST_NAME) -> str:
     """Text as Markdown that shows it as it is, on one line, also inside of a table's cell."""
-    return _escaped(clipped(one_line(text), longest))
+    return _escape_markdown(clip(one_line(text), longest))
 
 
 def markdown_with_code(text: str, longest: int = LONGEST_REASON) -> str:
     """Text of ours on one line whose parts between backticks are commands, the rest as it is."""
-    parts = clipped(one_line(text), longest).split("`")
+    parts = clip(one_line(text), longest).split("`")
     if len(parts) % 2 == 0:  # a backtick without its other marks nothing
-        return _escaped("`".join(parts))
+        return _escape_markdown("`".join(parts))
     return "`".join(
-        part.translate(_IN_CODE) if number % 2 else _escaped(part)
+        part.translate(_IN_CODE) if number % 2 else _escape_markdown(part)
         for number, part in enumerate(parts)
     )
 
 
 def markdown_code(text: str, longest: int = LONGEST_NAME) -> str:
     """Text that may stand between backticks, also inside of a table's cell."""
-    return clipped(one_line(text), longest).translate(_IN_CODE)
+    return clip(one_line(text), longest).translate(_IN_CODE)
 
 
 def markdown_link(text: str, target: str) -> str:
@@ -81,11 +81,11 @@ def markdown_link(text: str, target: str) -> str:
     except ValueError:
         is_page = False
     if is_page and len(target) <= LONGEST_REASON and not re.search(r"[\s<>()\[\]\\|`\"]", target):
-        return f"[{markdown(text)}]({shown(target)})"
+        return f"[{markdown(text)}]({make_visible(target)})"
     return f"{markdown(text)} ({markdown(target)})"
 
 
-def _escaped(text: str) -> str:
+def _escape_markdown(text: str) -> str:
     return _MARKDOWN.sub(r"\\\g<0>", text).replace("<", "&lt;")
 
 

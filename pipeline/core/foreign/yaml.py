@@ -73,7 +73,7 @@ def parse_yaml(
     except UnicodeError as error:
         raise ForeignYamlError(f"it is not UTF-8 text: {error}"[:200]) from error
     except yaml.MarkedYAMLError as error:
-        raise ForeignYamlError(_told(error)) from error
+        raise ForeignYamlError(_describe(error)) from error
     except yaml.YAMLError as error:
         raise ForeignYamlError(str(error)[:200]) from error
 
@@ -143,14 +143,14 @@ def _check_shape(text: str) -> None:
         if isinstance(event, yaml.CollectionStartEvent):
             opened.append((event.anchor, count))
             if len(opened) > MAX_DEPTH:
-                raise ForeignYamlError(_at(f"it is nested more than {MAX_DEPTH} deep", event))
+                raise ForeignYamlError(_locate(f"it is nested more than {MAX_DEPTH} deep", event))
         elif isinstance(event, yaml.CollectionEndEvent):
             anchor, before = opened.pop()
             if anchor:
                 weights[anchor] = count - before + 1
         elif isinstance(event, yaml.AliasEvent):
             if any(anchor == event.anchor for anchor, _ in opened):
-                raise ForeignYamlError(_at("an alias refers to what contains it", event))
+                raise ForeignYamlError(_locate("an alias refers to what contains it", event))
             count += weights.get(event.anchor or "", 0)
         elif isinstance(event, yaml.ScalarEvent):
             event.value.encode()  # half of a surrogate pair, escaped, is a UnicodeEncodeError
@@ -162,7 +162,7 @@ def _check_shape(text: str) -> None:
         count += 1
         if count > MAX_VALUES:
             raise ForeignYamlError(
-                _at(f"it has more than {MAX_VALUES:,} values, aliases counted in full", event)
+                _locate(f"it has more than {MAX_VALUES:,} values, aliases counted in full", event)
             )
 
 
@@ -170,12 +170,12 @@ def _error(problem: str, node: yaml.Node) -> yaml.constructor.ConstructorError:
     return yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
 
 
-def _at(problem: str, event: yaml.Event) -> str:
+def _locate(problem: str, event: yaml.Event) -> str:
     mark = event.start_mark
     return f"{problem} (line {mark.line + 1})" if mark else problem
 
 
-def _told(error: yaml.MarkedYAMLError) -> str:
+def _describe(error: yaml.MarkedYAMLError) -> str:
     words = " ".join(part for part in (error.context, error.problem) if part)[:200]
     mark = error.problem_mark or error.context_mark
     return f"{words} (line {mark.line + 1}, column {mark.column + 1})" if mark else words

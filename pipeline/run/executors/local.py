@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from pipeline.core import errors
-from pipeline.core.credentials import handed_on
+from pipeline.core.credentials import hand_on
 from pipeline.core.events import Progress
 from pipeline.core.private_files import open_log
 from pipeline.core.process_environment import stage_environment
@@ -25,7 +25,7 @@ class LocalExecutor:
             process = GuardedProcess(
                 # -P: a folder called 'pipeline' in the working directory must not shadow ours.
                 [sys.executable, "-P", "-m", "pipeline.cli.main", "stage", "run", str(spec)],
-                environment=stage_environment({**os.environ, **handed_on()}, stage_in(spec)),
+                environment=stage_environment({**os.environ, **hand_on()}, stage_in(spec)),
                 output=subprocess.PIPE,
                 errors=log_file,
             )

@@ -122,9 +122,9 @@ class Conveyor:
             self._flush(file.finish)
 
     def _flush(self, step: Callable[[], None]) -> None:
-        self._flushes.append(self._flusher.submit(self._flushed, step))
+        self._flushes.append(self._flusher.submit(self._run_flush, step))
 
-    def _flushed(self, step: Callable[[], None]) -> None:
+    def _run_flush(self, step: Callable[[], None]) -> None:
         try:
             step()
         except BaseException:

@@ -11,7 +11,7 @@ CHUNK_BYTES = 2**22
 Place = tuple[Path, SafetensorsHeader]
 
 
-def same_bytes(one: Place, one_name: str, other: Place, other_name: str) -> bool:
+def has_same_bytes(one: Place, one_name: str, other: Place, other_name: str) -> bool:
     """Compare two tensors, each given by its file with header, and its name."""
     first, second = one[1].tensors[one_name], other[1].tensors[other_name]
     if (first.dtype, first.size) != (second.dtype, second.size):

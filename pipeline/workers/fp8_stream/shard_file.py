@@ -25,16 +25,16 @@ class ShardFile:
         self._plan = plan
         self._folder = folder
         self._final = folder / plan.name
-        self._unfinished = unfinished(self._final)
+        self._unfinished = unfinished_path(self._final)
         self._waiting = pieces
         self._counting = threading.Lock()
         # The kernel lets one thread at a time write to a file, and the others burn time waiting.
         self._writing = threading.Lock()
         self._open: list[int] = []
         try:
-            self._source = self._opened(plan.source, os.O_RDONLY)
+            self._source = self._open_file(plan.source, os.O_RDONLY)
             os.posix_fadvise(self._source, 0, 0, os.POSIX_FADV_SEQUENTIAL)
-            self._target = self._opened(self._unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            self._target = self._open_file(self._unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
             os.posix_fallocate(self._target, 0, plan.size)
             self.write(memoryview(plan.header), 0)
         except BaseException:
@@ -85,12 +85,12 @@ class ShardFile:
         while self._open:
             os.close(self._open.pop())
 
-    def _opened(self, path: Path, flags: int) -> int:
+    def _open_file(self, path: Path, flags: int) -> int:
         descriptor = os.open(path, flags | os.O_CLOEXEC, 0o666)
         self._open.append(descriptor)
         return descriptor
 
 
-def unfinished(final: Path) -> Path:
+def unfinished_path(final: Path) -> Path:
     """What the file is called before it is whole: no name that a loader takes for weights."""
     return final.with_name(f".{final.name}{UNFINISHED}")

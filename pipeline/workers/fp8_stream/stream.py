@@ -14,7 +14,7 @@ from pipeline.inspection.linear_layers import is_quantizable, is_tied
 from pipeline.workers.fp8_stream import resume
 from pipeline.workers.fp8_stream.conveyor import Conveyor
 from pipeline.workers.fp8_stream.layout import SCHEMES, ShardPlan, plan_shard
-from pipeline.workers.fp8_stream.same_bytes import same_bytes
+from pipeline.workers.fp8_stream.same_bytes import has_same_bytes
 from pipeline.workers.fp8_stream.selection import (
     check_supported,
     kept_layers,
@@ -112,7 +112,7 @@ def resolve_tie(
         return []
     head, embedding = pair
     places = {name: (file, h) for file, h in headers.items() for name in h.tensors if name in pair}
-    if same_bytes(places[head], head, places[embedding], embedding):
+    if has_same_bytes(places[head], head, places[embedding], embedding):
         return [head]
     key = "tie_word_embeddings"
     raise StageError(

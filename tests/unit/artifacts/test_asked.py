@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from artifacts.evidence.asked import misasked, miscounted, named
+from artifacts.evidence.asked import find_misasked, find_miscounted, identify
 from pipeline.core.stage_record import StageRecord
 
 QUESTIONS = [{"id": str(n), "cluster": f"c{n // 2}"} for n in range(6)]
@@ -30,7 +30,7 @@ def record(parameters: dict[str, Any], **result: Any) -> StageRecord:
 def asked(n: int, *, told: int | None = None, **parameters: Any) -> list[str]:
     suite = {"kind": "rouge", "cluster": "passage"}
     evaluate = record({"suite": suite, **parameters}, n=n if told is None else told)
-    return list(misasked("r", evaluate, QUESTIONS[:n], QUESTIONS))
+    return list(find_misasked("r", evaluate, QUESTIONS[:n], QUESTIONS))
 
 
 def test_all_of_them() -> None:
@@ -52,7 +52,7 @@ def test_another_number_than_is_told() -> None:
 
 def test_another_order() -> None:
     evaluate = record({"suite": {}, "rule": {}}, n=6)
-    (fault,) = misasked("r", evaluate, QUESTIONS[::-1], QUESTIONS)
+    (fault,) = find_misasked("r", evaluate, QUESTIONS[::-1], QUESTIONS)
     assert "not those to the first of the questions" in fault
 
 
@@ -70,9 +70,9 @@ def test_another_order() -> None:
 )
 def test_what_the_questions_are_said_to_be(kind: str, result: dict[str, Any], fault: str) -> None:
     laid_out = record({"suite": {"kind": kind, "cluster": "passage"}}, **result)
-    assert fault in "\n".join(miscounted("r", laid_out, QUESTIONS))
-    assert bool(fault) == bool(list(miscounted("r", laid_out, QUESTIONS)))
+    assert fault in "\n".join(find_miscounted("r", laid_out, QUESTIONS))
+    assert bool(fault) == bool(list(find_miscounted("r", laid_out, QUESTIONS)))
 
 
 def test_only_what_says_which() -> None:
-    assert named(iter([{"id": "a", "score": 1.0}])) == [{"id": "a"}]
+    assert identify(iter([{"id": "a", "score": 1.0}])) == [{"id": "a"}]

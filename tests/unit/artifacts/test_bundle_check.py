@@ -17,7 +17,7 @@ from measured_refusal import refusal
 from pretend_stages import edit
 from spoilt_bundle import RECIPE, found, output, rename_stage, rewrite_manifest, stage_folder
 
-from artifacts.evidence.bundle import BUNDLE, RESOLVED, VERDICT, packed
+from artifacts.evidence.bundle import BUNDLE, RESOLVED, VERDICT, pack
 from artifacts.evidence.bundle_check import check_bundle
 from artifacts.evidence.manifest import MANIFEST
 from pipeline.core.digest import digest_bytes, digest_json
@@ -294,7 +294,7 @@ class TestForgedAnswers:
 
     def put(self, folder: Path, variant: str, content: bytes, n: int) -> None:
         file = stage_folder(folder, "evaluate", variant) / "answers.jsonl.gz"
-        file.write_bytes(packed(content))
+        file.write_bytes(pack(content))
         found = {"n": n, "answers_digest": digest_bytes(content)}
         self.record(folder, "evaluate", variant, **found)
 

@@ -63,13 +63,13 @@ def card_of(run: JudgedRun, **source: str) -> ModelCard:
     """The card with another source, as the Hub's library reads it."""
     folder = output(run)
     verdict = read_verdict(folder / "prepare-evidence")
-    judged = JudgedVariant.found(run.store.find, verdict.judges[RECIPE])
+    judged = JudgedVariant.load_by_key(run.store.find, verdict.judges[RECIPE])
     changed = verdict.model_copy(update={"source": verdict.source.model_copy(update=source)})
     return ModelCard(text_of(run, changed, judged))
 
 
 def deployable(run: JudgedRun, **members: Any) -> Deployable:
-    judged = JudgedVariant.found(run.store.find, run.folder("judge", RECIPE).name)
+    judged = JudgedVariant.load_by_key(run.store.find, run.folder("judge", RECIPE).name)
     return Deployable.of_evidence(judged, run.store.find).model_copy(update=members)
 
 
@@ -168,7 +168,7 @@ class TestBody:
 
     def test_fallbacks_of_the_cpu_stand_beside_the_verdict(self, run: JudgedRun, text: str) -> None:
         verdict = read_verdict(output(run) / "prepare-evidence")
-        judged = JudgedVariant.found(run.store.find, verdict.judges[RECIPE])
+        judged = JudgedVariant.load_by_key(run.store.find, verdict.judges[RECIPE])
         told = {"without": "avx512f", "because": "vLLM has no FP8 KV cache here"}
         parameters = {**judged.judge.parameters, "fallbacks": {"kv-cache-not-fp8": told}}
         other = judged.judge.model_copy(update={"parameters": parameters})
@@ -182,7 +182,7 @@ class TestBody:
         self, run: JudgedRun, text: str, scales: bool
     ) -> None:
         verdict = read_verdict(output(run) / "prepare-evidence")
-        judged = JudgedVariant.found(run.store.find, verdict.judges[RECIPE])
+        judged = JudgedVariant.load_by_key(run.store.find, verdict.judges[RECIPE])
         gpu = {**judged.benchmark.parameters, "hardware": {"accelerator": "cuda", "gpu": "H100"}}
         recipe = {**judged.quantize.parameters["quantization"], "kv_cache_scales": scales}
         changed = replace(
@@ -242,7 +242,7 @@ class TestHubResults:
 
     def test_a_whole_one_is(self, run: JudgedRun, tmp_path: Path) -> None:
         verdict = read_verdict(output(run) / "prepare-evidence")
-        judged = JudgedVariant.found(run.store.find, verdict.judges[RECIPE])
+        judged = JudgedVariant.load_by_key(run.store.find, verdict.judges[RECIPE])
         gate = verdict.variant.gates[0].model_copy(update={"n": 164, "available": 164})
         whole = verdict.model_copy(
             update={"variants": (verdict.variant.model_copy(update={"gates": [gate]}),)}

@@ -78,7 +78,7 @@ def test_where_and_whether_it_promotes(tmp_path: Path) -> None:
 
 def test_a_recheck() -> None:
     """Trusted code is the evidence's; what was not asked for is not shown."""
-    asked = RecheckRequest("tiny@champion", profile="h200", source="./here").asked()
+    asked = RecheckRequest("tiny@champion", profile="h200", source="./here").as_options()
     command = {
         **COMMAND,
         "recheck": "tiny@1",

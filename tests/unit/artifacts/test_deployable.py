@@ -56,7 +56,7 @@ def deployable(**changes: Any) -> Deployable:
 
 def read(run: JudgedRun, **changes: Any) -> Deployable:
     """Of evidence that says something else of how it was served, and what would be started."""
-    judged = JudgedVariant.found(run.store.find, run.folder("judge", "fp8-dynamic").name)
+    judged = JudgedVariant.load_by_key(run.store.find, run.folder("judge", "fp8-dynamic").name)
     result = {k: v for k, v in changes.items() if k == "engine_version"}
     parameters = {k: v for k, v in changes.items() if k != "engine_version"}
     benchmark = judged.benchmark.model_copy(

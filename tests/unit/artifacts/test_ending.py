@@ -13,10 +13,10 @@ from artifacts.ci.summary import markdown_summary
 from artifacts.ending import (
     champion_of,
     headline,
+    list_passed,
     next_command,
     next_steps,
     outcome,
-    passed,
     verdict_of,
 )
 from artifacts.report.page import run_page
@@ -84,7 +84,7 @@ def test_one_sentence_and_a_next_step(run: str, sentence: str, step: str) -> Non
 
 
 def test_who_passed_and_who_was_promoted() -> None:
-    assert passed(RUNS["not promoted"]) == ["fp8-dynamic", "w8a8"]
+    assert list_passed(RUNS["not promoted"]) == ["fp8-dynamic", "w8a8"]
     assert champion_of(RUNS["not promoted"]) is None
     champion: Any = champion_of(RUNS["promoted"])
     assert champion.recipe == "fp8-dynamic"

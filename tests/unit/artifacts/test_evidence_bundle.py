@@ -25,7 +25,7 @@ from spoilt_bundle import (
     written,
 )
 
-from artifacts.evidence.bundle import BUNDLE, RESOLVED, VERDICT, at_pointer, packed
+from artifacts.evidence.bundle import BUNDLE, RESOLVED, VERDICT, follow_pointer, pack
 from artifacts.evidence.bundle_check import check_bundle
 from artifacts.evidence.manifest import MANIFEST, ManifestFile, list_files
 from pipeline.core.digest import digest_file
@@ -355,11 +355,11 @@ class TestFiles:
 class TestPacking:
     @given(st.binary(max_size=200))
     def test_equal_content_equal_bytes(self, content: bytes) -> None:
-        assert packed(content) == packed(content)
-        assert gzip.decompress(packed(content)) == content
+        assert pack(content) == pack(content)
+        assert gzip.decompress(pack(content)) == content
 
     def test_no_time_and_no_name(self) -> None:
-        header = packed(b"x")[:10]
+        header = pack(b"x")[:10]
         assert header[3] == 0  # no name follows
         assert header[4:8] == b"\0\0\0\0"
 
@@ -367,7 +367,7 @@ class TestPacking:
     def test_pointers_find_every_key(self, data: dict[str, int]) -> None:
         for key, value in data.items():
             pointer = "/" + key.replace("~", "~0").replace("/", "~1")
-            assert at_pointer(data, pointer) == value
+            assert follow_pointer(data, pointer) == value
 
     def test_digest_of_a_file(self, tmp_path: Path) -> None:
         (tmp_path / "x").write_bytes(b"abc")

@@ -9,16 +9,16 @@ from artifacts.gate_row import gate_row, throughput_row
 
 def test_a_margin_in_points_is_beside_the_bound() -> None:
     gate = gate_report(difference=-0.0014, bound=-0.0043, threshold=-0.0075)
-    assert gate_row(gate).held_against("lower bound ") == "lower bound -0.43, margin -0.75"
-    assert gate_row(gate, 1).held_against("> ") == "> -0.4, margin -0.75"  # never rounded
+    assert gate_row(gate).describe_bound("lower bound ") == "lower bound -0.43, margin -0.75"
+    assert gate_row(gate, 1).describe_bound("> ") == "> -0.4, margin -0.75"  # never rounded
     assert (gate_row(gate).difference, gate_row(gate, 1).difference) == ("-0.14", "-0.1")
 
 
 def test_a_recovery_margin_is_beside_the_recovery() -> None:
     gate = gate_report(threshold=0.0, margin="99 % recovery", recovery=0.9973)
-    assert gate_row(gate).held_against("> ") == "99.7 % recovered, margin 99 % recovery"
+    assert gate_row(gate).describe_bound("> ") == "99.7 % recovered, margin 99 % recovery"
     nothing = gate_row(gate.model_copy(update={"recovery": None}))
-    assert nothing.held_against("> ") == "nothing recovered, margin 99 % recovery"
+    assert nothing.describe_bound("> ") == "nothing recovered, margin 99 % recovery"
     assert nothing.recovery == ""
 
 
@@ -30,7 +30,7 @@ def test_the_bound_says_what_it_is_of_where_that_is_not_the_difference() -> None
 
 def test_a_load_test_has_a_ratio_and_a_floor() -> None:
     row = throughput_row(throughput_report(ratio=1.5, minimum_ratio=0.85, note="of a CPU"))
-    assert (row.difference, row.held_against("> ")) == ("x 1.500", "at least 0.85")
+    assert (row.difference, row.describe_bound("> ")) == ("x 1.500", "at least 0.85")
     assert (row.unit, row.bound, row.recovery) == ("", "", "150.0 %")
     assert row.reason.endswith("; of a CPU")
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from sample_reports import failed_variant_report, variant_report
 
 from artifacts.run_record import VariantReport
-from artifacts.selection import corrected
+from artifacts.selection import correct
 
 ALPHA = 0.05
 
@@ -29,12 +29,12 @@ def variants(*p_values: float, alpha: float = ALPHA) -> list[VariantReport]:
 
 
 def changed(reports: list[VariantReport], alpha: float = ALPHA) -> list[str]:
-    return [report.recipe for report in corrected(reports, alpha)]
+    return [report.recipe for report in correct(reports, alpha)]
 
 
 def test_one_variant_needs_no_correction() -> None:
-    assert corrected(variants(ALPHA), ALPHA) == []
-    assert corrected([], ALPHA) == []
+    assert correct(variants(ALPHA), ALPHA) == []
+    assert correct([], ALPHA) == []
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_what_failed_stays_as_it_is() -> None:
 
 def test_the_report_says_why_and_keeps_the_rest() -> None:
     before = variants(0.0312, 0.9)
-    (report,) = corrected(before, ALPHA)
+    (report,) = correct(before, ALPHA)
 
     assert report.verdict == "undecided"
     for words in ("passes alone", "2 variants", "p = 0.0312", "Holm", "0.05", "more q"):
@@ -109,7 +109,7 @@ def test_it_is_holms_procedure(p_values: list[float], alpha: float) -> None:
 
 @given(P_VALUES)
 def test_nobody_passes_who_did_not_pass_alone(p_values: list[float]) -> None:
-    for report in corrected(variants(*p_values), ALPHA):
+    for report in correct(variants(*p_values), ALPHA):
         assert report.verdict == "undecided"
         assert report.p_value is not None
         assert ALPHA / len(p_values) < report.p_value <= ALPHA

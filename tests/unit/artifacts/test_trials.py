@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from artifacts.evidence.trials import Count, Trials, variant_key
-from artifacts.evidence.tries import miscounts
-from artifacts.run_record import VariantReport, unjudged
-from artifacts.selection import corrected
+from artifacts.evidence.tries import find_miscounts
+from artifacts.run_record import VariantReport, report_unjudged
+from artifacts.selection import correct
 from eval_gates.statistics.comparison import Comparison
 from eval_gates.statistics.multiplicity import level_of, share_of
 from eval_gates.statistics.sequential import log_evidence
@@ -41,16 +41,16 @@ class TestCount:
     def test_what_is_new_is_a_trial_and_what_is_not_is_none(self, tmp_path: Path) -> None:
         trials = Trials(tmp_path)
         both = {"a": "1", "b": "2"}
-        assert trials.foreseen(COUNT, both).number == 1
+        assert trials.foresee(COUNT, both).number == 1
         assert not list(tmp_path.iterdir())
-        first = trials.begun(COUNT, both, "run 1")
-        assert first.number == trials.begun(COUNT, both, "run 2").number == 1
+        first = trials.begin(COUNT, both, "run 1")
+        assert first.number == trials.begin(COUNT, both, "run 2").number == 1
         # Without the one that did not pass, it is the same trial of two.
-        assert trials.begun(COUNT, {"a": "1"}, "run 3") == first
-        second = trials.begun(COUNT, {"a": "1", "c": "3"}, "run 4")
+        assert trials.begin(COUNT, {"a": "1"}, "run 3") == first
+        second = trials.begin(COUNT, {"a": "1", "c": "3"}, "run 4")
         assert (second.number, second.earlier) == (2, (both,))
-        assert trials.begun(COUNT, {"a": "another"}, "run 5").number == 3
-        assert trials.foreseen(COUNT, {"d": "4"}).number == 4
+        assert trials.begin(COUNT, {"a": "another"}, "run 5").number == 3
+        assert trials.foresee(COUNT, {"d": "4"}).number == 4
         assert trials.find(COUNT, 2) == second
         assert trials.find(COUNT, 4) is None
         assert [trial.number for trial in trials.latest()] == [3]
@@ -66,13 +66,13 @@ class TestCount:
         self, tmp_path: Path, other: Count
     ) -> None:
         trials = Trials(tmp_path)
-        trials.begun(COUNT, {"a": "1"}, "run")
-        assert trials.begun(other, {"a": "2"}, "run").number == 1
+        trials.begin(COUNT, {"a": "1"}, "run")
+        assert trials.begin(other, {"a": "2"}, "run").number == 1
 
     def test_what_is_kept_is_nobody_elses_to_read(self, tmp_path: Path) -> None:
         before = os.umask(0o022)
         try:
-            Trials(tmp_path / "store").begun(COUNT, {"a": "1"}, "run")
+            Trials(tmp_path / "store").begin(COUNT, {"a": "1"}, "run")
         finally:
             os.umask(before)
         kept = list((tmp_path / "store").rglob("*"))
@@ -81,29 +81,29 @@ class TestCount:
 
     def test_runs_that_begin_at_once_have_numbers_of_their_own(self, tmp_path: Path) -> None:
         def begin(which: int) -> int:
-            return Trials(tmp_path).begun(COUNT, {"a": str(which)}, f"run {which}").number
+            return Trials(tmp_path).begin(COUNT, {"a": str(which)}, f"run {which}").number
 
         with ThreadPoolExecutor(8) as pool:
             assert sorted(pool.map(begin, range(16))) == list(range(1, 17))
 
     def test_what_a_kill_left_is_no_trial(self, tmp_path: Path) -> None:
         trials = Trials(tmp_path)
-        trials.begun(COUNT, {"a": "1"}, "run")
+        trials.begin(COUNT, {"a": "1"}, "run")
         (tmp_path / "trials" / COUNT.key / ".000002.json.77").write_text('{"half')
-        assert trials.begun(COUNT, {"b": "2"}, "run").number == 2
+        assert trials.begin(COUNT, {"b": "2"}, "run").number == 2
 
     @pytest.mark.parametrize("damage", ["removed", "changed"])
     def test_a_count_with_a_hole_is_refused(self, tmp_path: Path, damage: str) -> None:
         trials = Trials(tmp_path)
         for name in "abc":
-            trials.begun(COUNT, {name: "1"}, "run")
+            trials.begin(COUNT, {name: "1"}, "run")
         file = tmp_path / "trials" / COUNT.key / "000002.json"
         if damage == "removed":
             file.unlink()
         else:
             file.write_text("{}")
         with pytest.raises(StoreError) as caught:
-            trials.begun(COUNT, {"d": "1"}, "run")
+            trials.begin(COUNT, {"d": "1"}, "run")
         assert caught.value.where == str(file)
 
 
@@ -175,11 +175,11 @@ class TestShares:
         assert level_of(0.05, 4) == 0.0125
 
     def test_a_pass_alone_may_be_none_in_a_later_trial(self) -> None:
-        report = unjudged("a", "fail", "", None).model_copy(
+        report = report_unjudged("a", "fail", "", None).model_copy(
             update={"verdict": "pass", "p_value": 0.01, "trial": 2}
         )
-        assert corrected([report], 0.05 * share_of(1)) == []
-        (changed,) = corrected([report], 0.05 * share_of(2))
+        assert correct([report], 0.05 * share_of(1)) == []
+        (changed,) = correct([report], 0.05 * share_of(2))
         assert isinstance(changed, VariantReport)
         assert changed.verdict == "undecided"
         assert "in trial 2" in changed.reason
@@ -216,33 +216,33 @@ def asked_at(alpha: float, **more: Any) -> dict[str, StageRecord]:
 
 class TestEvidence:
     def test_a_trial_that_fits(self) -> None:
-        assert list(miscounts(judge(), "a", ["a"], asked_at(level_of(0.05, 1, 2)))) == []
+        assert list(find_miscounts(judge(), "a", ["a"], asked_at(level_of(0.05, 1, 2)))) == []
 
     def test_asked_by_another_bet(self) -> None:
         record, level = judge(), level_of(0.05, 1, 2)
         planned = record.model_copy(
             update={"parameters": {**record.parameters, "planned_bets": {"mine": 0.3}}}
         )
-        assert list(miscounts(planned, "a", ["a"], asked_at(level, planned_bet=0.3))) == []
+        assert list(find_miscounts(planned, "a", ["a"], asked_at(level, planned_bet=0.3))) == []
         for judged, asked in (
             (planned, {}),
             (planned, {"planned_bet": 0.4}),
             (record, {"planned_bet": 0.3}),
         ):
-            (found,) = miscounts(judged, "a", ["a"], asked_at(level, **asked))
+            (found,) = find_miscounts(judged, "a", ["a"], asked_at(level, **asked))
             assert found == "candidate.mine: asked by another bet than it is judged by"
 
     def test_asked_at_the_share_of_another_trial(self) -> None:
-        (found,) = miscounts(judge(), "a", ["a"], asked_at(level_of(0.05, 1, 1)))
+        (found,) = find_miscounts(judge(), "a", ["a"], asked_at(level_of(0.05, 1, 1)))
         assert "asked at the level" in found
 
     def test_fewer_trials_than_there_were(self) -> None:
-        (found,) = miscounts(judge(number=1), "a", ["a"], asked_at(level_of(0.05, 1, 1)))
+        (found,) = find_miscounts(judge(number=1), "a", ["a"], asked_at(level_of(0.05, 1, 1)))
         assert found == "it claims to be trial 1, after 1 others"
 
     def test_other_variants(self) -> None:
         changed = judge(variants={"c": "1"})
-        (found,) = miscounts(changed, "a", ["a"], asked_at(level_of(0.05, 1, 2)))
+        (found,) = find_miscounts(changed, "a", ["a"], asked_at(level_of(0.05, 1, 2)))
         assert found == "its trial is of c"
 
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from artifacts.written_numbers import in_points, megabytes, per_cent
+from artifacts.written_numbers import format_megabytes, format_percent, format_points
 
 
 def test_differences_have_their_sign() -> None:
-    assert [in_points(value) for value in (0.0125, -0.2, 0.0)] == ["+1.25", "-20.00", "+0.00"]
-    assert in_points(-0.0456, 1) == "-4.6"
+    assert [format_points(value) for value in (0.0125, -0.2, 0.0)] == ["+1.25", "-20.00", "+0.00"]
+    assert format_points(-0.0456, 1) == "-4.6"
 
 
 def test_shares_and_what_there_is_none_of() -> None:
-    assert per_cent(0.65123) == "65.12 %"
-    assert per_cent(0.9973, 1) == "99.7 %"
-    assert (per_cent(None), per_cent(None, nothing="none"), per_cent(0.0)) == (
+    assert format_percent(0.65123) == "65.12 %"
+    assert format_percent(0.9973, 1) == "99.7 %"
+    assert (format_percent(None), format_percent(None, nothing="none"), format_percent(0.0)) == (
         "-",
         "none",
         "0.00 %",
@@ -21,5 +21,5 @@ def test_shares_and_what_there_is_none_of() -> None:
 
 
 def test_sizes() -> None:
-    assert megabytes(1_163_400_000) == "1,163.4 MB"
-    assert (megabytes(None), megabytes(None, nothing="not made")) == ("-", "not made")
+    assert format_megabytes(1_163_400_000) == "1,163.4 MB"
+    assert (format_megabytes(None), format_megabytes(None, nothing="not made")) == ("-", "not made")

@@ -118,5 +118,5 @@ def test_tokenizer_config_loads_in_both_generations_of_transformers(tmp_path: Pa
 def test_rope_theta_is_where_transformers_4_looks(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text('{"rope_parameters": {"rope_theta": 100000.0, "rope_type": "default"}}')
-    convert_gguf._readable_by_transformers_4(path)
+    convert_gguf._make_readable_by_transformers_4(path)
     assert json.loads(path.read_text())["rope_theta"] == 100000.0

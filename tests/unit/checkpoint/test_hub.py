@@ -21,7 +21,7 @@ from hub_stand_in import HubStandIn, Repository
 from small_checkpoint import checkpoint_files, safetensors
 
 from pipeline.checkpoint.folder import inspect_folder
-from pipeline.checkpoint.hub import explained
+from pipeline.checkpoint.hub import explain_hub_errors
 from pipeline.checkpoint.source_facts import source_of
 from pipeline.core.digest import FileDigests
 from pipeline.core.errors import HubError
@@ -286,7 +286,10 @@ def test_dataset_revision_of_a_silent_server(hub: HubStandIn, child: Child) -> N
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
 def test_disk_that_fills_up_meanwhile(number: int) -> None:
-    with pytest.raises(HubError, match="the disk is full") as caught, explained("org/name", None):
+    with (
+        pytest.raises(HubError, match="the disk is full") as caught,
+        explain_hub_errors("org/name", None),
+    ):
         raise OSError(number, os.strerror(number), "/cache/blob")
     assert caught.value.where == "/cache/blob"
     assert "HF_HOME" in caught.value.cure

@@ -25,7 +25,7 @@ from sample_reports import (
 from typer.testing import CliRunner, Result
 
 from artifacts.run_record import RunReport
-from pipeline.cli.ci import CiReporting, in_ci
+from pipeline.cli.ci import CiReporting, is_in_ci
 from pipeline.cli.main import app
 from pipeline.core.errors import StoreError
 from pipeline.run import gate as endpoint_gate
@@ -263,7 +263,7 @@ def test_whatever_ends_a_run_is_told_and_goes_on(
 
     reporting = CiReporting("model", ci=True, junit=job / "junit.xml", outputs=None, as_json=False)
     with pytest.raises(type(error)):
-        reporting.told(work, {"checkpoint": "c"}, None, Listener())
+        reporting.report(work, {"checkpoint": "c"}, None, Listener())
     assert (outputs(job)["exit_code"], outputs(job)["verdict"]) == (code, verdict)
     assert ET.parse(job / "junit.xml").find(".//error") is not None
 
@@ -326,9 +326,9 @@ def test_an_interrupted_job_is_told_so(job: Path) -> None:
 )
 def test_ci_is_on_where_the_variable_says_so(value: str | None, expected: bool) -> None:
     environ = {} if value is None else {"CI": value}
-    assert in_ci(None, environ) is expected
-    assert in_ci(True, environ) is True
-    assert in_ci(False, environ) is False
+    assert is_in_ci(None, environ) is expected
+    assert is_in_ci(True, environ) is True
+    assert is_in_ci(False, environ) is False
 
 
 def test_progress_is_plain_in_ci_even_on_a_terminal(job: Path) -> None:

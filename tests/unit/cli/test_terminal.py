@@ -17,7 +17,7 @@ from rich.text import Text
 from sample_reports import gate_report, run_report, variant_report
 
 from pipeline.cli.tables import print_run, print_table
-from pipeline.cli.terminal import ShownStream, open_console, print_command, shown_streams
+from pipeline.cli.terminal import ShownStream, guard_streams, open_console, print_command
 
 HOSTILE = "\x1b[2J\x1b]0;owned\x07\u202e[/]\n::error::x ##[command]y"
 
@@ -39,7 +39,7 @@ def test_prints_and_tables_only_show_foreign_text(
     out, err = io.StringIO(), io.StringIO()
     monkeypatch.setattr(sys, "stdout", out)
     monkeypatch.setattr(sys, "stderr", err)
-    with shown_streams():
+    with guard_streams():
         print(HOSTILE, HOSTILE)
         print("", "::error::x")
         typer.echo(HOSTILE)
@@ -70,7 +70,7 @@ def test_what_a_library_logs_has_no_credential(monkeypatch: pytest.MonkeyPatch) 
     err = io.StringIO()
     monkeypatch.setattr(sys, "stderr", err)
     monkeypatch.setenv("HF_TOKEN", "hf_SECRET9999")
-    with shown_streams():
+    with guard_streams():
         logging.getLogger("library").addHandler(handler := logging.StreamHandler())
         logging.getLogger("library").warning("retrying https://me:SECRET9999@host, hf_SECRET9999")
         logging.getLogger("library").removeHandler(handler)
@@ -102,7 +102,7 @@ def test_our_colours_act_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdout", out)
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.delenv("NO_COLOR", raising=False)
-    with shown_streams():
+    with guard_streams():
         open_console().print(Text("pass \x1b[2J", style="green"))
     assert "\x1b[32mpass \\u001b[2J" in out.getvalue()
 
@@ -110,7 +110,7 @@ def test_our_colours_act_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_workflow_command_of_ours_acts(monkeypatch: pytest.MonkeyPatch) -> None:
     err = io.StringIO()
     monkeypatch.setattr(sys, "stderr", err)
-    with shown_streams():
+    with guard_streams():
         print_command("::error title=x::y")
     assert err.getvalue() == "::error title=x::y\n"
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.core import credentials
-from pipeline.core.credentials import HANDED_ON, handed_on, hide, put_back, take_out
+from pipeline.core.credentials import HANDED_ON, hand_on, hide, put_back, take_out
 from pipeline.core.errors import PrepareError, RegistryError, UsageError, from_dict
 from pipeline.core.process_environment import Need, server_environment, stage_environment
 
@@ -57,7 +57,7 @@ def test_an_address_goes_on_without_its_credentials(address: str, shown: str) ->
 )
 def test_what_has_no_credentials_stays(text: str) -> None:
     assert take_out(text) == text == put_back(text)
-    assert handed_on() == {}
+    assert hand_on() == {}
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_an_error_has_none_whatever_a_library_said(monkeypatch: pytest.MonkeyPat
 
 def test_a_stage_that_connects_is_handed_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = take_out(f"http://me:{SECRET}@host")
-    here = {"PATH": "/bin", "PREPARE_REGISTRY": f"http://me:{SECRET}@host", **handed_on()}
+    here = {"PATH": "/bin", "PREPARE_REGISTRY": f"http://me:{SECRET}@host", **hand_on()}
     for stage in ("quantize", "judge", "check_weights", "benchmark", "questions"):
         assert SECRET not in json.dumps(stage_environment(here, stage))
     assert SECRET not in json.dumps(server_environment(here, {}))

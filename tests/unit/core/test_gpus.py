@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.core.gpus import ask_driver, too_old, visible_gpus
+from pipeline.core.gpus import ask_driver, is_driver_too_old, visible_gpus
 
 PLAIN = """GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-1a)
 GPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-2b)
@@ -106,4 +106,4 @@ def test_any_text_of_the_variable_is_read(text: str) -> None:
     [("535.183.06", True), ("579.99", True), ("580.65.06", False), ("600", False), ("", False)],
 )
 def test_the_driver_that_cuda_13_needs(version: str, is_too_old: bool) -> None:
-    assert too_old(version) is is_too_old
+    assert is_driver_too_old(version) is is_too_old

@@ -27,7 +27,7 @@ from pathlib import Path
 from pipeline.core.store import Store, write_atomically
 
 root, record, entered, go = sys.argv[1:]
-with Store(Path(root)).writing("judge", "abc") as folder:
+with Store(Path(root)).open_for_writing("judge", "abc") as folder:
     if folder is None:
         print("somebody else finished it")
     else:
@@ -45,7 +45,7 @@ def store(tmp_path: Path) -> Store:
 
 
 def finish(store: Store, key: str = "abc", output: str = "") -> None:
-    with store.writing("judge", key) as folder:
+    with store.open_for_writing("judge", key) as folder:
         assert folder is not None
         (folder / "output.txt").write_text(output)
         write_atomically(folder / RECORD, stage_record(key=key).model_dump_json())
@@ -65,7 +65,7 @@ def test_a_finished_stage_is_found_with_all_it_wrote(store: Store) -> None:
 
 def test_the_final_name_appears_only_when_the_block_has_ended(store: Store) -> None:
     final = store.stage_folder("judge", "abc")
-    with store.writing("judge", "abc") as folder:
+    with store.open_for_writing("judge", "abc") as folder:
         assert folder == final.with_name("abc.partial")
         assert list(folder.iterdir()) == []
         write_atomically(folder / RECORD, stage_record().model_dump_json())
@@ -86,7 +86,7 @@ def test_what_a_killed_run_left_is_emptied(store: Store) -> None:
 
 def test_after_an_exception_there_is_no_final_folder_but_the_log(store: Store) -> None:
     def fail() -> None:
-        with store.writing("judge", "abc") as folder:
+        with store.open_for_writing("judge", "abc") as folder:
             assert folder is not None
             (folder / "worker.log").write_text("last words")
             write_atomically(folder / RECORD, stage_record().model_dump_json())
@@ -103,7 +103,7 @@ def test_after_an_exception_there_is_no_final_folder_but_the_log(store: Store) -
 
 def test_a_block_that_ends_without_a_record_is_an_error(store: Store) -> None:
     def forget() -> None:
-        with store.writing("judge", "abc") as folder:
+        with store.open_for_writing("judge", "abc") as folder:
             assert folder is not None
             (folder / "output.txt").write_text("no record beside it")
 
@@ -115,7 +115,7 @@ def test_a_block_that_ends_without_a_record_is_an_error(store: Store) -> None:
 
 def test_a_finished_stage_is_not_written_again(store: Store) -> None:
     finish(store, output="first")
-    with store.writing("judge", "abc") as folder:
+    with store.open_for_writing("judge", "abc") as folder:
         assert folder is None
     assert (store.stage_folder("judge", "abc") / "output.txt").read_text() == "first"
 
@@ -215,13 +215,13 @@ def test_a_stage_is_current_until_an_input_is_made_again(store: Store) -> None:
     )
     record = stage_record(input_digests={"weights": digest_json({"a": 1})})
     put_record(store, record)
-    assert store.current("judge", "abc") == record  # nothing is known of an input that is gone
+    assert store.find_current("judge", "abc") == record  # nothing is known of an input that is gone
     put_record(store, made_of)
-    assert store.current("judge", "abc") == record
+    assert store.find_current("judge", "abc") == record
     put_record(store, made_of.model_copy(update={"result": {"a": 2}}))
-    assert store.current("judge", "abc") is None
+    assert store.find_current("judge", "abc") is None
     assert store.find("judge", "abc") == record
-    assert store.current("judge", "other") is None
+    assert store.find_current("judge", "other") is None
 
 
 def test_runs_are_listed_oldest_first(store: Store) -> None:
@@ -276,7 +276,7 @@ def test_a_read_only_folder_is_explained() -> None:
     with (
         folder_one_may_not_write() as folder,
         pytest.raises(StoreError, match="cannot be written"),
-        Store(folder / "store").writing("judge", "abc"),
+        Store(folder / "store").open_for_writing("judge", "abc"),
     ):
         pytest.fail("a folder was handed out in a store that cannot be written")
 
@@ -290,7 +290,7 @@ def test_a_store_below_a_file_is_explained(tmp_path: Path) -> None:
 
 def test_a_full_disk_is_explained(store: Store) -> None:
     def fill() -> None:
-        with store.writing("judge", "abc"):
+        with store.open_for_writing("judge", "abc"):
             # The kernel answers every write here with ENOSPC.
             Path("/dev/full").write_text("weights")
 
@@ -304,14 +304,14 @@ def test_a_full_disk_is_explained(store: Store) -> None:
 
 
 def test_other_system_errors_pass_as_they_are(store: Store) -> None:
-    with pytest.raises(FileNotFoundError), store.errors_explained():
+    with pytest.raises(FileNotFoundError), store.explain_errors():
         (store.root / "missing").read_text()
 
 
 class TestResumed:
     def killed_try(self, store: Store) -> None:
         def be_killed() -> None:
-            with store.writing("quantize", "abc", "output") as folder:
+            with store.open_for_writing("quantize", "abc", "output") as folder:
                 assert folder is not None
                 (folder / "output").mkdir(exist_ok=True)
                 (folder / "output" / "shard").write_text("whole")
@@ -323,7 +323,7 @@ class TestResumed:
             be_killed()
 
     def found(self, store: Store, resumed: str | None) -> set[str]:
-        with store.writing("quantize", "abc", resumed) as folder:
+        with store.open_for_writing("quantize", "abc", resumed) as folder:
             assert folder is not None
             names = {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
             write_atomically(folder / RECORD, stage_record(stage="quantize").model_dump_json())
@@ -346,7 +346,7 @@ def loose(folder: Path) -> list[Path]:
 def test_a_store_is_its_owners_alone(tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
     (store.new_run_folder("r1") / "run.json").touch(mode=0o600)
-    with store.writing("quantize", "key") as folder:
+    with store.open_for_writing("quantize", "key") as folder:
         assert folder is not None
         write_atomically(folder / RECORD, "{}")
     assert loose(store.root) == []

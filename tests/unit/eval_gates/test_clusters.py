@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kept_answers import HUMANEVAL, judged_rows
 
-from eval_gates.clusters import clustered, means, partners, whole_end
+from eval_gates.clusters import group_by_cluster, means, partners, whole_end
 from eval_gates.stopping import Stopping, rule_of
 from recipes.policy import AnySuite, Margin
 
@@ -82,5 +82,5 @@ def test_the_worker_and_the_judge_see_the_same() -> None:
     scores = [row["score"] for row in rows]
     stopping = Stopping(len(rows), 10, rule, [1.0] * len(rows), names)
     alone = Stopping(60, 2, rule, [1.0] * 60)
-    assert stopping.state(scores) == alone.state(means(clustered(rows), "score")) == "pass"
+    assert stopping.state(scores) == alone.state(means(group_by_cluster(rows), "score")) == "pass"
     assert stopping.state(scores[:100]) == alone.state([1.0] * 20) == "open"

@@ -83,7 +83,7 @@ class TestNeeds:
         recipes = [catalog.load_recipe(name) for name in ("baseline", FP8, AWQ, "int8-w8a8")]
         weights = {recipe.name: llama.variant(recipe.quantization) for recipe in recipes}
         profile = catalog.load_profile("cpu")
-        needs = stage_needs(llama, recipes, weights, profile.fitted_to(("avx2",)))
+        needs = stage_needs(llama, recipes, weights, profile.fit_to(("avx2",)))
         served = {n.variant: n.host_bytes for n in needs if n.stage == "serve"}
         kept = 4 * (EMBEDDED + NORMS)
         assert served["baseline"] == 4 * PARAMETERS + 3 * GIB

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from pipeline.core.errors import StageError
 from pipeline.inspection.divisibility import (
     dividing_group_size,
-    first_dividing,
-    undivided_columns,
-    undivided_rows,
+    find_dividing,
+    find_undivided_columns,
+    find_undivided_rows,
 )
 from recipes.catalog import load_recipe
 
@@ -29,7 +29,7 @@ widths = st.sets(st.integers(1, 4096), max_size=6)
 @given(sizes_tried, widths)
 def test_the_first_that_divides_all(sizes: list[int], columns: set[int]) -> None:
     dividing = [size for size in sizes if all(width % size == 0 for width in columns)]
-    assert first_dividing(sizes, columns) == (dividing[0] if dividing else None)
+    assert find_dividing(sizes, columns) == (dividing[0] if dividing else None)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_the_first_that_divides_all(sizes: list[int], columns: set[int]) -> None
     ],
 )
 def test_columns_in_the_way(recipe: str, columns: set[int], undivided: tuple[int, ...]) -> None:
-    assert undivided_columns(load_recipe(recipe).quantization, columns) == undivided
+    assert find_undivided_columns(load_recipe(recipe).quantization, columns) == undivided
 
 
 def test_rows_above_a_seam_have_to_be_whole_blocks() -> None:
@@ -59,9 +59,9 @@ def test_rows_above_a_seam_have_to_be_whole_blocks() -> None:
         "model.layers.0.self_attn.v_proj.weight": (64, 4096),  # the last may end within a block
         "model.layers.0.mlp.down_proj.weight": (4100, 14336),  # not put together with others
     }
-    block = undivided_rows(load_recipe("fp8-block").quantization, shapes)
+    block = find_undivided_rows(load_recipe("fp8-block").quantization, shapes)
     assert block == {"model.layers.0.self_attn.k_proj.weight": 64}
-    assert undivided_rows(load_recipe("awq-w4a16").quantization, shapes) == {}
+    assert find_undivided_rows(load_recipe("awq-w4a16").quantization, shapes) == {}
 
 
 def test_it_needs_the_standard_library_only() -> None:

@@ -55,10 +55,10 @@ def test_fp8_of_a_70b_is_half_but_for_the_ends() -> None:
     model = inspected(LLAMA_3_70B)
     fp8 = model.variant(catalog.load_recipe("fp8-dynamic").quantization)
     assert fp8.bytes / 1e9 == pytest.approx(72.7, rel=0.005)
-    left = model.left_alone(fp8)
+    left = model.count_left_alone(fp8)
     assert set(left) == {"embeddings", "norms", "lm_head"}
     assert left["embeddings"] == left["lm_head"] == 128256 * 8192
-    quantized = model.quantized(fp8)
+    quantized = model.count_quantized(fp8)
     assert set(quantized) == {"attention", "mlp"}
     assert sum(left.values()) + sum(quantized.values()) == model.parameters_total
 
@@ -89,7 +89,7 @@ def test_stacked_experts_are_left_and_shown() -> None:
     model = inspected(config, shapes)
     assert model.parameters["experts"] == 4 * 32 * (64 + 32)
     fp8 = model.variant(catalog.load_recipe("fp8-dynamic").quantization)
-    assert model.left_alone(fp8)["experts"] == model.parameters["experts"]
+    assert model.count_left_alone(fp8)["experts"] == model.parameters["experts"]
     # At a precision they are counted as what they are: 4 bits of each weight, and scales.
     assert model.bytes_at(PRECISIONS[1]) < model.source.weights_bytes
 

@@ -21,7 +21,7 @@ from pipeline.core.stage_record import StageRecord, StageSpec
 from pipeline.plan import of_checkpoint as planner
 from pipeline.plan.data_sources import SourceResolver
 from pipeline.plan.of_checkpoint import Planner
-from pipeline.plan.plan import Plan, again
+from pipeline.plan.plan import Plan, repeat_role
 from recipes.catalog import load_profile, load_recipe
 from recipes.policy import RESERVED_SUITE_NAMES, Policy
 from recipes.quantization import AwqQuantization
@@ -30,7 +30,7 @@ from recipes.schema import Recipe, ServingProfile
 BASELINE, FP8, AWQ = "baseline", "fp8-dynamic", "awq-w4a16"
 SUITES = ("mmlu", "humaneval", "rouge")
 SERVED = ("coherence", *SUITES, "benchmark")
-AGAIN = again("mmlu")
+AGAIN = repeat_role("mmlu")
 MADE = ("quantize", "check_weights")
 TEXTS = '{"text": "The old library stood at the corner."}\n'
 
@@ -100,7 +100,7 @@ class Wanted:
                 for role, spec in variant.stages.items()
             }
             | {
-                (v.recipe.name, "judge"): plan.judge_stage(v, v.reached(nothing_found)).key
+                (v.recipe.name, "judge"): plan.judge_stage(v, v.find_reached(nothing_found)).key
                 for v in plan.variants
             }
         )
@@ -350,17 +350,17 @@ class TestRounds:
                 finished="",
             )
 
-        assert plan.variants[0].reached(find)["mmlu"] == third
-        assert plan.variants[1].reached(find)["mmlu"] == plan.variants[1].rounds["mmlu"][0]
+        assert plan.variants[0].find_reached(find)["mmlu"] == third
+        assert plan.variants[1].find_reached(find)["mmlu"] == plan.variants[1].rounds["mmlu"][0]
         labels = [(spec.variant, spec.key) for spec in plan.stages(find)]
         baseline = plan.baseline.rounds["mmlu"]
         assert labels.index((BASELINE, baseline[2].key)) < labels.index((FP8, third.key))
-        judged = plan.judge_stage(plan.variants[0], plan.variants[0].reached(find))
+        judged = plan.judge_stage(plan.variants[0], plan.variants[0].find_reached(find))
         assert judged.inputs["candidate.mmlu"].key == third.key
         assert judged.inputs["baseline.mmlu"].key == baseline[2].key
 
         open_rounds[second.key] = False
-        assert plan.variants[0].reached(find)["mmlu"] == second
+        assert plan.variants[0].find_reached(find)["mmlu"] == second
 
 
 class TestMachine:
@@ -376,7 +376,7 @@ class TestMachine:
     def test_a_cpus_fallbacks(self, wanted: Wanted, monkeypatch: pytest.MonkeyPatch) -> None:
         """What is calibrated, served and judged is another; what only streams is the same."""
         monkeypatch.delenv(VARIABLE, raising=False)
-        other = replace(wanted, profile=wanted.profile.fitted_to(("avx2",)))
+        other = replace(wanted, profile=wanted.profile.fit_to(("avx2",)))
         calibrated = of((AWQ,), MADE)
         assert changed(wanted, other) == ALL_SERVED | JUDGES | calibrated
         awq = next(v for v in other.plan().variants if v.recipe.name == AWQ)
@@ -388,7 +388,7 @@ class TestMachine:
         assert set(judge.parameters["fallbacks"]) == {"float32", "kv-cache-not-fp8"}
 
     def test_a_cpu_that_lacks_nothing_has_no_fallback(self, wanted: Wanted) -> None:
-        fitted = wanted.profile.fitted_to(("avx2", "avx512f", "avx512_bf16"))
+        fitted = wanted.profile.fit_to(("avx2", "avx512f", "avx512_bf16"))
         assert changed(wanted, replace(wanted, profile=fitted)) == set()
         judge = wanted.plan().judge_stage(wanted.plan().variants[0], {})
         assert "fallbacks" not in judge.parameters

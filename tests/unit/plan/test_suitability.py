@@ -66,22 +66,22 @@ class TestServers:
     def test_a_cpu_without_avx2_serves_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("platform.machine", lambda: "x86_64")
         with pytest.raises(UsageError, match="no AVX2"):
-            check_processor(load_profile("cpu").fitted_to(()), ())
+            check_processor(load_profile("cpu").fit_to(()), ())
 
     def test_another_kind_of_cpu_is_not_refused_for_want_of_it(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("platform.machine", lambda: "aarch64")
-        check_processor(load_profile("cpu").fitted_to(()), ())
+        check_processor(load_profile("cpu").fit_to(()), ())
 
     def test_the_cpu_profile_is_served_on_every_other(self) -> None:
         for features in (("avx2",), ("avx2", "avx512f"), sorted(AMX)):
-            check_processor(load_profile("cpu").fitted_to(features), features)
+            check_processor(load_profile("cpu").fit_to(features), features)
 
     def test_a_profile_without_a_fallback_for_its_cache(self) -> None:
         profile = load_profile("cpu").model_copy(update={"fallbacks": {}})
         with pytest.raises(UsageError) as caught:
-            check_processor(profile.fitted_to(("avx2",)), ("avx2",))
+            check_processor(profile.fit_to(("avx2",)), ("avx2",))
         assert "kv_cache_dtype" in caught.value.where
 
 

@@ -17,9 +17,9 @@ from recipes.engine_arguments import (
     EngineArgumentError,
     check_arguments,
     check_variables,
-    why_ours,
+    explain_ours,
 )
-from recipes.engines import DEFAULT, engine_named
+from recipes.engines import DEFAULT, find_engine
 from recipes.schema import ServingProfile
 
 LOCKS = Path(pipeline.__file__).parent / "environments" / "locks"
@@ -35,7 +35,7 @@ def profile(**keys: Any) -> ServingProfile:
 
 @pytest.mark.parametrize("accelerator", ENGINES)
 def test_the_names_are_those_of_the_locked_engine(accelerator: str) -> None:
-    engine, names = engine_named(DEFAULT).known_arguments(accelerator)
+    engine, names = find_engine(DEFAULT).known_arguments(accelerator)
     lock = (LOCKS / f"serve-{accelerator}.txt").read_text()
     locked = re.search(r"^vllm(?:-cpu)?==(\S+)$", lock, re.MULTILINE)
     assert locked is not None
@@ -46,10 +46,10 @@ def test_the_names_are_those_of_the_locked_engine(accelerator: str) -> None:
 @given(st.data(), st.sampled_from(ENGINES))
 def test_no_beginning_of_a_name_is_taken_for_it(data: st.DataObject, accelerator: str) -> None:
     """argparse would take `hos`, `mod` and `trust-remote` for the whole name."""
-    names = engine_named(DEFAULT).known_arguments(accelerator)[1]
+    names = find_engine(DEFAULT).known_arguments(accelerator)[1]
     name = data.draw(st.sampled_from(sorted(names)))
     short = name[: data.draw(st.integers(1, len(name) - 1))]
-    if short not in names or why_ours(short):
+    if short not in names or explain_ours(short):
         with pytest.raises(EngineArgumentError):
             check_arguments(accelerator, {short: True})
 

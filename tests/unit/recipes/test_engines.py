@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from recipes.engines import ENGINES, Engine, engine_named, options
+from recipes.engines import ENGINES, Engine, find_engine, options
 
 
 def test_arguments_become_a_command_line() -> None:
@@ -36,9 +36,9 @@ def test_what_a_profile_calls_a_key_is_not_on_the_command_line() -> None:
 
 @pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: str(engine.name))
 def test_an_engine_is_found_by_its_name(engine: Engine) -> None:
-    assert engine_named(engine.name) is engine
+    assert find_engine(engine.name) is engine
 
 
 def test_no_such_engine() -> None:
     with pytest.raises(ValueError, match="vllm"):
-        engine_named("no\x1bsuch")
+        find_engine("no\x1bsuch")

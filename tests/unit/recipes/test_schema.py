@@ -139,17 +139,17 @@ class TestFallbacks:
 
     def test_nothing_changes_where_nothing_lacks(self) -> None:
         profile = self.profile()
-        fitted = profile.fitted_to(("avx2", "avx512f", "avx512_bf16"))
+        fitted = profile.fit_to(("avx2", "avx512f", "avx512_bf16"))
         assert fitted.in_effect == {}
         assert fitted == profile
 
     def test_each_changes_its_own(self) -> None:
-        fitted = self.profile().fitted_to(("avx2", "avx512f"))
+        fitted = self.profile().fit_to(("avx2", "avx512f"))
         assert list(fitted.in_effect) == ["wide"]
         assert fitted.engine_arguments == {"dtype": "float32", "max-model-len": 9}
         assert fitted.environment == {"OMP_A": "1", "OMP_B": "2"}
         assert fitted.kv_cache_dtype == "fp8"
-        both = self.profile().fitted_to(("avx2",))
+        both = self.profile().fit_to(("avx2",))
         assert list(both.in_effect) == ["wide", "cache"]
         assert both.kv_cache_dtype == "auto"
         assert both.baseline_kv_cache_dtype == "auto"

@@ -214,7 +214,7 @@ def test_what_is_served_is_of_the_tuple_found(
     here = machine(place)
     found = place.deployment(judged, rechecked)
     assert found.differences() == []
-    with found.serving(8000, 1.0):
+    with found.start_server(8000, 1.0):
         ((python, arguments),) = started
     assert python == Path(f"serve-{here}")
     assert arguments.engine_arguments == {"seed": here, "kv-cache-dtype": "fp8"}
@@ -260,7 +260,7 @@ class TestWhatIsTrusted:
         found = self.deployment(place, run, trust_remote_code=True)
         monkeypatch.setattr(deployment_server, "port_is_free", lambda _: True)
         monkeypatch.setattr(Server, "start", lambda *_: None)
-        with found.serving(8000, 1.0) as server:
+        with found.start_server(8000, 1.0) as server:
             assert server.command[-1] == "--trust-remote-code"
 
     def test_files_without_evidence(self, place: Place, tmp_path: Path) -> None:

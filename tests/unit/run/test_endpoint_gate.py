@@ -145,7 +145,7 @@ def test_a_policy_that_cannot_decide_is_refused_before_an_environment_is_built(
         raise AssertionError("an environment was built")
 
     monkeypatch.setattr(environment, "ensure", never)
-    monkeypatch.setattr(OpenAIEndpoint, "resolved", lambda self: self)
+    monkeypatch.setattr(OpenAIEndpoint, "resolve_model", lambda self: self)
     policy = tmp_path / "tight.yaml"
     policy.write_text(
         "{name: tight, summary: s, throughput: {minimum_ratio: {cpu: 0.5}},"

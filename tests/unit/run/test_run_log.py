@@ -53,7 +53,7 @@ def test_a_run_is_on_disk_from_its_first_moment(store: Store, log: RunLog) -> No
 
 def test_every_step_is_on_disk_once_it_is_told(log: RunLog) -> None:
     checkpoint = CheckpointReport(ref="demo:smollm2-135m", digest="0" * 64)
-    log.checkpoint(checkpoint, "smollm2-135m")
+    log.note_checkpoint(checkpoint, "smollm2-135m")
     assert on_disk(log)["checkpoint"] == checkpoint.model_dump()
     assert on_disk(log)["registered_name"] == "smollm2-135m"
     log.stage(stage_report(name="quantize"))
@@ -68,9 +68,9 @@ def test_every_step_is_on_disk_once_it_is_told(log: RunLog) -> None:
 
 
 def test_a_later_report_of_a_variant_takes_the_earliers_place(log: RunLog) -> None:
-    log.variant(variant_report(promoted=False))
-    log.variant(failed_variant_report())
-    log.variant(variant_report(promoted=True))
+    log.note_variant(variant_report(promoted=False))
+    log.note_variant(failed_variant_report())
+    log.note_variant(variant_report(promoted=True))
     assert [(v["recipe"], v["promoted"]) for v in on_disk(log)["variants"]] == [
         ("fp8-dynamic", True),
         ("awq-w4a16", False),

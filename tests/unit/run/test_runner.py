@@ -86,7 +86,7 @@ class TestRounds:
         assert bench.models.served == ["baseline", ONE]
         assert {stage.status for stage in bench.run().stages} == {"reused"}
         store = Store(bench.root)
-        planned = bench.plan().stages(lambda spec: store.current(spec.stage, spec.key))
+        planned = bench.plan().stages(lambda spec: store.find_current(spec.stage, spec.key))
         assert all(store.find(spec.stage, spec.key) for spec in planned)
 
 
@@ -257,7 +257,7 @@ class TestLadder:
     def test_the_plan_names_the_rungs_that_the_verdicts_call_for(self, ladder: Bench) -> None:
         def planned() -> set[str]:
             store = Store(ladder.root)
-            specs = ladder.plan().stages(lambda spec: store.current(spec.stage, spec.key))
+            specs = ladder.plan().stages(lambda spec: store.find_current(spec.stage, spec.key))
             return {spec.variant for spec in specs if spec.stage == "quantize"}
 
         assert planned() == {ONE}
@@ -307,7 +307,7 @@ class TestDryRun:
         store = Store(bench.root)
 
         def planned() -> list[tuple[str, str]]:
-            specs = bench.plan().stages(lambda spec: store.current(spec.stage, spec.key))
+            specs = bench.plan().stages(lambda spec: store.find_current(spec.stage, spec.key))
             return [(s.variant, s.stage) for s in specs if s.stage in ("dry_run", "quantize")]
 
         tried, made = [(ONE, "dry_run"), (TWO, "dry_run")], [(ONE, "quantize"), (TWO, "quantize")]

@@ -50,7 +50,7 @@ def run_to(
 
         def run(self) -> None:
             for report in verdicts:
-                self.log.variant(report)
+                self.log.note_variant(report)
 
     checkpoint = Checkpoint.__new__(Checkpoint)
     object.__setattr__(checkpoint, "ref", "c")

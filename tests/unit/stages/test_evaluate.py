@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.plan.of_suites import asked
+from pipeline.plan.of_suites import describe_asked
 from pipeline.stages.evaluate import metric_of
 from recipes.policy import AnySuite, HumanEvalSuite, Margin, MbppSuite, MmluSuite, RougeSuite
 
@@ -25,5 +25,5 @@ MARGINS: Any = {"fp8": Margin(points=0.1)}
     ],
 )
 def test_the_metric_of_each_kind(suite: AnySuite, metric: str) -> None:
-    context: Any = SimpleNamespace(parameters={"suite": asked(suite)})
+    context: Any = SimpleNamespace(parameters={"suite": describe_asked(suite)})
     assert metric_of(context) == metric

@@ -102,7 +102,7 @@ class WatchedContext(StageContext):
 
 def killed_try(spec: StageSpec, store: Store, found: list[list[str]]) -> None:
     """A try as `execute` makes it."""
-    with store.writing(spec.stage, spec.key, quantize.RESUMED) as folder:
+    with store.open_for_writing(spec.stage, spec.key, quantize.RESUMED) as folder:
         assert folder is not None
         quantize.run(WatchedContext(spec, folder, store, Listener(), found=found))
 

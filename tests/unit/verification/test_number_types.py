@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from narrow_numbers import FP4_VALUES, FP8_VALUES, awq_words, bf16, words
 
 from pipeline.verification.number_types import (
-    rounded,
+    round_to,
     to_float32,
     unpack_awq,
     unpack_fp4,
@@ -32,16 +32,16 @@ def test_every_fp8_number() -> None:
 @given(st.lists(st.floats(-(2.0**100), 2.0**100, width=32), min_size=1))
 def test_rounded_to_a_narrow_type(numbers: list[float]) -> None:
     values = np.array(numbers, np.float32)
-    nearest = rounded(values, "BF16")
+    nearest = round_to(values, "BF16")
     assert np.array_equal(nearest, to_float32(bf16(values).array.view(np.uint8), "BF16"))
-    assert np.array_equal(rounded(nearest, "BF16"), nearest)
-    assert np.array_equal(rounded(values, "F32"), values)
+    assert np.array_equal(round_to(nearest, "BF16"), nearest)
+    assert np.array_equal(round_to(values, "F32"), values)
 
 
 def test_halves_are_rounded_to_even() -> None:
     halves = np.array([1 + 2**-8, 1 + 3 * 2**-8], np.float32)
-    assert rounded(halves, "BF16").tolist() == [1.0, 1 + 2**-6]
-    assert rounded(halves, "F16").tolist() == halves.tolist()
+    assert round_to(halves, "BF16").tolist() == [1.0, 1 + 2**-6]
+    assert round_to(halves, "F16").tolist() == halves.tolist()
 
 
 def test_an_odd_number_of_them() -> None:

@@ -12,7 +12,7 @@ from pipeline.checkpoint.safetensors_header import read_header
 from pipeline.core.errors import CheckpointError
 from pipeline.workers.fp8_stream.layout import Piece, ShardPlan, plan_shard
 from pipeline.workers.fp8_stream.resume import NOTE, close, take_up
-from pipeline.workers.fp8_stream.shard_file import ShardFile, unfinished
+from pipeline.workers.fp8_stream.shard_file import ShardFile, unfinished_path
 
 VERSIONS = {"torch": "1"}
 
@@ -63,9 +63,9 @@ def test_a_finished_file_is_not_made_again(output: Path, plans: list[ShardPlan])
 def test_an_unfinished_file_is_made_again(output: Path, plans: list[ShardPlan]) -> None:
     waiting(output, plans)
     ShardFile(plans[1], output, 1).close()
-    assert unfinished(output / plans[1].name).is_file()
+    assert unfinished_path(output / plans[1].name).is_file()
     assert waiting(output, plans) == [plan.name for plan in plans]
-    assert not unfinished(output / plans[1].name).exists()
+    assert not unfinished_path(output / plans[1].name).exists()
 
 
 @pytest.mark.parametrize("damage", ["shorter", "other header"])
@@ -136,7 +136,7 @@ class TestShardFile:
         assert content.startswith(plans[0].header)
         assert content.endswith(b"\1\2")
         assert len(content) == plans[0].size
-        assert not unfinished(output / plans[0].name).exists()
+        assert not unfinished_path(output / plans[0].name).exists()
 
     def test_reads_its_source(self, output: Path, plans: list[ShardPlan]) -> None:
         file = ShardFile(plans[0], output, 1)

@@ -11,7 +11,7 @@ from small_checkpoint import safetensors
 from pipeline.checkpoint.ignored_modules import is_ignored
 from pipeline.checkpoint.safetensors_header import Tensor, read_header
 from pipeline.core.errors import StageError
-from pipeline.workers.fp8_stream.same_bytes import same_bytes
+from pipeline.workers.fp8_stream.same_bytes import has_same_bytes
 from pipeline.workers.fp8_stream.selection import check_supported, kept_layers, tied_pair
 from pipeline.workers.fp8_stream.stream import resolve_tie
 
@@ -142,5 +142,5 @@ def test_same_bytes(tmp_path: Path) -> None:
     content[-1] = 8  # the last byte of c; all others are 7
     path.write_bytes(content)
     place = (path, read_header(path))
-    assert same_bytes(place, "a", place, "b")
-    assert not same_bytes(place, "a", place, "c")
+    assert has_same_bytes(place, "a", place, "b")
+    assert not has_same_bytes(place, "a", place, "c")

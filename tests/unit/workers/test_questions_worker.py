@@ -16,7 +16,7 @@ from listener import Listener
 from eval_gates.suites.rouge import read_carried
 from pipeline.core.errors import EvaluationDataError
 from pipeline.plan.data_sources import HUB_DATASETS
-from pipeline.workers.questions import run, shuffled, with_clusters, without_copies
+from pipeline.workers.questions import run, shuffle, with_clusters, without_copies
 from recipes.policy import KEYS_OF_THE_TEST, HumanEvalSuite, MbppSuite, MmluSuite, RougeSuite
 
 MARGINS: dict[Any, Any] = {"fp8": 0.1, "int4": 0.2}
@@ -52,19 +52,19 @@ ROWS = st.integers(0, 30).map(lambda count: [{"id": n} for n in range(count)])
 class TestShuffled:
     @given(rows=ROWS, seed=st.integers())
     def test_all_of_them_in_a_seeded_order(self, rows: list[dict[str, Any]], seed: int) -> None:
-        order = shuffled(rows, seed)
+        order = shuffle(rows, seed)
         assert sorted(order, key=lambda row: row["id"]) == rows
-        assert order == shuffled(list(rows), seed)
+        assert order == shuffle(list(rows), seed)
 
     def test_another_seed_is_another_order(self) -> None:
         rows = [{"id": n} for n in range(30)]
-        orders = [shuffled(rows, seed) for seed in (1, 2)]
+        orders = [shuffle(rows, seed) for seed in (1, 2)]
         assert orders[0] != orders[1]
         assert rows not in orders
 
     def test_the_rows_given_stay_in_order(self) -> None:
         rows = [{"id": n} for n in range(30)]
-        shuffled(rows, 1)
+        shuffle(rows, 1)
         assert rows == [{"id": n} for n in range(30)]
 
 
@@ -381,7 +381,7 @@ class TestLmEvalDocuments:
 class TestClusters:
     def test_they_stay_together_in_an_order_of_their_own(self) -> None:
         rows = [{"id": str(n), "subject": f"s{n % 7}"} for n in range(70)]
-        order = shuffled(with_clusters(rows, "subject"), 3)
+        order = shuffle(with_clusters(rows, "subject"), 3)
         subjects = [row["subject"] for row in order]
         changes = sum(a != b for a, b in itertools.pairwise(subjects))
         assert changes == 6

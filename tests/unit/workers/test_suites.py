@@ -17,7 +17,7 @@ from pipeline.core.errors import EvaluationDataError, StageError
 from pipeline.workers.suites import (
     NO_ANSWER,
     code_rows,
-    common,
+    common_fields,
     lm_eval_rows,
     mmlu_rows,
     rouge_rows,
@@ -53,13 +53,15 @@ def chosen(number: int, **metrics: float) -> dict[str, Any]:
 
 class TestCommon:
     def test_id_and_digest(self) -> None:
-        row = common({"id": "anatomy/3"}, chosen(0))
+        row = common_fields({"id": "anatomy/3"}, chosen(0))
         assert row.keys() == {"id", "prompt_sha256"}
         assert row["id"] == "anatomy/3"
         assert len(row["prompt_sha256"]) == 64
 
     def test_the_answer_does_not_count(self) -> None:
-        digests = {common({"id": "1"}, generated(text))["prompt_sha256"] for text in ("a", "b")}
+        digests = {
+            common_fields({"id": "1"}, generated(text))["prompt_sha256"] for text in ("a", "b")
+        }
         assert len(digests) == 1
 
     @pytest.mark.parametrize(
@@ -76,21 +78,23 @@ class TestCommon:
     def test_all_that_was_sent_counts(self, arguments: list[Any]) -> None:
         sample = generated("a")
         other = sample | {"arguments": arguments}
-        assert common({"id": "1"}, sample) != common({"id": "1"}, other)
+        assert common_fields({"id": "1"}, sample) != common_fields({"id": "1"}, other)
 
     def test_every_choice_counts(self) -> None:
         sample = chosen(0)
         other = sample | {"arguments": [*sample["arguments"][:3], ("Question: 1 + 1?", " 5")]}
-        assert common({"id": "1"}, sample) != common({"id": "1"}, other)
+        assert common_fields({"id": "1"}, sample) != common_fields({"id": "1"}, other)
 
     def test_the_order_of_settings_does_not_count(self) -> None:
         reversed_settings = dict(reversed(GREEDY.items()))
         samples = [generated("a") | {"arguments": [("p", s)]} for s in (GREEDY, reversed_settings)]
-        assert common({"id": "1"}, samples[0]) == common({"id": "1"}, samples[1])
+        assert common_fields({"id": "1"}, samples[0]) == common_fields({"id": "1"}, samples[1])
 
     @given(first=st.text(), second=st.text())
     def test_equal_only_for_equal_prompts(self, first: str, second: str) -> None:
-        rows = [common({"id": "1"}, generated("", prompt=prompt)) for prompt in (first, second)]
+        rows = [
+            common_fields({"id": "1"}, generated("", prompt=prompt)) for prompt in (first, second)
+        ]
         assert (rows[0] == rows[1]) == (first == second)
 
 

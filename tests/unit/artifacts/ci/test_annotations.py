@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sample_reports import gate_report, run_report, variant_report
 
 from artifacts.ci.annotations import LONGEST_MESSAGE, annotation_lines, command
-from pipeline.core.foreign.text import shown
+from pipeline.core.foreign.text import make_visible
 
 
 def read(line: str) -> tuple[str, str, str]:
@@ -69,7 +69,11 @@ def test_more_than_github_shows_are_counted() -> None:
 
 @given(st.text(), st.text())
 def test_any_text_comes_back_on_one_line(title: str, message: str) -> None:
-    assert read(command("error", title, message)) == ("error", shown(title), shown(message))
+    assert read(command("error", title, message)) == (
+        "error",
+        make_visible(title),
+        make_visible(message),
+    )
 
 
 def test_a_long_reason_is_cut() -> None:

@@ -14,7 +14,7 @@ from markdown_it import MarkdownIt
 from sample_reports import failed_variant_report, gate_report, run_report, variant_report
 
 from artifacts.ci.summary import LARGEST_BYTES, markdown_summary
-from pipeline.core.foreign.text import clipped, markdown, one_line
+from pipeline.core.foreign.text import clip, markdown, one_line
 
 
 def reader() -> MarkdownIt:
@@ -118,7 +118,7 @@ HOSTILE = "a|b <script>x</script> `c` *d* [e](http://f) &amp; \\ | $x$ #1\n\n# h
 @example(HOSTILE)
 @example("~~gone~~ __bold__ ![image](x)")
 def test_escaped_text_is_shown_as_it_is(text: str) -> None:
-    expected = clipped(one_line(text), 200)
+    expected = clip(one_line(text), 200)
     assert shown(f"- x {markdown(text)} x\n").split() == ["x", *expected.split(), "x"]
     table = f"| a | b |\n| --- | --- |\n| {markdown(text)} x | y |\n"
     assert rows(table)[1] == [f"{expected} x".strip(), "y"]

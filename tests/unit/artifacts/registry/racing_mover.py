@@ -72,7 +72,7 @@ def move(
     """
     registry = MlflowRegistry(uri)
     if not locked:
-        registry.locked = lambda name: nullcontext()  # type: ignore[method-assign]
+        registry.lock = lambda name: nullcontext()  # type: ignore[method-assign]
         registry.patience_seconds = 0.5
     registry._client = KilledAtAWrite(registry._client, kill_at, when)
     registry.aliases(NAME)  # opens the database

@@ -38,7 +38,7 @@ class Memory:
         self.writes_left: int | None = None
 
     @contextmanager
-    def locked(self, name: str) -> Iterator[None]:
+    def lock(self, name: str) -> Iterator[None]:
         yield
 
     def entries(self, name: str) -> list[HistoryEntry]:
@@ -48,7 +48,7 @@ class Memory:
         self.write()
         self.kept.append(entry.model_copy(update={"number": len(self.kept) + 1}))
 
-    def applied(self, name: str) -> int:
+    def read_applied(self, name: str) -> int:
         return self.mark
 
     def mark_applied(self, name: str, number: int) -> None:

@@ -136,7 +136,7 @@ class TestLayout:
         monkeypatch.setattr(oci_layout.fcntl, "ioctl", clone)
         layout = OciLayout(tmp_path / "layout")
         layout.make()
-        with layout.writing() as partial:
+        with layout.open_for_writing() as partial:
             blob = layout.put_file(folder / "config.json", partial)
         assert layout.read_blob(blob) == (folder / "config.json").read_bytes()
 

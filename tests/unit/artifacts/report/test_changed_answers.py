@@ -9,7 +9,7 @@ from reported_run import QUESTIONS, ReportedRun, Texts, reported_run
 
 from artifacts.report.changed_answers import EXAMPLES, Example, changed_answers, flip_figures
 from artifacts.report.figure import Names
-from artifacts.report.prompts import LONGEST, answer_of, chosen, prompt_of, same_answer
+from artifacts.report.prompts import LONGEST, answer_of, find_choice, is_same_answer, prompt_of
 from artifacts.report.run_evidence import RunEvidence
 from recipes.policy import HumanEvalSuite, LmEvalSuite, Margin, MmluSuite, RougeSuite
 
@@ -38,11 +38,11 @@ def evidence_of(made: ReportedRun) -> RunEvidence:
 
 def test_a_choice_and_its_score_agree(made: ReportedRun) -> None:
     """What the report calls chosen is what was scored."""
-    answered = evidence_of(made).answered("fp8-dynamic", "mmlu")
+    answered = evidence_of(made).find_answers("fp8-dynamic", "mmlu")
     assert answered is not None
     for row in (*answered.baseline, *answered.candidate):
         question = answered.questions[row["id"]]
-        right = chosen(answered.suite, question, row["answer"]) == question["answer"]
+        right = find_choice(answered.suite, question, row["answer"]) == question["answer"]
         assert right == (row["score"] == 1.0)
 
 
@@ -118,9 +118,9 @@ def test_a_question_without_its_text_has_no_prompt(suite: MmluSuite) -> None:
 
 def test_cloze_choices_count_by_character() -> None:
     likelihoods = [-17.0, -6.0, -30.0, -40.0]  # a character of the first costs 1, of 'ice' 2
-    assert chosen(CLOZE, QUESTION, likelihoods) == 0
-    assert chosen(LETTER, QUESTION, likelihoods) == 1
-    assert chosen(CLOZE, None, likelihoods) == 1
+    assert find_choice(CLOZE, QUESTION, likelihoods) == 0
+    assert find_choice(LETTER, QUESTION, likelihoods) == 1
+    assert find_choice(CLOZE, None, likelihoods) == 1
 
 
 def test_an_answer_in_words() -> None:
@@ -153,15 +153,15 @@ def test_a_real_question_of_the_demo() -> None:
     }
     before = [-21.450193524360657, -38.07137191295624, -56.065839648246765, -39.25058130174875]
     after = [-20.69793063402176, -37.11498586833477, -53.90037393569946, -39.83165243268013]
-    assert chosen(CLOZE, question, before) == 3  # scored as right
-    assert chosen(CLOZE, question, after) == 2  # scored as wrong
+    assert find_choice(CLOZE, question, before) == 3  # scored as right
+    assert find_choice(CLOZE, question, after) == 2  # scored as wrong
 
 
 def test_other_likelihoods_of_one_choice_are_the_same_answer() -> None:
     row = {"answer": [-1.0, -9.0], "score": 0.0}
-    assert same_answer(LETTER, None, row, {"answer": [-2.0, -9.0], "score": 0.0})
-    assert not same_answer(LETTER, None, row, {"answer": [-9.0, -1.0], "score": 0.0})
-    assert not same_answer(LETTER, None, row, {"answer": [-1.0, -9.0], "score": 1.0})
+    assert is_same_answer(LETTER, None, row, {"answer": [-2.0, -9.0], "score": 0.0})
+    assert not is_same_answer(LETTER, None, row, {"answer": [-9.0, -1.0], "score": 0.0})
+    assert not is_same_answer(LETTER, None, row, {"answer": [-1.0, -9.0], "score": 1.0})
 
 
 def test_labels_of_a_plot_are_no_markup(tmp_path: Path) -> None:

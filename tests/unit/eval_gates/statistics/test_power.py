@@ -8,9 +8,9 @@ import pytest
 from eval_gates.statistics.comparison import Comparison
 from eval_gates.statistics.power import (
     PowerPlan,
+    find_strictest_decidable,
     least_questions,
     power_plan,
-    strictest_decidable,
 )
 from eval_gates.statistics.sequential import sequential_test
 
@@ -124,7 +124,7 @@ def test_a_baseline_of_nothing_has_nothing_to_recover() -> None:
 
 @pytest.mark.parametrize("kind", [Comparison.points, Comparison.recovery])
 def test_the_strictest_margin_is_just_decidable(kind: type) -> None:
-    strictest = strictest_decidable(kind(0.5), 0.05, 164, None)
+    strictest = find_strictest_decidable(kind(0.5), 0.05, 164, None)
     assert strictest is not None
     stricter = -0.001 if strictest.kind == "points" else 0.001
     least = least_questions(strictest, 0.05, None)

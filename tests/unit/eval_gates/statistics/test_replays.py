@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from eval_gates.statistics.comparison import Comparison
 from eval_gates.statistics.replays import (
     Outcomes,
-    _drawn_without_replacement,
+    _draw_without_replacement,
     _log_wealth_of_counts,
     outcomes,
     replay,
@@ -57,7 +57,7 @@ def test_larger_blocks_are_close_to_the_real_gate(population: int | None) -> Non
 def test_a_benchmark_is_drawn_whole_and_no_question_twice() -> None:
     outcome = Outcomes((-1.0, 1.0, 0.0), (0.5, 0.5, 0.0))
     sizes = np.asarray([2, 2, 3], dtype=np.int64)
-    drawn = _drawn_without_replacement(outcome, 7, sizes, 50, np.random.default_rng(3))
+    drawn = _draw_without_replacement(outcome, 7, sizes, 50, np.random.default_rng(3))
     assert (drawn.sum(axis=2) == sizes).all()
     assert (drawn.min(), drawn[..., 2].max()) == (0, 0)
     whole = drawn.sum(axis=1)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from eval_gates.ignorance import sights_of, state_of
 from eval_gates.statistics.comparison import Comparison
-from eval_gates.statistics.sight import least_to_see, sight_of, swapped_as_well
+from eval_gates.statistics.sight import least_to_see, sight_of, swap_p_value
 
 ALPHA = 0.05
 TRIALS = 400
@@ -98,16 +98,16 @@ def test_guesses_are_no_fact_of_a_benchmark(n: int) -> None:
 )
 def test_answers_that_do_for_any_question(draw: Any) -> None:
     generator = np.random.default_rng(9)
-    p_values = [swapped_as_well(draw(generator).tolist()) for _ in range(TRIALS)]
+    p_values = [swap_p_value(draw(generator).tolist()) for _ in range(TRIALS)]
     assert np.mean(np.asarray(p_values) <= ALPHA) <= WORST
 
 
 def test_answers_that_fit_their_own_questions() -> None:
     """16 pairs of summaries that score 23 %, and 11 % swapped, as the demo's do."""
     generator = np.random.default_rng(9)
-    p_values = [swapped_as_well(generator.normal(0.12, 0.08, 16).tolist()) for _ in range(100)]
+    p_values = [swap_p_value(generator.normal(0.12, 0.08, 16).tolist()) for _ in range(100)]
     assert np.mean(np.asarray(p_values) <= ALPHA) >= 0.95
-    assert swapped_as_well([]) == swapped_as_well([0.0] * 50) == 1
+    assert swap_p_value([]) == swap_p_value([0.0] * 50) == 1
 
 
 def test_summaries_of_their_documents_are_seen() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from eval_gates.suites.lm_eval_files import is_task_file, localized, read_task_file
+from eval_gates.suites.lm_eval_files import is_task_file, localize, read_task_file
 from pipeline.core.errors import EvaluationDataError
 
 TASK = """
@@ -81,16 +81,16 @@ def test_data_in_a_folder(folder: Path) -> None:
 def test_one_file_or_many_and_absolute_ones(folder: Path) -> None:
     for files in ("data/test.jsonl", str(folder / "data" / "test.jsonl")):
         config = {"dataset_path": "json", "dataset_kwargs": {"data_files": files}}
-        absolute = localized(config, folder)["dataset_kwargs"]["data_files"]
+        absolute = localize(config, folder)["dataset_kwargs"]["data_files"]
         assert absolute == [str(folder / "data" / "test.jsonl")]
     anywhere = {"data_files": f"{folder}/data/a?.jsonl"}
     config = {"dataset_path": "json", "dataset_kwargs": anywhere}
-    assert len(localized(config, Path("/"))["dataset_kwargs"]["data_files"]) == 2
+    assert len(localize(config, Path("/"))["dataset_kwargs"]["data_files"]) == 2
 
 
 def test_what_is_given_is_not_changed(folder: Path) -> None:
     options = {"data_files": "data/test.jsonl"}
-    localized({"dataset_path": "json", "dataset_kwargs": options}, folder)
+    localize({"dataset_path": "json", "dataset_kwargs": options}, folder)
     assert options == {"data_files": "data/test.jsonl"}
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from eval_gates.sandbox import choose_isolation, run_many, run_program
 from eval_gates.suites.code_extraction import extract_code
 from eval_gates.suites.humaneval import Problem, prompt_of
-from eval_gates.suites.mbpp import from_humaneval, of_dataset, problem_of, program, read_folder
+from eval_gates.suites.mbpp import from_humaneval, problem_of, program, read_folder, select_usable
 from pipeline.core.errors import EvaluationDataError
 
 PLACE = "mbpp.jsonl, line 1"
@@ -240,12 +240,12 @@ def test_a_folders_files_are_read_in_order(tmp_path: Path) -> None:
 def test_a_few_of_a_dataset_are_left_out_and_more_are_another_form() -> None:
     rows = [{**SPREAD, "task_id": number} for number in range(20)]
     rows[3]["test"] = "assert spread([Pair()]) == 0"
-    problems, left_out = of_dataset(rows, "some/dataset")
+    problems, left_out = select_usable(rows, "some/dataset")
     assert len(problems) == 19
     assert left_out == ["some/dataset, row 3: 'test' uses names that it does not define: Pair"]
     rows[4]["test"] = "pass"
     with pytest.raises(EvaluationDataError, match="Pair"):
-        of_dataset(rows, "some/dataset")
+        select_usable(rows, "some/dataset")
 
 
 # Neither half a character nor a NUL can stand in a source text; a test above has them refused.

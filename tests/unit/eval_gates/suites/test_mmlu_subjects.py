@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eval_gates.suites.mmlu_subjects import GROUP_OF, GROUPS, UNKNOWN_GROUP, Score, by_group
+from eval_gates.suites.mmlu_subjects import GROUP_OF, GROUPS, UNKNOWN_GROUP, Score, score_by_group
 
 
 def test_every_subject_is_in_one_group() -> None:
@@ -25,7 +25,7 @@ def row(subject: str, score: float) -> dict[str, object]:
 
 def test_a_group_weighs_questions_not_subjects() -> None:
     rows = [row("virology", 1.0), *[row("marketing", 0.0)] * 3, row("anatomy", 1.0)]
-    scores = by_group(rows)
+    scores = score_by_group(rows)
     assert scores.subjects == {
         "anatomy": Score(1, 1.0),
         "marketing": Score(3, 0.0),
@@ -36,20 +36,20 @@ def test_a_group_weighs_questions_not_subjects() -> None:
 
 
 def test_subjects_of_the_users_own_are_kept_apart() -> None:
-    scores = by_group([row("our_products", 0.5), row("virology", 1.0)])
+    scores = score_by_group([row("our_products", 0.5), row("virology", 1.0)])
     assert scores.groups == {"other": Score(1, 1.0), UNKNOWN_GROUP: Score(1, 0.5)}
     assert scores.subjects["our_products"] == Score(1, 0.5)
 
 
 def test_nothing_was_asked() -> None:
-    assert by_group([]) == ({}, {})
+    assert score_by_group([]) == ({}, {})
 
 
 @given(
     st.lists(st.tuples(st.sampled_from(["virology", "anatomy", "mine", "law"]), st.floats(0, 1)))
 )
 def test_all_questions_are_counted_once(answers: list[tuple[str, float]]) -> None:
-    scores = by_group([row(*answer) for answer in answers])
+    scores = score_by_group([row(*answer) for answer in answers])
     for found in (scores.subjects, scores.groups):
         assert sum(score.n for score in found.values()) == len(answers)
         assert sum(score.n * score.score for score in found.values()) == pytest.approx(
