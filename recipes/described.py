@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
@@ -12,6 +12,8 @@ MAX_LETTERS = 4_000  # of any text; only the system prompts of chats come near
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=100)]
 # Python, NumPy and torch take these.
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
+# Of a gate: must pass, must not fail, never blocks.
+Tier = Literal["critical", "supporting", "advisory"]
 
 
 class Described(BaseModel):

@@ -8,11 +8,11 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from recipes.alias_names import RULE, can_be_alias
-from recipes.described import Described, Name
+from recipes.described import Described, Name, Tier
 from recipes.schema import Family
+from recipes.speed import Speed
 
 Source = Literal["eval-data", "hub", "packages", "carried"]
-Tier = Literal["critical", "supporting", "advisory"]
 Form = Annotated[
     Literal["auto", "base", "chat"],
     Field(
@@ -300,6 +300,7 @@ RESERVED_SUITE_NAMES = (
     "benchmark",
     "judge",
     "throughput",
+    "speed",
 )
 
 
@@ -313,13 +314,16 @@ class Policy(Described):
     )
     suites: dict[Name, AnySuite] = Field(min_length=1, max_length=100)
     throughput: ThroughputGate
+    speed: Speed | None = Field(
+        None, description="claims on throughput and latency that have an error rate"
+    )
     promotion: Promotion = Promotion()
 
     @field_validator("suites")
     @classmethod
     def _names_are_free(cls, suites: dict[str, AnySuite]) -> dict[str, AnySuite]:
         for name in suites:
-            if name in RESERVED_SUITE_NAMES:
+            if name in RESERVED_SUITE_NAMES or name.startswith("speed."):
                 raise ValueError(f"a suite cannot be called '{name}', a stage or gate is")
         return suites
 

@@ -1,0 +1,168 @@
+"""What a policy says about speed: ratios to the baseline, and limits that latencies keep."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from recipes.described import Described, Name, Tier
+
+Accelerator = Literal["cpu", "cuda"]
+LimitName = Literal[
+    "ttft_ms_p50",
+    "ttft_ms_p90",
+    "ttft_ms_p95",
+    "ttft_ms_p99",
+    "tpot_ms_p50",
+    "tpot_ms_p90",
+    "tpot_ms_p95",
+    "tpot_ms_p99",
+    "latency_ms_p50",
+    "latency_ms_p90",
+    "latency_ms_p95",
+    "latency_ms_p99",
+    "errors",
+]
+
+
+class RatioGate(Described):
+    """Output tokens a second of the variant over the baseline's, block by block."""
+
+    minimum: dict[Accelerator, Annotated[float, Field(ge=1e-3, le=1_000)]] = Field(
+        min_length=1,
+        description="of the typical block: one number, or by accelerator, since FP8 is emulated on "
+        "CPUs",
+    )
+    workloads: list[Name] = Field(min_length=1, max_length=20, description="each is one gate")
+    blocks: int = Field(
+        20,
+        ge=5,
+        le=1_000,
+        description="at most; a block is both sides, one after the other, in an order drawn by "
+        "chance",
+    )
+    tier: Tier = "critical"
+
+    @field_validator("minimum", mode="before")
+    @classmethod
+    def _a_number_is_for_all(cls, value: Any) -> Any:
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        return {"cpu": value, "cuda": value} if is_number else value
+
+    @field_validator("workloads")
+    @classmethod
+    def _each_is_named_once(cls, workloads: list[str]) -> list[str]:
+        for name in workloads:
+            if workloads.count(name) > 1:
+                raise ValueError(f"'{name}' is named twice")
+        return workloads
+
+    def minimum_on(self, accelerator: Accelerator | None) -> float:
+        """The smallest acceptable ratio; None: of endpoints whose machine nobody knows.
+
+        Raises:
+            ValueError: it has none for that accelerator, or several where it is not known.
+        """
+        if accelerator in self.minimum:
+            return self.minimum[accelerator]
+        values = set(self.minimum.values())
+        if accelerator is None and len(values) == 1:
+            return values.pop()
+        raise ValueError(f"no one minimum for {accelerator or 'endpoints of unknown machines'}")
+
+    def rule(
+        self, accelerator: Accelerator | None, alpha: float, hit_rate: float | None
+    ) -> dict[str, Any]:
+        """What decides it, as plain data.
+
+        Args:
+            accelerator: that both sides run on; None where nobody knows.
+            alpha: error rate at which measuring stops.
+            hit_rate: that the workload declares; None where it declares none.
+
+        Raises:
+            ValueError: as `minimum_on`.
+        """
+        return {
+            "minimum": self.minimum_on(accelerator),
+            "alpha": alpha,
+            "blocks": self.blocks,
+            "hit_rate": hit_rate,
+        }
+
+
+class SloGate(Described):
+    """Limits that a served model keeps together, round by round."""
+
+    workload: Name
+    rate: float | None = Field(
+        None,
+        ge=1e-3,
+        le=1e5,
+        description="requests a second, as a Poisson process; the workload's own arrivals when "
+        "absent",
+    )
+    limits: dict[LimitName, Annotated[float, Field(ge=0, le=1e7)]] = Field(
+        min_length=1,
+        description="the most that a round may show, all at once: percentiles of time to first "
+        "token, of time per further token and of the whole answer in milliseconds, and failed "
+        "requests (errors: 0 when absent). With `compare: baseline`, latencies over the "
+        "baseline's of the same round",
+    )
+    share_of_rounds: float = Field(
+        0.5,
+        ge=0.05,
+        le=0.99,
+        description="the claim: at least this share of all such rounds keeps the limits",
+    )
+    compare: Literal["absolute", "baseline"] = Field(
+        "absolute",
+        description="baseline: the same round is measured on both sides, and 1.1 of a limit is at "
+        "most 1.1 times the baseline's",
+    )
+    rounds: int = Field(30, ge=1, le=10_000, description="at most")
+    tier: Tier = "critical"
+
+    @model_validator(mode="after")
+    def _limits_can_be_kept(self) -> SloGate:
+        for name, limit in self.limits.items():
+            if name == "errors":
+                if limit != int(limit):
+                    raise ValueError(f"limits.errors is a number of requests, not {limit:g}")
+            elif limit <= 0:
+                raise ValueError(f"limits.{name} is a time, and above 0")
+        if set(self.limits) == {"errors"}:
+            raise ValueError("limits has no latency: add one such as ttft_ms_p95")
+        return self
+
+    def rule(self, alpha: float, hit_rate: float | None) -> dict[str, Any]:
+        """What decides it, as plain data; arguments as of `RatioGate.rule`."""
+        return {
+            "limits": dict(self.limits),
+            "compare": self.compare,
+            "share": self.share_of_rounds,
+            "alpha": alpha,
+            "rounds": self.rounds,
+            "hit_rate": hit_rate,
+        }
+
+
+class Speed(Described):
+    """How fast a variant must be: claims of which each is a gate."""
+
+    ratio: RatioGate | None = None
+    slo: list[SloGate] = Field(default=[], max_length=20)
+
+    @model_validator(mode="after")
+    def _something_is_claimed(self) -> Speed:
+        if self.ratio is None and not self.slo:
+            raise ValueError("it claims nothing: give 'ratio', 'slo' or both")
+        return self
+
+    @property
+    def tiers(self) -> dict[str, Tier]:
+        """Of each gate by its name: `ratio.chat`, `slo.0`."""
+        workloads = self.ratio.workloads if self.ratio else []
+        ratios = {f"ratio.{name}": self.ratio.tier for name in workloads if self.ratio}
+        return {**ratios, **{f"slo.{number}": each.tier for number, each in enumerate(self.slo)}}

@@ -1,0 +1,106 @@
+"""A policy's `speed`: what it may claim, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from recipes.policy import Policy
+from recipes.speed import RatioGate, SloGate, Speed
+
+RATIO: dict[str, Any] = {"minimum": 1.2, "workloads": ["chat"]}
+SLO: dict[str, Any] = {"workload": "support", "rate": 12, "limits": {"ttft_ms_p95": 800}}
+
+
+def test_the_gates_have_names_and_tiers() -> None:
+    ratio = {**RATIO, "workloads": ["chat", "code"], "tier": "advisory"}
+    speed = Speed.model_validate({"ratio": ratio, "slo": [SLO, {**SLO, "tier": "supporting"}]})
+    assert speed.tiers == {
+        "ratio.chat": "advisory",
+        "ratio.code": "advisory",
+        "slo.0": "critical",
+        "slo.1": "supporting",
+    }
+    assert Speed.model_validate({"slo": [SLO]}).tiers == {"slo.0": "critical"}
+
+
+def test_a_minimum_is_one_number_or_by_accelerator() -> None:
+    one = RatioGate.model_validate(RATIO)
+    assert [one.minimum_on(each) for each in ("cpu", "cuda", None)] == [1.2, 1.2, 1.2]
+    two = RatioGate.model_validate({**RATIO, "minimum": {"cuda": 1.0, "cpu": 0.02}})
+    assert two.rule("cpu", 0.05, 0.0)["minimum"] == 0.02
+    with pytest.raises(ValueError, match="endpoints"):
+        two.minimum_on(None)
+    with pytest.raises(ValueError, match="cpu"):
+        RatioGate.model_validate({**RATIO, "minimum": {"cuda": 1.0}}).minimum_on("cpu")
+
+
+@given(st.floats(allow_nan=True, allow_infinity=True) | st.integers() | st.booleans())
+def test_numbers_have_bounds(number: float) -> None:
+    """Each key of a number, with any number."""
+    for model, good, keys in (
+        (RatioGate, RATIO, ("minimum", "blocks")),
+        (SloGate, SLO, ("rate", "share_of_rounds", "rounds")),
+    ):
+        for key in keys:
+            try:
+                taken = model.model_validate({**good, key: number})
+            except ValidationError as error:
+                named = error.errors()[0]["loc"][0]
+            else:
+                named, within = key, 0 < number <= 1e5 and not isinstance(number, bool)
+                assert within
+                assert type(taken).model_validate(taken.model_dump()) == taken
+            assert named == key
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        ({"rate": 0}, "rate"),
+        ({"limits": {}}, "limits"),
+        ({"limits": {"errors": 0}}, "limits"),
+        ({"limits": {"ttft_ms_p95": 0}}, "limits"),
+        ({"limits": {"ttft_ms_p95": 800, "errors": 0.5}}, "limits"),
+        ({"limits": {"ttft_p95": 800}}, "limits"),
+        ({"share_of_rounds": 1}, "share_of_rounds"),
+        ({"compare": "previous"}, "compare"),
+        ({"workload": "a b"}, "workload"),
+        ({"rates": [1]}, "rates"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_wrong_limits_are_refused_by_name(change: dict[str, Any], key: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        SloGate.model_validate({**SLO, **change})
+    (fault, *_) = caught.value.errors()
+    assert key in (*fault["loc"], *fault["msg"].replace(".", " ").split())
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{}, {"ratio": {**RATIO, "workloads": []}}, {"ratio": {**RATIO, "workloads": ["a", "a"]}}],
+    ids=["nothing", "no workload", "one twice"],
+)
+def test_a_speed_claims_something(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        Speed.model_validate(wrong)
+
+
+def test_a_suite_cannot_be_called_like_a_gate_of_speed() -> None:
+    suite = {"kind": "mmlu", "margins": {"fp8": 0.01}}
+    for name in ("speed", "speed.slo.0"):
+        with pytest.raises(ValidationError, match=name):
+            Policy.model_validate(
+                {
+                    "name": "p",
+                    "summary": "s",
+                    "suites": {name: suite},
+                    "throughput": {"minimum_ratio": {"cuda": 1.0}},
+                    "speed": {"ratio": RATIO},
+                }
+            )
