@@ -1,4 +1,4 @@
-"""What the entries of a registered model's history say together; pure, no registry is asked.
+"""Moves of aliases, and what a history of them says together; pure, no registry is asked.
 
 An entry says after which one it was made. The first one after that holds, and one that comes second
 has lost. Aliases, and the ways that they came, follow from the entries that hold.
@@ -8,8 +8,71 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
-from artifacts.registry.registry import HistoryEntry
+from pydantic import Field, model_validator
+
+from pipeline.core.record import Record
+
+CANDIDATE = "candidate"
+CHAMPION = "champion"
+PREVIOUS = "previous"
+
+Action = Literal["promote", "override", "rollback", "outside"]
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Why an alias moves, as the history keeps it."""
+
+    action: Action
+    who: str
+    run: str = ""
+    verdict: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Move:
+    """An alias that is to point to another version."""
+
+    alias: str  # that moves
+    version: str  # it will point to
+    # version that it points to now, as far as the mover knows; None for 'to none'. When that is not
+    # so any more, nothing moves.
+    replaces: str | None
+    cause: Cause
+    # gets the version that `alias` leaves; None leaves no trace but the history
+    previous_alias: str | None = None
+
+
+class HistoryEntry(Record):
+    """One move of an alias; what the entries say together is what the aliases must be."""
+
+    schema_version: int = 1
+    number: int = Field(0, ge=0, description="place in the history; given by the registry")
+    id: str = Field(description="of the attempt, so that who made it knows it again")
+    after: int = Field(
+        description="number of the last entry that held when this was made; one that comes second "
+        "to the same number has lost, and changed nothing"
+    )
+    action: Action = Field(description="outside: found moved by something other than prepare")
+    alias: str = Field(description="the alias that this is about")
+    previous_alias: str | None = Field(description="the alias of the version before it")
+    version: str | None = Field(description="it points to from now on; None: to none")
+    replaced: str | None = Field(description="version that it pointed to before")
+    changes: dict[str, str | None] = Field(description="every alias that changes, and to what")
+    when: str = Field(description="UTC, ISO 8601")
+    who: str
+    run: str = Field(description="id of the run that the evidence is of; may be empty")
+    verdict: str = Field(description="of the gates: pass, fail or undecided; may be empty")
+    reason: str
+
+    @model_validator(mode="after")
+    def _says_one_thing(self) -> HistoryEntry:
+        if self.alias in self.changes and self.changes[self.alias] != self.version:
+            raise ValueError("it says of its alias that it points to two versions")
+        return self
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from artifacts.registry.registry import HistoryEntry
+from artifacts.registry.history import HistoryEntry
 from pipeline.core.record import Record
 
 

@@ -12,9 +12,8 @@ import shutil
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
 
-from artifacts.registry.history import replay
+from artifacts.registry.history import HistoryEntry, replay
 from artifacts.registry.hub_access import check_token
 from artifacts.registry.hub_card import MODEL_TAG, main_card
 from artifacts.registry.hub_errors import explain_hub_errors
@@ -26,14 +25,12 @@ from artifacts.registry.hub_repository import (
     HubRepository,
     RepositoryState,
 )
-from artifacts.registry.journaled import JournaledRegistry
+from artifacts.registry.journal import no_version
 from artifacts.registry.registry import (
     EVIDENCE_TAG,
     FILES_TAG,
     TUPLE_TAG,
-    Cause,
-    HistoryEntry,
-    Move,
+    Registry,
     Version,
     is_same,
 )
@@ -50,7 +47,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 _URI = re.compile(rf"{SCHEME}([A-Za-z0-9][\w.-]*)/?(?:\?({PUBLIC}))?")
 
 
-class HubRegistry(JournaledRegistry):
+class HubRegistry(Registry):
     """Versions, aliases and histories in the model repositories of one user or organisation.
 
     Args:
@@ -95,7 +92,7 @@ class HubRegistry(JournaledRegistry):
                 name=name,
                 version=number,
                 aliases=tuple(sorted(a for a, v in aliases.items() if v == number)),
-                source=f"{SCHEME}{self._namespace}/{name}@{registered.commit}",
+                source=f"{self._address(name)}@{registered.commit}",
                 tags=dict(registered.tags),
             )
             for number, registered in sorted(
@@ -106,7 +103,7 @@ class HubRegistry(JournaledRegistry):
     def check_writable(self, name: str) -> None:
         """Ask the Hub whose the token is, and whether the repository is one of ours."""
         with self._explain_errors(name):
-            check_token(self._api, self._namespace, f"{SCHEME}{self._namespace}/{name}")
+            check_token(self._api, self._namespace, self._address(name))
             self._repository(name).check_ours()
 
     def register(self, name: str, folder: Path, tags: Mapping[str, str]) -> str:
@@ -135,7 +132,7 @@ class HubRegistry(JournaledRegistry):
         def change(ledger: Ledger) -> Ledger | None:
             there = ledger.versions.get(version)
             if there is None:
-                raise self._no_version(name, version)
+                raise no_version(self.uri, name, version)
             return ledger.with_version(
                 version, there.model_copy(update={"tags": there.tags | dict(tags)})
             )
@@ -151,32 +148,6 @@ class HubRegistry(JournaledRegistry):
                 repo_id, revision=commit, local_dir=folder, ignore_patterns=[ATTRIBUTES]
             )
             shutil.rmtree(folder / DOWNLOAD_NOTES, ignore_errors=True)
-
-    def settle(self, name: str) -> list[HistoryEntry]:
-        """Finish moves that were begun and not carried out; returns those that it finished."""
-        finished = super().settle(name)
-        self._put_back(name)
-        return finished
-
-    def move_alias(self, name: str, move: Move) -> HistoryEntry | None:
-        """Move an alias if it still points to what the move replaces; None: it was there."""
-        entry = super().move_alias(name, move)
-        self._put_back(name)
-        return entry
-
-    def roll_back(
-        self,
-        name: str,
-        alias: str,
-        cause: Cause,
-        *,
-        to: str | None = None,
-        replaces: str | None = None,
-    ) -> HistoryEntry:
-        """Move an alias back, or finish a rollback of it that was left unfinished."""
-        entry = super().roll_back(name, alias, cause, to=to, replaces=replaces)
-        self._put_back(name)
-        return entry
 
     # What the journal is kept by.
 
@@ -226,7 +197,7 @@ class HubRegistry(JournaledRegistry):
                 return self._repository(name).has_commit(version)
         return version in _select_present(self._state(name))
 
-    def _put_back(self, name: str) -> None:
+    def put_back(self, name: str) -> None:
         """Make the tags again that a killed move, or somebody's hand, has taken away."""
         state = self._state(name)
         said = replay(state.ledger.entries)
@@ -244,7 +215,7 @@ class HubRegistry(JournaledRegistry):
             return version
         registered = self._state(name).ledger.versions.get(version)
         if registered is None:
-            raise self._no_version(name, version)
+            raise no_version(self.uri, name, version)
         return registered.commit
 
     def _number(self, repository: HubRepository, commit: str) -> str:
@@ -278,13 +249,6 @@ class HubRegistry(JournaledRegistry):
         repository.update(change, f"Version {number}")
         return kept
 
-    def _no_version(self, name: str, version: str) -> RegistryError:
-        return RegistryError(
-            f"version {version} of '{name}' was not found in the registry",
-            where=self.uri,
-            cure=f"`prepare registry show {name}` lists its versions",
-        )
-
     def _state(self, name: str) -> RepositoryState:
         with self._explain_errors(name):
             return self._repository(name).state() or RepositoryState()
@@ -296,8 +260,11 @@ class HubRegistry(JournaledRegistry):
             )
         return self._repositories[name]
 
-    def _explain_errors(self, name: str) -> Any:
-        return explain_hub_errors(f"{SCHEME}{self._namespace}/{name}")
+    def _address(self, name: str) -> str:
+        return f"{SCHEME}{self._namespace}/{name}"
+
+    def _explain_errors(self, name: str) -> AbstractContextManager[None]:
+        return explain_hub_errors(self._address(name))
 
 
 def _select_present(state: RepositoryState) -> dict[str, RegisteredVersion]:

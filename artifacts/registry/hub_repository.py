@@ -9,13 +9,15 @@ from __future__ import annotations
 import random
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from artifacts.registry.hub_errors import CONFLICTS, MISSING, status_of, token_error
 from artifacts.registry.hub_ledger import Ledger
+from artifacts.registry.model_pack import files_in
 from pipeline.core.errors import RegistryError
 
 if TYPE_CHECKING:
@@ -142,11 +144,7 @@ class HubRepository:
         content has the same label, in hexadecimal.
         """
         branch = UPLOAD + label[:16]
-        local = {
-            path.relative_to(folder).as_posix(): path
-            for path in sorted(folder.rglob("*"))
-            if path.is_file()
-        }
+        local = dict(files_in(folder))
         sizes = {name: path.stat().st_size for name, path in local.items()}
         for _ in range(ATTEMPTS):
             state = self.state() or RepositoryState()
@@ -171,13 +169,8 @@ class HubRepository:
 
     def drop_upload(self, label: str) -> None:
         """Remove the branch of an upload whose commit a tag keeps now."""
-        from huggingface_hub.errors import HfHubHTTPError
-
-        try:
+        with allow_statuses(MISSING):
             self._api.delete_branch(self.repo_id, branch=UPLOAD + label[:16])
-        except HfHubHTTPError as error:
-            if status_of(error) != MISSING:
-                raise
 
     def commit(
         self,
@@ -189,14 +182,15 @@ class HubRepository:
     ) -> str | None:
         """Add one commit to the branch; None when its head is not that parent any more."""
         from huggingface_hub import CommitOperationAdd, CommitOperationDelete
-        from huggingface_hub.errors import HfHubHTTPError, RevisionNotFoundError
+        from huggingface_hub.errors import RevisionNotFoundError
 
         operations: list[Any] = [
             CommitOperationAdd(path_in_repo=name, path_or_fileobj=content)
             for name, content in files.items()
         ]
         operations += [CommitOperationDelete(path_in_repo=name) for name in sorted(gone)]
-        try:
+        # A revision that is not found is a branch that was removed meanwhile.
+        with suppress(RevisionNotFoundError), allow_statuses(*CONFLICTS):
             made = self._api.create_commit(
                 self.repo_id,
                 operations,
@@ -204,35 +198,20 @@ class HubRepository:
                 revision=branch,
                 parent_commit=parent,
             )
-        except RevisionNotFoundError:  # the branch was removed meanwhile
-            return None
-        except HfHubHTTPError as error:
-            if status_of(error) in CONFLICTS:
-                return None
-            raise
-        return str(made.oid)
+            return str(made.oid)
+        return None
 
     def add_tag(self, tag: str, commit: str) -> bool:
         """Make a tag; False when there is one of that name, which stays as it is."""
-        from huggingface_hub.errors import HfHubHTTPError
-
-        try:
+        with allow_statuses(*CONFLICTS):
             self._api.create_tag(self.repo_id, tag=tag, revision=commit)
-        except HfHubHTTPError as error:
-            if status_of(error) in CONFLICTS:
-                return False
-            raise
-        return True
+            return True
+        return False
 
     def remove_tag(self, tag: str) -> None:
         """Remove a tag, also where there is none."""
-        from huggingface_hub.errors import HfHubHTTPError
-
-        try:
+        with allow_statuses(MISSING):
             self._api.delete_tag(self.repo_id, tag=tag)
-        except HfHubHTTPError as error:
-            if status_of(error) != MISSING:
-                raise
 
     def move_tag(self, tag: str, commit: str | None) -> None:
         """Point a tag to the commit, or to none. The Hub can only remove it and make it again."""
@@ -269,13 +248,8 @@ class HubRepository:
         return files
 
     def _create_repository(self, private: bool) -> None:
-        from huggingface_hub.errors import HfHubHTTPError
-
-        try:
+        with allow_statuses(*CONFLICTS):  # another one was quicker
             self._api.create_repo(self.repo_id, private=private)
-        except HfHubHTTPError as error:
-            if status_of(error) not in CONFLICTS:  # else another one was quicker
-                raise
 
     def _ledger(self, head: str | None) -> Ledger:
         if head is None:
@@ -311,3 +285,15 @@ class HubRepository:
             where=self._uri,
             cure="run the command again",
         )
+
+
+@contextmanager
+def allow_statuses(*statuses: int) -> Iterator[None]:
+    """What is done here may be refused by one of these HTTP statuses; it ends there then."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        yield
+    except HfHubHTTPError as error:
+        if status_of(error) not in statuses:
+            raise

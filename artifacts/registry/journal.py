@@ -16,8 +16,17 @@ from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from typing import Protocol
 
-from artifacts.registry.history import State, replay, way_to
-from artifacts.registry.registry import CANDIDATE, CHAMPION, PREVIOUS, Cause, HistoryEntry, Move
+from artifacts.registry.history import (
+    CANDIDATE,
+    CHAMPION,
+    PREVIOUS,
+    Cause,
+    HistoryEntry,
+    Move,
+    State,
+    replay,
+    way_to,
+)
 from pipeline.core.errors import RegistryError
 from recipes.alias_names import RULE, can_be_alias
 
@@ -247,11 +256,16 @@ class Journal:
     def _check_versions(self, entry: HistoryEntry) -> None:
         for version in entry.changes.values():
             if version is not None and not self._storage.has_version(self._name, version):
-                raise RegistryError(
-                    f"version {version} of '{self._name}' was not found in the registry",
-                    where=self._storage.uri,
-                    cure=f"`prepare registry show {self._name}` lists its versions",
-                )
+                raise no_version(self._storage.uri, self._name, version)
+
+
+def no_version(uri: str, name: str, version: str) -> RegistryError:
+    """For a version that the registry does not have."""
+    return RegistryError(
+        f"version {version} of '{name}' was not found in the registry",
+        where=uri,
+        cure=f"`prepare registry show {name}` lists its versions",
+    )
 
 
 def _entry(
@@ -264,17 +278,13 @@ def _entry(
     return HistoryEntry(
         id=uuid.uuid4().hex,
         after=state.last,
-        action=cause.action,
+        **vars(cause),
         alias=alias,
         previous_alias=previous_alias,
         version=changes.get(alias, state.aliases.get(alias)),
         replaced=state.aliases.get(alias),
         changes=changes,
         when=datetime.now(UTC).isoformat(timespec="milliseconds"),
-        who=cause.who,
-        run=cause.run,
-        verdict=cause.verdict,
-        reason=cause.reason,
     )
 
 

@@ -13,7 +13,7 @@ import os
 import shutil
 import sqlite3
 import warnings
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,8 @@ from urllib.parse import quote
 
 from artifacts.evidence.manifest import plain_files
 from artifacts.registry.folder_access import check_folder, is_there
-from artifacts.registry.journaled import JournaledRegistry
-from artifacts.registry.registry import HistoryEntry, Version
+from artifacts.registry.history import HistoryEntry
+from artifacts.registry.registry import Registry, Version
 from pipeline.core.credentials import put_back
 from pipeline.core.errors import RegistryError
 from pipeline.core.foreign.file import open_regular
@@ -110,7 +110,7 @@ def _unopenable_error(uri: str, why: str) -> RegistryError:
     )
 
 
-class MlflowRegistry(JournaledRegistry):
+class MlflowRegistry(Registry):
     """Versions, aliases and histories of registered models.
 
     Moves of an embedded registry hold a lock beside its file. On a server, and in a database of
@@ -145,15 +145,9 @@ class MlflowRegistry(JournaledRegistry):
 
     def names(self) -> list[str]:
         """Names of all registered models."""
-        found: list[str] = []
-        token: str | None = None
         with self._explain_errors():
-            while True:
-                page = self._client.search_registered_models(page_token=token)
-                found += [m.name for m in page if HISTORY_OF_TAG not in m.tags]
-                token = page.token
-                if not token:
-                    return sorted(found)
+            models = _all_pages(self._client.search_registered_models)
+            return sorted(model.name for model in models if HISTORY_OF_TAG not in model.tags)
 
     def versions(self, name: str) -> list[Version]:
         """All versions of a model, newest first; none when there is no such model."""
@@ -344,14 +338,7 @@ class MlflowRegistry(JournaledRegistry):
             raise
 
     def _all_versions(self, name: str) -> list[Any]:
-        found: list[Any] = []
-        token: str | None = None
-        while True:
-            page = self._client.search_model_versions(f"name = {_quote(name)}", page_token=token)
-            found += page
-            token = page.token
-            if not token:
-                return found
+        return _all_pages(self._client.search_model_versions, f"name = {_quote(name)}")
 
     @contextmanager
     def _explain_errors(self) -> Iterator[None]:
@@ -400,6 +387,18 @@ def copy_checkpoint(source: Path, folder: Path) -> None:
     for path, file in list(plain_files(source)):
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, folder / path)
+
+
+def _all_pages(search: Callable[..., Any], *what: str) -> list[Any]:
+    """All that MLflow finds, which it hands out in pages."""
+    found: list[Any] = []
+    token: str | None = None
+    while True:
+        page = search(*what, page_token=token)
+        found += page
+        token = page.token
+        if not token:
+            return found
 
 
 def _quote(name: str) -> str:

@@ -60,6 +60,10 @@ class Blob:
         """The blob of these bytes."""
         return cls(f"sha256:{digest_bytes(content)}", len(content))
 
+    def descriptor(self, media_type: str, **more: Any) -> dict[str, Any]:
+        """As manifests and indexes name it; `more` are further members."""
+        return {"mediaType": media_type, "digest": self.digest, "size": self.size, **more}
+
 
 @dataclass(frozen=True)
 class PackedFile:
@@ -104,28 +108,24 @@ def pack(
     check_tags(tags)
     config = as_json(
         {
-            "descriptor": _descriptor(name, tags, checkpoint_config),
+            "descriptor": _texts(
+                name=name,
+                family=checkpoint_config.get("model_type"),
+                revision=tags.get("prepare.source.revision"),
+            ),
             "config": _execution(checkpoint_config),
             "modelfs": {"type": "layers", "diffIds": [file.blob.digest for file in ordered]},
         }
     )
-    described = Blob.of(config)
     manifest = {
         "schemaVersion": 2,
         "mediaType": MANIFEST_TYPE,
         "artifactType": ARTIFACT_TYPE,
-        "config": {
-            "mediaType": CONFIG_TYPE,
-            "digest": described.digest,
-            "size": described.size,
-        },
+        "config": Blob.of(config).descriptor(CONFIG_TYPE),
         "layers": [
-            {
-                "mediaType": media_type(file.path),
-                "digest": file.blob.digest,
-                "size": file.blob.size,
-                "annotations": {FILEPATH: file.path, TITLE: file.path},
-            }
+            file.blob.descriptor(
+                media_type(file.path), annotations={FILEPATH: file.path, TITLE: file.path}
+            )
             for file in ordered
         ],
         "annotations": dict(tags),
@@ -269,28 +269,19 @@ def check_digest(digest: str) -> None:
         raise ValueError(f"{ascii(digest)[:80]} is not a sha256 digest")
 
 
-def _descriptor(name: str, tags: Mapping[str, str], config: Mapping[str, Any]) -> dict[str, Any]:
-    known = {
-        "name": name,
-        "family": config.get("model_type"),
-        "revision": tags.get("prepare.source.revision"),
-    }
-    return {key: value for key, value in known.items() if isinstance(value, str) and value}
-
-
-def _execution(config: Mapping[str, Any]) -> dict[str, Any]:
+def _execution(config: Mapping[str, Any]) -> dict[str, str]:
     architectures = config.get("architectures")
     quantization = config.get("quantization_config")
-    known = {
-        "architecture": architectures[0]
-        if isinstance(architectures, list) and architectures
-        else None,
-        "format": "safetensors",
-        "precision": config.get("dtype") or config.get("torch_dtype"),
-        "quantization": quantization.get("quant_method")
-        if isinstance(quantization, dict)
-        else None,
-    }
+    return _texts(
+        architecture=architectures[0] if isinstance(architectures, list) and architectures else "",
+        format="safetensors",
+        precision=config.get("dtype") or config.get("torch_dtype"),
+        quantization=quantization.get("quant_method") if isinstance(quantization, dict) else "",
+    )
+
+
+def _texts(**known: Any) -> dict[str, str]:
+    """Of these, what says something: a checkpoint's config may have anything."""
     return {key: value for key, value in known.items() if isinstance(value, str) and value}
 
 

@@ -14,7 +14,8 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
 from artifacts.registry.folder_access import check_folder
-from artifacts.registry.journaled import JournaledRegistry
+from artifacts.registry.history import HistoryEntry
+from artifacts.registry.journal import no_version
 from artifacts.registry.model_pack import (
     ARTIFACT_TYPE,
     MANIFEST_TYPE,
@@ -40,7 +41,7 @@ from artifacts.registry.oci_index import (
     version_tags,
 )
 from artifacts.registry.oci_layout import OciLayout
-from artifacts.registry.registry import HistoryEntry, Version
+from artifacts.registry.registry import Registry, Version
 from pipeline.core.errors import RegistryError
 from pipeline.core.foreign.file import MEBIBYTE, read_regular
 from pipeline.core.foreign.text import clip
@@ -51,7 +52,7 @@ HISTORY_BYTES = 64 * MEBIBYTE  # some 100,000 moves
 LOCK_FILE = ".moves.lock"
 
 
-class OciRegistry(JournaledRegistry):
+class OciRegistry(Registry):
     """Versions, aliases and histories of models in OCI image layouts.
 
     Args:
@@ -140,7 +141,7 @@ class OciRegistry(JournaledRegistry):
             index = layout.read_index()
             descriptor = index_by_version(index).get(number_of(version))
             if descriptor is None:
-                raise self._no_version(name, version)
+                raise no_version(self.uri, name, version)
             known = version_tags(layout, descriptor)
             changed = {key: value for key, value in tags.items() if known.get(key) != value}
             if changed:
@@ -162,7 +163,7 @@ class OciRegistry(JournaledRegistry):
             layout = self._layout(version.name)
             descriptor = index_by_version(layout.read_index()).get(number_of(version.version))
             if descriptor is None:
-                raise self._no_version(version.name, version.version)
+                raise no_version(self.uri, version.name, version.version)
             manifest = layout.read_blob(blob_of(descriptor))
             return read_pack(manifest, layout.read_blob)
 
@@ -248,7 +249,7 @@ class OciRegistry(JournaledRegistry):
             if version is not None:
                 descriptor = index_by_version(index).get(number_of(version))
                 if descriptor is None:
-                    raise self._no_version(name, version)
+                    raise no_version(self.uri, name, version)
                 kept.append({**descriptor, "annotations": {REF_NAME: alias}})
             if kept != index["manifests"]:
                 layout.write_index({**index, "manifests": kept})
@@ -262,13 +263,9 @@ class OciRegistry(JournaledRegistry):
         with self.lock(name):
             index = layout.read_index()
             number = 1 + max([count_of(layout, LAST_VERSION), *index_by_version(index)])
-            descriptor = {
-                "mediaType": MANIFEST_TYPE,
-                "artifactType": ARTIFACT_TYPE,
-                "digest": made.blob.digest,
-                "size": made.blob.size,
-                "annotations": {REF_NAME: f"v{number}"},
-            }
+            descriptor = made.blob.descriptor(
+                MANIFEST_TYPE, artifactType=ARTIFACT_TYPE, annotations={REF_NAME: f"v{number}"}
+            )
             index["manifests"] = [*index["manifests"], descriptor]
             # A number is given once, even when the version is deleted.
             index["annotations"] = index.get("annotations", {}) | {LAST_VERSION: str(number)}
@@ -283,13 +280,6 @@ class OciRegistry(JournaledRegistry):
                 cure="give a name (--name) without '/' that does not begin with '.'",
             )
         return OciLayout(self.folder / name)
-
-    def _no_version(self, name: str, version: str) -> RegistryError:
-        return RegistryError(
-            f"version {version} of '{name}' was not found in the registry",
-            where=self.uri,
-            cure=f"`prepare registry show {name}` lists its versions",
-        )
 
     @contextmanager
     def _explain_errors(self) -> Iterator[None]:

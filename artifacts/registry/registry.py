@@ -9,26 +9,20 @@ from __future__ import annotations
 import getpass
 import os
 import socket
+from abc import abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any
 
-from pydantic import Field, model_validator
-
-from pipeline.core.record import Record
-
-CANDIDATE = "candidate"
-CHAMPION = "champion"
-PREVIOUS = "previous"
+from artifacts.registry.history import Cause, HistoryEntry, Move, replay
+from artifacts.registry.journal import Journal, JournalStorage
 
 TUPLE_TAG = "prepare.tuple"
 WEIGHTS_TAG = "prepare.weights"
 FILES_TAG = "prepare.files"
 EVIDENCE_TAG = "prepare.evidence"
 POLICY_TAG = "prepare.policy.digest"
-
-Action = Literal["promote", "override", "rollback", "outside"]
 
 
 def is_same(some: Mapping[str, str], others: Mapping[str, str]) -> bool:
@@ -57,85 +51,42 @@ class Version:
         }
 
 
-@dataclass(frozen=True)
-class Cause:
-    """Why an alias moves, as the history keeps it."""
+class Registry(JournalStorage):
+    """A model registry; what moves its aliases, and undoes that, is the same for all.
 
-    action: Action
-    who: str
-    run: str = ""
-    verdict: str = ""
-    reason: str = ""
+    A backend implements the abstract methods here and those of `JournalStorage`. Every method
+    raises RegistryError when the registry refuses or does not answer.
+    """
 
-
-@dataclass(frozen=True)
-class Move:
-    """An alias that is to point to another version."""
-
-    alias: str  # that moves
-    version: str  # it will point to
-    # version that it points to now, as far as the mover knows; None for 'to none'. When that is not
-    # so any more, nothing moves.
-    replaces: str | None
-    cause: Cause
-    # gets the version that `alias` leaves; None leaves no trace but the history
-    previous_alias: str | None = None
-
-
-class HistoryEntry(Record):
-    """One move of an alias; what the entries say together is what the aliases must be."""
-
-    schema_version: int = 1
-    number: int = Field(0, ge=0, description="place in the history; given by the registry")
-    id: str = Field(description="of the attempt, so that who made it knows it again")
-    after: int = Field(
-        description="number of the last entry that held when this was made; one that comes second "
-        "to the same number has lost, and changed nothing"
-    )
-    action: Action = Field(description="outside: found moved by something other than prepare")
-    alias: str = Field(description="the alias that this is about")
-    previous_alias: str | None = Field(description="the alias of the version before it")
-    version: str | None = Field(description="it points to from now on; None: to none")
-    replaced: str | None = Field(description="version that it pointed to before")
-    changes: dict[str, str | None] = Field(description="every alias that changes, and to what")
-    when: str = Field(description="UTC, ISO 8601")
-    who: str
-    run: str = Field(description="id of the run that the evidence is of; may be empty")
-    verdict: str = Field(description="of the gates: pass, fail or undecided; may be empty")
-    reason: str
-
-    @model_validator(mode="after")
-    def _says_one_thing(self) -> HistoryEntry:
-        if self.alias in self.changes and self.changes[self.alias] != self.version:
-            raise ValueError("it says of its alias that it points to two versions")
-        return self
-
-
-class Registry(Protocol):
-    """A model registry. Every method raises RegistryError when it refuses or does not answer."""
-
-    uri: str
-
+    @abstractmethod
     def names(self) -> list[str]:
         """Names of all registered models."""
 
+    @abstractmethod
     def versions(self, name: str) -> list[Version]:
         """All versions of a model, newest first; none when there is no such model."""
 
-    def aliases(self, name: str) -> dict[str, str]:
-        """Version by alias, as they stand; none when there is no such model."""
-
+    @abstractmethod
     def check_writable(self, name: str) -> None:
         """Write nothing; raise RegistryError where it is plain that nothing can be registered."""
 
+    @abstractmethod
     def register(self, name: str, folder: Path, tags: Mapping[str, str]) -> str:
         """Make a version of the folder, or find the one of the same tuple and evidence."""
 
+    @abstractmethod
     def set_tags(self, name: str, version: str, tags: Mapping[str, str]) -> None:
         """Add tags to a version, or change them; its other tags stay."""
 
+    @abstractmethod
+    def fetch(self, version: Version, folder: Path) -> None:
+        """Copy the version's files into that folder, which exists and is empty."""
+
     def settle(self, name: str) -> list[HistoryEntry]:
         """Finish moves that were begun and not carried out; returns those that it finished."""
+        finished = Journal(self, name).settle()
+        self.put_back(name)
+        return finished
 
     def move_alias(self, name: str, move: Move) -> HistoryEntry | None:
         """Move an alias if it still points to what the move replaces; None: it was there.
@@ -143,20 +94,37 @@ class Registry(Protocol):
         Raises:
             RegistryError: it points elsewhere by now; says who moved it.
         """
+        entry = Journal(self, name).move(move)
+        self.put_back(name)
+        return entry
 
     def roll_back(
-        self, name: str, alias: str, cause: Cause, *, to: str | None, replaces: str | None
+        self,
+        name: str,
+        alias: str,
+        cause: Cause,
+        *,
+        to: str | None = None,
+        replaces: str | None = None,
     ) -> HistoryEntry:
         """Move an alias back to the version before (or to `to`).
 
         When another one left a rollback of this alias unfinished, finishing it is all that is done.
         """
+        entry = Journal(self, name).roll_back(alias, cause, to=to, replaces=replaces)
+        self.put_back(name)
+        return entry
 
     def history(self, name: str) -> list[HistoryEntry]:
         """The moves that held, oldest first."""
+        return list(replay(self.entries(name)).held)
 
-    def fetch(self, version: Version, folder: Path) -> None:
-        """Copy the version's files into that folder, which exists and is empty."""
+    def find_same(self, name: str, tags: Mapping[str, str]) -> Version | None:
+        """The version of the same deployable tuple, with a verdict by the same evidence."""
+        return next((each for each in self.versions(name) if is_same(each.tags, tags)), None)
+
+    def put_back(self, name: str) -> None:
+        """Make aliases again that a killed move has taken away, where moving one is two steps."""
 
 
 def open_registry(uri: str) -> Registry:

@@ -41,7 +41,8 @@ def rollback(
     Exit codes: 0 moved, 1 error (nothing to go back to, or the alias moved
     meanwhile), 2 usage.
     """
-    from artifacts.registry.registry import Cause, who_am_i
+    from artifacts.registry.history import Cause
+    from artifacts.registry.registry import who_am_i
     from pipeline.cli.registry import open_asked, refuse_unknown
     from pipeline.cli.tables import print_json
     from pipeline.environments.settings import load_settings

@@ -9,13 +9,11 @@ from typing import Any
 
 from artifacts.deployable import Deployable, as_tag, verdict_tags
 from artifacts.evidence.manifest import digest_of_other_files
+from artifacts.registry.history import Cause, HistoryEntry, Move
 from artifacts.registry.registry import (
     EVIDENCE_TAG,
     FILES_TAG,
     TUPLE_TAG,
-    Cause,
-    HistoryEntry,
-    Move,
     Registry,
     open_registry,
     still_has,

@@ -8,9 +8,8 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
-from artifacts.registry.journaled import JournaledRegistry
 from artifacts.registry.mlflow_registry import MlflowRegistry
-from artifacts.registry.registry import Cause, HistoryEntry, Move
+from artifacts.registry.registry import Cause, HistoryEntry, Move, Registry
 from pipeline.core.errors import RegistryError
 
 NAME = "model"
@@ -86,7 +85,7 @@ def move(
         answers.put((what["who"], entry.number if entry else "was there"))
 
 
-def attempt(registry: JournaledRegistry, what: dict[str, Any]) -> HistoryEntry | None:
+def attempt(registry: Registry, what: dict[str, Any]) -> HistoryEntry | None:
     """Promote a version, or roll back when there is none."""
     version, who = what["version"], what["who"]
     cause = Cause("promote" if version else "rollback", who, run=f"run of {who}", verdict="pass")
