@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from eval_gates.statistics.comparison import Comparison
 from eval_gates.statistics.paired import Interval, graded_interval, tango_interval
-from eval_gates.statistics.sequential import TrailPoint, sequential_test
+from eval_gates.statistics.sequential import SequentialVerdict, TrailPoint, sequential_test
 
 SEQUENTIAL = "betting, valid at any time"
 WEIGHTS_SEED = 20240814
@@ -24,7 +23,7 @@ class Finding:
     `lower` and `upper` are one-sided bounds at level `alpha` of the comparison's value.
     """
 
-    verdict: Literal["pass", "fail", "open"]
+    verdict: SequentialVerdict
     comparison: Comparison
     alpha: float
     n: int
@@ -70,29 +69,36 @@ def fixed_finding(
 ) -> Finding:
     """By one bound at a number of questions fixed beforehand; Gaffke's holds for few, too."""
     values = comparison.values(before, after)
-
-    def at(level: float) -> Interval:
-        if comparison.kind == "points":
-            return deciding_interval(before, after, level)
-        return kept_interval(before, after, comparison.size, level)
-
-    interval = at(alpha)
-    verdict: Literal["pass", "fail", "open"] = "open"
+    interval = bounds_of_value(before, after, comparison, alpha)
+    verdict: SequentialVerdict = "open"
     if interval.lower > comparison.threshold:
         verdict = "pass"
     elif interval.upper < comparison.threshold:
         verdict = "fail"
+
+    def passes(level: float) -> bool:
+        return bounds_of_value(before, after, comparison, level).lower > comparison.threshold
+
     return Finding(
         verdict=verdict,
         comparison=comparison,
         alpha=alpha,
         n=len(values),
         decided_at=len(values) if verdict != "open" else None,
-        p_value=_p_value(lambda level: at(level).lower > comparison.threshold, alpha),
+        p_value=_p_value(passes, alpha),
         lower=interval.lower,
         upper=interval.upper,
         method=interval.method,
     )
+
+
+def bounds_of_value(
+    before: Sequence[float], after: Sequence[float], comparison: Comparison, alpha: float
+) -> Interval:
+    """Bounds of the mean of what the comparison makes of each pair of scores."""
+    if comparison.kind == "points":
+        return deciding_interval(before, after, alpha)
+    return kept_interval(before, after, comparison.size, alpha)
 
 
 def deciding_interval(before: Sequence[float], after: Sequence[float], alpha: float) -> Interval:

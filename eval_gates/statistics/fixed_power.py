@@ -15,9 +15,15 @@ from functools import cached_property
 from statistics import NormalDist
 
 from eval_gates.statistics.comparison import Comparison
-from eval_gates.statistics.finding import WEIGHTS_SEED, deciding_interval, kept_interval
+from eval_gates.statistics.finding import WEIGHTS_SEED, bounds_of_value, kept_interval
 from eval_gates.statistics.paired import counted_interval, least_identical, normal_quantile
-from eval_gates.statistics.power import WANTED_CHANCE, PowerPlan, pass_words
+from eval_gates.statistics.power import (
+    WANTED_CHANCE,
+    PowerPlan,
+    find_first,
+    pass_words,
+    visible_words,
+)
 from eval_gates.statistics.replays import outcomes
 
 _RUNS, _SEED, _STEPS = 300, 0, 9
@@ -65,19 +71,7 @@ def fixed_power_plan(
         f" then one bound; if {100 * flips:g} % of the answers flip and nothing is lost,"
         f" {pass_words(passed, at_half)}"
     )
-    seen = (
-        "no true drop is likely to be seen"
-        if visible is None
-        else f"a true drop of {100 * visible:.1f} points is seen in {100 * WANTED_CHANCE:.0f} %"
-    )
-    cure = "" if passed >= WANTED_CHANCE else "; needs more questions or a wider margin"
     return PowerPlan(
-        comparison=comparison,
-        alpha=alpha,
-        questions=questions,
-        population=None,
-        flips=flips,
-        flip_size=flip_size,
         expected_questions=float(questions),
         chance_of_decision=passed + failed,
         chance_of_pass=passed,
@@ -85,7 +79,7 @@ def fixed_power_plan(
         smallest_visible_drop=visible,
         least_questions=least,
         decidable=least is not None and least <= questions,
-        words=f"{start}; {seen}{cure}",
+        words=f"{start}; {visible_words(visible, passed)}",
     )
 
 
@@ -115,11 +109,7 @@ def least_fixed_questions(
         enough *= 2
         if enough > _MOST or baseline == 0:
             return None
-    low = enough // 2
-    while enough - low > 1:
-        middle = (low + enough) // 2
-        low, enough = (low, middle) if passes(middle) else (middle, enough)
-    return enough
+    return find_first(passes, enough)
 
 
 @dataclass(frozen=True)
@@ -172,10 +162,7 @@ class _Gate:
         """How far the lower bound lies below the mean value and the upper one above it."""
         before, after = self._typical_run()
         values = self.comparison.values(before, after)
-        if self.comparison.kind == "points":
-            bounds = deciding_interval(before, after, self.alpha)
-        else:
-            bounds = kept_interval(before, after, self.comparison.size, self.alpha)
+        bounds = bounds_of_value(before, after, self.comparison, self.alpha)
         mean = float(values.mean())
         scale = math.sqrt(len(before) / self.questions)
         return scale * (mean - bounds.lower), scale * (bounds.upper - mean)

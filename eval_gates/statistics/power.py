@@ -30,13 +30,6 @@ _NEXT_TO_NOTHING = 1e-6  # a baseline's mean score that no benchmark distinguish
 class PowerPlan:
     """What to expect of a gate with these settings, from imagined runs."""
 
-    comparison: Comparison
-    alpha: float
-    questions: int
-    """The cap: a gate still open after so many is undecided."""
-    population: int | None
-    flips: float
-    flip_size: float
     expected_questions: float
     """Mean number asked, in whole batches, if the candidate is no worse; at most the cap."""
     chance_of_decision: float
@@ -134,12 +127,6 @@ def power_plan(
     else:
         words = _hopeless_words(comparison, alpha, questions, population, base, least, bet)
     return PowerPlan(
-        comparison=comparison,
-        alpha=alpha,
-        questions=questions,
-        population=population,
-        flips=flips,
-        flip_size=flip_size,
         expected_questions=expected,
         chance_of_decision=float(decided.mean()),
         chance_of_pass=chance_of_pass,
@@ -183,7 +170,7 @@ def least_questions(
     least = None
     if best * _MOST_QUESTIONS >= needed - math.log(smallest_stake):
         enough = math.ceil((needed - math.log(smallest_stake)) / best)
-        least = _find_first(lambda n: bool(mix(n * growth, planned) >= needed), enough)
+        least = find_first(lambda n: bool(mix(n * growth, planned) >= needed), enough)
     if population is None:
         return least
     # Without replacement the evidence is never less, so it is looked for no further than that.
@@ -200,10 +187,24 @@ def find_strictest_decidable(
     baseline: float = 1.0,
     bet: Callable[[Comparison], float] | None = None,
 ) -> Comparison | None:
-    """The strictest margin of the same kind that could pass, rounded outward to a tenth of a point.
+    """As :func:`find_strictest`, of a sequential gate.
 
     `bet` says which one would have half of the stake at a margin; without it the stake is even.
-    None if no margin could pass with so few questions and no answer changed.
+    """
+
+    def least(margin: Comparison) -> int | None:
+        return least_questions(margin, alpha, population, baseline, bet(margin) if bet else None)
+
+    return find_strictest(comparison, questions, least)
+
+
+def find_strictest(
+    comparison: Comparison, questions: int, least: Callable[[Comparison], int | None]
+) -> Comparison | None:
+    """The strictest margin of the same kind that could pass, rounded outward to a tenth of a point.
+
+    None if no margin could pass with so few questions and no answer changed; how many a margin
+    takes then, `least` says.
     """
 
     def candidate(tenths: int) -> Comparison:
@@ -212,23 +213,18 @@ def find_strictest_decidable(
         return Comparison.recovery((1000 - tenths) / 1000)
 
     def passes(tenths: int) -> bool:
-        margin = candidate(tenths)
-        planned = bet(margin) if bet else None
-        least = least_questions(margin, alpha, population, baseline, planned)
-        return least is not None and least <= questions
+        needed = least(candidate(tenths))
+        return needed is not None and needed <= questions
 
-    return candidate(_find_first(passes, 999)) if passes(999) else None
+    return candidate(find_first(passes, 999)) if passes(999) else None
 
 
-def _find_first(holds: Callable[[int], bool], known: int) -> int:
+def find_first(holds: Callable[[int], bool], known: int) -> int:
     """The smallest whole number >= 1 from which on `holds`; it does at `known`."""
     low, high = 0, known
     while high - low > 1:
         middle = (low + high) // 2
-        if holds(middle):
-            high = middle
-        else:
-            low = middle
+        low, high = (low, middle) if holds(middle) else (middle, high)
     return high
 
 
@@ -243,17 +239,13 @@ def _smallest_visible_drop(
     chance_of_fail: Callable[[float], float], allowed: float, most: float
 ) -> float | None:
     """Bisection on a log scale between the drop that may pass and the largest possible one."""
-    if most <= allowed or chance_of_fail(most) < WANTED_CHANCE:
+    if most <= allowed or chance_of_fail(most) < WANTED_CHANCE or allowed <= 0:
         return None
     low, high = allowed, most
-    if low <= 0:
-        return None
     for _ in range(_SEARCH_STEPS):
         middle = math.sqrt(low * high)
-        if chance_of_fail(middle) >= WANTED_CHANCE:
-            high = middle
-        else:
-            low = middle
+        seen = chance_of_fail(middle) >= WANTED_CHANCE
+        low, high = (low, middle) if seen else (middle, high)
     return high
 
 
@@ -271,13 +263,18 @@ def _plan_words(
         f" answers flip and nothing is lost, about {expected:.0f} of at most {questions} questions,"
         f" and {pass_words(*chances)}"
     )
+    return f"{start}; {visible_words(visible, chances[0])}"
+
+
+def visible_words(visible: float | None, passed: float) -> str:
+    """The smallest drop that is seen, in words, and what to do where a pass is unlikely."""
     seen = (
         "no true drop is likely to be seen"
         if visible is None
         else f"a true drop of {100 * visible:.1f} points is seen in {100 * WANTED_CHANCE:.0f} %"
     )
-    cure = "" if chances[0] >= WANTED_CHANCE else "; needs more questions or a wider margin"
-    return f"{start}; {seen}{cure}"
+    cure = "" if passed >= WANTED_CHANCE else "; needs more questions or a wider margin"
+    return seen + cure
 
 
 def pass_words(nothing_lost: float, half_lost: float) -> str:

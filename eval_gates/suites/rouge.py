@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-from eval_gates.suites.json_lines import find_files, read_rows, text_of
+from eval_gates.suites.json_lines import read_rows, rows_of_files, text_of
 from pipeline.core.errors import EvaluationDataError
 
 Form = Literal["base", "chat"]
@@ -49,8 +49,7 @@ def read_folder(folder: Path) -> list[Document]:
     Raises:
         EvaluationDataError: there is no such file, or a line is malformed.
     """
-    files = find_files(folder, "summarization")
-    documents = [_document(row, place) for path in files for place, row in read_rows(path)]
+    documents = [_document(row, place) for place, row in rows_of_files(folder, "summarization")]
     if not documents:
         raise EvaluationDataError(
             "there are no documents to summarize",

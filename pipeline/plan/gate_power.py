@@ -8,7 +8,6 @@ since it would only cost time.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -23,7 +22,7 @@ from eval_gates.statistics.planned_bet import planned_bet
 from eval_gates.statistics.power import (
     WANTED_CHANCE,
     PowerPlan,
-    find_strictest_decidable,
+    find_strictest,
     least_questions,
     power_plan,
 )
@@ -308,22 +307,7 @@ class _Gate:
     def _find_strictest(self) -> Comparison | None:
         """The strictest margin of its kind that could pass, in steps of a tenth of a point."""
         assert self.questions is not None
-        if self.suite.test == "sequential":
-            return find_strictest_decidable(
-                self.comparison, self.alpha, self.questions, self.population, bet=self._plan_bet
-            )
-
-        def candidate(tenths: int) -> Comparison:
-            if self.comparison.kind == "points":
-                return Comparison.points(tenths / 1000)
-            return Comparison.recovery((1000 - tenths) / 1000)
-
-        def passes(tenths: int) -> bool:
-            least = self._count_least(candidate(tenths))
-            return least is not None and least <= (self.questions or 0)
-
-        found = bisect_left(range(1, 1000), True, key=passes) + 1
-        return candidate(found) if found < 1000 else None
+        return find_strictest(self.comparison, self.questions, self._count_least)
 
 
 def _gates(
