@@ -24,7 +24,6 @@ def sights_of(
     Args:
         rows: the baseline's answers, in the order of asking; at least one.
         guessing: expected score of a guess; 0 where there are no choices.
-        comparison: the margin.
         population: questions (or clusters of them) of the benchmark that the claim is about; None
             for a claim about all such.
     """

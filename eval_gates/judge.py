@@ -56,7 +56,6 @@ def judge_suite(
         again: the baseline's rows to its first questions, asked a second time; may be none.
         available: questions that the source has; of a suite with `cluster`, clusters of them.
         guessing: the mean score of a model that knows nothing: 0.25 with four choices.
-        alpha: error rate of the verdict.
         planned_bet: of a sequential test, the bet that has half of the stake; None: an even one.
 
     Raises:

@@ -37,8 +37,6 @@ def expected_questions(
 
     Args:
         margin: `points`, or `recovery` (then taken at a baseline that scores 50 %).
-        flips: share of questions whose score changes.
-        flip_size: by how much it changes.
         planned: the bet that has half of the stake; None: the stake is even.
     """
     recovery = margin.get("recovery")

@@ -18,21 +18,16 @@ State = Literal["pass", "fail", "open"]
 
 @dataclass(frozen=True)
 class Stopping:
-    """How far one round of questions goes.
+    """How far one round of questions goes."""
 
-    Args:
-        upto: questions at most.
-        batch: questions between two looks.
-        rule: what would decide the gate, as `rule_of` writes it; None to ask all.
-        baseline: the baseline's scores to the same questions; needed where there is a rule.
-        clusters: where questions belong together, each question's cluster; batches, and the round,
-            end where one does, and a value is a cluster's mean.
-    """
-
-    upto: int
-    batch: int
+    upto: int  # questions at most
+    batch: int  # questions between two looks
+    # What would decide the gate, as `rule_of` writes it; None to ask all.
     rule: Mapping[str, Any] | None = None
+    # The baseline's scores to the same questions; needed where there is a rule.
     baseline: Sequence[float] = ()
+    # Where questions belong together, each question's cluster; batches, and the round, end where
+    # one does, and a value is a cluster's mean.
     clusters: Sequence[str] | None = None
 
     @property

@@ -18,11 +18,7 @@ def judge_throughput(
     tier: Tier = "critical",
     note: str | None,
 ) -> ThroughputReport:
-    """Compare two load tests of the same workload on the same machine.
-
-    Args:
-        baseline: result of the baseline's benchmark stage.
-        candidate: result of the variant's benchmark stage.
+    """Compare two load tests (benchmark stages' results) of one workload on one machine.
 
     Raises:
         ValueError: a rate is missing, zero or not a number; nothing is divided by it.

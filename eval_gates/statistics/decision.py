@@ -26,28 +26,19 @@ _BOUND_TOLERANCE = 1e-6  # bounds are found by iteration; less is no contradicti
 
 @dataclass(frozen=True)
 class Scores:
-    """What both models scored, as far as words and blindness need it.
+    """What both models scored, as far as words and blindness need it."""
 
-    Args:
-        baseline: mean, in [0, 1].
-        candidate: mean, in [0, 1].
-        flips: share of questions whose score changed.
-        flip_size: by how much, on average; 0 where none did.
-        sights: whether the margin ends above each kind of ignorance, by all of the baseline's
-            answers, also those to questions that the candidate was not asked.
-        baseline_of_all: mean of those; None where they are the same.
-        of_other_questions: what the candidate's answers score as answers to other questions.
-        p_says_nothing: of 'they do for any question'; see :func:`sight.swap_p_value`.
-    """
-
-    baseline: float
-    candidate: float
-    flips: float
-    flip_size: float
+    baseline: float  # mean, in [0, 1]
+    candidate: float  # mean, in [0, 1]
+    flips: float  # share of questions whose score changed
+    flip_size: float  # by how much, on average; 0 where none did
+    # Whether the margin ends above each kind of ignorance, by all of the baseline's answers, also
+    # those to questions that the candidate was not asked.
     sights: tuple[Sight, ...] = ()
-    baseline_of_all: float | None = None
+    baseline_of_all: float | None = None  # mean of those; None where they are the same
+    # What the candidate's answers score as answers to other questions.
     of_other_questions: float = 0.0
-    p_says_nothing: float = 0.0
+    p_says_nothing: float = 0.0  # of 'they do for any question'; see :func:`sight.swap_p_value`
 
 
 @dataclass(frozen=True)

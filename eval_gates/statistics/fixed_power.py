@@ -44,10 +44,7 @@ def fixed_power_plan(
     """Foresee a fixed gate; 0.2 s, and with many thousand questions a second more.
 
     Args:
-        alpha: error rate of the bound, in (0, 0.5).
-        questions: that are asked.
         flips: share of the questions whose score changes, evenly both ways if nothing is lost.
-        flip_size: by how much: 1 for right-or-wrong answers, less for scores such as ROUGE.
         baseline: the baseline's expected mean score; a recovery needs it.
 
     Raises:

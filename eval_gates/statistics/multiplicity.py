@@ -34,10 +34,6 @@ def all_gates_p(p_values: Mapping[str, float]) -> float:
 def holm(p_values: Mapping[str, float], alpha: float) -> dict[str, bool]:
     """Which variants pass, such that any false pass among them has probability at most alpha.
 
-    Args:
-        p_values: by variant, each of 'this variant is inferior' (see :func:`all_gates_p`).
-        alpha: error rate of the whole family, in (0, 1).
-
     Raises:
         ValueError: alpha or a p-value is out of range.
     """

@@ -40,10 +40,6 @@ def tango_interval(
     its error is up to two points above 5 % there, so it describes, and decides nothing.
 
     Args:
-        both: questions that both models answered rightly.
-        only_baseline: questions that the candidate lost.
-        only_candidate: questions that the candidate gained.
-        neither: questions that neither answered rightly.
         alpha: error rate of each bound, in (0, 0.5).
 
     Raises:

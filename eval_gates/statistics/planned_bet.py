@@ -20,7 +20,6 @@ def planned_bet(
     """The best share of the largest legal bet against 'inferior', in whole hundredths.
 
     Args:
-        flips: expected share of the questions whose score changes, evenly both ways.
         flip_size: by how much: 1 for right-or-wrong answers, less for scores such as ROUGE.
         baseline: its expected mean score; used for a recovery only.
 

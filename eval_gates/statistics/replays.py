@@ -58,8 +58,6 @@ def outcomes(
     under `baseline` leave no room for so many gains, there are fewer.
 
     Args:
-        flips: share of the questions whose score changes.
-        flip_size: by how much: 1 for right-or-wrong answers, less for scores such as ROUGE.
         drop: of the true mean score, >= 0.
         baseline: the baseline's mean score; used for a recovery only. With a flip_size under 1,
             every question is given this score.

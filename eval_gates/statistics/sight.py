@@ -78,9 +78,6 @@ def swap_p_value(differences: Sequence[float]) -> float:
     If answers have nothing to do with their questions, a difference is as likely to be positive as
     negative, whatever its size: a fair coin, on which a bettor stakes more where more is at stake,
     up to the mean size so far.
-
-    Args:
-        differences: of each pair of questions, the mean score less that with answers swapped.
     """
     import numpy as np
 

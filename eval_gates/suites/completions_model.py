@@ -140,11 +140,9 @@ def completions_model(
 
     Args:
         url: the server's, without `/v1/completions`.
-        model: the name it serves under.
         max_length: tokens that the server takes, prompt and answer together.
         answered: called with the number of lm-eval's requests just answered; one item with four
             choices is four, whichever way it was asked.
-        asks_once: whether to try one request an item.
 
     Raises (its methods):
         StageError: a prompt does not fit, or a log-probability is none.

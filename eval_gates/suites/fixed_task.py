@@ -37,7 +37,6 @@ def task_of(config: dict[str, Any], documents: list[Document], samples: int = 1)
     """An lm-eval task over rows in memory; the numbers to ask for are the rows' own.
 
     Args:
-        config: of an lm-eval `ConfigurableTask`, with `test_split: test` and no dataset.
         documents: at least one.
         samples: answers drawn for each document; more than one only where text is generated.
     """

@@ -58,7 +58,6 @@ def task_config(form: Form, max_tokens: int, samples: int, temperature: float) -
     """The configuration of an lm-eval `ConfigurableTask` that asks for the problems' functions.
 
     Args:
-        form: how the model is asked; the problem's row has the prompt as `request`.
         samples: answers drawn for each problem; greedy when 1.
         temperature: of the samples, when there are several.
     """

@@ -17,9 +17,6 @@ from pipeline.core.foreign.lines import ForeignLinesError, read_lines
 def find_files(folder: Path, stem: str, *, but_not: str | None = None) -> list[Path]:
     """Files of `folder` called `<stem>*.jsonl` or `<stem>*.jsonl.gz`, by name.
 
-    Args:
-        stem: how the names begin.
-
     Raises:
         EvaluationDataError: the folder does not exist, or holds one file both plain and gzipped.
     """

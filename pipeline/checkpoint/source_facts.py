@@ -46,11 +46,7 @@ class CheckpointReport(Record):
 
 
 def source_of(ref: str, digest: str, checkpoint: Checkpoint | None) -> SourceFacts:
-    """What is known of a source; what nobody wrote down stays empty.
-
-    Args:
-        checkpoint: where it lies, if that is still known.
-    """
+    """What is known of a source, wherever it lies now; what nobody wrote down stays empty."""
     # Where a folder lay on somebody's machine is nobody else's business.
     facts = {"ref": Path(ref).name if is_path(ref) else ref, "digest": digest}
     if ref in DEMO_SOURCES:

@@ -23,7 +23,6 @@ class GuardedProcess:
 
     Args:
         command: program and arguments; no shell.
-        environment: the whole environment of the process.
         output: receives standard output and standard error, unless `errors` takes the latter.
         errors: receives standard error.
         pass_descriptors: inherited file descriptors.

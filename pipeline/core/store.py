@@ -31,11 +31,7 @@ RECORD = "stage.json"
 
 
 class Store:
-    """One folder of finished stages and runs.
-
-    Args:
-        root: made on first use.
-    """
+    """One folder of finished stages and runs, made on first use."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -74,7 +70,6 @@ class Store:
         """Records of finished stages, sorted by stage and key.
 
         Args:
-            stage: of one kind of stage alone.
             leave_out_damaged: where a damaged record says no more than one that is not there.
 
         Raises:

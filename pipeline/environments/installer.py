@@ -93,9 +93,7 @@ def run_uv(
     """Run uv to its end; it dies with this process.
 
     Args:
-        arguments: uv's, without its own name.
         folder: where to run it; no project of the user's may lie there, uv would read it.
-        variables: the process environment.
         watch: called with each line that uv prints, from another thread.
         look: called a few times a second while uv runs.
 

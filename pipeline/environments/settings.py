@@ -68,9 +68,6 @@ class SettingsFile(Record):
 def load_settings(store: Path | None = None) -> Settings:
     """The settings in force: the argument wins over variables, they over the settings file.
 
-    Args:
-        store: the store's folder, where the command line names one.
-
     Raises:
         UsageError: the settings file is missing, unreadable or says something unknown.
     """

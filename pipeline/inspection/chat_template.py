@@ -17,7 +17,6 @@ def has_chat_template(names: Collection[str], read: Callable[[str], dict[str, An
 
     Args:
         names: of the files beside config.json.
-        read: the JSON object in one of them.
 
     Raises:
         CheckpointError: the tokenizer's settings are damaged.

@@ -118,11 +118,7 @@ def chosen_layers(config: dict[str, Any], where: str) -> tuple[int, ...]:
 
 
 def cut_config(config: dict[str, Any], layers: tuple[int, ...]) -> dict[str, Any]:
-    """config.json of the cut checkpoint; the source's is not changed.
-
-    Args:
-        layers: that are kept, by their numbers in the source.
-    """
+    """config.json of the checkpoint cut to these layers of the source, whose own is not changed."""
     inner = config.get("text_config")
     # The numbers of a multimodal model's decoder are one level down, its vision tower's elsewhere.
     levels = [config, *([inner] if isinstance(inner, dict) else [])]

@@ -67,11 +67,7 @@ def find_undivided_columns(quantization: Quantization, columns: Iterable[int]) -
 def find_undivided_rows(
     quantization: Quantization, shapes: Mapping[str, Sequence[int]]
 ) -> dict[str, int]:
-    """Layers whose rows the recipe's blocks do not divide, though vLLM needs it; and their rows.
-
-    Args:
-        shapes: rows and columns of the matrices that the recipe quantizes, by tensor name.
-    """
+    """Layers whose rows the recipe's blocks do not divide, though vLLM needs it; and their rows."""
     block = rows_to_divide(quantization.model_dump())
     if block is None:
         return {}

@@ -73,9 +73,6 @@ def added_words(
     """What the architecture adds to the recipe's list, for a note; empty where nothing.
 
     For example: `routers (56 layers), experts (56 stacks)`.
-
-    Args:
-        ignore: what :func:`ignore_list` made of it.
     """
     before = [_spell_out(word) for word in recipe_ignore]
     layers = decoder_layers(config)

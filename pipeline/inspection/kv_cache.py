@@ -99,7 +99,6 @@ class KvCache:
             memory: bytes on each GPU.
             context: tokens of a sequence (vLLM's max-model-len).
             block_size: tokens of a block.
-            element_bytes: see :func:`element_bytes`.
             tensor_parallel: GPUs that the heads are spread over.
             in_flight: tokens that one step may compute (max-num-batched-tokens); a sliding
                 window's layers keep those as well, of every batch that is under way.

@@ -44,7 +44,6 @@ def module_kind(name: str, dimensions: int, layers: int) -> ModuleKind:
     """The kind of module that the tensor `name` is a part of.
 
     Args:
-        dimensions: of its shape; expert weights may be stacked in one tensor of three.
         layers: num_hidden_layers; DeepSeek keeps its head for multi-token prediction (MTP) in
             layers after the last.
     """

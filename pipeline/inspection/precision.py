@@ -70,14 +70,7 @@ PRECISIONS = (
 
 
 def precision_of(quantization: Quantization, columns: Iterable[int]) -> Precision | None:
-    """The precision that a recipe gives to the matrices that it quantizes.
-
-    Args:
-        columns: of all those matrices: one group size has to divide all of them.
-
-    Returns:
-        None for the recipe that changes nothing.
-    """
+    """The precision that a recipe gives to matrices of these columns; None for the baseline's."""
     if isinstance(quantization, NoQuantization):
         return None
     if isinstance(quantization, PresetQuantization):

@@ -42,7 +42,6 @@ def check_biases(
         layers: what was fitted, by module.
         norms: by module, what each channel of its outputs was multiplied by.
         vectors: the others of the blocks, with their numbers.
-        where: the variant, for the error.
 
     Raises:
         VerificationError: naming a vector that does not fit.

@@ -66,7 +66,6 @@ def check_preserved(
     Args:
         layers: what was fitted, by module.
         norms: weights of the source and of the variant by module, each one number a channel.
-        where: the variant, for the error.
 
     Returns:
         by norm, what its outputs were multiplied by, one number a channel.

@@ -70,11 +70,7 @@ def ask_until_over(
 
 
 class Asker:
-    """One lm-eval task and one client of the endpoint, for all batches.
-
-    Args:
-        upto: questions in this round, for the progress.
-    """
+    """One lm-eval task and one client of the endpoint, for all batches of a round."""
 
     def __init__(self, spec: dict[str, Any], questions: Rows, progress: Progress, upto: int):
         self._spec = spec

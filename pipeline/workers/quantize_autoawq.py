@@ -146,10 +146,6 @@ def words_left_out(linears: list[str], ignore: list[str]) -> list[str]:
     What lies outside of the model's layers, such as lm_head, it never quantizes. Inside, it
     scales all linear layers together but the routers of experts.
 
-    Args:
-        linears: names of the linear layers that it would quantize.
-        ignore: the recipe's list.
-
     Returns:
         parts of names, for its `modules_to_not_convert`; no other layer's name has them in it.
 

@@ -54,7 +54,6 @@ def ask(
     Args:
         url: whole, its credentials hidden where it had some.
         seconds: of the exchange, from connecting to the last byte.
-        socket: a Unix socket to go through.
         trust_env: go through the proxy that the environment names.
         limit: the most bytes that the answer's body may have.
 

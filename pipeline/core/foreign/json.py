@@ -32,10 +32,6 @@ class ForeignJsonError(ValueError):
 def read_json_file(path: Path, *, limit: int = MAX_BYTES, finite: bool = True) -> Any:
     """What a JSON file of somebody else's says.
 
-    Args:
-        limit: the most bytes it may have.
-        finite: as of `parse_json`.
-
     Raises:
         ForeignJsonError: as `parse_json`; a ValueError.
         OSError: it is no regular file, larger, or cannot be read.

@@ -24,9 +24,6 @@ _MAX_IN_A_LINE = 100_000
 def read_kept_rows(path: Path) -> Iterator[dict[str, Any]]:
     """The rows, each without the lists and objects in it.
 
-    Args:
-        path: of a file of lines; gzipped where its name ends in .gz.
-
     Raises:
         ForeignLinesError: it is damaged, a line is no JSON object, or it is beyond a limit.
         OSError: it is no regular file, or cannot be read.

@@ -17,11 +17,7 @@ class ShardFile:
     """Reads and writes at any place from any thread; :meth:`finish` gives the file its name."""
 
     def __init__(self, plan: ShardPlan, folder: Path, pieces: int) -> None:
-        """Make the file in its full size, so that a full disk is noticed before the work.
-
-        Args:
-            pieces: how many :meth:`piece_done` will report.
-        """
+        """Make the file in its full size, so that a full disk is noticed before the work."""
         self._plan = plan
         self._folder = folder
         self._final = folder / plan.name

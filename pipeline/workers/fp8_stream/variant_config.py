@@ -11,11 +11,7 @@ from pipeline.workers.fp8_stream.layout import ShardPlan
 
 
 def quantization_config(scheme: str, ignore: list[str]) -> dict[str, Any]:
-    """The config that says how the weights are quantized, by the library's own classes.
-
-    Args:
-        ignore: names of the linear layers that are not quantized.
-    """
+    """The config that says how all layers but those are quantized, by the library's own classes."""
     from importlib.metadata import version
 
     from compressed_tensors.config import CompressionFormat
