@@ -145,12 +145,13 @@ def _only_defines(code: str) -> bool:
 def _missing_names(code: str) -> set[str]:
     if not _parses(code):
         return set()
-    used = {
-        node.id
-        for node in ast.walk(ast.parse(code))
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
-    }
-    return used - _defined_names(code) - set(dir(builtins))
+    return names_read(ast.parse(code)) - _defined_names(code) - set(dir(builtins))
+
+
+def names_read(tree: ast.AST) -> set[str]:
+    """The names whose values the code asks for, wherever in it."""
+    names = (node for node in ast.walk(tree) if isinstance(node, ast.Name))
+    return {name.id for name in names if isinstance(name.ctx, ast.Load)}
 
 
 def _defined_names(code: str) -> set[str]:
@@ -162,11 +163,8 @@ def _defined_names(code: str) -> set[str]:
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
             names |= {alias.asname or alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, (ast.Assign, ast.AnnAssign)):
-            names |= {n.id for n in ast.walk(node) if isinstance(n, ast.Name)} - {
-                n.id
-                for n in ast.walk(node)
-                if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)
-            }
+            mentioned = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+            names |= mentioned - names_read(node)
     return names
 
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from eval_gates.sandbox import Program
 from eval_gates.suites import humaneval
+from eval_gates.suites.code_extraction import names_read
 from eval_gates.suites.humaneval import Problem
 from eval_gates.suites.json_lines import rows_of_files, text_of
 from pipeline.core.errors import EvaluationDataError
@@ -142,7 +143,7 @@ def _parse(text: str, key: str, place: str) -> ast.Module:
 def _function(code: ast.Module, shown: str, place: str) -> ast.FunctionDef:
     """The reference's function that the first assert calls."""
     defined = {node.name: node for node in code.body if isinstance(node, ast.FunctionDef)}
-    called = sorted(_names_read(_parse(shown, "test_list", place)) & defined.keys())
+    called = sorted(names_read(_parse(shown, "test_list", place)) & defined.keys())
     if len(called) != 1:
         raise EvaluationDataError(
             "the first of 'test_list' must use one function that 'code' defines at its top level, "
@@ -174,7 +175,7 @@ def _prompt(function: ast.FunctionDef, sentence: str, shown: str, place: str) ->
 
 def _check_can_be_judged(test: ast.Module, function: str, place: str) -> None:
     """Raises EvaluationDataError where the test would not judge the function, or ask for more."""
-    bound, read = _names_bound(test), _names_read(test)
+    bound, read = _names_bound(test), names_read(test)
     problem = ""
     if function not in read:
         problem = f"does not use the function '{function}'"
@@ -190,14 +191,6 @@ def _check_can_be_judged(test: ast.Module, function: str, place: str) -> None:
             where=place,
             cure="fix or remove the row: of a solution a test gets its one function alone",
         )
-
-
-def _names_read(tree: ast.Module) -> set[str]:
-    return {
-        node.id
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
-    }
 
 
 def _names_bound(tree: ast.Module) -> set[str]:

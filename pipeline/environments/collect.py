@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from filelock import FileLock, Timeout
 
@@ -17,9 +16,7 @@ from pipeline.environments.definition import Accelerator, EnvironmentName, defin
 from pipeline.environments.folders import environment_folder, environments_folder, lock_file
 from pipeline.environments.processes import processes_using
 from pipeline.environments.record import RECORD_NAME, folder_bytes, read_record
-
-if TYPE_CHECKING:
-    from pipeline.environments.settings import Settings
+from pipeline.environments.settings import Settings
 
 _FOLDER_NAME = re.compile(
     rf"({'|'.join(EnvironmentName)})(-({'|'.join(Accelerator)}))?-[0-9a-f]{{16}}"

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pipeline.core.errors import EnvironmentBuildError
 from pipeline.core.events import Progress
@@ -30,10 +29,8 @@ from pipeline.environments.folders import environment_folder, hold
 from pipeline.environments.health import find_fault
 from pipeline.environments.processes import processes_using
 from pipeline.environments.record import RECORD_NAME, EnvironmentRecord, python_of, read_record
+from pipeline.environments.settings import Settings
 from pipeline.environments.status import EnvironmentState, EnvironmentStatus, status
-
-if TYPE_CHECKING:
-    from pipeline.environments.settings import Settings
 
 __all__ = [
     "Accelerator",

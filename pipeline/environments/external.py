@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import TYPE_CHECKING
 
 from pipeline.core.errors import EnvironmentBuildError
 from pipeline.environments.definition import Definition, normalize
 from pipeline.environments.health import torch_fault
 from pipeline.environments.interpreter import describe, missing_modules
-
-if TYPE_CHECKING:
-    from pipeline.environments.settings import EnvironmentOverride
+from pipeline.environments.settings import EnvironmentOverride
 
 
 def external_identity(override: EnvironmentOverride) -> tuple[str, dict[str, str]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pipeline.core.errors import EnvironmentBuildError
 from pipeline.environments.definition import (
@@ -18,9 +17,7 @@ from pipeline.environments.external import external_identity, require_modules
 from pipeline.environments.folders import environment_folder, is_held
 from pipeline.environments.health import find_fault
 from pipeline.environments.record import folder_bytes, read_record
-
-if TYPE_CHECKING:
-    from pipeline.environments.settings import EnvironmentOverride, Settings
+from pipeline.environments.settings import EnvironmentOverride, Settings
 
 
 class EnvironmentState(StrEnum):

@@ -11,9 +11,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from pipeline.core.errors import VerificationError
 from pipeline.verification.function_preserved import (
-    CURE,
+    defect,
     divide,
     find_fed_by_rows,
     mismatch,
@@ -71,11 +70,10 @@ def _check_unscaled(vector: KeptTensor, where: str) -> None:
     else:
         off = np.abs(after - before) > np.abs(before) * ROUNDED + FLUSHED
     if off.any():
-        raise VerificationError(
+        raise defect(
             f"'{vector.name}' differs from the source's in {off.sum()} of {len(off)} numbers, and "
             "nothing may rescale it",
-            where=where,
-            cure=CURE,
+            where,
         )
 
 
@@ -86,11 +84,10 @@ def _check_with_norm(vector: KeptTensor, factors: Floats, where: str) -> None:
         # A factor of a weight next to 0 is not known.
         off = apart > np.abs(before * factors) * ROUNDED_WITH_NORM + FLUSHED
     if off.any():
-        raise VerificationError(
+        raise defect(
             f"'{vector.name}' was not rescaled with the norm's weight, in {off.sum()} of "
             f"{len(off)} channels",
-            where=where,
-            cure=CURE,
+            where,
         )
 
 
@@ -110,10 +107,9 @@ def _check_with_rows(vector: KeptTensor, reader: Rescaled, where: str) -> None:
         or spread > spread_allowed(reader)
         or abs(offset) > offset_allowed(reader)
     ):
-        raise VerificationError(
+        raise defect(
             f"'{vector.name}' does not fit the scaling of the layer that its rows feed",
-            where=where,
-            cure=CURE,
+            where,
         )
 
 

@@ -93,6 +93,11 @@ def _check_all(layers: Mapping[str, Rescaled], norms: dict[str, Floats], where: 
         _check_block(unfuse(inside), feeds, where)
 
 
+def defect(what: str, where: str) -> VerificationError:
+    """The error for what the quantizer got wrong, whatever it was asked."""
+    return VerificationError(what, where=where, cure=CURE)
+
+
 def unfuse(layers: dict[str, Rescaled]) -> dict[str, Rescaled]:
     """The parts of fused matrices as layers of their own, named 'mlp.gate_up_proj.up_proj'."""
     found = dict(layers)
@@ -127,11 +132,10 @@ def _check_block(layers: dict[str, Rescaled], norms: list[Feed], where: str) -> 
         spread, offset = mismatch(divide(1.0, layers[before].rows), layers[name].columns)
         carried[before] = offset
         if spread > spread_allowed(layers[name]) + spread_allowed(layers[before]):
-            raise VerificationError(
+            raise defect(
                 f"the rows of '{before}' and the columns of '{name}' were rescaled, "
                 f"and do not make up for each other (off by {spread:.0%} in the median)",
-                where=where,
-                cure=CURE,
+                where,
             )
     used: set[str] = set()
     for group in _groups({name: layer for name, layer in layers.items() if name not in fed_by}):
@@ -178,7 +182,7 @@ def _check_group(
             else f"the columns of '{worst}' were rescaled, and neither a norm nor another layer "
             f"makes up for it (the best is off by {spread:.0%} in the median)"
         )
-        raise VerificationError(words, where=where, cure=CURE)
+        raise defect(words, where)
     whole = [
         feed
         for feed, factors in fitting
@@ -190,12 +194,11 @@ def _check_group(
     if not whole:
         factors = min((factors for _, factors in fitting), key=lambda f: max(map(abs, f.values())))
         name = max(factors, key=lambda name: abs(factors[name]))
-        raise VerificationError(
+        raise defect(
             f"'{name}' is scaled by {math.exp(abs(factors[name])):.2f} as a whole"
             + (", together with the layer that it feeds," if name in carried else "")
             + " and nothing makes up for it",
-            where=where,
-            cure=CURE,
+            where,
         )
     return {feed.name for feed in whole}
 
@@ -232,10 +235,9 @@ def _check_rows(layers: dict[str, Rescaled], feeding: set[str], where: str) -> N
     for name, layer in layers.items():
         spread, _ = mismatch(layer.rows, np.ones_like(layer.rows))
         if name not in feeding and spread > spread_allowed(layer):
-            raise VerificationError(
+            raise defect(
                 f"the rows of '{name}' were rescaled, and no layer makes up for it",
-                where=where,
-                cure=CURE,
+                where,
             )
 
 
@@ -243,10 +245,9 @@ def _check_norms_used(norms: list[Feed], used: set[str], where: str) -> None:
     for norm in norms:
         spread, offset = mismatch(norm.factors, np.ones_like(norm.factors))
         if max(spread, abs(offset)) > NORM_CHANGED and norm.name not in used:
-            raise VerificationError(
+            raise defect(
                 f"'{norm.name}.weight' was rescaled, and no layer makes up for it",
-                where=where,
-                cure=CURE,
+                where,
             )
 
 
