@@ -122,11 +122,8 @@ class FileDigests:
             raise CheckpointError(
                 f"the file cannot be read: {error.strerror}", where=str(path)
             ) from error
-        if (before.st_size, done, before.st_mtime_ns) != (
-            after.st_size,
-            after.st_size,
-            after.st_mtime_ns,
-        ):
+        sizes = {before.st_size, done, after.st_size}
+        if len(sizes) > 1 or before.st_mtime_ns != after.st_mtime_ns:
             raise CheckpointError(
                 "the file changed while it was read",
                 where=str(path),
@@ -168,13 +165,7 @@ class FileDigests:
 
 
 def _identity(status: os.stat_result) -> list[int]:
-    return [
-        status.st_dev,
-        status.st_ino,
-        status.st_size,
-        status.st_mtime_ns,
-        status.st_ctime_ns,
-    ]
+    return [status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
 
 
 def _is_sound(entry: object) -> bool:
@@ -189,10 +180,9 @@ def _is_sound(entry: object) -> bool:
 
 def _hash(file: Any, name: str, size: int, progress: Progress) -> tuple[str, int]:
     """sha256 and how many bytes it is of: past `size` it stops, since the file may never end."""
-    sha256 = hashlib.sha256()
+    sha256, done = hashlib.sha256(), 0
     block = bytearray(BLOCK_BYTES)
     view = memoryview(block)
-    done = 0
     while done <= size and (count := file.readinto(block)):
         sha256.update(view[:count])
         done += count

@@ -11,6 +11,13 @@ from pipeline.core.record import Record
 SCHEMA_VERSION = 2
 
 
+class StageReference(Record):
+    """A finished stage, as a later stage's input."""
+
+    stage: str = Field(description="name of the stage")
+    key: str = Field(description="its key in the store")
+
+
 class StageSpec(Record):
     """All that `prepare stage run` needs: what to do (part of the key) and where (not part)."""
 
@@ -28,16 +35,6 @@ class StageSpec(Record):
     def as_reference(self) -> StageReference:
         """This stage as an input of a later one."""
         return StageReference(stage=self.stage, key=self.key)
-
-
-class StageReference(Record):
-    """A finished stage, as a later stage's input."""
-
-    stage: str = Field(description="name of the stage")
-    key: str = Field(description="its key in the store")
-
-
-StageSpec.model_rebuild()
 
 
 class StageRecord(Record):

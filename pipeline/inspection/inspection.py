@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -42,10 +43,7 @@ class Inspection:
     @cached_property
     def parameters(self) -> dict[ModuleKind, int]:
         """Elements by kind of module; kinds that the model lacks are left out."""
-        counts: Counter[ModuleKind] = Counter()
-        for name, tensor in self.source.tensors.items():
-            counts[self.kinds[name]] += tensor.elements
-        return {kind: counts[kind] for kind in MODULE_KINDS if counts[kind]}
+        return self._count(self.source.tensors.items())
 
     @property
     def parameters_total(self) -> int:
@@ -70,11 +68,13 @@ class Inspection:
 
     def count_left_alone(self, weights: VariantWeights) -> dict[ModuleKind, int]:
         """Parameters that a recipe leaves as they are, by kind of module."""
-        return self._count(weights, quantized=False)
+        kept = (each for each in weights.tensors if not each.quantized)
+        return self._count((each.name, each.tensor) for each in kept)
 
     def count_quantized(self, weights: VariantWeights) -> dict[ModuleKind, int]:
         """Parameters that a recipe quantizes, by kind of module."""
-        return self._count(weights, quantized=True)
+        chosen = (each for each in weights.tensors if each.quantized)
+        return self._count((each.name, each.tensor) for each in chosen)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for `--json`."""
@@ -105,11 +105,10 @@ class Inspection:
     def _is_matrix(self, name: str, tensor: Tensor) -> bool:
         return self.kinds[name] in MATRICES and len(tensor.shape) >= 2
 
-    def _count(self, weights: VariantWeights, *, quantized: bool) -> dict[ModuleKind, int]:
+    def _count(self, tensors: Iterable[tuple[str, Tensor]]) -> dict[ModuleKind, int]:
         counts: Counter[ModuleKind] = Counter()
-        for each in weights.tensors:
-            if each.quantized is quantized:
-                counts[self.kinds[each.name]] += each.tensor.elements
+        for name, tensor in tensors:
+            counts[self.kinds[name]] += tensor.elements
         return {kind: counts[kind] for kind in MODULE_KINDS if counts[kind]}
 
 

@@ -54,6 +54,7 @@ def ask(
     Args:
         url: whole, its credentials hidden where it had some.
         seconds: of the exchange, from connecting to the last byte.
+        socket: a Unix socket to go through.
         trust_env: go through the proxy that the environment names.
         limit: the most bytes that the answer's body may have.
 
@@ -69,12 +70,7 @@ def ask(
         transport = httpx.AsyncHTTPTransport(uds=str(socket)) if socket else None
         async with (
             httpx.AsyncClient(timeout=seconds, trust_env=trust_env, transport=transport) as client,
-            client.stream(
-                method,
-                address,
-                json=json,
-                headers=told,
-            ) as response,
+            client.stream(method, address, json=json, headers=told) as response,
         ):
             encoding = response.headers.get("Content-Encoding", "identity")
             if encoding != "identity":
@@ -87,10 +83,7 @@ def ask(
                     raise httpx.ReadError(f"the answer is larger than {limit:,} bytes")
             return Answer(response.status_code, b"".join(parts))
 
-    async def ask_in_time() -> Answer:
-        return await asyncio.wait_for(exchange(), seconds)
-
     try:
-        return asyncio.run(ask_in_time())
+        return asyncio.run(asyncio.wait_for(exchange(), seconds))
     except TimeoutError as error:
         raise httpx.ReadTimeout(f"no complete answer within {seconds:g} s") from error
