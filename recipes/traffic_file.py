@@ -18,19 +18,14 @@ A_LINE = '{"timestamp": 0, "input_length": 600, "output_length": 80, "hash_ids":
 
 @dataclass(frozen=True)
 class TrafficFile:
-    """What a file of requests holds.
+    """What a file of requests holds."""
 
-    Args:
-        requests: how many.
-        longest: tokens of the longest prompt with its answer; None where nobody counted them.
-        times: seconds from the start at which the requests come; empty where it does not say.
-        shares: whether two prompts begin alike.
-    """
-
-    requests: int
+    requests: int  # how many
+    # Tokens of the longest prompt with its answer; None where nobody counted them.
     longest: int | None
+    # Seconds from the start at which the requests come; empty where it does not say.
     times: tuple[float, ...]
-    shares: bool
+    shares: bool  # whether two prompts begin alike
 
 
 def check_workload(workload: AnyWorkload, where: str, max_length: int | None) -> None:

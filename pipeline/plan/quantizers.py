@@ -14,15 +14,10 @@ if TYPE_CHECKING:  # workers ask here too, and start with the standard library a
 
 @dataclass(frozen=True)
 class Quantizer:
-    """What the stage `quantize` runs.
+    """What the stage `quantize` runs."""
 
-    Attributes:
-        environment: that the worker runs in.
-        worker: module of `pipeline.workers`.
-    """
-
-    environment: EnvironmentName
-    worker: str
+    environment: EnvironmentName  # that the worker runs in
+    worker: str  # module of `pipeline.workers`
 
 
 STREAMED = ("FP8_DYNAMIC", "FP8_BLOCK")  # presets whose scales hang on the weights alone

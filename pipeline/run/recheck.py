@@ -79,20 +79,14 @@ class RecheckRequest:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a recheck came to.
+    """What a recheck came to."""
 
-    Args:
-        version: that was rechecked.
-        past: its verdict.
-        changed: members of the tuple that differ here.
-        report: of the run that measured; None where nothing had to be measured.
-        refuted: an earlier recheck of this very tuple, which did not stand.
-    """
-
-    version: Version
-    past: PastVerdict
-    changed: tuple[Change, ...]
+    version: Version  # that was rechecked
+    past: PastVerdict  # its verdict
+    changed: tuple[Change, ...]  # members of the tuple that differ here
+    # Of the run that measured; None where nothing had to be measured.
     report: RunReport | None = None
+    # An earlier recheck of this very tuple, which did not stand.
     refuted: RecheckRecord | None = None
 
     @property
@@ -235,27 +229,16 @@ def changes(version: Version, past: PastVerdict, here: Deployable) -> tuple[Chan
 
 @dataclass(frozen=True)
 class Recheck:
-    """What is to be measured again, as `prepare model` would, with nothing quantized.
+    """What is to be measured again, as `prepare model` would, with nothing quantized."""
 
-    Args:
-        version: as registered.
-        registry: its URI as asked for; None: the store's own.
-        past: verdict and evidence.
-        folder: of the version's files, which have been checked.
-        source: name of the checkpoint that is the baseline.
-        profile: that both are served by.
-        eval_data: the user's folder of evaluation data, if any.
-        again: of a measurement that must not use answers kept of this tuple; else ''.
-    """
-
-    version: Version
-    registry: str | None
-    past: PastVerdict
-    folder: Path
-    source: str
-    profile: ServingProfile
-    eval_data: Path | None
-    again: str
+    version: Version  # as registered
+    registry: str | None  # its URI as asked for; None: the store's own
+    past: PastVerdict  # verdict and evidence
+    folder: Path  # of the version's files, which have been checked
+    source: str  # name of the checkpoint that is the baseline
+    profile: ServingProfile  # that both are served by
+    eval_data: Path | None  # the user's folder of evaluation data, if any
+    again: str  # of a measurement that must not use answers kept of this tuple; else ''
 
     def choices(self) -> Choices:
         """As those of `prepare model`.

@@ -17,17 +17,11 @@ ANSWER_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class OpenAIEndpoint:
-    """Where a model answers.
+    """Where a model answers."""
 
-    Args:
-        url: without the `/v1` at its end.
-        model: as the endpoint calls it; "" for the only one that it serves.
-        max_length: tokens that a prompt and its answer may have together.
-    """
-
-    url: str
-    model: str = ""
-    max_length: int = USUAL_MAX_LENGTH
+    url: str  # without the `/v1` at its end
+    model: str = ""  # as the endpoint calls it; "" for the only one that it serves
+    max_length: int = USUAL_MAX_LENGTH  # tokens that a prompt and its answer may have together
 
     @classmethod
     def at(cls, url: str, model: str | None) -> OpenAIEndpoint:

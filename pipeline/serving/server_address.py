@@ -29,17 +29,11 @@ _LISTENING = "0A"
 
 @dataclass(frozen=True)
 class ServerAddress:
-    """A Unix socket or a loopback port.
+    """A Unix socket or a loopback port."""
 
-    Args:
-        socket: in a folder of its own; None where it is a port.
-        port: 0 where it is a socket.
-        key: what the server asks its clients for; "" for nothing.
-    """
-
-    socket: Path | None
-    port: int = 0
-    key: str = ""
+    socket: Path | None  # in a folder of its own; None where it is a port
+    port: int = 0  # 0 where it is a socket
+    key: str = ""  # what the server asks its clients for; "" for nothing
 
     @property
     def url(self) -> str:
