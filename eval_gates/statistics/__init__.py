@@ -1,1 +1,4 @@
-"""What differences between a candidate's and its baseline's answers allow one to say."""
+"""What differences between a candidate's and its baseline's answers allow one to say.
+
+A value that is missing or out of its range is a ValueError, everywhere.
+"""

@@ -57,11 +57,7 @@ def mix(logs: FloatArray, planned: float | None) -> FloatArray:
 
 
 def stake(planned: float | None) -> FloatArray:
-    """The bets that have a stake: the even ones, then the planned one where there is one.
-
-    Raises:
-        ValueError: the planned one is no share of the largest legal bet.
-    """
+    """The bets that have a stake: the even ones, then the planned one where there is one."""
     import numpy as np
 
     if planned is None:
@@ -92,9 +88,6 @@ def log_wealth(
 
     Returns:
         Shape [..., n].
-
-    Raises:
-        ValueError: the planned bet is no share.
     """
     import numpy as np
 

@@ -81,9 +81,6 @@ class Comparison:
         Args:
             before: the baseline's scores, in [0, 1].
             after: the candidate's scores to the same questions, in the same order.
-
-        Raises:
-            ValueError: the two differ in number, or a score is missing or out of range.
         """
         import numpy as np
 

@@ -66,9 +66,6 @@ def decide(finding: Finding, scores: Scores, population: int | None = None) -> D
 
     Args:
         population: of the finite benchmark, where the claim is about that alone.
-
-    Raises:
-        ValueError: a value is missing (NaN).
     """
     values = (finding.lower, finding.upper, scores.baseline, scores.candidate)
     if not all(math.isfinite(value) for value in values):

@@ -46,9 +46,6 @@ def fixed_power_plan(
     Args:
         flips: share of the questions whose score changes, evenly both ways if nothing is lost.
         baseline: the baseline's expected mean score; a recovery needs it.
-
-    Raises:
-        ValueError: a value is out of range, or a recovery has no baseline.
     """
     if questions < 1:
         raise ValueError("questions must be at least 1")

@@ -20,11 +20,7 @@ FIRST_SHARE = 0.9
 
 
 def all_gates_p(p_values: Mapping[str, float]) -> float:
-    """The p-value of 'at least one of these gates is truly inferior': the largest one.
-
-    Raises:
-        ValueError: there is none, or one is missing or not in [0, 1].
-    """
+    """The p-value of 'at least one of these gates is truly inferior': the largest one."""
     _check(p_values)
     if not p_values:
         raise ValueError("no gates: nothing was shown")
@@ -32,11 +28,7 @@ def all_gates_p(p_values: Mapping[str, float]) -> float:
 
 
 def holm(p_values: Mapping[str, float], alpha: float) -> dict[str, bool]:
-    """Which variants pass, such that any false pass among them has probability at most alpha.
-
-    Raises:
-        ValueError: alpha or a p-value is out of range.
-    """
+    """Which variants pass, such that any false pass among them has probability at most alpha."""
     if not 0 < alpha < 1:
         raise ValueError(f"alpha, the error rate, must be in (0, 1), not {alpha}")
     return {name: p <= alpha for name, p in holm_adjusted(p_values).items()}
@@ -47,9 +39,6 @@ def holm_adjusted(p_values: Mapping[str, float]) -> dict[str, float]:
 
     The smallest of K is multiplied by K, the next by K - 1 and so on; none may be smaller than the
     one before it, nor larger than 1.
-
-    Raises:
-        ValueError: a p-value is missing or not in [0, 1].
     """
     _check(p_values)
     adjusted: dict[str, float] = {}

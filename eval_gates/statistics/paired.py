@@ -41,9 +41,6 @@ def tango_interval(
 
     Args:
         alpha: error rate of each bound, in (0, 0.5).
-
-    Raises:
-        ValueError: a count is negative, all are zero, or alpha is out of range.
     """
     counts = (both, only_baseline, only_candidate, neither)
     if min(counts) < 0:
@@ -74,9 +71,6 @@ def graded_interval(
         alpha: error rate of each bound, in (0, 0.5).
         seed: of the weights; the same seed gives the same interval.
         resamples: weightings drawn.
-
-    Raises:
-        ValueError: no differences, one that is not finite or not in [-1, 1], or alpha out of range.
     """
     import numpy as np
 
@@ -114,9 +108,6 @@ def identical_interval(value: float, questions: int, alpha: float) -> Interval:
     show it with probability r ** questions, which is at least alpha only for
     r >= alpha ** (1 / questions); the unseen rest may be as bad as -1 or as good as +1. For value
     0 this is the exact form of the rule of three: 24 equal answers bound the drop at 11.7 points.
-
-    Raises:
-        ValueError: no questions, or alpha out of range.
     """
     normal_quantile(alpha)
     if questions < 1:

@@ -22,9 +22,6 @@ def planned_bet(
     Args:
         flip_size: by how much: 1 for right-or-wrong answers, less for scores such as ROUGE.
         baseline: its expected mean score; used for a recovery only.
-
-    Raises:
-        ValueError: a share is out of range, or scores of this baseline cannot move by flip_size.
     """
     expected = outcomes(comparison, flips, flip_size, 0.0, baseline)
     legal = comparison.threshold - comparison.lowest

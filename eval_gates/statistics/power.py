@@ -75,9 +75,6 @@ def power_plan(
         batch: questions asked at a time.
         replays: imagined runs; a chance of 95 % from 300 is known to 1.3 points (standard error).
         seed: of the runs; the same seed gives the same plan.
-
-    Raises:
-        ValueError: a value is out of range, or a recovery has no baseline.
     """
     check_alpha(alpha)
     if min(questions, batch, replays) < 1:
@@ -150,9 +147,6 @@ def least_questions(
     Exact for :func:`sequential.sequential_test` where every baseline score is `baseline`. Only by
     more gains than losses can a gate pass sooner. None if it never passes, or not with any number
     of questions that somebody could ask.
-
-    Raises:
-        ValueError: alpha, the baseline or the planned bet is out of range.
     """
     import numpy as np
 

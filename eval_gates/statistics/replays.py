@@ -61,9 +61,6 @@ def outcomes(
         drop: of the true mean score, >= 0.
         baseline: the baseline's mean score; used for a recovery only. With a flip_size under 1,
             every question is given this score.
-
-    Raises:
-        ValueError: a share is out of range, or scores of this baseline cannot move by flip_size.
     """
     _check_shares(comparison, flips, flip_size, drop, baseline)
     net = drop / flip_size

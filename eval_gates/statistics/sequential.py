@@ -95,10 +95,6 @@ def sequential_test(
         population: None, or the number of questions of the whole benchmark (see above).
         planned: the bet with half of the stake against 'inferior'; None: an even stake.
         bounds: False leaves out the two bounds, which cost far more time than the verdict.
-
-    Raises:
-        ValueError: no questions, more than `population`, unpaired or missing scores, alpha not in
-            (0, 0.5), or a planned bet that is none.
     """
     import numpy as np
 

@@ -2,4 +2,6 @@
 
 The core and a worker in the `evaluate` environment both import these modules, so at module level
 they use the standard library and `pipeline.core.errors` and `pipeline.core.events` only.
+
+Data that is missing or malformed is an EvaluationDataError, which names the file, line and key.
 """

@@ -37,10 +37,6 @@ def read_problems(path: Path | None = None) -> list[Problem]:
 
     The package's data file is found without importing the package, whose import warns about
     running code.
-
-    Raises:
-        EvaluationDataError: the package is not installed in this environment, or a line is
-            malformed.
     """
     cure = "each line needs task_id, prompt, entry_point, test, canonical_solution"
     return [

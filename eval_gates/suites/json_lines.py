@@ -15,11 +15,7 @@ from pipeline.core.foreign.lines import ForeignLinesError, read_lines
 
 
 def find_files(folder: Path, stem: str, *, but_not: str | None = None) -> list[Path]:
-    """Files of `folder` called `<stem>*.jsonl` or `<stem>*.jsonl.gz`, by name.
-
-    Raises:
-        EvaluationDataError: the folder does not exist, or holds one file both plain and gzipped.
-    """
+    """Files of `folder` called `<stem>*.jsonl` or `<stem>*.jsonl.gz`, by name."""
     if not folder.is_dir():
         raise EvaluationDataError(
             "the folder of evaluation data does not exist",
@@ -69,11 +65,7 @@ def package_file(package: str, *parts: str) -> Path | None:
 
 
 def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each line's place (`file, line 3`) and its object; empty lines are passed over.
-
-    Raises:
-        EvaluationDataError: the file cannot be read, or a line is not a JSON object.
-    """
+    """Each line's place (`file, line 3`) and its object; empty lines are passed over."""
     for number, line in enumerate(data_lines(path), start=1):
         if line.strip():
             place = f"{path}, line {number}"
@@ -81,11 +73,7 @@ def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def data_lines(path: Path) -> Iterator[str]:
-    """The lines of a file of evaluation data, empty ones too.
-
-    Raises:
-        EvaluationDataError: the file cannot be read, or is beyond a limit.
-    """
+    """The lines of a file of evaluation data, empty ones too."""
     try:
         yield from read_lines(path)
     except (OSError, ForeignLinesError) as error:
@@ -97,11 +85,7 @@ def data_lines(path: Path) -> Iterator[str]:
 
 
 def text_of(row: dict[str, Any], key: str, place: str, cure: str) -> str:
-    """The text under `key`, which must be there and not be empty.
-
-    Raises:
-        EvaluationDataError: it is missing, no text, or nothing but spaces.
-    """
+    """The text under `key`, which must be there and not be empty."""
     value = row.get(key)
     if not isinstance(value, str) or not value.strip():
         problem = "is missing" if key not in row else "is not a non-empty text"

@@ -18,9 +18,6 @@ def save_dataset(config: dict[str, Any], revision: str | None, target: Path) -> 
         config: of the task, with absolute paths of local data.
         revision: of the Hub's dataset; the newest when None.
         target: folder to make, as `datasets.load_from_disk` reads it.
-
-    Raises:
-        EvaluationDataError: the dataset cannot be read, or has no split to ask.
     """
     from datasets import Dataset, DatasetDict, load_dataset
 
@@ -53,11 +50,7 @@ def save_dataset(config: dict[str, Any], revision: str | None, target: Path) -> 
 
 
 def used_splits(config: dict[str, Any]) -> dict[str, int | None]:
-    """The splits that the task reads, and how many rows of each are enough (None: all).
-
-    Raises:
-        EvaluationDataError: the task names no split to ask.
-    """
+    """The splits that the task reads, and how many rows of each are enough (None: all)."""
     asked = config.get("test_split") or config.get("validation_split")
     examples = (
         (config.get("fewshot_config") or {}).get("split")

@@ -38,11 +38,7 @@ def is_task_file(task: str) -> bool:
 
 
 def read_task_file(path: Path) -> TaskFile:
-    """Read a task's YAML file, and what it includes; no code of it is run.
-
-    Raises:
-        EvaluationDataError: a file is missing or is no task.
-    """
+    """Read a task's YAML file, and what it includes; no code of it is run."""
     path = user_path(path, "key task").resolve()
     code: list[Path] = []
     config = _read_yaml(path, code)
@@ -70,9 +66,6 @@ def localize(config: dict[str, Any], folder: Path) -> dict[str, Any]:
 
     Args:
         folder: what its paths are relative to.
-
-    Raises:
-        EvaluationDataError: there is no such data file.
     """
     dataset, options = config.get("dataset_path"), dict(config.get("dataset_kwargs") or {})
     if dataset in LOCAL_FORMATS:

@@ -82,9 +82,6 @@ def score_of(value: Any, metric: Metric, question: str) -> float:
 
     Args:
         value: what lm-eval gave for the document; None when it gave nothing.
-
-    Raises:
-        EvaluationDataError: it is no number in [0, 1].
     """
     try:
         number = float(value)

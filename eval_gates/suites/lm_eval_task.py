@@ -146,11 +146,7 @@ def shared_text(documents: Sequence[dict[str, Any]]) -> str | None:
 def open_task(
     suite: dict[str, Any], rows: Sequence[dict[str, Any]] | None, folder: Path
 ) -> OpenedTask:
-    """The task over the laid-out questions, in their order; over all documents without them.
-
-    Raises:
-        EvaluationDataError: a document is not the one that was laid out.
-    """
+    """The task over the laid-out questions, in their order; over all documents without them."""
     from datasets import load_from_disk
 
     config = _config(folder, suite)
@@ -214,11 +210,7 @@ def _copy(file: Path, folder: Path) -> str:
 
 
 def _config(folder: Path, suite: dict[str, Any]) -> dict[str, Any]:
-    """The task's whole configuration with the policy's settings, functions and all.
-
-    Raises:
-        EvaluationDataError: it is no task that a gate can ask.
-    """
+    """The task's whole configuration with the policy's settings, functions and all."""
     from lm_eval import tasks
     from lm_eval.tasks._yaml_loader import load_yaml
 

@@ -45,11 +45,7 @@ _STRETCHING = ("allclose", "testing.assert_allclose")
 
 
 def read_folder(folder: Path) -> list[Problem]:
-    """The problems of the folder's files `mbpp*.jsonl[.gz]`, in order.
-
-    Raises:
-        EvaluationDataError: a row is malformed, or the sandbox cannot judge its test.
-    """
+    """The problems of the folder's files `mbpp*.jsonl[.gz]`, in order."""
     return [problem_of(row, place) for place, row in rows_of_files(folder, "mbpp")]
 
 
@@ -72,11 +68,7 @@ def select_usable(rows: list[dict[str, Any]], dataset: str) -> tuple[list[Proble
 
 
 def problem_of(row: dict[str, Any], place: str) -> Problem:
-    """One row as a problem; `test` is the whole program, with what it imports.
-
-    Raises:
-        EvaluationDataError: names the place and the key.
-    """
+    """One row as a problem; `test` is the whole program, with what it imports."""
     sentence, code = (text_of(row, key, place, _CURE) for key in ("prompt", "code"))
     asserts = _texts_of(row, "test_list", place)
     if not asserts:

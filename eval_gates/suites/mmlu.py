@@ -51,9 +51,6 @@ def read_folder(folder: Path) -> list[Question]:
     """The questions of `mmlu*.jsonl[.gz]` (without `mmlu_dev*`), in the files' own order.
 
     Each has `subject`, `question`, `choices` (four texts) and `answer` (0 to 3).
-
-    Raises:
-        EvaluationDataError: there is no such file, or a line is malformed.
     """
     rows = rows_of_files(folder, "mmlu", but_not="mmlu_dev")
     questions = [_question(row, place) for place, row in rows]
@@ -67,29 +64,17 @@ def read_folder(folder: Path) -> list[Question]:
 
 
 def read_examples(folder: Path) -> list[Question]:
-    """The development questions of `mmlu_dev*.jsonl[.gz]`, for worked examples; may be none.
-
-    Raises:
-        EvaluationDataError: a line is malformed.
-    """
+    """The development questions of `mmlu_dev*.jsonl[.gz]`, for worked examples; may be none."""
     return [_question(row, place) for place, row in rows_of_files(folder, "mmlu_dev")]
 
 
 def read_quiz() -> list[Question]:
-    """The easy questions of general knowledge that were written for this project.
-
-    Raises:
-        EvaluationDataError: the installation lacks the file, or a line is malformed.
-    """
+    """The easy questions of general knowledge that were written for this project."""
     return [_question(row, place) for place, row in read_rows(QUIZ_FILE)]
 
 
 def read_carried() -> CarriedQuestions:
-    """MMLU's development questions as the installed lm-eval carries them.
-
-    Raises:
-        EvaluationDataError: lm-eval is not installed in this environment, or has no such file.
-    """
+    """MMLU's development questions as the installed lm-eval carries them."""
     path = package_file("lm_eval", "tasks", "mmlu", "flan_cot_fewshot", "_cot_prompts.json")
     if path is not None:
         return parse_cot_prompts(json.loads(path.read_text(encoding="utf-8")))
@@ -128,9 +113,6 @@ def with_examples(
 
     As lm-eval does, these are the first `shots` of the pool in the question's own subject. A
     question never is its own example, so the pool may be the questions themselves.
-
-    Raises:
-        EvaluationDataError: a subject has too few examples.
     """
     if shots == 0:
         return [{**question, "examples": ""} for question in questions]

@@ -45,9 +45,6 @@ def read_folder(folder: Path) -> list[Document]:
 
     Each has `document` and `references` (one text or more), and `id` and `title`, which may be
     empty.
-
-    Raises:
-        EvaluationDataError: there is no such file, or a line is malformed.
     """
     documents = [_document(row, place) for place, row in rows_of_files(folder, "summarization")]
     if not documents:
@@ -60,11 +57,7 @@ def read_folder(folder: Path) -> list[Document]:
 
 
 def read_carried() -> list[Document]:
-    """The short documents that were written for this project, with their summaries.
-
-    Raises:
-        EvaluationDataError: the installation lacks the file, or a line is malformed.
-    """
+    """The short documents that were written for this project, with their summaries."""
     return [_document(row, place) for place, row in read_rows(CARRIED_FILE)]
 
 

@@ -135,9 +135,6 @@ def inspect_folder(
     Args:
         path: the folder; for kind "hub" a snapshot folder of the Hub's cache, whose files are
             links into that cache and are checked against the digests the Hub gave.
-
-    Raises:
-        CheckpointError: something is missing, damaged, or points outside of the folder.
     """
     path = path.expanduser().absolute()
     config = _read_config(path)

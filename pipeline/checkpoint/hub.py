@@ -76,9 +76,6 @@ def bytes_to_download(repo_id: str, revision: str | None) -> int:
     Returns:
         0 when the cache holds everything, or the Hub cannot be reached (what the cache holds
         would be used then).
-
-    Raises:
-        HubError: as for :func:`download`.
     """
     from huggingface_hub import try_to_load_from_cache
 

@@ -86,11 +86,7 @@ class SafetensorsHeader:
 
 
 def read_header(path: Path) -> SafetensorsHeader:
-    """Read the header of `path` and check it against itself and the size of the file.
-
-    Raises:
-        CheckpointError: the file cannot be read, is cut short, or is no safetensors file.
-    """
+    """Read the header of `path` and check it against itself and the size of the file."""
     try:
         with open_regular(path, None) as file:
             size = os.fstat(file.fileno()).st_size

@@ -55,11 +55,7 @@ def are_weights(name: str) -> bool:
 
 
 def read_headers(folder: Path) -> dict[Path, SafetensorsHeader]:
-    """The headers of the weight files, which have all the tensors that an index promises.
-
-    Raises:
-        CheckpointError: a file is missing or damaged, or lacks what the index promises.
-    """
+    """The headers of the weight files, which have all the tensors that an index promises."""
     headers = {file: read_header(file) for file in weight_files(folder)}
     index = folder / INDEX
     for tensor, name in read_index(index).items() if index.exists() else ():
@@ -73,20 +69,12 @@ def read_headers(folder: Path) -> dict[Path, SafetensorsHeader]:
 
 
 def weights_digest(folder: Path, digest_of: Callable[[Path], str]) -> str:
-    """Digest of the names and contents of the weight files; what tells one variant from another.
-
-    Raises:
-        CheckpointError: as `weight_files`.
-    """
+    """Digest of the names and contents of the weight files; what tells one variant from another."""
     return digest_json([[file.name, digest_of(file)] for file in weight_files(folder)])
 
 
 def read_index(index: Path) -> dict[str, str]:
-    """The index's weight_map: file name by tensor name, every file right beside the index.
-
-    Raises:
-        CheckpointError: it is damaged, or names a file in another folder.
-    """
+    """The index's weight_map: file name by tensor name, every file right beside the index."""
     weight_map = read_json(index).get("weight_map")
     if (
         not isinstance(weight_map, dict)
@@ -117,11 +105,7 @@ def read_index(index: Path) -> dict[str, str]:
 
 
 def checkpoint_names(folder: Path) -> list[str]:
-    """Names of what lies in a checkpoint's folder, sorted.
-
-    Raises:
-        CheckpointError: it cannot be read, or no checkpoint has so many files.
-    """
+    """Names of what lies in a checkpoint's folder, sorted."""
     try:
         return names_in(folder)
     except OSError as error:
@@ -137,9 +121,6 @@ def read_json(path: Path, *, finite: bool = False) -> dict[str, Any]:
 
     Args:
         finite: numbers that are infinite are errors; transformers writes them into config.json.
-
-    Raises:
-        CheckpointError: it cannot be read or holds something else.
     """
     try:
         value = read_json_file(path, finite=finite)

@@ -61,11 +61,7 @@ def build(definition: Definition, folder: Path, progress: Progress) -> Environme
 
 
 def require_disk(definition: Definition, folder: Path) -> None:
-    """Fail early where the disk cannot hold the environment.
-
-    Raises:
-        EnvironmentBuildError: too little is free.
-    """
+    """Fail early where the disk cannot hold the environment."""
     free = shutil.disk_usage(folder).free
     if free < definition.disk_bytes:
         raise EnvironmentBuildError(

@@ -38,9 +38,6 @@ def collect(settings: Settings, *, dry_run: bool, keep_days: float) -> list[Remo
 
     One that is being built, or that a running process uses, stays. An outdated one stays while it
     was used in the last `keep_days` days: another checkout of this program may still want it.
-
-    Raises:
-        EnvironmentBuildError: a folder cannot be removed.
     """
     current = set(_current_folders(settings.home))
     removed = []

@@ -93,9 +93,6 @@ def define(name: str, accelerator: Accelerator) -> Definition:
     """The definition of a managed environment.
 
     `evaluate` is one and the same for every accelerator: nothing in it computes.
-
-    Raises:
-        UsageError: there is no environment of that name.
     """
     known = environment_name(name)
     shared = known is EnvironmentName.EVALUATE

@@ -59,12 +59,7 @@ class Environment:
 
 
 def identity(name: str, accelerator: Accelerator, settings: Settings) -> str:
-    """Digest of all that decides what is in an environment; builds nothing.
-
-    Raises:
-        UsageError: there is no environment of that name.
-        EnvironmentBuildError: an interpreter named in the settings does not answer.
-    """
+    """Digest of all that decides what is in an environment; builds nothing."""
     override = settings.environments.get(environment_name(name))
     return external_identity(override)[0] if override else define(name, accelerator).identity
 
@@ -75,10 +70,6 @@ def ensure(
     """The environment, ready for use: built on first use, rebuilt when damaged.
 
     Safe to call from several processes at once: one builds, the others wait.
-
-    Raises:
-        UsageError: there is no environment of that name.
-        EnvironmentBuildError: it cannot be built or used.
     """
     definition = define(name, accelerator)
     override = settings.environments.get(definition.name)
@@ -104,11 +95,7 @@ def interpreters(
 
 
 def ensure_defined(definition: Definition, home: Path, progress: Progress) -> Environment:
-    """The environment of a definition, as :func:`ensure` has it.
-
-    Raises:
-        EnvironmentBuildError: it cannot be built or used.
-    """
+    """The environment of a definition, as :func:`ensure` has it."""
     folder = environment_folder(home, definition)
     with hold(folder, definition.key, progress):
         record = _usable_record(definition, folder, progress)

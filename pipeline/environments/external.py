@@ -13,11 +13,7 @@ from pipeline.environments.settings import EnvironmentOverride
 
 
 def external_identity(override: EnvironmentOverride) -> tuple[str, dict[str, str]]:
-    """Digest of the interpreter (path, version, packages), and its packages' versions by name.
-
-    Raises:
-        EnvironmentBuildError: it does not answer.
-    """
+    """Digest of the interpreter (path, version, packages), and its packages' versions by name."""
     try:
         version, found = describe(override.python)
     except EnvironmentBuildError as error:
@@ -29,11 +25,7 @@ def external_identity(override: EnvironmentOverride) -> tuple[str, dict[str, str
 
 
 def require_modules(definition: Definition, override: EnvironmentOverride) -> None:
-    """See that the interpreter has what the environment's work imports.
-
-    Raises:
-        EnvironmentBuildError: something is missing.
-    """
+    """See that the interpreter has what the environment's work imports."""
     missing = missing_modules(override.python, definition.modules)
     if not missing and (fault := torch_fault(definition, override.python)):
         raise EnvironmentBuildError(

@@ -29,11 +29,7 @@ def environment_folder(home: Path, definition: Definition) -> Path:
 
 @contextmanager
 def hold(folder: Path, key: str, progress: Progress) -> Iterator[None]:
-    """Have an environment's folder to oneself; says so when another process has it.
-
-    Raises:
-        EnvironmentBuildError: the home cannot be written to.
-    """
+    """Have an environment's folder to oneself; says so when another process has it."""
     try:
         lock_file(folder).parent.mkdir(parents=True, exist_ok=True)
         lock = FileLock(lock_file(folder))

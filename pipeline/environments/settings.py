@@ -66,11 +66,7 @@ class SettingsFile(Record):
 
 
 def load_settings(store: Path | None = None) -> Settings:
-    """The settings in force: the argument wins over variables, they over the settings file.
-
-    Raises:
-        UsageError: the settings file is missing, unreadable or says something unknown.
-    """
+    """The settings in force: the argument wins over variables, they over the settings file."""
     file = find_settings_file()
     said = _parse(file) if file else SettingsFile()
     folder = file.parent if file else Path.cwd()
@@ -93,11 +89,7 @@ def load_settings(store: Path | None = None) -> Settings:
 
 
 def find_settings_file() -> Path | None:
-    """The settings file in force, if there is one.
-
-    Raises:
-        UsageError: ``$PREPARE_SETTINGS`` names a file that does not exist.
-    """
+    """The settings file in force, if there is one."""
     named = _variable("PREPARE_SETTINGS")
     if named:
         if not named.is_file():

@@ -45,11 +45,7 @@ class EnvironmentStatus:
 
 
 def status(name: str, accelerator: Accelerator, settings: Settings) -> EnvironmentStatus:
-    """How an environment stands; builds and repairs nothing.
-
-    Raises:
-        UsageError: there is no environment of that name.
-    """
+    """How an environment stands; builds and repairs nothing."""
     definition = define(name, accelerator)
     override = settings.environments.get(definition.name)
     if override is None:

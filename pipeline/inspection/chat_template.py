@@ -17,9 +17,6 @@ def has_chat_template(names: Collection[str], read: Callable[[str], dict[str, An
 
     Args:
         names: of the files beside config.json.
-
-    Raises:
-        CheckpointError: the tokenizer's settings are damaged.
     """
     if TEMPLATE in names:
         return True

@@ -113,11 +113,7 @@ class Inspection:
 
 
 def inspect(source: Source) -> Inspection:
-    """Inspect what was read.
-
-    Raises:
-        CheckpointError: config.json lacks what memory depends on, or there are no weights.
-    """
+    """Inspect what was read."""
     if not any(tensor.elements for tensor in source.tensors.values()):
         raise CheckpointError("the weights are empty", where=source.where)
     shape = model_shape(source.config, source.where)

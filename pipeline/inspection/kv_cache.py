@@ -133,11 +133,7 @@ def element_bytes(dtype: str, model_bytes: int = 2) -> int:
 
 
 def kv_cache(config: dict[str, Any], shape: ModelShape, where: str) -> KvCache:
-    """What the model caches, from its config.json.
-
-    Raises:
-        CheckpointError: numbers are missing or contradict each other.
-    """
+    """What the model caches, from its config.json."""
     level = text_level(config)
     windows, notes = _windows(level, shape.layers, where)
     rank = whole_number(level, ("kv_lora_rank",), where)

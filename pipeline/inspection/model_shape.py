@@ -53,11 +53,7 @@ def text_level(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def model_shape(config: dict[str, Any], where: str) -> ModelShape:
-    """Read the shape.
-
-    Raises:
-        CheckpointError: a number that is needed is missing or not a positive whole one.
-    """
+    """Read the shape."""
     level = text_level(config)
     hidden = _require(level, HIDDEN, where)
     heads = _require(level, HEADS, where)

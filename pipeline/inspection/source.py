@@ -44,11 +44,7 @@ class Source:
 
 
 def read_folder(folder: Path, name: str | None = None) -> Source:
-    """Read config.json and the headers in a folder.
-
-    Raises:
-        CheckpointError: a file is missing or damaged.
-    """
+    """Read config.json and the headers in a folder."""
     if not folder.is_dir():
         raise CheckpointError(
             "there is no such folder", where=str(folder), cure="check the path for a typo"

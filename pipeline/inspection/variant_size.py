@@ -42,11 +42,7 @@ class VariantWeights:
 
 
 def estimated_bytes(folder: Path, quantization: Quantization) -> int:
-    """Bytes of the quantized weights, headers left out.
-
-    Raises:
-        CheckpointError: the source's files are missing or damaged.
-    """
+    """Bytes of the quantized weights, headers left out."""
     source = read_folder(folder)
     return variant_weights(source.tensors, quantization, source.config).bytes
 

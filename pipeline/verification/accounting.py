@@ -49,10 +49,6 @@ def account(
     Args:
         tied: the output head is the embedding, and need not be stored again.
         kv_scales: the recipe asks for scales of the KV cache.
-
-    Raises:
-        VerificationError: naming a tensor that is missing, superfluous, or of another type or
-            shape.
     """
     found = Accounting()
     left = dict(variant.tensors)

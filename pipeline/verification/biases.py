@@ -41,9 +41,6 @@ def check_biases(
         layers: what was fitted, by module.
         norms: by module, what each channel of its outputs was multiplied by.
         vectors: the others of the blocks, with their numbers.
-
-    Raises:
-        VerificationError: naming a vector that does not fit.
     """
     for block in sorted({block_of(vector.name) for vector in vectors}):
         inside = {name: layer for name, layer in layers.items() if block_of(f"{name}.") == block}

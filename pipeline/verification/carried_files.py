@@ -55,12 +55,7 @@ NEVER_DROPPED = frozenset(
 
 
 def check_only_safetensors(variant: Path) -> None:
-    """No pickled weights may ride along, and no safetensors that the model is not made of.
-
-    Raises:
-        VerificationError: naming the file.
-        CheckpointError: the weights' files do not fit together.
-    """
+    """No pickled weights may ride along, and no safetensors that the model is not made of."""
     for path in sorted(variant.iterdir()):
         if path.suffix in OTHER_WEIGHTS:
             raise VerificationError(
@@ -77,9 +72,6 @@ def check_carried_over(source: Path, variant: Path) -> None:
     """Tokenizer, templates and the like are byte for byte the source's.
 
     The generation config may differ in the version of transformers that wrote it.
-
-    Raises:
-        VerificationError: naming the file.
     """
     names = {path.name for folder in (source, variant) for path in folder.iterdir()}
     for name in sorted(name for name in names if matches(name, CARRIED_OVER)):
@@ -106,9 +98,6 @@ def check_config(source: Path, variant: Path) -> list[str]:
 
     Returns:
         keys of the source's that the variant does not have; those say what is the default.
-
-    Raises:
-        VerificationError: naming a key with another value, or one that must not be missing.
     """
     before, after = read_json(source / "config.json"), read_json(variant / "config.json")
     return _check_level(before, after, "", variant / "config.json")

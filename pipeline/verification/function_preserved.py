@@ -69,9 +69,6 @@ def check_preserved(
 
     Returns:
         by norm, what its outputs were multiplied by, one number a channel.
-
-    Raises:
-        VerificationError: naming a layer or a norm whose scaling nothing makes up for.
     """
     plain = {name: divide(after, w) for name, (w, after) in norms.items()}
     less_one = {name: divide(1 + after, 1 + w) for name, (w, after) in norms.items()}

@@ -40,9 +40,6 @@ def check_equal(source: StoredTensor, variant: StoredTensor) -> KeptTensor:
 
     A norm that is stored less one (Gemma's) may have been rounded with the one in it: while
     llm-compressor calibrates, it puts a plain norm in its place (`norm_calibration_context`).
-
-    Raises:
-        VerificationError: it differs.
     """
     if source.dtype == variant.dtype:
         if _has_same_bytes(source, variant):
@@ -58,11 +55,7 @@ def check_equal(source: StoredTensor, variant: StoredTensor) -> KeptTensor:
 
 
 def check_close(source: StoredTensor, variant: StoredTensor, *, exact: bool) -> KeptTensor:
-    """The tensor has the source's numbers in another type, rounded where that is allowed.
-
-    Raises:
-        VerificationError: a number differs, or did not fit.
-    """
+    """The tensor has the source's numbers in another type, rounded where that is allowed."""
     altered = f"{source.dtype} to {variant.dtype}"
     rows = source.shape[0] if source.shape else 1
     for begin, end in chunks(rows, max(1, source.size // max(1, rows))):

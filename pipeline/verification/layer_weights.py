@@ -37,11 +37,7 @@ class LayerWeights(Protocol):
     """Gives a layer's weights back, in rows x columns of the source's matrix."""
 
     def rows(self, begin: int, end: int) -> Floats:
-        """Rows `begin` (a multiple of :data:`ROW_STEP`) to `end`, as float32.
-
-        Raises:
-            VerificationError: a scale is not finite or not above zero.
-        """
+        """Rows `begin` (a multiple of :data:`ROW_STEP`) to `end`, as float32."""
 
 
 def parts_of(form: WeightFormat, rows: int, columns: int) -> list[Part]:
@@ -62,9 +58,6 @@ def layer_weights(
     Args:
         shape: rows and columns of the source's matrix.
         tensors: of the variant; the layer's are known to have their types and shapes.
-
-    Raises:
-        VerificationError: what is read at once (a scale of the matrix, the shape) is wrong.
     """
     parts = {part.suffix: tensors[f"{module}.{part.suffix}"] for part in parts_of(form, *shape)}
     for suffix in ("input_scale", "input_global_scale"):
@@ -264,11 +257,7 @@ READERS: dict[str, type[WholeNumbers | PackedIntegers | Nvfp4 | AwqGemm]] = {
 
 
 def check_scale(tensor: StoredTensor, values: Floats, *, zero_allowed: bool = False) -> Floats:
-    """The scales, every one of them finite and above zero.
-
-    Raises:
-        VerificationError: naming the tensor.
-    """
+    """The scales, every one of them finite and above zero."""
     finite = bool(np.isfinite(values).all())
     if finite and bool((values > 0).all() or (zero_allowed and (values >= 0).all())):
         return values

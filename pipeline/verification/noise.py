@@ -98,11 +98,7 @@ def chunks(rows: int, columns: int) -> Iterator[tuple[int, int]]:
 
 
 def measure(source: StoredTensor, stored: LayerWeights) -> Noise:
-    """The noise of a layer whose weights were rounded and nothing else.
-
-    Raises:
-        VerificationError: a scale or a weight of the source is no number.
-    """
+    """The noise of a layer whose weights were rounded and nothing else."""
     noise = Noise()
     for begin, end in chunks(*source.shape):
         weights = source.floats(begin, end)

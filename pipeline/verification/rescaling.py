@@ -40,11 +40,7 @@ class Rescaled:
 
 
 def measure_rescaled(source: StoredTensor, stored: LayerWeights) -> Rescaled:
-    """Fit the scaling, reading the layer several times, and measure what is left.
-
-    Raises:
-        VerificationError: a scale or a weight of the source is no number.
-    """
+    """Fit the scaling, reading the layer several times, and measure what is left."""
     columns = _first_columns(source, stored)
     found = _one_pass(source, stored, columns)
     for _ in range(MOST_PASSES - 2):

@@ -81,13 +81,7 @@ class TensorFiles:
 
 
 def open_folder(folder: Path) -> TensorFiles:
-    """Read the headers of a checkpoint, and see that its index and its files agree.
-
-    Raises:
-        CheckpointError: a file is missing or damaged, or lacks what the index promises.
-        VerificationError: two files hold the same tensor, the index leaves one out, or a file of
-            weights lies there that no index names.
-    """
+    """Read the headers of a checkpoint, and see that its index and its files agree."""
     tensors: dict[str, StoredTensor] = {}
     for path, header in read_headers(folder).items():
         for name, tensor in header.tensors.items():

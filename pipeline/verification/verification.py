@@ -134,11 +134,7 @@ def check_smaller(source: Path, variant: Path) -> int:
 def check_planned_size(
     source: Path, variant: TensorFiles, accounts: Accounting, recipe: Quantization
 ) -> int:
-    """The variant is as large as the plan said; returns the planned bytes of its tensors.
-
-    Raises:
-        VerificationError: it is not, by more than a few per cent.
-    """
+    """The variant is as large as the plan said; returns the planned bytes of its tensors."""
     planned = estimated_bytes(source, recipe)
     extra = sum(tensor.size for tensor in accounts.kv_scales) + sum(
         head.size for head, _ in accounts.merged if head.path.parent == variant.folder

@@ -51,11 +51,7 @@ class WeightFormat:
 
 
 def stored_format(config: Any, where: str) -> WeightFormat:
-    """The format that a `quantization_config` names.
-
-    Raises:
-        VerificationError: it names none, several, or one that verification cannot read.
-    """
+    """The format that a `quantization_config` names."""
     method = config.get("quant_method") if isinstance(config, dict) else None
     if method == "awq":
         return _awq_format(config, where)
@@ -158,11 +154,7 @@ OF_PRESETS = {
 
 
 def check_format(variant: Path, config: dict[str, Any], recipe: Quantization) -> WeightFormat:
-    """The variant's format, where it is one that the recipe asks for.
-
-    Raises:
-        VerificationError: config.json says nothing, or something else.
-    """
+    """The variant's format, where it is one that the recipe asks for."""
     where = f"{variant / 'config.json'}, key quantization_config"
     found = stored_format(config.get("quantization_config"), where)
     wanted = expected_formats(recipe)
