@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import ValidationError
 
 import recipes
-from pipeline.core.errors import UsageError
+from pipeline.core.errors import UsageError, raise_as
 from pipeline.core.foreign.yaml import read_yaml_file
 from pipeline.core.user_path import user_path
 from recipes.described import Described
@@ -268,16 +268,10 @@ def parse(path: Path, noun: str, kind: type[DESCRIBED]) -> DESCRIBED:
 
 
 def _read(path: Path, noun: str, kind: type[DESCRIBED]) -> dict[str, Any]:
-    try:
+    with raise_as(
+        UsageError, f"the {noun} cannot be read", path, "fix the file", errors=(OSError, ValueError)
+    ):
         data: Any = read_yaml_file(path)
-    except OSError as error:
-        raise UsageError(
-            f"the {noun} cannot be read: {error.strerror}", where=str(path), cure="fix the file"
-        ) from error
-    except ValueError as error:
-        raise UsageError(
-            f"the {noun} cannot be read: {error}", where=str(path), cure="fix the file"
-        ) from error
     if not isinstance(data, dict):
         raise UsageError(
             f"the {noun} is not a mapping of keys", where=str(path), cure=_list_known(kind)

@@ -30,7 +30,7 @@ from artifacts.evidence.recompute import Claims, VariantCheck, check_claims
 from artifacts.selection import NOT_PREFERRED
 from pipeline.checkpoint.weight_files import weights_digest
 from pipeline.core.digest import digest_json
-from pipeline.core.errors import CheckpointError, EvidenceError
+from pipeline.core.errors import CheckpointError, EvidenceError, raise_as
 from pipeline.core.foreign.file import read_regular
 from pipeline.core.foreign.json import parse_json
 from pipeline.core.foreign.record import MAX_BYTES, MAX_VALUES, read_record
@@ -136,16 +136,13 @@ def check_bundle(folder: Path) -> BundleCheck:
 def read_verdict(bundle: Path) -> BundleVerdict:
     """What a bundle says; raises EvidenceError where that is missing or damaged."""
     file = bundle / VERDICT
-    try:
+    with (
+        raise_as(EvidenceError, "the verdict cannot be read", file),
+        raise_as(
+            EvidenceError, "the verdict is damaged, or of a newer prepare", file, errors=ValueError
+        ),
+    ):
         return read_record(file, BundleVerdict)
-    except OSError as error:
-        raise EvidenceError(
-            f"the verdict cannot be read: {error.strerror}", where=str(file)
-        ) from error
-    except ValueError as error:
-        raise EvidenceError(
-            f"the verdict is damaged, or of a newer prepare: {error}", where=str(file)
-        ) from error
 
 
 def find_misfits(
@@ -236,10 +233,10 @@ def find_misresolved(bundle: Path, judged: JudgedVariant) -> list[str]:
 def read_resolved(bundle: Path) -> dict[str, Any]:
     """What resolved.json says; raises EvidenceError where it is missing or damaged."""
     file = bundle / RESOLVED
-    try:
+    with raise_as(
+        EvidenceError, "the resolved recipe cannot be read", file, errors=(OSError, ValueError)
+    ):
         data = parse_json(read_regular(file, MAX_BYTES), finite=False, values=MAX_VALUES)
-    except (OSError, ValueError) as error:
-        raise EvidenceError("the resolved recipe cannot be read", where=str(file)) from error
     if not isinstance(data, dict):
         raise EvidenceError("the resolved recipe is none", where=str(file))
     return data

@@ -15,7 +15,7 @@ from pydantic import Field, field_validator
 
 from pipeline.checkpoint.weight_files import weight_files
 from pipeline.core.digest import digest_file, digest_json
-from pipeline.core.errors import EvidenceError
+from pipeline.core.errors import EvidenceError, raise_as
 from pipeline.core.foreign.record import read_record
 from pipeline.core.record import Record
 
@@ -126,7 +126,7 @@ def differences(
         EvidenceError: as `plain_files`, or a file cannot be read.
     """
     wanted = {each.path: each for each in listed}
-    try:
+    with raise_as(EvidenceError, "a file cannot be read", folder):
         there = dict(plain_files(folder, leave_out))
         return [
             *(f"{folder / path}: the file is missing" for path in wanted if path not in there),
@@ -137,29 +137,22 @@ def differences(
                 if path in wanted and (what := _find_change(file, wanted[path]))
             ),
         ]
-    except OSError as error:
-        raise EvidenceError(
-            f"a file cannot be read: {error.strerror}", where=str(error.filename)
-        ) from error
 
 
 def read_manifest(bundle: Path) -> Manifest:
     """The manifest in a bundle's folder; raises EvidenceError where it is missing or damaged."""
     file = bundle / MANIFEST
-    try:
+    with (
+        raise_as(EvidenceError, "the manifest cannot be read", file, "is this an evidence bundle?"),
+        raise_as(
+            EvidenceError,
+            "the manifest is damaged, or of a newer prepare",
+            file,
+            "get the bundle again from where it was published",
+            errors=ValueError,
+        ),
+    ):
         return read_record(file, Manifest)
-    except OSError as error:
-        raise EvidenceError(
-            f"the manifest cannot be read: {error.strerror}",
-            where=str(file),
-            cure="is this an evidence bundle?",
-        ) from error
-    except ValueError as error:
-        raise EvidenceError(
-            f"the manifest is damaged, or of a newer prepare: {error}",
-            where=str(file),
-            cure="get the bundle again from where it was published",
-        ) from error
 
 
 def _find_change(file: Path, wanted: ManifestFile) -> str:

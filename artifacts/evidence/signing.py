@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from artifacts.evidence.manifest import ADDED_LATER, SIGNATURE
-from pipeline.core.errors import EvidenceError, UsageError
+from pipeline.core.errors import EvidenceError, UsageError, raise_as
 from pipeline.core.foreign.file import MEBIBYTE, open_regular, read_regular
 
 KEY_BYTES = MEBIBYTE
@@ -37,14 +37,14 @@ def sign_with_key(folder: Path, private_key: Path) -> Path:
     """
     with _library_errors("sign", folder):
         config = _signing().Config().set_hashing_config(_hashing(folder))
-    try:
+    with raise_as(
+        UsageError,
+        "the private key cannot be used",
+        private_key,
+        f"{CURVES}{MAKE_KEYS}; its password is asked for, or {PASSWORD_VARIABLE}",
+        errors=(OSError, ValueError, TypeError, AttributeError),
+    ):
         config.use_elliptic_key_signer(private_key=private_key, password=_password(private_key))
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise UsageError(
-            f"the private key cannot be used: {error}",
-            where=str(private_key),
-            cure=f"{CURVES}{MAKE_KEYS}; its password is asked for, or {PASSWORD_VARIABLE}",
-        ) from error
     return _write(config, folder)
 
 
@@ -70,15 +70,15 @@ def check_with_key(folder: Path, public_key: Path) -> None:
     signature = _signature_of(folder)
     with _library_errors("verify", folder):
         config = _verifying().Config().set_hashing_config(_hashing(folder))
-    try:
+    with raise_as(
+        UsageError,
+        "the public key cannot be used",
+        public_key,
+        f"{CURVES}the file that `openssl ec -pubout` made of the signer's",
+        errors=(OSError, ValueError, TypeError, AttributeError),
+    ):
         open_regular(public_key, KEY_BYTES).close()
         config.use_elliptic_key_verifier(public_key=public_key)
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise UsageError(
-            f"the public key cannot be used: {error}",
-            where=str(public_key),
-            cure=f"{CURVES}the file that `openssl ec -pubout` made of the signer's",
-        ) from error
     _check(config, folder, signature, f"the key in {public_key}")
 
 
@@ -103,15 +103,15 @@ def _write(config: Any, folder: Path) -> Path:
     final = folder / SIGNATURE
     partial = folder.parent / f".{folder.resolve().name}.{SIGNATURE}.{os.getpid()}"
     try:
-        with _library_errors("sign", folder):
-            config.sign(folder, partial)
-        partial.replace(final)
-    except OSError as error:
-        raise EvidenceError(
-            f"the signature cannot be written: {error.strerror or error}",
-            where=str(error.filename or final),
-            cure="copy the folder to where you may write (`prepare pull`), and sign it there",
-        ) from error
+        with raise_as(
+            EvidenceError,
+            "the signature cannot be written",
+            final,
+            "copy the folder to where you may write (`prepare pull`), and sign it there",
+        ):
+            with _library_errors("sign", folder):
+                config.sign(folder, partial)
+            partial.replace(final)
     finally:
         partial.unlink(missing_ok=True)
     return final
@@ -160,12 +160,8 @@ def _signature_of(folder: Path) -> Path:
             where=str(signature),
             cure="without --public-key no signature is checked, only that everything is consistent",
         )
-    try:
+    with raise_as(EvidenceError, "the signature cannot be read", signature):
         open_regular(signature, SIGNATURE_BYTES).close()
-    except OSError as error:
-        raise EvidenceError(
-            f"the signature cannot be read: {error.strerror}", where=str(signature)
-        ) from error
     return signature
 
 

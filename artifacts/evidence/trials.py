@@ -26,7 +26,7 @@ from pydantic import Field
 
 from eval_gates.suite_claims import claim_of
 from pipeline.core.digest import digest_json
-from pipeline.core.errors import StoreError
+from pipeline.core.errors import StoreError, raise_as
 from pipeline.core.folder_flush import flush_folder
 from pipeline.core.private_files import keep_private
 from pipeline.core.record import Record
@@ -89,7 +89,7 @@ class Trials:
             StoreError: a record is damaged or gone, or cannot be written.
         """
         folder = self._root / count.key
-        try:
+        with raise_as(StoreError, "the trial cannot be counted", folder):
             with keep_private():
                 folder.mkdir(parents=True, exist_ok=True)
             with FileLock(self._root / f"{count.key}.lock", mode=0o600):
@@ -98,10 +98,6 @@ class Trials:
                 if not file.exists():
                     write_atomically(file, trial.model_dump_json(indent=1))
                     flush_folder(folder)
-        except OSError as error:
-            raise StoreError(
-                f"the trial cannot be counted: {error.strerror}", where=str(folder)
-            ) from error
         return trial
 
     def find(self, count: Count, number: int) -> Trial | None:
@@ -145,11 +141,11 @@ def _name(number: int) -> str:
 
 
 def _read(file: Path) -> Trial:
-    try:
+    with raise_as(
+        StoreError,
+        "the record of a trial cannot be read",
+        file,
+        "restore it: without it the number of trials is not known",
+        errors=(OSError, ValueError),
+    ):
         return Trial.model_validate_json(file.read_bytes())
-    except (OSError, ValueError) as error:
-        raise StoreError(
-            f"the record of a trial cannot be read: {error}",
-            where=str(file),
-            cure="restore it: without it the number of trials is not known",
-        ) from error

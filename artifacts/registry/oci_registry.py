@@ -42,7 +42,7 @@ from artifacts.registry.oci_index import (
 )
 from artifacts.registry.oci_layout import OciLayout
 from artifacts.registry.registry import Registry, Version
-from pipeline.core.errors import RegistryError
+from pipeline.core.errors import RegistryError, raise_as
 from pipeline.core.foreign.file import MEBIBYTE, read_regular
 from pipeline.core.foreign.text import clip
 
@@ -283,14 +283,13 @@ class OciRegistry(Registry):
 
     @contextmanager
     def _explain_errors(self) -> Iterator[None]:
-        try:
+        with raise_as(
+            RegistryError,
+            "the OCI layout cannot be read or written",
+            self.folder,
+            "--registry oci:///FOLDER with a folder that you may write, and that has room",
+        ):
             yield
-        except OSError as error:
-            raise RegistryError(
-                f"the OCI layout cannot be read or written: {error.strerror or error}",
-                where=str(error.filename or self.folder),
-                cure="--registry oci:///FOLDER with a folder that you may write, and that has room",
-            ) from error
 
 
 def _lock(layout: OciLayout) -> AbstractContextManager[object]:

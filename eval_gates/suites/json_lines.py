@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.errors import EvaluationDataError
+from pipeline.core.errors import EvaluationDataError, raise_as
 from pipeline.core.foreign.file import names_in
 from pipeline.core.foreign.json import parse_json
 from pipeline.core.foreign.lines import ForeignLinesError, read_lines
@@ -22,14 +22,13 @@ def find_files(folder: Path, stem: str, *, but_not: str | None = None) -> list[P
             where=str(folder),
             cure="give a folder that exists to --eval-data",
         )
-    try:
+    with raise_as(
+        EvaluationDataError,
+        "the folder of evaluation data cannot be read",
+        folder,
+        "give a folder with little else in it to --eval-data",
+    ):
         there = names_in(folder)
-    except OSError as error:
-        raise EvaluationDataError(
-            f"the folder of evaluation data cannot be read: {error.strerror}",
-            where=str(folder),
-            cure="give a folder with little else in it to --eval-data",
-        ) from error
     files = [
         folder / name
         for name in there
@@ -74,14 +73,14 @@ def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def data_lines(path: Path) -> Iterator[str]:
     """The lines of a file of evaluation data, empty ones too."""
-    try:
+    with raise_as(
+        EvaluationDataError,
+        "cannot read the evaluation data",
+        path,
+        "check that the file is complete, readable, UTF-8 text (gzipped if it ends .gz)",
+        errors=(OSError, ForeignLinesError),
+    ):
         yield from read_lines(path)
-    except (OSError, ForeignLinesError) as error:
-        raise EvaluationDataError(
-            f"cannot read the evaluation data: {getattr(error, 'strerror', None) or error}",
-            where=str(path),
-            cure="check that the file is complete, readable, UTF-8 text (gzipped if it ends .gz)",
-        ) from error
 
 
 def text_of(row: dict[str, Any], key: str, place: str, cure: str) -> str:

@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from eval_gates.suites.lm_eval_files import LOCAL_FORMATS
-from pipeline.core.errors import EvaluationDataError
+from pipeline.core.errors import EvaluationDataError, raise_as
 
 
 def save_dataset(config: dict[str, Any], revision: str | None, target: Path) -> str | None:
@@ -26,18 +26,18 @@ def save_dataset(config: dict[str, Any], revision: str | None, target: Path) -> 
     path = config.get("dataset_path")
     local = path in LOCAL_FORMATS or (path is not None and Path(path).is_absolute())
     with TemporaryDirectory(prefix="prepare-dataset-") as cache:
-        try:
+        with raise_as(
+            EvaluationDataError,
+            "the task's dataset cannot be read",
+            f"lm-eval task {config['task']}, dataset {path}",
+            "check the task's dataset, and whether the Hub can be reached",
+            errors=(OSError, ValueError, RuntimeError),
+        ):
             if callable(config.get("custom_dataset")):
                 splits = config["custom_dataset"](**(config.get("metadata") or {}), **options)
             else:
                 options |= {"cache_dir": cache} if local else {"revision": revision}
                 splits = load_dataset(path, config.get("dataset_name"), **options)
-        except (OSError, ValueError, RuntimeError) as error:
-            raise EvaluationDataError(
-                f"the task's dataset cannot be read: {error}",
-                where=f"lm-eval task {config['task']}, dataset {path}",
-                cure="check the task's dataset, and whether the Hub can be reached",
-            ) from error
         kept = {}
         for name, rows in used_splits(config).items():
             split = splits[name]

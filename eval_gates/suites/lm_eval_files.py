@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pipeline.core.errors import EvaluationDataError
+from pipeline.core.errors import EvaluationDataError, raise_as
 from pipeline.core.foreign.file import read_regular
 from pipeline.core.user_path import user_path
 
@@ -48,15 +48,15 @@ def read_task_file(path: Path) -> TaskFile:
             where=str(path),
             cure="name a YAML file with 'task: <name>', not a group's",
         )
-    try:
+    with raise_as(
+        EvaluationDataError,
+        "the task's data files cannot be looked up",
+        f"{path}, keys dataset_path and dataset_kwargs",
+        "see lm-eval's task guide",
+        errors=(OSError, ValueError, TypeError, AttributeError, NotImplementedError),
+    ):
         settings = localize(config, path.parent)
         data = _data_files(settings)
-    except (OSError, ValueError, TypeError, AttributeError, NotImplementedError) as error:
-        raise EvaluationDataError(
-            f"the task's data files cannot be looked up: {str(error)[:200]}",
-            where=f"{path}, keys dataset_path and dataset_kwargs",
-            cure="see lm-eval's task guide",
-        ) from error
     hub = None if data or callable(config.get("custom_dataset")) else settings.get("dataset_path")
     return TaskFile(path, config, code, data, hub)
 
@@ -139,14 +139,14 @@ def _read_yaml(path: Path, code: list[Path]) -> dict[str, Any]:
             modules.append(module)
         return name
 
-    try:
+    with raise_as(
+        EvaluationDataError,
+        "the task's file cannot be read",
+        path,
+        "give the path of a YAML file that lm-eval can read",
+        errors=(OSError, ValueError),
+    ):
         config = parse_yaml(read_regular(path, MAX_BYTES), function=function_name)
-    except (OSError, ValueError) as error:
-        raise EvaluationDataError(
-            f"the task's file cannot be read: {getattr(error, 'strerror', None) or error}",
-            where=str(path),
-            cure="give the path of a YAML file that lm-eval can read",
-        ) from error
     if not isinstance(config, dict):
         raise EvaluationDataError(
             "the file is not a mapping of keys", where=str(path), cure="see lm-eval's task guide"

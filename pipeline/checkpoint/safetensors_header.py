@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.errors import CheckpointError
+from pipeline.core.errors import CheckpointError, raise_as
 from pipeline.core.foreign.file import open_regular
 from pipeline.core.foreign.json import parse_json
 
@@ -87,15 +87,13 @@ class SafetensorsHeader:
 
 def read_header(path: Path) -> SafetensorsHeader:
     """Read the header of `path` and check it against itself and the size of the file."""
-    try:
-        with open_regular(path, None) as file:
-            size = os.fstat(file.fileno()).st_size
-            length = _header_length(file.read(PREFIX_BYTES), size, path)
-            text = file.read(length)
-    except OSError as error:
-        raise CheckpointError(
-            f"the weights cannot be read: {error.strerror}", where=str(path)
-        ) from error
+    with (
+        raise_as(CheckpointError, "the weights cannot be read", path),
+        open_regular(path, None) as file,
+    ):
+        size = os.fstat(file.fileno()).st_size
+        length = _header_length(file.read(PREFIX_BYTES), size, path)
+        text = file.read(length)
     entries = _parse(text, path)
     metadata = _metadata(entries.pop(METADATA_KEY, {}), path)
     tensors = {name: check_tensor(name, entry, path) for name, entry in entries.items()}

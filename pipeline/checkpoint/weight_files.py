@@ -11,7 +11,7 @@ from typing import Any
 
 from pipeline.checkpoint.safetensors_header import SafetensorsHeader, read_header
 from pipeline.core.digest import digest_json
-from pipeline.core.errors import CheckpointError
+from pipeline.core.errors import CheckpointError, raise_as
 from pipeline.core.foreign.file import names_in
 from pipeline.core.foreign.json import read_json_file
 
@@ -106,14 +106,13 @@ def read_index(index: Path) -> dict[str, str]:
 
 def checkpoint_names(folder: Path) -> list[str]:
     """Names of what lies in a checkpoint's folder, sorted."""
-    try:
+    with raise_as(
+        CheckpointError,
+        "the folder cannot be read",
+        folder,
+        "name the folder that holds the weights, and little else",
+    ):
         return names_in(folder)
-    except OSError as error:
-        raise CheckpointError(
-            f"the folder cannot be read: {error.strerror}",
-            where=str(folder),
-            cure="name the folder that holds the weights, and little else",
-        ) from error
 
 
 def read_json(path: Path, *, finite: bool = False) -> dict[str, Any]:
@@ -122,16 +121,17 @@ def read_json(path: Path, *, finite: bool = False) -> dict[str, Any]:
     Args:
         finite: numbers that are infinite are errors; transformers writes them into config.json.
     """
-    try:
+    with (
+        raise_as(CheckpointError, "the file cannot be read", path),
+        raise_as(
+            CheckpointError,
+            "the file is not valid JSON",
+            path,
+            "download it again",
+            errors=ValueError,
+        ),
+    ):
         value = read_json_file(path, finite=finite)
-    except OSError as error:
-        raise CheckpointError(
-            f"the file cannot be read: {error.strerror}", where=str(path)
-        ) from error
-    except ValueError as error:
-        raise CheckpointError(
-            f"the file is not valid JSON: {error}", where=str(path), cure="download it again"
-        ) from error
     if not isinstance(value, dict):
         raise CheckpointError(
             "the file holds no JSON object", where=str(path), cure="download it again"

@@ -61,13 +61,12 @@ def write_page(file: Path, page: str) -> None:
     Raises:
         UsageError: the file cannot be written.
     """
-    from pipeline.core.errors import UsageError
+    from pipeline.core.errors import UsageError, raise_as
 
-    try:
+    with raise_as(
+        UsageError,
+        "the report cannot be written",
+        f"--output {file}",
+        "name a file in a folder that exists and that you may write",
+    ):
         file.write_bytes(page.encode("utf-8", "replace"))
-    except OSError as error:
-        raise UsageError(
-            f"the report cannot be written: {error.strerror}",
-            where=f"--output {file}",
-            cure="name a file in a folder that exists and that you may write",
-        ) from error

@@ -37,7 +37,7 @@ def run(
       prepare stage run STORE/runs/RUN/stages/baseline.coherence.KEY.json
     """
     from pipeline.core.credentials import hide
-    from pipeline.core.errors import PrepareError, UnexpectedStageError, UsageError
+    from pipeline.core.errors import PrepareError, UnexpectedStageError, UsageError, raise_as
     from pipeline.core.events import EventWriter
     from pipeline.core.foreign.record import read_record
     from pipeline.core.private_files import keep_private
@@ -46,14 +46,14 @@ def run(
 
     events = EventWriter(sys.stdout.fileno())
     try:
-        try:
+        with raise_as(
+            UsageError,
+            "the stage's spec cannot be read",
+            spec,
+            "give a file that `prepare model` wrote into its run's stages folder",
+            errors=(OSError, ValueError),
+        ):
             described = read_record(spec, StageSpec)
-        except (OSError, ValueError) as error:
-            raise UsageError(
-                f"the stage's spec cannot be read: {error}",
-                where=str(spec),
-                cure="give a file that `prepare model` wrote into its run's stages folder",
-            ) from error
         # A registry may be a folder that others read.
         with nullcontext() if described.stage == "promote" else keep_private():
             execute(described, events)

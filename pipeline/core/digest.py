@@ -11,7 +11,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.errors import CheckpointError
+from pipeline.core.errors import CheckpointError, raise_as
 from pipeline.core.events import Progress, Silent
 from pipeline.core.foreign.file import open_regular
 
@@ -107,21 +107,19 @@ class FileDigests:
         self, path: Path, cache: Mapping[str, Any], progress: Progress
     ) -> tuple[str, dict[str, Any]]:
         """The digest, and what is to be remembered of it; nothing where that is known."""
-        try:
-            with open_regular(path, None) as file:
-                real = path.resolve(strict=True)
-                before = os.fstat(file.fileno())
-                known = cache.get(str(real))
-                if known is not None and known["identity"] == _identity(before):
-                    progress.advance(f"hash {path.name}", before.st_size, before.st_size, "bytes")
-                    return str(known["sha256"]), {}
-                started = self._now_ns()
-                sha256, done = _hash(file, path.name, before.st_size, progress)
-                after = os.fstat(file.fileno())
-        except OSError as error:
-            raise CheckpointError(
-                f"the file cannot be read: {error.strerror}", where=str(path)
-            ) from error
+        with (
+            raise_as(CheckpointError, "the file cannot be read", path),
+            open_regular(path, None) as file,
+        ):
+            real = path.resolve(strict=True)
+            before = os.fstat(file.fileno())
+            known = cache.get(str(real))
+            if known is not None and known["identity"] == _identity(before):
+                progress.advance(f"hash {path.name}", before.st_size, before.st_size, "bytes")
+                return str(known["sha256"]), {}
+            started = self._now_ns()
+            sha256, done = _hash(file, path.name, before.st_size, progress)
+            after = os.fstat(file.fileno())
         sizes = {before.st_size, done, after.st_size}
         if len(sizes) > 1 or before.st_mtime_ns != after.st_mtime_ns:
             raise CheckpointError(

@@ -24,7 +24,10 @@ Exit codes that are no errors: 0 promoted (or every asked-for gate passed), 4 th
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import IntEnum
+from pathlib import Path
 from typing import Any
 
 from pipeline.core.credentials import hide
@@ -140,6 +143,29 @@ class EvidenceError(PrepareError):
 
 class StoreError(PrepareError):
     """The store is not writable, full or damaged."""
+
+
+@contextmanager
+def raise_as(
+    kind: type[PrepareError],
+    what: str,
+    where: Path | str,
+    cure: str = "",
+    *,
+    errors: type[Exception] | tuple[type[Exception], ...] = OSError,
+) -> Iterator[None]:
+    """Raise what is among `errors` as an error of ours, which adds the reason to `what`.
+
+    Args:
+        where: as PrepareError has it; in place of a path, the file that the error itself names.
+    """
+    try:
+        yield
+    except errors as error:
+        if isinstance(where, Path):
+            where = getattr(error, "filename", None) or where
+        reason = getattr(error, "strerror", None) or error
+        raise kind(f"{what}: {reason}", where=str(where), cure=cure) from error
 
 
 def from_dict(data: dict[str, Any]) -> PrepareError:

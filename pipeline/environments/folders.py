@@ -8,7 +8,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from pipeline.core.errors import EnvironmentBuildError
+from pipeline.core.errors import EnvironmentBuildError, raise_as
 from pipeline.core.events import Progress
 from pipeline.environments.definition import Definition
 
@@ -30,7 +30,12 @@ def environment_folder(home: Path, definition: Definition) -> Path:
 @contextmanager
 def hold(folder: Path, key: str, progress: Progress) -> Iterator[None]:
     """Have an environment's folder to oneself; says so when another process has it."""
-    try:
+    with raise_as(
+        EnvironmentBuildError,
+        "the folder of managed environments cannot be written to",
+        str(folder.parent),
+        "set PREPARE_HOME to a folder that you may write to",
+    ):
         lock_file(folder).parent.mkdir(parents=True, exist_ok=True)
         lock = FileLock(lock_file(folder))
         try:
@@ -38,12 +43,6 @@ def hold(folder: Path, key: str, progress: Progress) -> Iterator[None]:
         except Timeout:
             progress.note(f"waiting for another process, which is building {key}")
             lock.acquire()
-    except OSError as error:
-        raise EnvironmentBuildError(
-            f"the folder of managed environments cannot be written to: {error.strerror}",
-            where=str(folder.parent),
-            cure="set PREPARE_HOME to a folder that you may write to",
-        ) from error
     try:
         yield
     finally:

@@ -20,7 +20,7 @@ from typing import Any
 from pydantic import Field, ValidationError, field_validator
 
 from pipeline.core.digest import FileDigests
-from pipeline.core.errors import UsageError
+from pipeline.core.errors import UsageError, raise_as
 from pipeline.core.record import Record
 from pipeline.core.user_path import user_path
 from pipeline.environments.definition import EnvironmentName
@@ -111,16 +111,14 @@ def find_settings_file() -> Path | None:
 def _parse(file: Path) -> SettingsFile:
     from pipeline.core.foreign.yaml import read_yaml_file
 
-    try:
+    with raise_as(
+        UsageError,
+        "the settings file cannot be read",
+        file,
+        "correct the file",
+        errors=(OSError, ValueError),
+    ):
         document = read_yaml_file(file)
-    except OSError as error:
-        raise UsageError(
-            f"the settings file cannot be read: {error.strerror}", where=str(file)
-        ) from error
-    except ValueError as error:
-        raise UsageError(
-            f"the settings file cannot be read: {error}", where=str(file), cure="correct the file"
-        ) from error
     if document is None:
         return SettingsFile()
     try:

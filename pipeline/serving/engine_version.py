@@ -6,7 +6,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from pipeline.core.errors import ServingError
+from pipeline.core.errors import ServingError, raise_as
 from pipeline.core.process_environment import server_environment
 from recipes.engines import find_engine
 
@@ -23,7 +23,13 @@ def engine_version(engine: str, python: Path) -> str:
     Raises:
         ServingError: it does not report it.
     """
-    try:
+    with raise_as(
+        ServingError,
+        "the engine does not report its version",
+        python,
+        "`prepare env doctor` checks the environments",
+        errors=(OSError, subprocess.SubprocessError),
+    ):
         answer = subprocess.run(
             find_engine(engine).version_command(str(python)),
             env=server_environment(os.environ, {}, python=python),
@@ -32,11 +38,5 @@ def engine_version(engine: str, python: Path) -> str:
             timeout=ANSWER_SECONDS,
             check=True,
         )
-    except (OSError, subprocess.SubprocessError) as error:
-        raise ServingError(
-            f"the engine does not report its version: {error}",
-            where=str(python),
-            cure="`prepare env doctor` checks the environments",
-        ) from error
     lines = [line for line in answer.stdout.splitlines() if line.startswith("engine-version ")]
     return lines[-1].split()[1] if lines else "unknown"

@@ -14,7 +14,7 @@ from typing import Any
 
 from pipeline.checkpoint.weight_files import weight_files, weights_digest
 from pipeline.core.digest import digest_file
-from pipeline.core.errors import StageError
+from pipeline.core.errors import StageError, raise_as
 from pipeline.stages.context import StageContext
 
 # Another file system, one without hard links, or files of somebody else (fs.protected_hardlinks).
@@ -57,12 +57,8 @@ def link(source: Path, place: Path) -> None:
 
 def check(place: Path, digest: str, source: Path) -> None:
     """Raise StageError where the content is not what was registered."""
-    try:
+    with raise_as(StageError, "a registered file cannot be read", str(source)):
         found = digest_file(place)
-    except OSError as error:
-        raise StageError(
-            f"a registered file cannot be read: {error.strerror}", where=str(source)
-        ) from error
     if found != digest:
         raise StageError(
             "a registered file changed while it was looked at",

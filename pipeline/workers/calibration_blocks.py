@@ -8,7 +8,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.errors import StageError
+from pipeline.core.errors import StageError, raise_as
 from pipeline.core.events import Progress
 from pipeline.core.foreign.json import parse_json
 from pipeline.core.foreign.lines import ForeignLinesError, read_lines
@@ -63,14 +63,14 @@ def read_texts(calibration: dict[str, Any], file: str | None, tokenizer: Any) ->
         shuffled = rows.shuffle(seed=calibration["seed"])
         rows = shuffled.select(range(min(len(rows), 4 * calibration["samples"])))
         return [as_text(row[column], tokenizer) for row in rows]
-    try:
+    with raise_as(
+        StageError,
+        "the calibration file cannot be read",
+        file,
+        "give a JSONL or text file in UTF-8",
+        errors=(OSError, ForeignLinesError),
+    ):
         lines = list(read_lines(Path(file)))
-    except (OSError, ForeignLinesError) as error:
-        raise StageError(
-            f"the calibration file cannot be read: {getattr(error, 'strerror', None) or error}",
-            where=file,
-            cure="give a JSONL or text file in UTF-8",
-        ) from error
     if not file.endswith(".jsonl"):
         return [line for line in lines if line.strip()]
     texts = []

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.errors import CheckpointError
+from pipeline.core.errors import CheckpointError, raise_as
 from pipeline.core.events import Progress
 
 TASK = "convert GGUF"
@@ -62,14 +62,14 @@ def _read_metadata(source: Path) -> dict[str, Any]:
     # builds the table of tensor names once a module: with both remembered, a third of the time.
     gguf.GGUFReader = cache(gguf.GGUFReader)
     gguf.get_tensor_name_map = cache(gguf.get_tensor_name_map)
-    try:
+    with raise_as(
+        CheckpointError,
+        "the GGUF file cannot be read",
+        source,
+        "delete the file's folder, to have it fetched again",
+        errors=(OSError, ValueError),
+    ):
         reader = gguf.GGUFReader(str(source))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(
-            f"the GGUF file cannot be read: {error}",
-            where=str(source),
-            cure="delete the file's folder, to have it fetched again",
-        ) from error
     return {name: field.contents() for name, field in reader.fields.items() if len(field.data) == 1}
 
 

@@ -19,7 +19,7 @@ from eval_gates.suites.guessing import guessing
 from eval_gates.suites.humaneval import Problem
 from eval_gates.suites.json_lines import write_rows
 from eval_gates.suites.lm_eval_task import ASKED, FIELDS, lay_out
-from pipeline.core.errors import EvaluationDataError
+from pipeline.core.errors import EvaluationDataError, raise_as
 from pipeline.core.events import Progress
 
 LARGEST_SHARE_OF_COPIES = 0.05  # MMLU's own is 0.007
@@ -250,14 +250,14 @@ def hub_rows(source: dict[str, Any], split: str) -> Rows:
     """The rows of a Hub dataset at the pinned revision."""
     from datasets import load_dataset
 
-    try:
+    with raise_as(
+        EvaluationDataError,
+        "the Hub's dataset cannot be read",
+        f"{source['id']}, split {split}",
+        "try again, or give a folder with --eval-data",
+        errors=(OSError, ValueError),
+    ):
         dataset = load_dataset(
             source["id"], source["config"], split=split, revision=source["revision"]
         )
-    except (OSError, ValueError) as error:
-        raise EvaluationDataError(
-            f"the Hub's dataset cannot be read: {error}",
-            where=f"{source['id']}, split {split}",
-            cure="try again, or give a folder with --eval-data",
-        ) from error
     return [dict(row) for row in dataset]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import pipeline.core.errors
-from pipeline.core.errors import ExitCode, PrepareError, from_dict
+from pipeline.core.errors import ExitCode, PrepareError, StoreError, UsageError, from_dict, raise_as
 
 
 def tree() -> list[type[PrepareError]]:
@@ -87,3 +88,38 @@ def test_a_subclass_defined_elsewhere_is_found_too() -> None:
 
 def test_an_empty_report_is_still_an_error_that_says_so() -> None:
     assert str(from_dict({})) == "unknown error"
+
+
+class TestRaiseAs:
+    def test_the_reason_is_added_and_the_file_of_the_error_named(self, tmp_path: Path) -> None:
+        inner = tmp_path / "inner"
+        with pytest.raises(StoreError) as caught, raise_as(StoreError, "no", tmp_path, "mkdir"):
+            inner.read_bytes()
+        assert (caught.value.what, caught.value.where, caught.value.cure) == (
+            "no: No such file or directory",
+            str(inner),
+            "mkdir",
+        )
+        assert isinstance(caught.value.__cause__, FileNotFoundError)
+
+    def test_a_place_in_words_stays(self, tmp_path: Path) -> None:
+        with pytest.raises(UsageError) as caught, raise_as(UsageError, "no", "--output FILE"):
+            (tmp_path / "inner").read_bytes()
+        assert caught.value.where == "--output FILE"
+
+    def test_an_error_without_a_file_has_the_path_that_was_given(self, tmp_path: Path) -> None:
+        with (
+            pytest.raises(StoreError) as caught,
+            raise_as(StoreError, "no", tmp_path, errors=ValueError),
+        ):
+            int("x")
+        assert caught.value.where == str(tmp_path)
+
+    def test_what_is_not_named_and_what_is_ours_passes(self) -> None:
+        with pytest.raises(ValueError, match="x"), raise_as(StoreError, "no", "here"):
+            int("x")
+        with (
+            pytest.raises(UsageError),
+            raise_as(StoreError, "no", "here", errors=(OSError, ValueError)),
+        ):
+            raise UsageError("mine")
