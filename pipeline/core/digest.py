@@ -76,11 +76,7 @@ class FileDigests:
         return found
 
     def of_all(self, paths: list[Path], progress: Progress | None = None) -> Iterator[str]:
-        """The files' digests one by one, with one progress over the bytes of all of them.
-
-        Raises:
-            CheckpointError: as `of`.
-        """
+        """The files' digests one by one, with one progress over the bytes of all of them."""
         sizes = [path.stat().st_size for path in paths]
         starts = accumulate(sizes, initial=0)
         total, progress = sum(sizes), progress or Silent()

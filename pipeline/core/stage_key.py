@@ -69,9 +69,6 @@ def stage_key(
 
     Args:
         revision: of the stage's code; None for the one that is here.
-
-    Raises:
-        KeyError: there is no such stage.
     """
     return digest_json(
         {

@@ -9,7 +9,8 @@ Layout::
 
 It is its owner's alone (0700), and so is what lies in it. A folder is whole if and only if it lies
 under its final name: `rename` is the last step. Two runs on one store are safe: whoever comes
-second to a stage waits for its lock, then reuses.
+second to a stage waits for its lock, then reuses. A record that is there and cannot be read, a full
+disk or a store that is not writable is a StoreError.
 """
 
 from __future__ import annotations
@@ -41,11 +42,7 @@ class Store:
         return self.root / "stages" / stage / key
 
     def find(self, stage: str, key: str) -> StageRecord | None:
-        """The record of a finished stage; None when it has not been done.
-
-        Raises:
-            StoreError: the record is there and cannot be read.
-        """
+        """The record of a finished stage; None when it has not been done."""
         path = self.stage_folder(stage, key) / RECORD
         try:
             text = path.read_text(encoding="utf-8")
@@ -71,9 +68,6 @@ class Store:
 
         Args:
             leave_out_damaged: where a damaged record says no more than one that is not there.
-
-        Raises:
-            StoreError: a record cannot be read.
         """
         for path in sorted((self.root / "stages").glob(f"{stage}/*/{RECORD}")):
             folder = path.parent
@@ -94,9 +88,6 @@ class Store:
         A key names what goes into a stage, not what comes out, and quantizing on a GPU is not
         bit-stable: answers of weights that are gone say nothing of the new ones. Of an input that
         is not there nothing is known, so it changes nothing.
-
-        Raises:
-            StoreError: a record is there and cannot be read.
         """
         record = self.find(stage, key)
         if record is None:

@@ -60,12 +60,7 @@ def open_regular(path: Path, limit: int | None) -> FileIO:
 
 
 def read_regular(path: Path, limit: int) -> bytes:
-    """The content of a file of somebody else's, which may have `limit` bytes at most.
-
-    Raises:
-        ForeignFileError: as `open_regular`, and also where it grew past the limit meanwhile.
-        OSError: as `open_regular`.
-    """
+    """The content of a file of somebody else's, which may have `limit` bytes at most."""
     with open_regular(path, limit) as file:
         parts, left = [], limit + 1
         while left and (part := file.read(min(left, 16 * MEBIBYTE))):

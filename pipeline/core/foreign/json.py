@@ -30,12 +30,7 @@ class ForeignJsonError(ValueError):
 
 
 def read_json_file(path: Path, *, limit: int = MAX_BYTES, finite: bool = True) -> Any:
-    """What a JSON file of somebody else's says.
-
-    Raises:
-        ForeignJsonError: as `parse_json`; a ValueError.
-        OSError: it is no regular file, larger, or cannot be read.
-    """
+    """What a JSON file of somebody else's says."""
     return parse_json(read_regular(path, limit), finite=finite)
 
 
@@ -50,9 +45,6 @@ def parse_json(
             transformers writes `Infinity` into those of Mamba's relatives.
         whole_text: half of a surrogate pair in a text is an error. Off for what models wrote.
         values: the most numbers, texts, lists and objects, keys not counted.
-
-    Raises:
-        ForeignJsonError: it is no JSON, has a key twice, or is beyond a limit.
     """
     # Each value but the first follows one of these, so this is never too few.
     if isinstance(content, str):

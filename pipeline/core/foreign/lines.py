@@ -30,10 +30,6 @@ def read_lines(
     Args:
         most_lines: that it may have.
         most_letters: that all lines may have, unpacked.
-
-    Raises:
-        ForeignLinesError: it is not UTF-8, cut short, or beyond a limit; names the line.
-        OSError: it is no regular file, or cannot be read.
     """
     letters, number = 0, 0
     with open_regular(path, None) as file:

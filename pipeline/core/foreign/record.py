@@ -23,21 +23,12 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def read_record(path: Path, model: type[Model]) -> Model:
-    """The record in a file of somebody else's.
-
-    Raises:
-        ForeignJsonError: as `parse_record`; a ValueError.
-        OSError: it is no regular file, too large, or cannot be read.
-    """
+    """The record in a file of somebody else's."""
     return parse_record(read_regular(path, MAX_BYTES), model)
 
 
 def parse_record(content: bytes, model: type[Model]) -> Model:
-    """The record that this JSON is; its size is the caller's to bound.
-
-    Raises:
-        ForeignJsonError: it is no JSON, beyond a limit, or no such record; names the first fault.
-    """
+    """The record that this JSON is; its size is the caller's to bound."""
     # Twice, since only a model that reads JSON itself takes a list for a tuple, and no more.
     parse_json(content, finite=False, whole_text=False, values=MAX_VALUES)
     try:

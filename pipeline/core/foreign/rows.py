@@ -22,12 +22,7 @@ _MAX_IN_A_LINE = 100_000
 
 
 def read_kept_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows, each without the lists and objects in it.
-
-    Raises:
-        ForeignLinesError: it is damaged, a line is no JSON object, or it is beyond a limit.
-        OSError: it is no regular file, or cannot be read.
-    """
+    """The rows, each without the lists and objects in it."""
     kept = 0
     lines = read_lines(path, most_lines=MAX_LINES, most_letters=MAX_LETTERS)
     for number, line in enumerate(lines, start=1):

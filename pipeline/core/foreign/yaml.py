@@ -38,12 +38,7 @@ class ForeignYamlError(ValueError):
 
 
 def read_yaml_file(path: Path, *, limit: int = MAX_BYTES) -> Any:
-    """What a YAML file says; the keys and errors are those of `parse_yaml`.
-
-    Raises:
-        ForeignYamlError: as `parse_yaml`; a ValueError.
-        OSError: it is no regular file, larger than `limit` bytes, or cannot be read.
-    """
+    """What a YAML file says; the keys and errors are those of `parse_yaml`."""
     return parse_yaml(read_regular(path, limit))
 
 
@@ -57,9 +52,6 @@ def parse_yaml(
         finite: `.nan`, `.inf` and numbers that overflow are errors.
         function: what becomes of the text after lm-eval's tag `!function`; without it the tag is
             as unknown as any other.
-
-    Raises:
-        ForeignYamlError: it is no YAML, has a key twice, or is beyond a limit.
     """
     try:
         text = content.decode("utf-8")
@@ -130,12 +122,7 @@ _Loader.add_constructor("!function", _Loader.construct_function)
 
 
 def _check_shape(text: str) -> None:
-    """Depth and number of values, from the parser's events: nothing is built before.
-
-    Raises:
-        yaml.YAMLError: it is no YAML.
-        ForeignYamlError: it is too deep, has too many values, or an alias within what it means.
-    """
+    """Depth and number of values, from the parser's events: nothing is built before."""
     weights: dict[str, int] = {}  # values of what each anchor names, aliases counted in full
     opened: list[tuple[str | None, int]] = []  # anchor of what is open, and values before it
     count = 0
