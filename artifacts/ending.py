@@ -30,16 +30,11 @@ def verdict_of(report: RunReport) -> RunVerdict:
     return VERDICTS[report.exit_code]
 
 
-def fallback_lines(fallbacks: Mapping[str, str]) -> list[str]:
-    """What this machine's CPU had a profile change, a line each; none where nothing was."""
-    return [f"{name}: {because}" for name, because in fallbacks.items()]
-
-
 def serving_lines(command: Mapping[str, Any]) -> list[str]:
     """What to know of how the variants were served, a line each; older records lack the keys."""
+    lines = [f"fallback {name}: {why}" for name, why in command.get("fallbacks", {}).items()]
     note = command.get("kv_cache_note")
-    fallbacks = fallback_lines(command.get("fallbacks", {}))
-    return [f"fallback {line}" for line in fallbacks] + ([f"KV cache: {note}"] if note else [])
+    return [*lines, f"KV cache: {note}"] if note else lines
 
 
 def champion_of(report: RunReport) -> VariantReport | None:

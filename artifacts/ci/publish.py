@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,44 +60,32 @@ def publish(report: RunReport, places: Places, say: Callable[[str], None]) -> No
     What cannot be written is reported there, and changes nothing about the verdict.
     """
     written = ""
-    if places.junit is not None and attempt(write_junit, report, places.junit, say):
-        written = str(places.junit)
-        say(f"JUnit report: {written}")
+    if places.junit is not None:
+        with report_failure(places.junit, say):
+            places.junit.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(places.junit, junit_xml(report).decode("utf-8"))
+            written = str(places.junit)
+            say(f"JUnit report: {written}")
     if places.summary is not None:
-        attempt(append_summary, report, places.summary, say)
+        with report_failure(places.summary, say):
+            # An earlier command of the same step may have taken some of the room.
+            taken = places.summary.stat().st_size if places.summary.exists() else 0
+            append(places.summary, markdown_summary(report, LARGEST_BYTES - taken))
     if places.outputs is not None:
-        text = outputs(report, written)
-        attempt(lambda _, file: append(file, text), report, places.outputs, say)
+        with report_failure(places.outputs, say):
+            append(places.outputs, outputs(report, written))
     if places.annotate is not None:
         for line in annotation_lines(report):
             places.annotate(line)
 
 
-def attempt(
-    write: Callable[[RunReport, Path], None],
-    report: RunReport,
-    file: Path,
-    say: Callable[[str], None],
-) -> bool:
-    """Whether it could be written; where not, the reason is reported."""
+@contextmanager
+def report_failure(file: Path, say: Callable[[str], None]) -> Iterator[None]:
+    """Say that a file could not be written, and why, and go on."""
     try:
-        write(report, file)
+        yield
     except OSError as error:
         say(f"warning: {file} could not be written: {error.strerror or error}")
-        return False
-    return True
-
-
-def write_junit(report: RunReport, file: Path) -> None:
-    """Write the JUnit file, whole or not at all, in a folder that is made if need be."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(file, junit_xml(report).decode("utf-8"))
-
-
-def append_summary(report: RunReport, file: Path) -> None:
-    """Append the summary, in what an earlier command of the same step left of the room."""
-    taken = file.stat().st_size if file.exists() else 0
-    append(file, markdown_summary(report, LARGEST_BYTES - taken))
 
 
 def append(file: Path, text: str) -> None:

@@ -86,7 +86,8 @@ class HubRepository:
         for _ in range(ATTEMPTS):
             state = self.state()
             if state is None:
-                self._create_repository(private)
+                with allow_statuses(*CONFLICTS):  # another one was quicker
+                    self._api.create_repo(self.repo_id, private=private)
                 continue
             if HISTORY in state.branches:
                 return state
@@ -246,10 +247,6 @@ class HubRepository:
                 cure="register under another name (--name); nothing was written there",
             )
         return files
-
-    def _create_repository(self, private: bool) -> None:
-        with allow_statuses(*CONFLICTS):  # another one was quicker
-            self._api.create_repo(self.repo_id, private=private)
 
     def _ledger(self, head: str | None) -> Ledger:
         if head is None:

@@ -186,18 +186,13 @@ class OciLayout:
 def copy_and_hash(source: Path, destination: Path) -> Blob:
     """Copy a regular file's content, read once; returns its digest and size."""
     sha256, size = hashlib.sha256(), 0
-    with open_regular(source, None) as reader, destination.open("wb", buffering=0) as writer:
+    with open_regular(source, None) as reader, destination.open("wb") as writer:
         view = memoryview(bytearray(BLOCK_BYTES))
         while count := reader.readinto(view):
             sha256.update(view[:count])
-            _write_all(writer.fileno(), view[:count])
+            writer.write(view[:count])
             size += count
     return Blob(f"sha256:{sha256.hexdigest()}", size)
-
-
-def _write_all(descriptor: int, view: memoryview) -> None:
-    while view:
-        view = view[os.write(descriptor, view) :]
 
 
 def _clone(source: Path, destination: Path) -> bool:

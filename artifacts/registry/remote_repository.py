@@ -117,7 +117,9 @@ class RemoteRepository:
         Raises:
             RegistryError: there is no such manifest, or it is no ModelPack.
         """
-        manifest = self._manifest()
+        with self._connect() as client:
+            manifest = self._get_manifest(client)
+        read_pack(manifest, lambda blob: b"")
         return Version(
             name=self.repository,
             version=str(self._container.digest or self._container.tag),
@@ -140,12 +142,6 @@ class RemoteRepository:
                 destination = folder / file.path
                 destination.parent.mkdir(parents=True, exist_ok=True)
                 self._download(client, file.blob, destination, total)
-
-    def _manifest(self) -> bytes:
-        with self._connect() as client:
-            manifest = self._get_manifest(client)
-        read_pack(manifest, lambda blob: b"")
-        return manifest
 
     def _get_manifest(self, client: OrasClient) -> bytes:
         response = client.do_request(

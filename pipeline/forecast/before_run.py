@@ -73,12 +73,8 @@ def registry_faults(choices: Choices, settings: Settings) -> list[PrepareError]:
 
 def late_faults(preflight: Preflight, plan: Plan, find: Find) -> list[PrepareError]:
     """Too little disk for the variants that are not in the store yet."""
-    return preflight.disk_fault(stored_variants(plan, find))
-
-
-def stored_variants(plan: Plan, find: Find) -> set[str]:
-    """Recipes whose weights are made already."""
-    return {v.recipe.name for v in plan.variants if find(v.stages["quantize"]) is not None}
+    made = {v.recipe.name for v in plan.variants if find(v.stages["quantize"]) is not None}
+    return preflight.disk_fault(made)
 
 
 def _machine(choices: Choices, settings: Settings) -> Machine:

@@ -241,15 +241,11 @@ def notes(site: Site, weights: dict[str, VariantWeights]) -> Iterable[str]:
         yield "the head for multi-token prediction is not loaded, so not counted on the GPUs"
     if site.limits.kv_dtype.startswith("fp8") and site.gpu.compute_capability < NATIVE_FP8:
         yield f"{site.gpu.name} has no FP8: whether it serves an FP8 KV cache is not known here"
-    if site.gpu.compute_capability < BFLOAT16 and "BF16" in stored_types(inspection):
+    stored = {tensor.dtype for tensor in inspection.source.tensors.values()}
+    if site.gpu.compute_capability < BFLOAT16 and "BF16" in stored:
         yield f"{site.gpu.name} has no bfloat16: serve with dtype float16"
     for name, made in weights.items():
         if made.precision is None:
             continue
         if inspection.count_left_alone(made).get("experts"):
             yield f"{name} leaves experts in 16 bits: they are stored as stacks, not as matrices"
-
-
-def stored_types(inspection: Inspection) -> set[str]:
-    """Types of the checkpoint's tensors."""
-    return {tensor.dtype for tensor in inspection.source.tensors.values()}

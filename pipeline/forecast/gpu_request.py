@@ -13,7 +13,6 @@ from pipeline.inspection.inspection import inspect
 from pipeline.inspection.source import Source, read_folder, read_hub
 from pipeline.plan.prepare import Choices, Request, choose, demo_stage
 from recipes import catalog
-from recipes.schema import ServingProfile
 
 
 def answer(
@@ -29,7 +28,10 @@ def answer(
         CheckpointError: the checkpoint is missing or damaged.
     """
     gpu = catalog.load_gpu(gpu_name)
-    profile = _profile(request.profile, gpu.driver_name)
+    if request.profile == "auto":
+        profile = catalog.profile_for_gpu(gpu.driver_name)
+    else:
+        profile = catalog.load_profile(request.profile)
     # The recipes and the checkpoint's name do not depend on the profile. The machine that asks
     # need not have the GPU that is asked about, so its own is not looked at.
     choices = choose(replace(request, profile="cpu"), settings)
@@ -64,7 +66,3 @@ def read_source(choices: Choices, settings: Settings) -> Source:
             cure=f"make it by: prepare model {reference.text}",
         )
     return read_folder(store.stage_folder(spec.stage, spec.key) / "output", reference.text)
-
-
-def _profile(name: str, driver_name: str) -> ServingProfile | None:
-    return catalog.profile_for_gpu(driver_name) if name == "auto" else catalog.load_profile(name)

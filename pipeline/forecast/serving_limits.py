@@ -63,6 +63,7 @@ class ServingLimits:
             )
         arguments = profile.engine_arguments if profile else {}
         step_tokens, sequences = _defaults(gpu)
+        kv_dtype = "fp8" if gpu.compute_capability >= NATIVE_FP8 else "auto"
         return cls(
             source=f"profile {profile.name}" if profile else "vLLM's defaults",
             utilization=float(_number(arguments, "gpu-memory-utilization", UTILIZATION)),
@@ -71,7 +72,7 @@ class ServingLimits:
             batches=1 if arguments.get("no-async-scheduling") is True else BATCHES_IN_FLIGHT,
             sequences=int(_number(arguments, "max-num-seqs", sequences)),
             context_limit=int(_number(arguments, "max-model-len", 0)) or None,
-            kv_dtype=profile.kv_cache_dtype if profile else _default_kv_dtype(gpu),
+            kv_dtype=profile.kv_cache_dtype if profile else kv_dtype,
             baseline_kv_dtype=profile.baseline_kv_cache_dtype if profile else "auto",
             model_bytes=4 if arguments.get("dtype") in ("float32", "float") else 2,
         )
@@ -130,10 +131,6 @@ def _defaults(gpu: Gpu) -> tuple[int, int]:
         if memory >= least:
             return step_tokens, sequences
     raise AssertionError("the last line takes every GPU")
-
-
-def _default_kv_dtype(gpu: Gpu) -> str:
-    return "fp8" if gpu.compute_capability >= NATIVE_FP8 else "auto"
 
 
 def _number(arguments: dict[str, Any], key: str, default: float) -> float:
