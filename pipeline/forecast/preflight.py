@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,10 +12,13 @@ from pipeline.checkpoint.folder import CODE_KEY
 from pipeline.core.cpu_features import cpu_features
 from pipeline.core.errors import CheckpointError, PreflightError, PrepareError
 from pipeline.forecast import checks
+from pipeline.forecast.fit import Site
+from pipeline.forecast.gpu_plan import candidates_of, cure
 from pipeline.forecast.machine import Machine
+from pipeline.forecast.stage_needs import SMALL_FILES_BYTES, stage_needs
 from pipeline.inspection.inspection import Inspection, inspect
 from pipeline.inspection.source import Source
-from pipeline.inspection.variant_size import variant_weights
+from pipeline.inspection.variant_size import VariantWeights, variant_weights
 from recipes import catalog
 from recipes.schema import Recipe, ServingProfile
 
@@ -37,68 +40,12 @@ class Preflight:
 
     def faults(self) -> list[PrepareError]:
         """All that would make the run fail, the disk left out."""
-        return [
-            *self._find_checkpoint_faults(),
-            *self._find_recipe_faults(),
-            *self._find_memory_faults(),
-        ]
-
-    def disk_fault(self, stored: Collection[str], download: int = 0) -> list[PrepareError]:
-        """Too little disk; at most one.
-
-        Args:
-            stored: recipes whose variants are in the store already, beside those in `made`.
-            download: bytes of the checkpoint that have to be fetched to the store's disk.
-        """
-        have = self.made.union(stored)
-        return drop_none(
-            checks.find_disk_fault(self.weights, have, download, self.machine, str(self.store))
-        )
-
-    @property
-    def architecture(self) -> str:
-        """First of config.json's architectures."""
-        names = self.source.config.get("architectures")
-        return str(names[0]) if isinstance(names, list) and names else "unknown"
-
-    @cached_property
-    def weights(self) -> checks.Weights:
-        """What each recipe makes of the checkpoint, the baseline's first."""
-        tensors, config = self.source.tensors, self.source.config
-        return {
-            recipe.name: variant_weights(tensors, recipe.quantization, config)
-            for recipe in (self.baseline, *self.recipes)
-        }
-
-    def notes(self) -> list[str]:
-        """What could not be checked, and why."""
-        found = []
-        inspection = self._inspection
-        if isinstance(inspection, CheckpointError):
-            found.append(f"memory is not checked before the run: {inspection.what}")
-        elif (gpu := self.machine.gpu) and catalog.gpu_of_driver(gpu) is None:
-            found.append(
-                f"GPU memory is not checked before the run: no file in recipes/gpus describes {gpu}"
-            )
-        return found
-
-    def _find_checkpoint_faults(self) -> list[PrepareError]:
-        source, where = self.source, self.source.where
-        untrusted = CODE_KEY in source.config and not self.trust_remote_code
-        return drop_none(
-            refusals.architecture_error(self.architecture, where),
-            refusals.quantized_error(where, source.names) if source.quantized else None,
-            refusals.own_code_error(where) if untrusted else None,
-        )
-
-    def _find_recipe_faults(self) -> list[PrepareError]:
         features = cpu_features()
-        return [
-            *drop_none(checks.find_missing_gpus(self.profile, self.machine)),
-            *drop_none(checks.find_driver_fault(self.profile, self.machine)),
-            *drop_none(
-                *(checks.find_gpu_fault(r, self.profile, self.machine) for r in self.recipes)
-            ),
+        found = [
+            *self._find_checkpoint_faults(),
+            checks.find_missing_gpus(self.profile, self.machine),
+            checks.find_driver_fault(self.profile, self.machine),
+            *(checks.find_gpu_fault(each, self.profile, self.machine) for each in self.recipes),
             *(
                 fault
                 for recipe in self.recipes
@@ -112,30 +59,127 @@ class Preflight:
                     made=recipe.name in self.made,
                 )
             ),
+            *self._find_gpu_memory_faults(),
+            *self._find_memory_faults(),
+        ]
+        return [fault for fault in found if fault is not None]
+
+    def disk_fault(self, stored: Collection[str], download: int = 0) -> list[PrepareError]:
+        """That variants still to be made need more space than the store's disk has; at most one.
+
+        Beside those in `made`, those in `stored` are there; `download` are bytes of the checkpoint
+        that the same disk gets.
+        """
+        to_make = {
+            name: made.bytes + SMALL_FILES_BYTES
+            for name, made in self.weights.items()
+            if name not in self.made.union(stored, [catalog.BASELINE])
+        }
+        needed, free = sum(to_make.values()) + download, self.machine.free_disk_bytes
+        if needed <= free:
+            return []
+        parts = [f"{name} {size / 1e9:,.1f}" for name, size in to_make.items()]
+        if download:
+            parts.insert(0, f"download {download / 1e9:,.1f}")
+        elsewhere = ", name another place with --store DIR, or leave recipes out"
+        return [
+            PreflightError(
+                f"the run needs {needed / 1e9:,.1f} GB of disk ({', '.join(parts)}), "
+                f"{free / 1e9:,.1f} GB are free",
+                where=str(self.store),
+                cure=f"free some space{elsewhere if to_make else ''}",
+            )
         ]
 
-    def _find_memory_faults(self) -> list[PrepareError]:
-        inspection = self._inspection
-        if isinstance(inspection, CheckpointError):
-            return []  # reported by `notes`
-        about = (inspection, (self.baseline, *self.recipes), self.weights)
-        return [
-            *checks.find_gpu_memory_faults(*about, self.profile, self.machine),
-            *checks.find_memory_faults(*about, self.profile, self.machine, self.made),
-        ]
+    @property
+    def architecture(self) -> str:
+        """First of config.json's architectures."""
+        names = self.source.config.get("architectures")
+        return str(names[0]) if isinstance(names, list) and names else "unknown"
 
     @cached_property
-    def _inspection(self) -> Inspection | CheckpointError:
+    def weights(self) -> dict[str, VariantWeights]:
+        """What each recipe makes of the checkpoint, the baseline's first."""
+        tensors, config = self.source.tensors, self.source.config
+        return {
+            recipe.name: variant_weights(tensors, recipe.quantization, config)
+            for recipe in self._served
+        }
+
+    def notes(self) -> list[str]:
+        """What could not be checked, and why."""
+        found = []
+        if isinstance(self._inspected, CheckpointError):
+            found.append(f"memory is not checked before the run: {self._inspected.what}")
+        elif (gpu := self.machine.gpu) and catalog.gpu_of_driver(gpu) is None:
+            found.append(
+                f"GPU memory is not checked before the run: no file in recipes/gpus describes {gpu}"
+            )
+        return found
+
+    def _find_checkpoint_faults(self) -> Iterator[PrepareError | None]:
+        source, where = self.source, self.source.where
+        yield refusals.architecture_error(self.architecture, where)
+        if source.quantized:
+            yield refusals.quantized_error(where, source.names)
+        if CODE_KEY in source.config and not self.trust_remote_code:
+            yield refusals.own_code_error(where)
+
+    def _find_gpu_memory_faults(self) -> Iterator[PrepareError]:
+        """The baseline or a variant that the engine could not start with on this machine's GPUs.
+
+        A GPU that no data file describes is not checked. All of them have to be served, so that
+        another recipe is no cure for one.
+        """
+        profile, inspection = self.profile, self._inspection
+        gpu = catalog.gpu_of_driver(self.machine.gpu) if self.machine.gpu else None
+        if inspection is None or gpu is None or profile.accelerator != "cuda":
+            return
+        together = checks.tensor_parallel(profile)
+        site = Site.of(inspection, gpu, together, profile)
+        for candidate in candidates_of(inspection, self._served, self.weights):
+            fit = site.fit(candidate, together, reserve_at_least=True)
+            if fit.obstacle in ("split", "weights", "context"):
+                number = f"{together} x {gpu.name}" if together > 1 else f"one {gpu.name}"
+                yield PreflightError(
+                    f"'{fit.variant}' cannot be served on {number}: {fit.reason}",
+                    where=f"--profile {profile.name}",
+                    cure=cure(fit, candidate, (), site)
+                    + ("" if candidate.is_baseline else "; or leave the recipe out"),
+                )
+
+    def _find_memory_faults(self) -> Iterator[PrepareError]:
+        """Stages that need more of the machine's memory than there is."""
+        memory, inspection = self.machine.memory_bytes, self._inspection
+        if inspection is None:
+            return
+        for need in stage_needs(inspection, self._served, self.weights, self.profile, self.made):
+            if need.host_bytes is not None and need.host_bytes > memory:
+                yield PreflightError(
+                    f"the stage '{need.stage}' of '{need.variant}' needs about "
+                    f"{need.host_bytes / 1e9:,.1f} GB of memory ({need.basis}), this machine has "
+                    f"{memory / 1e9:,.1f} GB",
+                    where=f"--recipe {need.variant}",
+                    cure="run on a machine with more memory"
+                    + (", or leave the recipe out" if need.variant != catalog.BASELINE else ""),
+                )
+
+    @property
+    def _served(self) -> tuple[Recipe, ...]:
+        return (self.baseline, *self.recipes)
+
+    @cached_property
+    def _inspected(self) -> Inspection | CheckpointError:
         """The checkpoint's shape; the error where config.json lacks a number that memory needs."""
         try:
             return inspect(self.source)
         except CheckpointError as error:
             return error
 
-
-def drop_none(*faults: PrepareError | None) -> list[PrepareError]:
-    """Those that are faults."""
-    return [fault for fault in faults if fault is not None]
+    @property
+    def _inspection(self) -> Inspection | None:
+        """That shape; None where it is not known, which `notes` reports."""
+        return self._inspected if isinstance(self._inspected, Inspection) else None
 
 
 def refuse(faults: Iterable[PrepareError]) -> None:
