@@ -10,7 +10,7 @@ PROMPTS = "a" * 64
 
 
 def requests_in_waves(
-    waves: int = 8, in_flight: int = 4, *, seconds: float = 1.0, tokens: int = 10
+    waves: int = 10, in_flight: int = 4, *, seconds: float = 1.0, tokens: int = 10
 ) -> Requests:
     """Waves of requests one after another, each `seconds` long; its first token after a tenth."""
     n = waves * in_flight
@@ -27,7 +27,7 @@ def requests_in_waves(
 
 
 def load_in_waves(
-    waves: int = 8, in_flight: int = 4, *, seconds: float = 1.0, tokens: int = 10, **changes: Any
+    waves: int = 10, in_flight: int = 4, *, seconds: float = 1.0, tokens: int = 10, **changes: Any
 ) -> MeasuredLoad:
     """A closed loop of such waves; any field can be changed."""
     fields: dict[str, Any] = {

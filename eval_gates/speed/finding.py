@@ -1,0 +1,29 @@
+"""What a rule on speed found in the loads so far."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from eval_gates.records import TrailPoint
+from eval_gates.speed.trust import Distrust
+
+State = Literal["pass", "fail", "open", "refused"]
+
+
+@dataclass(frozen=True)
+class SpeedFinding:
+    """Verdict and bounds; `n` counts blocks, pairs of lives, or rounds."""
+
+    state: State
+    n: int
+    decided_at: int | None
+    estimate: float | None
+    """The ratio of the typical block, or the share of rounds so far; None without any."""
+    lower: float | None
+    """One-sided bound that holds at any time, at the rule's level; None where there is none yet."""
+    upper: float | None
+    p_value: float
+    """Of 'the claim does not hold', valid at any time."""
+    trail: tuple[TrailPoint, ...] = ()
+    refused: tuple[Distrust, ...] = ()

@@ -1,0 +1,17 @@
+"""The rule of a claim on speed from plain data, as a stage's parameters have it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from eval_gates.speed.ratio import RatioRule
+from eval_gates.speed.slo import SloRule
+
+Rule = RatioRule | SloRule
+Claim = Literal["ratio", "slo"]
+
+
+def rule_of(claim: Claim, data: Mapping[str, Any]) -> Rule:
+    """The rule; raises ValidationError where the data is none."""
+    return (RatioRule if claim == "ratio" else SloRule).model_validate(dict(data))

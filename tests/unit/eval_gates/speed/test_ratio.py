@@ -1,0 +1,156 @@
+"""Ratios from paired blocks: which loads make a block, what is refused, what an allowance costs."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from measured_loads import load_in_waves, requests_in_waves
+from pydantic import ValidationError
+
+from eval_gates.speed.load import Counters, Disturbance, MeasuredLoad
+from eval_gates.speed.ratio import RatioRule, allowance_for, log_ratios, paired
+from eval_gates.speed.rule import rule_of
+
+RULE = RatioRule(minimum=1.0, alpha=0.05, blocks=20)
+
+
+def block(number: int, ratio: float, **changes: Any) -> list[MeasuredLoad]:
+    """Both sides of a block, of which the candidate is so many times as fast."""
+    common = {"block": number, "seed": number + 1, "prompts_sha256": f"{number:064x}"}
+    return [
+        load_in_waves(side="baseline", place=0, **common),
+        load_in_waves(side="candidate", place=1, seconds=1 / ratio, **{**common, **changes}),
+    ]
+
+
+def blocks(ratios: list[float]) -> list[MeasuredLoad]:
+    return [load for number, ratio in enumerate(ratios) for load in block(number, ratio)]
+
+
+def test_a_faster_candidate_passes_and_a_slower_one_fails() -> None:
+    """With bounds of the ratio on the right side of the minimum."""
+    faster = RULE.finding(blocks([1.1, 1.12, 1.08, 1.11, 1.1, 1.09]))
+    assert (faster.state, faster.n) == ("pass", 6)
+    assert faster.estimate == pytest.approx(1.1, abs=0.005)
+    assert faster.lower is not None
+    assert 1 < faster.lower < 1.1
+    assert faster.p_value <= 0.05
+    slower = RULE.finding(blocks([0.9, 0.88, 0.92, 0.91, 0.9, 0.89]))
+    assert slower.state == "fail"
+    assert slower.upper is not None
+    assert slower.upper < 1
+
+
+def test_it_stops_where_it_is_decided_or_at_the_cap() -> None:
+    clear, close = blocks([1.1] * 6), blocks([1.1, 0.9] * 3)
+    assert RULE.wants_more([])
+    assert RULE.wants_more(clear[:8])
+    assert not RULE.wants_more(clear)
+    assert RULE.wants_more(close)
+    assert not RULE.model_copy(update={"blocks": 6}).wants_more(close)
+    assert RULE.state(close) == "open"
+
+
+def test_the_trail_shows_the_evidence_after_each_block() -> None:
+    found = RULE.finding(blocks([1.1] * 6))
+    assert [point.n for point in found.trail] == [1, 2, 3, 4, 5, 6]
+    assert found.decided_at == 5
+    assert [point.log10_e_pass >= math.log10(20) for point in found.trail] == [False] * 4 + [
+        True
+    ] * 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("failed_requests", {"failing": True}),
+        ("hit_rate", {"after": Counters(prefix_cache_queries=100, prefix_cache_hits=50)}),
+        ("unlike", {"prompts_sha256": "f" * 64}),
+        ("own_cache", {"seed": 1}),
+        ("client_lag", {"client_lag_s": 0.5}),
+        ("throttled", {"disturbances": [Disturbance(kind="throttled", what="power cap")]}),
+        ("too_short", {"requests": requests_in_waves(3)}),
+    ],
+)
+def test_what_cannot_be_trusted_is_refused_by_name(kind: str, changes: dict[str, Any]) -> None:
+    """One such load, and nothing more is measured."""
+    rule = RULE.model_copy(update={"hit_rate": 0.0})
+    if changes.pop("failing", False):
+        requests = requests_in_waves().model_dump()
+        for column in ("ttft_s", "end_s", "longest_pause_s"):
+            requests[column][3] = None
+        requests["output_tokens"][3], requests["error"][3] = 0, "HTTP 500"
+        changes["requests"] = requests
+    before = Counters(prefix_cache_queries=0, prefix_cache_hits=0)
+    loads = blocks([1.1] * 5) + block(5, 1.1, before=before, **changes)
+    found = rule.finding(loads)
+    assert found.state == "refused"
+    assert not rule.wants_more(loads)
+    assert kind in {cause.kind for cause in found.refused}
+    assert {cause.side for cause in found.refused} == {"candidate"}
+
+
+def test_a_block_has_both_sides_once() -> None:
+    whole = block(0, 1.0)
+    assert paired([*reversed(whole)]) == [(whole[0], whole[1])]
+    for wrong in (whole[:1], [whole[0], *whole]):
+        with pytest.raises(ValueError, match="block 0"):
+            paired(wrong)
+
+
+def test_lives_that_alternate_are_one_value_a_pair() -> None:
+    """Blocks of one pair of lives are not independent of each other."""
+    lives = [
+        load.model_copy(update={"life": load.block // 2}) for load in blocks([1.1, 1.3, 0.9, 1.0])
+    ]
+    together, alternate = (log_ratios(paired(lives), way) for way in ("together", "alternate"))
+    assert np.exp(together) == pytest.approx([1.1, 1.3, 0.9, 1.0])
+    assert alternate == pytest.approx([np.mean(together[:2]), np.mean(together[2:])])
+
+
+def test_an_allowance_asks_for_more_and_costs_error_rate() -> None:
+    """Both directions: neither a pass nor a fail may rest on two lives."""
+    allowed = RULE.model_copy(update={"allowance": 0.05, "allowance_alpha": 0.025})
+    close = [math.log(ratio) for ratio in (1.03, 1.031, 1.029) * 5]
+    assert RULE.finding_of(close).state == "pass"
+    assert allowed.finding_of(close).state == "open"
+    assert allowed.finding_of([-each for each in close]).state == "open"
+    clear = allowed.finding_of([each + 0.1 for each in close])
+    assert clear.state == "pass"
+    assert 0.025 < clear.p_value <= 0.05
+    with pytest.raises(ValidationError):
+        RatioRule(minimum=1.0, alpha=0.05, blocks=20, allowance=0.1, allowance_alpha=0.05)
+
+
+def test_the_allowance_of_few_lives_is_larger() -> None:
+    """Of many it is 2 sqrt(2) times their spread, nearly."""
+    assert allowance_for(0.01, 10_000, 0.025) == pytest.approx(0.0277, abs=1e-4)
+    assert allowance_for(0.01, 3, 0.025) == pytest.approx(0.0608, abs=1e-4)
+    with pytest.raises(ValueError, match="1 lives"):
+        allowance_for(0.01, 1, 0.025)
+
+
+def test_two_lives_of_one_server_seldom_pass_for_two_servers() -> None:
+    """A/A with both up: lives differ by 1.5 % each, the spread is known from five of them."""
+    chance = np.random.default_rng(8)
+    runs, spread = 4_000, 0.015
+    known = chance.normal(0, spread, (runs, 5)).std(axis=1, ddof=1)
+    pair = chance.normal(0, spread * math.sqrt(2), (runs, 1))
+    logs = pair + chance.normal(0, 0.01 * math.sqrt(2), (runs, 20))
+    allowances = np.array([allowance_for(each, 5, 0.025) for each in known])[:, None]
+    for sign in (1, -1):
+        passing, _ = RULE.log_evidence(sign * logs - allowances)
+        assert (passing[:, -1] >= -math.log(0.025)).mean() <= 0.05
+        without, _ = RULE.log_evidence(sign * logs)
+        assert (without[:, -1] >= -math.log(0.05)).mean() > 0.15  # what the allowance is for
+
+
+def test_a_rule_comes_from_plain_data() -> None:
+    data = RULE.model_dump()
+    assert rule_of("ratio", data) == RULE
+    for wrong in ({"alpha": 0.5}, {"minimum": 0.0}, {"blocks": 0}, {"block": 20}):
+        with pytest.raises(ValidationError):
+            rule_of("ratio", {**data, **wrong})

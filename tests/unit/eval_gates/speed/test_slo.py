@@ -1,0 +1,193 @@
+"""Limits by rounds: what a round shows, what decides, how often it errs."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from measured_loads import load_in_waves, requests_in_waves
+
+from eval_gates.speed.load import MeasuredLoad, Samples
+from eval_gates.speed.rule import rule_of
+from eval_gates.speed.slo import SloRule, figures, share_bound
+
+RULE = SloRule(limits={"ttft_ms_p95": 800, "errors": 0}, share=0.5, alpha=0.05, rounds=30)
+
+
+def round_of(number: int, *, ttft_s: float = 0.1, **changes: Any) -> MeasuredLoad:
+    """Two seconds of warm-up, then five that count, one request every quarter of a second."""
+    starts = [0.25 * i for i in range(36)]
+    requests = {
+        "start_s": starts,
+        "ttft_s": [ttft_s] * 36,
+        "end_s": [start + ttft_s + 0.9 for start in starts],
+        "longest_pause_s": [0.1] * 36,
+        "input_tokens": [20] * 36,
+        "output_tokens": [10] * 36,
+        "error": [None] * 36,
+    }
+    fields: dict[str, Any] = {
+        "block": number,
+        "seed": number,
+        "arrivals": "rate",
+        "rate": 4.0,
+        "concurrency": None,
+        "warmup_s": 2.0,
+        "measured_s": 5.0,
+        "requests": requests,
+    }
+    return load_in_waves(**{**fields, **changes})
+
+
+def test_a_round_shows_percentiles_of_the_requests_that_count() -> None:
+    requests = round_of(0).requests.model_dump()
+    requests["ttft_s"][0] = 50.0  # in the warm-up
+    requests["end_s"][0] = 60.0
+    found = figures(
+        round_of(0, requests=requests), ["ttft_ms_p95", "tpot_ms_p50", "latency_ms_p99"]
+    )
+    assert found == pytest.approx(
+        {"errors": 0, "ttft_ms_p95": 100, "tpot_ms_p50": 100, "latency_ms_p99": 1000}
+    )
+
+
+def test_rounds_that_keep_the_limits_pass_and_others_fail() -> None:
+    kept = [round_of(i) for i in range(6)]
+    broken = [round_of(i, ttft_s=1.0) for i in range(6)]
+    assert RULE.wants_more(kept[:5])
+    assert RULE.state(kept) == "pass"
+    assert RULE.state(broken) == "fail"
+    assert RULE.finding(broken).estimate == 0
+    mixed = [*kept[:3], *(each.model_copy(update={"seed": 50 + each.block}) for each in broken[3:])]
+    assert RULE.state(mixed) == "open"
+    assert not RULE.model_copy(update={"rounds": 6}).wants_more(mixed)
+
+
+def test_all_limits_hold_at_once() -> None:
+    """A round that keeps one and not the other keeps none."""
+    both = RULE.model_copy(update={"limits": {"ttft_ms_p95": 800, "tpot_ms_p95": 60}})
+    assert RULE.kept([round_of(0)]) == [True]
+    assert both.kept([round_of(0)]) == [False]
+
+
+def test_failed_requests_are_counted_against_their_limit() -> None:
+    requests = round_of(0).requests.model_dump()
+    for column in ("ttft_s", "end_s", "longest_pause_s"):
+        requests[column][20] = None
+    requests["output_tokens"][20], requests["error"][20] = 0, "HTTP 500"
+    failing = round_of(0, requests=requests)
+    assert RULE.kept([failing]) == [False]
+    assert RULE.model_copy(update={"limits": {"ttft_ms_p95": 800}}).kept([failing]) == [False]
+    allowing = RULE.model_copy(update={"limits": {"ttft_ms_p95": 800, "errors": 1}})
+    assert allowing.kept([failing]) == [True]
+
+
+def test_a_round_without_an_answer_keeps_no_limit() -> None:
+    n = 36
+    requests = {
+        "start_s": [0.25 * i for i in range(n)],
+        **{column: [None] * n for column in ("ttft_s", "end_s", "longest_pause_s")},
+        "input_tokens": [20] * n,
+        "output_tokens": [0] * n,
+        "error": ["connection refused"] * n,
+    }
+    found = RULE.finding([round_of(i, requests=requests) for i in range(6)])
+    assert found.state == "fail"
+
+
+def test_an_over_saturated_round_fails_whatever_its_percentiles_are() -> None:
+    requests = round_of(0).requests.model_dump()
+    requests["ttft_s"] = [0.001 + 0.004 * i for i in range(36)]
+    queue = Samples(
+        at_s=[float(i) for i in range(9)], running=[4] * 9, waiting=[8 * i for i in range(9)]
+    )
+    grown = round_of(0, requests=requests, samples=queue)
+    assert RULE.kept([grown]) == [False]
+    assert RULE.kept([grown.model_copy(update={"samples": Samples()})]) == [True]
+    steady = Samples(at_s=queue.at_s, running=[4] * 9, waiting=[2] * 9)
+    assert RULE.kept([grown.model_copy(update={"samples": steady})]) == [True]
+
+
+def test_limits_may_be_the_baselines() -> None:
+    """1.1: at most a tenth more than the baseline's in the same round."""
+    rule = RULE.model_copy(update={"compare": "baseline", "limits": {"ttft_ms_p95": 1.1}})
+
+    def rounds(ttft_s: float) -> list[MeasuredLoad]:
+        return [
+            load
+            for i in range(6)
+            for load in (round_of(i, side="baseline"), round_of(i, ttft_s=ttft_s, place=1))
+        ]
+
+    assert rule.state(rounds(0.105)) == "pass"
+    assert rule.state(rounds(0.12)) == "fail"
+    with pytest.raises(ValueError, match="alone"):
+        rule.finding(rounds(0.1)[:1])
+    with pytest.raises(ValueError, match="candidate"):
+        RULE.finding(rounds(0.1))
+
+
+def test_an_undeclared_hit_rate_is_not_looked_at_and_a_missing_counter_is() -> None:
+    declared = RULE.model_copy(update={"hit_rate": 0.8})
+    assert declared.state([round_of(0)]) == "refused"
+    assert RULE.state([round_of(0)]) == "open"
+
+
+def test_a_slow_client_is_held_against_the_shortest_limit() -> None:
+    assert RULE.state([round_of(0, client_lag_s=0.07)]) == "open"
+    assert RULE.state([round_of(0, client_lag_s=0.09)]) == "refused"
+
+
+@pytest.mark.parametrize("share", [0.5, 0.8, 0.9])
+@pytest.mark.parametrize("alpha", [0.05, 0.01])
+def test_at_the_boundary_it_errs_at_most_as_often_as_it_says(share: float, alpha: float) -> None:
+    """Looked at after each of 40 rounds, of which exactly the claimed share keeps the limits."""
+    rule = RULE.model_copy(update={"share": share, "alpha": alpha})
+    rounds = (np.random.default_rng(6).random((8_000, 40)) < share).astype(float)
+    for evidence in rule.log_evidence(rounds):
+        assert (evidence[:, -1] >= -math.log(alpha)).mean() <= alpha
+
+
+def test_how_many_rounds_a_server_with_headroom_needs() -> None:
+    needed = {
+        share: next(
+            n
+            for n in range(1, 60)
+            if RULE.model_copy(update={"share": share}).finding_of([True] * n).state == "pass"
+        )
+        for share in (0.5, 0.8, 0.9)
+    }
+    assert needed == {0.5: 6, 0.8: 18, 0.9: 37}
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=40), st.sampled_from([0.01, 0.05, 0.2]))
+def test_bounds_agree_with_the_verdict(kept: list[bool], alpha: float) -> None:
+    """It passes exactly where the lower bound of the share has ever been above the claimed one."""
+    rule = RULE.model_copy(update={"alpha": alpha})
+    found = rule.finding_of(kept)
+    assert found.lower is not None
+    assert found.upper is not None
+    assert 0 <= found.lower <= found.estimate <= found.upper <= 1  # type: ignore[operator]
+    if found.state == "pass":
+        assert found.lower >= rule.share - 1e-6 or found.p_value <= alpha
+    if found.lower > rule.share:
+        assert found.state != "open"
+
+
+def test_a_bound_of_nothing_but_misses_is_zero() -> None:
+    assert share_bound(np.zeros(20), 0.05) == 0
+    assert share_bound(np.ones(6), 0.05) > 0.5
+
+
+def test_a_rule_comes_from_plain_data() -> None:
+    assert rule_of("slo", RULE.model_dump()) == RULE
+
+
+def test_closed_loops_have_latencies_too() -> None:
+    """Of the requests after the first wave."""
+    load = load_in_waves(requests=requests_in_waves(seconds=1.0))
+    assert figures(load, ["latency_ms_p95"])["latency_ms_p95"] == pytest.approx(1000)
