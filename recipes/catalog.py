@@ -187,7 +187,6 @@ def _merge_recipe(path: Path, before: tuple[Path, ...]) -> dict[str, Any]:
     """A recipe file's content over that of the recipe that it extends.
 
     Args:
-        path: of the file.
         before: files that led here, each extending the next.
     """
     chain = (*before, path.resolve())

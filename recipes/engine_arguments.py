@@ -63,7 +63,6 @@ def check_arguments(accelerator: str, arguments: Mapping[str, Any], engine: str 
     Args:
         accelerator: kind of machine, which decides the engine's version.
         arguments: by long name without dashes; true is a bare flag, false leaves it out.
-        engine: its name.
 
     Raises:
         EngineArgumentError: one of them may not.

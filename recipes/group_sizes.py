@@ -12,11 +12,7 @@ ROWS_OF_PRESETS = {"FP8_BLOCK": 128}
 
 
 def sizes_to_try(quantization: Mapping[str, Any]) -> tuple[int, ...]:
-    """The group sizes to try, in order; empty where any number of columns will do.
-
-    Args:
-        quantization: a recipe's, as plain data with every default filled in.
-    """
+    """The group sizes to try, in order; empty where any number of columns will do."""
     scheme = quantization.get("scheme")
     if quantization["kind"] == "preset":
         return (OF_PRESETS[scheme],) if scheme in OF_PRESETS else ()

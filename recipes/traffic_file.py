@@ -32,7 +32,6 @@ def check_workload(workload: AnyWorkload, where: str, max_length: int | None) ->
     """See that the workload can be asked of a model; reads its file.
 
     Args:
-        workload: to check.
         where: it stands, for messages: a file, or a file and the key in it.
         max_length: tokens that a prompt and its answer may have together; None where not known.
 

@@ -60,7 +60,6 @@ class SourceResolver:
     Args:
         eval_data: the user's folder of evaluation data, if any.
         evaluate_environment: identity of the environment whose packages carry questions.
-        digests: cached file digests.
         progress: receives a note when the preferred source is unavailable.
     """
 

@@ -42,42 +42,28 @@ _REPLAYS = 200  # a chance of 95 % is then known to 1.5 points (standard error)
 
 @dataclass(frozen=True)
 class GatePower:
-    """One suite's gate on variants of one family; chances are those when nothing is lost.
+    """One suite's gate on variants of one family; chances are those when nothing is lost."""
 
-    Args:
-        suite: its name in the policy.
-        tier: as in the policy.
-        test: as in the policy.
-        about: as in the policy.
-        family: of recipes.
-        margin: in words.
-        alpha: error rate at which it is decided: the trial's share of the policy's, over the
-            number of variants.
-        questions: at most; None where that is not known before they are read.
-        expected_questions: mean number until it is decided.
-        chance_of_decision: None where the number of questions is not known.
-        chance_of_pass: likewise.
-        chance_of_pass_at_half: likewise, of a variant that truly lost half of the margin.
-        smallest_visible_drop: of the mean score, that fails with a chance of 80 %; None if none.
-        decidable: whether it could pass a variant that loses nothing; None where not known.
-        words: all this as a sentence.
-    """
-
-    suite: str
-    tier: str
-    test: str
-    about: str
-    family: Family
-    margin: str
+    suite: str  # its name in the policy
+    tier: str  # as in the policy
+    test: str  # as in the policy
+    about: str  # as in the policy
+    family: Family  # of recipes
+    margin: str  # in words
+    # Error rate at which it is decided: the trial's share of the policy's, over the number of
+    # variants.
     alpha: float
-    questions: int | None
-    expected_questions: float
-    chance_of_decision: float | None
-    chance_of_pass: float | None
+    questions: int | None  # at most; None where that is not known before they are read
+    expected_questions: float  # mean number until it is decided
+    chance_of_decision: float | None  # None where the number of questions is not known
+    chance_of_pass: float | None  # likewise
+    # Likewise, of a variant that truly lost half of the margin.
     chance_of_pass_at_half: float | None
+    # Of the mean score, that fails with a chance of 80 %; None if none.
     smallest_visible_drop: float | None
+    # Whether it could pass a variant that loses nothing; None where not known.
     decidable: bool | None
-    words: str
+    words: str  # all this as a sentence
 
     @property
     def is_doubtful(self) -> bool:
@@ -91,18 +77,13 @@ class GatePower:
 
 @dataclass(frozen=True)
 class JointPower:
-    """What to expect of all critical suites of a policy together, for variants of one family.
+    """What to expect of all critical suites of a policy together, for variants of one family."""
 
-    Args:
-        family: of recipes.
-        chance_of_pass: that all of them pass if nothing is lost on any; None where the number of
-            questions of one is not known.
-        chance_of_pass_at_half: likewise, if half of each margin is lost.
-    """
-
-    family: Family
+    family: Family  # of recipes
+    # That all of them pass if nothing is lost on any; None where the number of questions of one is
+    # not known.
     chance_of_pass: float | None
-    chance_of_pass_at_half: float | None
+    chance_of_pass_at_half: float | None  # likewise, if half of each margin is lost
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for `--json`."""
@@ -138,7 +119,6 @@ def policy_power(
 
     Args:
         policy: suites and margins; every suite has one for every recipe's family.
-        recipes: of all variants.
         counts: by suite, questions that its source has, where known.
         level: at which gates are decided; that of a first trial when None.
     """
@@ -155,11 +135,7 @@ def check_decidable(
     """Refuse a suite that cannot decide its margin; takes microseconds where all can.
 
     Args:
-        policy: as for :func:`policy_power`.
-        recipes: likewise.
-        counts: likewise; a suite whose number of questions is not known is not refused.
         progress: receives a note on advisory suites that cannot decide.
-        level: as for :func:`policy_power`.
 
     Raises:
         UsageError: a critical or supporting suite could not pass a variant that loses nothing, or

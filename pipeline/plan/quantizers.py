@@ -37,9 +37,5 @@ def environments_for(quantizations: Iterable[Quantization]) -> tuple[Environment
 
 
 def is_streamed(quantization: Mapping[str, Any]) -> bool:
-    """Whether the weights are cast file by file, so that a killed try is resumed.
-
-    Args:
-        quantization: of a recipe, as plain data.
-    """
+    """Whether the weights are cast file by file, so that a killed try is resumed."""
     return quantization.get("scheme") in STREAMED and quantization.get("calibration") is None

@@ -20,10 +20,6 @@ from recipes.schema import AcceleratorName, Recipe, ServingProfile
 def check_processor(profile: ServingProfile, features: Collection[str]) -> None:
     """See that the engine can serve at all on this CPU, and with the profile's KV cache.
 
-    Args:
-        profile: of a CPU, fitted to it.
-        features: as :func:`pipeline.core.cpu_features.cpu_features` finds them.
-
     Raises:
         UsageError: it cannot.
     """
@@ -48,11 +44,6 @@ def check_processor(profile: ServingProfile, features: Collection[str]) -> None:
 
 def check_servable(recipe: Recipe, accelerator: AcceleratorName, features: Collection[str]) -> None:
     """See that vLLM can serve what the recipe makes.
-
-    Args:
-        recipe: that is asked for.
-        accelerator: of the serving profile.
-        features: as :func:`pipeline.core.cpu_features.cpu_features` finds them.
 
     Raises:
         UsageError: it has no kernels for such weights there.
@@ -86,7 +77,6 @@ def check_shapes(recipe: Recipe, weights: VariantWeights) -> None:
     """See that the recipe's groups or blocks divide every layer that it quantizes.
 
     Args:
-        recipe: that is asked for.
         weights: what it makes of the checkpoint.
 
     Raises:
@@ -142,11 +132,6 @@ def check_mtp(recipe: Recipe, tensors: Mapping[str, Tensor], config: Mapping[str
     A stream copies them. transformers does not load them, so a recipe that builds the model would
     not save them. llm-compressor copies some back: names that begin with `mtp`, where config.json
     counts them under two keys that it knows. That was never tried here, so those are refused too.
-
-    Args:
-        recipe: that is asked for.
-        tensors: of the checkpoint's headers, by name.
-        config: the checkpoint's config.json.
 
     Raises:
         StageError: the source has such layers, and the recipe is not streamed.

@@ -82,8 +82,6 @@ def check_early(
 
     Args:
         preflight: None where nothing can be read of the checkpoint yet.
-        choices: of the run.
-        progress: receives what could not be checked.
         others: faults that do not come from the checkpoint, reported with its own.
 
     Raises:

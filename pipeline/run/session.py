@@ -27,7 +27,6 @@ class Session:
         kind: the command that the run is of.
         command: its options as resolved, for the record.
         accelerator: that the environments of its stages are for.
-        settings: where things are kept.
         progress: receives everything; the record keeps the notes.
 
     Raises:

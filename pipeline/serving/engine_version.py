@@ -16,10 +16,6 @@ ANSWER_SECONDS = 120
 def engine_version(engine: str, python: Path) -> str:
     """The engine's version, as it tells it itself.
 
-    Args:
-        engine: its name.
-        python: interpreter of its environment.
-
     Raises:
         ServingError: it does not report it.
     """
