@@ -73,7 +73,7 @@ def log_wealth(
     population: int | None = None,
     planned: float | None = None,
 ) -> FloatArray:
-    """Natural log of the e-process against 'the mean height is at most `mean`', after each value.
+    """Natural log of the e-process against 'the mean height is at most `mean`': shape [..., n].
 
     Args:
         heights: how far each value lies above the smallest possible one, >= 0; shape [..., n],
@@ -83,11 +83,6 @@ def log_wealth(
             the number of values in the finite whole that they are drawn from without replacement.
             Each bet is then against the largest mean that the hypothesis leaves to the values not
             yet seen; where it leaves less than nothing, it is refuted and the log is infinite.
-        planned: the bet that has half of the stake, as a share of the largest legal one, fixed
-            before any value was seen; None: the stake is even.
-
-    Returns:
-        Shape [..., n].
     """
     import numpy as np
 

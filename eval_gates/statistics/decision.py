@@ -63,9 +63,6 @@ def decide(finding: Finding, scores: Scores, population: int | None = None) -> D
 
     A candidate better than the baseline by more than the margin is flagged as suspicious: a
     quantized model does not learn, so such a gain more often means that something else differs.
-
-    Args:
-        population: of the finite benchmark, where the claim is about that alone.
     """
     values = (finding.lower, finding.upper, scores.baseline, scores.candidate)
     if not all(math.isfinite(value) for value in values):

@@ -41,12 +41,7 @@ def fixed_power_plan(
     flip_size: float = 1.0,
     baseline: float | None = None,
 ) -> PowerPlan:
-    """Foresee a fixed gate; 0.2 s, and with many thousand questions a second more.
-
-    Args:
-        flips: share of the questions whose score changes, evenly both ways if nothing is lost.
-        baseline: the baseline's expected mean score; a recovery needs it.
-    """
+    """Foresee a fixed gate; 0.2 s, and with many thousand questions a second more."""
     if questions < 1:
         raise ValueError("questions must be at least 1")
     if comparison.kind == "recovery" and baseline is None:
@@ -83,9 +78,6 @@ def least_fixed_questions(
     """The number of questions at which a fixed gate passes when no answer changes.
 
     In points, the bound is then `paired.identical_interval`'s. For a recovery it is looked for.
-
-    Args:
-        baseline: the score of every question, for a recovery.
 
     Returns:
         None if no number is enough: a recovery of a baseline that scores nothing.

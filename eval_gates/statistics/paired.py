@@ -38,9 +38,6 @@ def tango_interval(
     score statistic, with the nuisance parameter at its constrained maximum likelihood, equals plus
     and minus the normal quantile. Unlike Wald's it is nearly right with few flips and with none:
     its error is up to two points above 5 % there, so it describes, and decides nothing.
-
-    Args:
-        alpha: error rate of each bound, in (0, 0.5).
     """
     counts = (both, only_baseline, only_candidate, neither)
     if min(counts) < 0:
@@ -68,7 +65,6 @@ def graded_interval(
 
     Args:
         differences: one per question, of scores in [0, 1], so each in [-1, 1].
-        alpha: error rate of each bound, in (0, 0.5).
         seed: of the weights; the same seed gives the same interval.
         resamples: weightings drawn.
     """

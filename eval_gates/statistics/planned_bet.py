@@ -17,12 +17,7 @@ _SHARES = tuple(hundredth / 100 for hundredth in range(1, 99))
 def planned_bet(
     comparison: Comparison, flips: float, flip_size: float, baseline: float = 1.0
 ) -> float:
-    """The best share of the largest legal bet against 'inferior', in whole hundredths.
-
-    Args:
-        flip_size: by how much: 1 for right-or-wrong answers, less for scores such as ROUGE.
-        baseline: its expected mean score; used for a recovery only.
-    """
+    """The best share of the largest legal bet against 'inferior', in whole hundredths."""
     expected = outcomes(comparison, flips, flip_size, 0.0, baseline)
     legal = comparison.threshold - comparison.lowest
     gains = [(value - comparison.threshold) / legal for value in expected.values]

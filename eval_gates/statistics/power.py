@@ -65,13 +65,7 @@ def power_plan(
     Half of its stake against 'inferior' lies on the bet that these settings call best.
 
     Args:
-        alpha: the gate's error rate, in (0, 0.5).
         questions: the most that will be asked.
-        flips: share of the questions whose score changes, evenly both ways if nothing is lost.
-        flip_size: by how much: 1 for right-or-wrong answers, less for scores such as ROUGE.
-        population: the benchmark's size for a claim about it alone; None for one about the
-            population its questions are drawn from.
-        baseline: the baseline's expected mean score; a recovery needs it.
         batch: questions asked at a time.
         replays: imagined runs; a chance of 95 % from 300 is known to 1.3 points (standard error).
         seed: of the runs; the same seed gives the same plan.

@@ -55,12 +55,8 @@ def outcomes(
     """Losses and gains of `flip_size` that differ by `drop` on average.
 
     Where a drop needs more flips than `flips`, all flips are losses; where right-or-wrong answers
-    under `baseline` leave no room for so many gains, there are fewer.
-
-    Args:
-        drop: of the true mean score, >= 0.
-        baseline: the baseline's mean score; used for a recovery only. With a flip_size under 1,
-            every question is given this score.
+    under `baseline` leave no room for so many gains, there are fewer. With a `flip_size` under 1,
+    a recovery gives every question the baseline's mean score.
     """
     _check_shares(comparison, flips, flip_size, drop, baseline)
     net = drop / flip_size

@@ -91,9 +91,6 @@ def sequential_test(
     Args:
         before: the baseline's scores, in [0, 1], in the random order in which they were asked.
         after: the candidate's, to the same questions.
-        alpha: error rate of a pass of an inferior candidate, and of a fail of another, each.
-        population: None, or the number of questions of the whole benchmark (see above).
-        planned: the bet with half of the stake against 'inferior'; None: an even stake.
         bounds: False leaves out the two bounds, which cost far more time than the verdict.
     """
     import numpy as np

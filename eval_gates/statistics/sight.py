@@ -52,8 +52,6 @@ def sight_of(
     Args:
         baseline: scores in [0, 1], in the random order of asking; at least one.
         knows_nothing: the expected score, or one for each of the baseline's.
-        population: of the finite benchmark that the claim is about, in units of `baseline`; None
-            for a claim about all such questions.
     """
     import numpy as np
 
