@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from pipeline.cli.display import open_display
 from pipeline.cli.options import PATH, setting
+from pipeline.cli.tables import print_json, print_run
 from pipeline.cli.terminal import print_command
+from pipeline.core.errors import ExitCode, PrepareError, from_dict
 
 if TYPE_CHECKING:
     from artifacts.run_command import RunKind
@@ -76,9 +79,6 @@ class CiReporting:
             store: as the option says.
         """
         from artifacts.run_record import SCHEMA_VERSION
-        from pipeline.cli.display import open_display
-        from pipeline.cli.tables import print_json, print_run
-        from pipeline.core.errors import PrepareError, from_dict
 
         try:
             with open_display(as_json=self.as_json, plain=self.ci) as progress:
@@ -131,7 +131,6 @@ def report_of(error: BaseException, kind: RunKind, command: dict[str, Any]) -> R
     from datetime import UTC, datetime
 
     from artifacts.run_record import RunReport
-    from pipeline.core.errors import ExitCode, PrepareError
 
     code: int = ExitCode.UNEXPECTED
     told: dict[str, str] = {

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pipeline.cli.display import open_display
 from pipeline.cli.tables import print_table
 from pipeline.core.errors import ExitCode
 from pipeline.environments.definition import OF_EVERY_RUN, Accelerator, EnvironmentName
@@ -65,7 +66,6 @@ def list_environments(as_json: AsJson = False) -> None:
 )
 def build(names: Names = None, accelerator: ForAccelerator = None, as_json: AsJson = False) -> None:
     """Build environments now rather than on first use; repairs damaged ones."""
-    from pipeline.cli.display import open_display
     from pipeline.environments.environment import detect_accelerator, ensure
     from pipeline.environments.settings import load_settings
 

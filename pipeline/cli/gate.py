@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from pipeline.cli.ci import CiOption, CiReporting, JunitOption, OutputsOption, is_in_ci
 from pipeline.cli.options import PATH, EvalDataOption, JsonOption, StoreOption, option, setting
 from pipeline.core.credentials import take_out
+from pipeline.core.errors import UsageError
 
 if TYPE_CHECKING:
     from artifacts.run_record import RunReport
@@ -78,7 +79,6 @@ def gate(
     Exit codes: 0 passed, 1 error, 2 usage, 3 unexpected error,
     4 the gates said no, 5 undecided, 130 interrupted.
     """
-    from pipeline.core.errors import UsageError
     from pipeline.run.gate import GateRequest, run_gate
     from pipeline.serving.openai_endpoint import OpenAIEndpoint
     from recipes.schema import FAMILIES

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
+from artifacts.written_numbers import format_megabytes
+from pipeline.cli.display import open_display
 from pipeline.cli.options import JsonOption, RegistryOption, StoreOption, option
+from pipeline.cli.tables import print_json, print_table
 
 
 def gc(
@@ -34,9 +37,6 @@ def gc(
     Exit codes: 0 done, 1 error (a registry that does not answer, a run in
     progress), 2 usage.
     """
-    from artifacts.written_numbers import format_megabytes
-    from pipeline.cli.display import open_display
-    from pipeline.cli.tables import print_json, print_table
     from pipeline.core.store import Store
     from pipeline.environments.settings import load_settings
     from pipeline.release.collection import find_garbage, remove

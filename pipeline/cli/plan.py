@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pipeline.cli.capacity_tables import print_capacity
+from pipeline.cli.display import open_display
 from pipeline.cli.options import (
     CheckpointArgument,
     ContextOption,
@@ -18,6 +20,8 @@ from pipeline.cli.options import (
     StoreOption,
     TrustOption,
 )
+from pipeline.cli.policy import print_power
+from pipeline.cli.tables import print_json, print_table
 
 
 def plan(
@@ -56,9 +60,6 @@ def plan(
       prepare plan org/name --gpu h100 --gpus 8 --context 32768
     """
     from artifacts.ending import serving_lines
-    from pipeline.cli.display import open_display
-    from pipeline.cli.policy import print_power
-    from pipeline.cli.tables import print_json, print_table
     from pipeline.environments.settings import load_settings
     from pipeline.plan.prepare import Request
     from pipeline.run.forecast import forecast
@@ -75,7 +76,6 @@ def plan(
         dry_run=dry_run,
     )
     if gpu is not None:
-        from pipeline.cli.capacity_tables import print_capacity
         from pipeline.forecast.gpu_request import answer
 
         capacity = answer(request, load_settings(store), gpu, gpus, context)

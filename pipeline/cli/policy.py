@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pipeline.cli.display import open_display
 from pipeline.cli.options import EvalDataOption, JsonOption, RecipeOption, argument
+from pipeline.cli.tables import print_json, print_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,7 +44,6 @@ def list_policies(as_json: JsonOption = False) -> None:
 
       prepare policy list --json
     """
-    from pipeline.cli.tables import print_json, print_table
     from recipes import catalog
 
     found = [catalog.load_policy(name) for name in catalog.policy_names()]
@@ -65,7 +66,6 @@ def show(name: NameArgument, as_json: JsonOption = False) -> None:
     """
     import yaml
 
-    from pipeline.cli.tables import print_json
     from recipes import catalog
 
     policy = catalog.load_policy(name).model_dump(exclude_none=True)
@@ -93,8 +93,6 @@ def check(
 
       prepare policy check my-policy.yaml --recipe fp8-dynamic --json
     """
-    from pipeline.cli.display import open_display
-    from pipeline.cli.tables import print_json
     from pipeline.environments.environment import Accelerator, identity
     from pipeline.environments.settings import load_settings
     from pipeline.plan.data_sources import SourceResolver
@@ -128,7 +126,6 @@ def check(
 
 def print_power(power: Sequence[GatePower]) -> None:
     """What to expect of each gate, and in words where that is not enough."""
-    from pipeline.cli.tables import print_table
     from pipeline.plan.gate_power import joint_power
 
     print_table(POWER_HEADINGS, [power_row(gate) for gate in power])

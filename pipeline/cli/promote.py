@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from pipeline.cli.display import open_display
 from pipeline.cli.options import (
     JsonOption,
     NameOption,
@@ -14,6 +15,7 @@ from pipeline.cli.options import (
     StoreOption,
     option,
 )
+from pipeline.cli.tables import print_json
 
 
 def promote(
@@ -59,8 +61,6 @@ def promote(
     (also: no variant passed).
     """
     from artifacts.kept_runs import find_run
-    from pipeline.cli.display import open_display
-    from pipeline.cli.tables import print_json
     from pipeline.core.store import Store
     from pipeline.environments.settings import load_settings
     from pipeline.plan.prepare import registry_uri

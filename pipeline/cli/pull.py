@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
+from pipeline.cli.display import open_display
 from pipeline.cli.options import (
     InsecureOption,
     JsonOption,
@@ -13,6 +14,8 @@ from pipeline.cli.options import (
     argument,
     parse_path,
 )
+from pipeline.cli.registry import find_asked
+from pipeline.cli.tables import print_json
 from pipeline.core.credentials import take_out
 
 
@@ -48,9 +51,6 @@ def pull(
     judged), 2 usage.
     """
     from artifacts.registry.remote_repository import SCHEME, RemoteRepository
-    from pipeline.cli.display import open_display
-    from pipeline.cli.registry import find_asked
-    from pipeline.cli.tables import print_json
     from pipeline.environments.settings import load_settings
     from pipeline.release.deployment import pull_version
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
+from pipeline.cli.display import open_display
 from pipeline.cli.options import (
     InsecureOption,
     JsonOption,
@@ -11,6 +12,8 @@ from pipeline.cli.options import (
     StoreOption,
     argument,
 )
+from pipeline.cli.registry import find_asked
+from pipeline.cli.tables import print_json
 
 
 def push(
@@ -45,9 +48,6 @@ def push(
     Exit codes: 0 sent, 1 error, 2 usage.
     """
     from artifacts.registry.remote_repository import RemoteRepository
-    from pipeline.cli.display import open_display
-    from pipeline.cli.registry import find_asked
-    from pipeline.cli.tables import print_json
     from pipeline.environments.settings import load_settings
     from pipeline.release.publication import push_version
 

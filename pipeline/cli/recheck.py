@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from artifacts.gate_row import gate_row, throughput_row
+from pipeline.cli.display import open_display
 from pipeline.cli.options import (
     EvalDataOption,
     JsonOption,
@@ -17,6 +19,8 @@ from pipeline.cli.options import (
     WeightsOption,
     option,
 )
+from pipeline.cli.tables import print_json, print_table
+from pipeline.core.errors import from_dict
 
 if TYPE_CHECKING:
     from artifacts.run_record import VariantReport
@@ -72,9 +76,6 @@ def recheck(
     Exit codes: 0 the verdict stands, 1 error, 2 usage, 3 unexpected error,
     4 the gates said no, 5 undecided, 130 interrupted.
     """
-    from pipeline.cli.display import open_display
-    from pipeline.cli.tables import print_json
-    from pipeline.core.errors import from_dict
     from pipeline.environments.settings import load_settings
     from pipeline.run.recheck import RecheckRequest, run_recheck
 
@@ -101,8 +102,6 @@ def recheck(
 
 def print_outcome(outcome: Outcome) -> None:
     """What changed, the gates then and now, and what follows, for people."""
-    from pipeline.cli.tables import print_table
-
     version = outcome.version
     name = f"{version.name} version {version.version} ({outcome.past.bundle.recipe})"
     if outcome.refuted is not None:
@@ -140,8 +139,6 @@ def gate_cells(gate: GateReport | None) -> list[str]:
     """Scores of baseline and variant, the difference in points, and the verdict."""
     if gate is None:
         return ["not measured", "-"]
-    from artifacts.gate_row import gate_row
-
     row = gate_row(gate, 1)
     scores = f"{row.baseline} to {row.candidate}{row.unit}"
     return [f"{scores} ({row.difference}, n={gate.n})", row.verdict]
@@ -151,8 +148,6 @@ def throughput_cells(report: VariantReport) -> list[str]:
     """The ratio of output tokens a second, and the verdict."""
     if report.throughput is None:
         return ["not measured", "-"]
-    from artifacts.gate_row import throughput_row
-
     row = throughput_row(report.throughput, 1)
     return [row.difference, row.verdict]
 

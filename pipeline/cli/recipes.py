@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from pipeline.cli.options import JsonOption, argument
+from pipeline.cli.tables import print_json, print_table
 
 app = typer.Typer(
     rich_markup_mode=None, no_args_is_help=True, help="Recipes: how variants are made."
@@ -21,7 +22,6 @@ def list_recipes(as_json: JsonOption = False) -> None:
 
       prepare recipes list --json
     """
-    from pipeline.cli.tables import print_json, print_table
     from recipes import catalog
 
     found = [catalog.load_recipe(name) for name in catalog.recipe_names()]
@@ -47,7 +47,6 @@ def show(
     """
     import yaml
 
-    from pipeline.cli.tables import print_json
     from recipes import catalog
 
     recipe = catalog.load_recipe_or_ladder(name).model_dump()

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import typer
 
 from pipeline.cli.options import JsonOption, RegisteredArgument, RegistryOption, StoreOption
+from pipeline.cli.tables import print_json, print_table
+from pipeline.core.errors import UsageError
 
 if TYPE_CHECKING:
     from artifacts.registry.registry import Registry, Version
@@ -31,7 +33,6 @@ def list_models(
 
       prepare registry list --registry http://mlflow.example:5000 --json
     """
-    from pipeline.cli.tables import print_json, print_table
     from pipeline.environments.settings import load_settings
 
     found = open_asked(registry, load_settings(store))
@@ -59,7 +60,6 @@ def show(
 
       prepare registry show smollm2-135m
     """
-    from pipeline.cli.tables import print_json, print_table
     from pipeline.environments.settings import load_settings
 
     found = open_asked(registry, load_settings(store))
@@ -89,7 +89,6 @@ def history(
 
       prepare registry history smollm2-135m --json
     """
-    from pipeline.cli.tables import print_json, print_table
     from pipeline.environments.settings import load_settings
 
     found = open_asked(registry, load_settings(store))
@@ -134,8 +133,6 @@ def find_asked(
 
 def refuse_unknown(registry: Registry, name: str) -> None:
     """Raise UsageError where nothing is registered under that name."""
-    from pipeline.core.errors import UsageError
-
     if not registry.versions(name):
         raise UsageError(
             f"nothing is registered as '{name}'",

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 from pipeline.cli.options import PATH, RunArgument, StoreOption, argument, option
+from pipeline.core.errors import UsageError, raise_as
 
 
 def report(
@@ -61,8 +62,6 @@ def write_page(file: Path, page: str) -> None:
     Raises:
         UsageError: the file cannot be written.
     """
-    from pipeline.core.errors import UsageError, raise_as
-
     with raise_as(
         UsageError,
         "the report cannot be written",

@@ -12,6 +12,8 @@ from pipeline.cli.options import (
     StoreOption,
     option,
 )
+from pipeline.cli.registry import open_asked, refuse_unknown
+from pipeline.cli.tables import print_json
 
 
 def rollback(
@@ -43,8 +45,6 @@ def rollback(
     """
     from artifacts.registry.history import Cause
     from artifacts.registry.registry import who_am_i
-    from pipeline.cli.registry import open_asked, refuse_unknown
-    from pipeline.cli.tables import print_json
     from pipeline.environments.settings import load_settings
 
     found = open_asked(registry, load_settings(store))

@@ -7,6 +7,8 @@ import sys
 import typer
 
 from pipeline.cli.options import JsonOption, RunArgument, StoreOption
+from pipeline.cli.tables import print_json, print_run, print_stages, print_table
+from pipeline.core.errors import StoreError
 
 app = typer.Typer(
     rich_markup_mode=None, no_args_is_help=True, help="Runs: what was done, and its evidence."
@@ -22,8 +24,6 @@ def list_runs(store: StoreOption = None, as_json: JsonOption = False) -> None:
       prepare runs list
     """
     from artifacts.kept_runs import read_run
-    from pipeline.cli.tables import print_json, print_table
-    from pipeline.core.errors import StoreError
     from pipeline.core.store import Store
     from pipeline.environments.settings import load_settings
 
@@ -64,7 +64,6 @@ def show(
       prepare runs show latest --json
     """
     from artifacts.kept_runs import find_run
-    from pipeline.cli.tables import print_run, print_stages
     from pipeline.core.store import Store
     from pipeline.environments.settings import load_settings
 
@@ -91,7 +90,6 @@ def list_trials(store: StoreOption = None, as_json: JsonOption = False) -> None:
     """
     from artifacts.evidence.trials import Trials
     from eval_gates.statistics.multiplicity import share_of
-    from pipeline.cli.tables import print_json, print_table
     from pipeline.environments.settings import load_settings
 
     found = list(Trials(load_settings(store).store).latest())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Annotated
 
+from pipeline.cli.display import open_display
 from pipeline.cli.options import (
     JsonOption,
     ReferenceArgument,
@@ -14,6 +15,8 @@ from pipeline.cli.options import (
     WeightsOption,
     option,
 )
+from pipeline.cli.registry import find_asked
+from pipeline.cli.tables import print_json
 
 
 def serve(
@@ -52,9 +55,6 @@ def serve(
 
     Exit codes: 1 error (also: this machine differs), 2 usage, 130 ended by Ctrl-C.
     """
-    from pipeline.cli.display import open_display
-    from pipeline.cli.registry import find_asked
-    from pipeline.cli.tables import print_json
     from pipeline.environments.settings import load_settings
     from pipeline.release.serve import Deployment
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 from pipeline.cli.options import argument, option, parse_path, setting
+from pipeline.core.errors import EvidenceError, UsageError
 
 
 def sign(
@@ -42,7 +43,6 @@ def sign(
     """
     from artifacts.evidence.bundle_check import check_bundle, find_bundle
     from artifacts.evidence.signing import sign_keyless, sign_with_key
-    from pipeline.core.errors import EvidenceError, UsageError
 
     if (private_key is not None) == keyless:
         raise UsageError(
@@ -71,7 +71,6 @@ def sign(
 
 def refuse_in_a_store(folder: Path) -> None:
     """Raise UsageError for a stage's folder: what a finished stage wrote does not change."""
-    from pipeline.core.errors import UsageError
     from pipeline.core.store import RECORD
 
     if (folder.resolve().parent / RECORD).is_file():

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from pipeline.cli.options import parse_path
+from pipeline.core.errors import PrepareError, UnexpectedStageError, UsageError, raise_as
 
 app = typer.Typer(
     rich_markup_mode=None,
@@ -37,7 +38,6 @@ def run(
       prepare stage run STORE/runs/RUN/stages/baseline.coherence.KEY.json
     """
     from pipeline.core.credentials import hide
-    from pipeline.core.errors import PrepareError, UnexpectedStageError, UsageError, raise_as
     from pipeline.core.events import EventWriter
     from pipeline.core.foreign.record import read_record
     from pipeline.core.private_files import keep_private

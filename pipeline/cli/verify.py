@@ -16,6 +16,9 @@ from pipeline.cli.options import (
     parse_path,
     setting,
 )
+from pipeline.cli.registry import find_asked
+from pipeline.cli.tables import print_json, print_table
+from pipeline.core.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
     from artifacts.evidence.bundle_check import BundleCheck
@@ -82,8 +85,6 @@ def verify(
 
     Exit codes: 0 everything as kept, 1 something differs, 2 usage.
     """
-    from pipeline.core.errors import ExitCode, UsageError
-
     parse_path(reference)
     if (identity is None) != (identity_provider is None):
         raise UsageError(
@@ -125,7 +126,6 @@ def registered_folder(reference: str, registry: str | None, store: Path | None) 
         UsageError: there is no such version.
         RegistryError: its files are not on this machine, or not those that were judged.
     """
-    from pipeline.cli.registry import find_asked
     from pipeline.environments.settings import load_settings
     from pipeline.release.deployment import check_files, folder_of
 
@@ -141,7 +141,6 @@ def verify_run(run: str, store: Path | None, *, as_json: bool) -> bool:
     """Check a run of the store; whether all is as kept."""
     from artifacts.evidence.recompute import check_run
     from artifacts.kept_runs import find_run
-    from pipeline.cli.tables import print_json
     from pipeline.core.store import Store
     from pipeline.environments.settings import load_settings
 
@@ -177,7 +176,6 @@ def verify_folder(
         EvidenceError: there is no evidence, or the signature does not hold.
     """
     from artifacts.evidence.bundle_check import check_bundle
-    from pipeline.cli.tables import print_json
 
     signature = check_signature(folder, public_key, identity, issuer)
     check = check_bundle(folder)
@@ -228,8 +226,6 @@ def print_folder(folder: Path, check: BundleCheck, signature: str) -> None:
 
 def print_checks(checks: Sequence[VariantCheck]) -> None:
     """A table of variants, then every difference."""
-    from pipeline.cli.tables import print_table
-
     rows = [
         [c.recipe, c.kept, c.computed or "cannot be computed", f"{c.answers:,}", words(c)]
         for c in checks
