@@ -9,6 +9,7 @@ from __future__ import annotations
 import getpass
 import os
 import re
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,7 +37,9 @@ def sign_with_key(folder: Path, private_key: Path) -> Path:
         UsageError: the key is missing, of another kind, or its password is wrong.
     """
     with _library_errors("sign", folder):
-        config = _signing().Config().set_hashing_config(_hashing(folder))
+        from model_signing import signing
+
+        config: Any = signing.Config().set_hashing_config(_hashing(folder))
     with raise_as(
         UsageError,
         "the private key cannot be used",
@@ -55,7 +58,9 @@ def sign_keyless(folder: Path) -> Path:
         EvidenceError: nobody logged in, the network or a service of sigstore does not answer.
     """
     with _library_errors("sign", folder):
-        config = _signing().Config().set_hashing_config(_hashing(folder))
+        from model_signing import signing
+
+        config = signing.Config().set_hashing_config(_hashing(folder))
         config.use_sigstore_signer(use_ambient_credentials=bool(os.environ.get("CI")))
     return _write(config, folder)
 
@@ -69,7 +74,9 @@ def check_with_key(folder: Path, public_key: Path) -> None:
     """
     signature = _signature_of(folder)
     with _library_errors("verify", folder):
-        config = _verifying().Config().set_hashing_config(_hashing(folder))
+        from model_signing import verifying
+
+        config = verifying.Config().set_hashing_config(_hashing(folder))
     with raise_as(
         UsageError,
         "the public key cannot be used",
@@ -93,7 +100,9 @@ def check_keyless(folder: Path, identity: str, issuer: str) -> None:
     """
     signature = _signature_of(folder)
     with _library_errors("verify", folder):
-        config = _verifying().Config().set_hashing_config(_hashing(folder))
+        from model_signing import verifying
+
+        config = verifying.Config().set_hashing_config(_hashing(folder))
         config.use_sigstore_verifier(identity=identity, oidc_issuer=issuer)
     _check(config, folder, signature, f"{identity} ({issuer})")
 
@@ -121,7 +130,7 @@ def _check(config: Any, folder: Path, signature: Path, signer: str) -> None:
     from cryptography.exceptions import InvalidSignature
 
     try:
-        with _hush():
+        with warnings.catch_warnings(action="ignore"):  # of its dependencies
             config.verify(folder, signature)
     except InvalidSignature as error:
         raise _refusal(folder, "the signature is not of this content", signer) from error
@@ -175,18 +184,6 @@ def _hashing(folder: Path) -> Any:
     return config.set_ignored_paths(paths=[*{SIGNATURE, *there}], ignore_git_paths=False)
 
 
-def _signing() -> Any:
-    from model_signing import signing
-
-    return signing
-
-
-def _verifying() -> Any:
-    from model_signing import verifying
-
-    return verifying
-
-
 def _password(private_key: Path) -> bytes | None:
     """The key's password, when it has one: from the environment, else asked for.
 
@@ -201,7 +198,7 @@ def _password(private_key: Path) -> bytes | None:
 @contextmanager
 def _library_errors(verb: str, folder: Path) -> Iterator[None]:
     try:
-        with _hush():
+        with warnings.catch_warnings(action="ignore"):  # of its dependencies
             yield
     except ImportError as error:
         raise EvidenceError(
@@ -218,13 +215,3 @@ def _library_errors(verb: str, folder: Path) -> Iterator[None]:
             where=str(folder),
             cure="with --private-key it needs no network; a folder with links cannot be signed",
         ) from error
-
-
-@contextmanager
-def _hush() -> Iterator[None]:
-    """Without the warnings of the library's dependencies."""
-    import warnings
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield

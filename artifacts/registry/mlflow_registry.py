@@ -132,8 +132,7 @@ class MlflowRegistry(Registry):
         os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
-        with self._explain_errors(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with self._explain_errors(), warnings.catch_warnings(action="ignore"):
             if self._file is not None:
                 check_openable(self._file)
             for name in ("mlflow", "alembic"):
@@ -344,8 +343,7 @@ class MlflowRegistry(Registry):
     def _explain_errors(self) -> Iterator[None]:
         from sqlalchemy.exc import SQLAlchemyError
 
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             from mlflow.exceptions import MlflowException
         try:
             yield
