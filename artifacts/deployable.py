@@ -177,7 +177,7 @@ def verdict_tags(
     override: str | None,
     trust_remote_code: bool,
 ) -> dict[str, str]:
-    """The tags of a version that its evidence gives, too, so that they can be held against it."""
+    """The tags of a version that its evidence gives, too, so that they can be compared with it."""
     return {
         **deployable.tags(),
         POLICY_TAG: digest_json(policy),

@@ -43,7 +43,7 @@ class GateRow:
         return "" if self.tier == "critical" else f", {self.tier}"
 
     def describe_bound(self, lower: str) -> str:
-        """What the difference was held against; `lower` stands before the bound."""
+        """What the difference was compared with; `lower` stands before the bound."""
         if self.is_recovery:
             return f"{self.recovery or 'nothing'} recovered, margin {self.margin}"
         return f"{lower}{self.bound}, margin {self.threshold}" if self.bound else self.margin

@@ -53,7 +53,7 @@ class _Command(_Asked):
 
 
 def kind_of(command: Mapping[str, Any]) -> RunKind:
-    """Which command made a record that does not say so: those of before it was kept."""
+    """Which command made a record that does not say so: those from before it was kept."""
     return "gate" if command.get("gate") else "recheck" if command.get("recheck") else "model"
 
 

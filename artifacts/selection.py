@@ -8,7 +8,7 @@ from artifacts.run_record import VariantReport
 from eval_gates.statistics.multiplicity import holm
 from pipeline.core.errors import ExitCode
 
-# What a variant's reason goes on with where another one got the alias.
+# How a variant's reason continues where another one got the alias.
 NOT_PREFERRED = "; registered, but "
 
 

@@ -3,7 +3,7 @@
     .venv/bin/python benchmarks/cpu_fp8_kernel.py
 
 Both kernels multiply the same random activations by the same FP8 weights (SmolLM2-135M's MLP,
-576 x 1536), alternating, in the real serving environment (built if need be). The last line is
+576 x 1536), alternating, in the real serving environment (built if necessary). The last line is
 JSON: by number of rows, milliseconds of each and the ratio of the medians.
 """
 

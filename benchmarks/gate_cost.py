@@ -3,7 +3,7 @@
     .venv/bin/python benchmarks/gate_cost.py
     .venv/bin/python benchmarks/gate_cost.py --eval-data DIR --questions 120
 
-One real vLLM server with the demo model (environments and model are made if need be) answers the
+One real vLLM server with the demo model (environments and model are made if necessary) answers the
 same questions with five worked examples twice: by our client, one request a question, and by
 lm-eval's own `local-completions`, a scored prompt a choice. The server counts for itself the prompt
 tokens that it computed and those that it took from its prefix cache

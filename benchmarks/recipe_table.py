@@ -107,7 +107,7 @@ class Table:
             return rows
 
     def _of_weights(self, variant: VariantPlan, stages: StageRunner) -> dict[str, Any]:
-        """What making and verifying the variant tells; it is reused where it was measured."""
+        """What making and verifying the variant shows; it is reused where it was measured."""
         try:
             made = stages.run(variant.stages["quantize"])
             verified = stages.run(variant.stages["check_weights"])

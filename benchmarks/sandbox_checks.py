@@ -4,7 +4,7 @@
 
 Runs all 164 canonical solutions against their tests in every isolation that works here, with as
 many workers as there are cores to use; the isolations take turns, problem set by problem set. By
-default in the real evaluation environment (built if need be), whose interpreter runs the programs.
+default in the real evaluation environment (built if needed), whose interpreter runs the programs.
 The last line is JSON: by isolation, checks a second (median over the rounds), how many of the
 solutions passed, the speed as a ratio to `none`, and processor time a check, which other work on
 the machine disturbs less.

@@ -3,7 +3,7 @@
 Fixed before any question is asked, by the margin, `expected_flips` and the kind of suite. It
 stands in the rule by which a suite is asked and in the parameters of the verdict, so both are
 decided by the very same and so is whoever computes them again. Where there is none, as in evidence
-of before there were such bets, the stake is even.
+from before there were such bets, the stake is even.
 """
 
 from __future__ import annotations

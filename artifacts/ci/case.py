@@ -67,8 +67,8 @@ def cases_of(variant: VariantReport) -> list[Case]:
     cases = [gate_case(variant.recipe, gate) for gate in variant.gates]
     if variant.throughput is not None:
         cases.append(throughput_case(variant.recipe, variant.throughput))
-    told = any(case.blocks and case.outcome == variant.verdict for case in cases)
-    if told or (variant.verdict == "pass" and cases):
+    is_explained = any(case.blocks and case.outcome == variant.verdict for case in cases)
+    if is_explained or (variant.verdict == "pass" and cases):
         return cases
     blocks = variant.verdict not in ("pass", "skipped")
     whole = Case(variant.recipe, WHOLE_VARIANT, variant.verdict, blocks, variant.reason)

@@ -113,7 +113,7 @@ def gate_cell(gate: GateReport) -> str:
 
 
 def cell(row: GateRow, difference: str, lower: str = "") -> str:
-    """The verdict and the difference, with what it was held against."""
+    """The verdict and the difference, with what it was compared with."""
     held = markdown(row.describe_bound(lower))
     return f"{emphasize(row.verdict)}{show_tier(row.tier)}: {difference} ({held})"
 

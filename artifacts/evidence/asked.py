@@ -27,8 +27,8 @@ def find_misasked(role: str, record: StageRecord, answers: Rows, questions: Rows
     """In what the answers of a stage are not those to the questions, both as :func:`identify`."""
     if answers != questions[: len(answers)]:
         yield f"{role}: its answers are not those to the first of the questions"
-    if (told := record.result["n"]) != len(answers):
-        yield f"{role}: its record counts {told} answers, and there are {len(answers)}"
+    if (count := record.result["n"]) != len(answers):
+        yield f"{role}: its record counts {count} answers, and there are {len(answers)}"
     if record.parameters.get("rule") is None:
         wanted = min(record.parameters.get("upto") or len(questions), len(questions))
         if record.parameters["suite"].get("cluster"):
@@ -39,15 +39,15 @@ def find_misasked(role: str, record: StageRecord, answers: Rows, questions: Rows
 
 def find_miscounted(role: str, record: StageRecord, questions: Rows) -> Iterator[str]:
     """In what the record of a stage `questions` says what its questions do not, in words."""
-    told = record.result
-    if told["questions"] != len(questions):
-        yield f"{role}: its record counts {told['questions']} questions of {len(questions)}"
+    result = record.result
+    if result["questions"] != len(questions):
+        yield f"{role}: its record counts {result['questions']} questions of {len(questions)}"
     suite = record.parameters["suite"]
-    if suite.get("cluster") and told["clusters"] != len(set(labels_of(questions))):
+    if suite.get("cluster") and result["clusters"] != len(set(labels_of(questions))):
         yield f"{role}: its record counts other clusters than its questions have"
-    if not suite.get("cluster") and told.get("clusters"):
+    if not suite.get("cluster") and result.get("clusters"):
         yield f"{role}: its record counts clusters, and the suite has none"
     # A quarter before revision 5 of the stage, and never less; who says more only makes the gate
     # harder to pass. The choices, that it follows from, are not among what is read of a row.
-    if suite["kind"] == "mmlu" and not GUESSING <= told["guessing"] <= 1:
-        yield f"{role}: its record says that guessing scores {told['guessing']}"
+    if suite["kind"] == "mmlu" and not GUESSING <= result["guessing"] <= 1:
+        yield f"{role}: its record says that guessing scores {result['guessing']}"

@@ -153,7 +153,7 @@ def find_misfits(
     if manifest.recipe != verdict.recipe:
         found.append(f"{MANIFEST} is about '{manifest.recipe}', {VERDICT} about '{verdict.recipe}'")
     found += [
-        f"{VERDICT}: the reason for '{variant.recipe}' tells of a promotion, and there was none yet"
+        f"{VERDICT}: the reason for '{variant.recipe}' names a promotion, and there was none yet"
         for variant in verdict.variants
         if NOT_PREFERRED in variant.reason or variant.promoted or variant.registry_version
     ]

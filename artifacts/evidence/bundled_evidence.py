@@ -106,7 +106,7 @@ class BundledEvidence:
 
 
 def digest_unpacked(path: Path, most: int) -> str:
-    """sha256 of what a gzipped file of somebody else's unpacks to, which may have `most` bytes.
+    """sha256 of what a foreign gzipped file unpacks to, which may have `most` bytes.
 
     Raises:
         OSError: it is no regular file, no gzip, or cannot be read.

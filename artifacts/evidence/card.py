@@ -127,7 +127,7 @@ def front_matter(
 
 
 def short(text: str | None) -> str | None:
-    """A fact of somebody's own card in a length that a page can take; None where it is empty."""
+    """A fact from a foreign card in a length that a page can take; None where it is empty."""
     return clip(one_line(text), LONGEST_NAME) if text else None
 
 

@@ -55,7 +55,7 @@ class Claims:
     """What somebody says about variants that were tried together, to be compared with evidence."""
 
     variants: tuple[VariantReport, ...]  # verdicts, after the correction for their number
-    tried: tuple[str, ...]  # recipes; one without a verdict counts all the same
+    tried: tuple[str, ...]  # recipes; one without a verdict counts, too
     # key of the judge stage, by recipe; those without have no verdict by gates
     judges: Mapping[str, str]
 
@@ -369,7 +369,7 @@ def find_differing(kept: VariantReport, computed: VariantReport | None) -> list[
     ours = kept.model_dump(exclude=set(NOT_OF_THE_VERDICT))
     theirs = computed.model_dump(exclude=set(NOT_OF_THE_VERDICT))
     for old, new in zip(ours["gates"], theirs["gates"], strict=False):
-        if old["form"] is None:  # a verdict of before it was kept
+        if old["form"] is None:  # a verdict from before it was kept
             new["form"] = None
     if ours["reason"].startswith(theirs["reason"] + NOT_PREFERRED):
         ours["reason"] = theirs["reason"]

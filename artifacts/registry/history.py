@@ -82,7 +82,7 @@ class State:
     last: int = 0  # number of the last entry that holds
     held: tuple[HistoryEntry, ...] = ()  # the entries that hold
     aliases: Mapping[str, str] = field(default_factory=dict)  # version by alias
-    # by alias, the versions it came by, from the first to where it is now; rolling back goes this
+    # by alias, the versions it passed, from the first to where it is now; rolling back goes this
     # way back
     ways: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
@@ -136,6 +136,6 @@ def _way_after(way: tuple[str, ...], entry: HistoryEntry) -> tuple[str, ...]:
 
 
 def way_to(version: str, way: tuple[str, ...]) -> tuple[str, ...]:
-    """The way as far as the last time that it came by the version; empty when it never did."""
+    """The way as far as the last time that it passed the version; empty when it never did."""
     places = [place for place, each in enumerate(way) if each == version]
     return way[: places[-1] + 1] if places else ()

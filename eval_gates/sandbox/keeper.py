@@ -146,8 +146,8 @@ def _memory_of_all() -> int:
 
 def _files() -> int:
     """Files and folders in the sandbox's own folder, which is a file system in memory."""
-    told = os.statvfs(".")
-    return told.f_files - told.f_ffree
+    found = os.statvfs(".")
+    return found.f_files - found.f_ffree
 
 
 def _processes() -> list[str]:

@@ -36,7 +36,7 @@ def processor_time() -> ProcessorTime:
             continue
     family = [os.getpid()]
     for one in family:
-        family += [pid for pid, told in fields.items() if int(told[_PARENT]) == one]
+        family += [pid for pid, stat in fields.items() if int(stat[_PARENT]) == one]
     ticks = [int(tick) for pid in family[1:] for tick in fields[pid][_TICKS]]
     waited = [_read_waiting(pid) for pid in family]
     return ProcessorTime(

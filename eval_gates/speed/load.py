@@ -135,7 +135,7 @@ class MeasuredLoad(Measured):
     started: Annotated[float, Field(ge=0)] = Field(description="unix time, seconds")
     seconds: Seconds = Field(description="from the first request until the last was answered")
     requests: Requests
-    before: Counters | None = Field(None, description="None where the engine tells nothing")
+    before: Counters | None = Field(None, description="None where the engine reports nothing")
     after: Counters | None = None
     samples: Samples = Samples()
     client_lag_s: Seconds | None = Field(

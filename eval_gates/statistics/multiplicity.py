@@ -53,7 +53,7 @@ def share_of(number: int | None) -> float:
     """A trial's share of the policy's error rate.
 
     Args:
-        number: from 1 on; None for verdicts of before trials were counted, which had all of it.
+        number: from 1 on; None for verdicts from before trials were counted, which had all of it.
     """
     if number is None:
         return 1.0
@@ -65,7 +65,7 @@ def level_of(alpha: float, tried: int, number: int | None = None) -> float:
 
     Args:
         number: of the trial that they are, which has a share of alpha only (`trials.py`); None
-            for a verdict of before trials were counted.
+            for a verdict from before trials were counted.
     """
     return alpha * share_of(number) / tried
 

@@ -1,7 +1,7 @@
 """The bet that a plan calls best: it grows fastest if answers flip as expected and nothing is lost.
 
 By Kelly's criterion, from the margin and what is expected of the answers alone: the same however
-many questions there are, so that a gate that goes on with more of them keeps its bet.
+many questions there are, so that a gate that continues with more of them keeps its bet.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ def check_fit(lengths: list[int], limit: int) -> None:
 
 
 def check_numbers(values: list[float]) -> None:
-    """Raise StageError where one is no log-probability: a choice would be picked all the same."""
+    """Raise StageError where one is no log-probability: a choice would be picked nevertheless."""
     wrong = [value for value in values if not value <= _ROUNDING]  # NaN, too
     if wrong:
         raise StageError(
@@ -200,7 +200,7 @@ def completions_model(
                 return {}
             found: list[dict[int, Answer] | Refusal] = []
             if self._asks_once is None:
-                # One item alone shows whether the endpoint can; not every one need be refused.
+                # One item alone shows whether the endpoint can; not every one has to be refused.
                 found = self._send(items[:1])
                 self._asks_once = not isinstance(found[0], Refusal)
                 if isinstance(found[0], Refusal):

@@ -16,7 +16,7 @@ def guessing(rows: Sequence[Mapping[str, Any]], choices: Mapping[str, Choices]) 
     """The mean score by chance, or of always giving one answer such as 'A' or 'yes', if it is more.
 
     Where a question lacks that answer, chance is taken. Each cluster of questions counts as one, as
-    it does in the scores that are held against this.
+    it does in the scores that are compared with this.
 
     Args:
         choices: by question's id; empty where answers are not chosen, and so guessing scores 0.

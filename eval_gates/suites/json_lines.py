@@ -94,7 +94,7 @@ def text_of(row: dict[str, Any], key: str, place: str, cure: str) -> str:
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
     """Write rows as JSON Lines, for a task configuration to point at."""
-    # A model may write half of a surrogate pair, which is no UTF-8: JSON can say it all the same.
+    # A model may write half of a surrogate pair, which is no UTF-8: JSON can hold it anyway.
     with path.open("w", encoding="utf-8", errors="backslashreplace") as lines:
         for row in rows:
             lines.write(json.dumps(row, ensure_ascii=False) + "\n")

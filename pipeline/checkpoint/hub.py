@@ -24,7 +24,7 @@ from pipeline.core.events import Progress
 if TYPE_CHECKING:
     from huggingface_hub import ModelInfo
 
-# The card tells the licence. It changes no answer of the model, so it is in no checkpoint's digest.
+# The card names the licence. It changes no answer of the model, so it is in no checkpoint's digest.
 CARD = "README.md"
 FETCHED_FIRST = (*SMALL_FILES, CARD)
 ANSWER_SECONDS = 15.0

@@ -1,4 +1,4 @@
-"""What the card of a checkpoint tells of it: its id on the Hub and its licence."""
+"""What the card of a checkpoint says of it: its id on the Hub and its licence."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class CheckpointReport(Record):
     ref: str = Field(description="as the user named it")
     digest: str = Field(description="sha256 over its files' digests")
     source: SourceFacts | None = Field(
-        None, description="what its own card tells; None in runs before this was kept"
+        None, description="what its own card says; None in runs before this was kept"
     )
 
 

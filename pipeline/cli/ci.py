@@ -133,17 +133,17 @@ def report_of(error: BaseException, kind: RunKind, command: dict[str, Any]) -> R
     from artifacts.run_record import RunReport
 
     code: int = ExitCode.UNEXPECTED
-    told: dict[str, str] = {
+    error_facts: dict[str, str] = {
         "kind": type(error).__name__,
         "what": f"unexpected {type(error).__name__}: {error}",
         "where": "the job's log names the file with the traceback",
         "cure": "this is a defect of prepare; please report it with that file",
     }
     if isinstance(error, PrepareError):
-        code, told = error.exit_code, error.to_dict()
+        code, error_facts = error.exit_code, error.to_dict()
     elif isinstance(error, KeyboardInterrupt | typer.Abort):
         code = ExitCode.INTERRUPTED
-        told = {
+        error_facts = {
             "kind": "Interrupted",
             "what": "interrupted",
             "where": "",
@@ -161,5 +161,5 @@ def report_of(error: BaseException, kind: RunKind, command: dict[str, Any]) -> R
         variants=[],
         stages=[],
         notes=[],
-        error=told,
+        error=error_facts,
     )

@@ -22,7 +22,7 @@ PATH: Mapping[str, Any] = {"parser": parse_path, "metavar": "PATH"}
 
 
 def option(name: str, help: str, *others: str, **more: Any) -> Any:
-    """An option, also under other names, whose default its help tells."""
+    """An option, also under other names, whose default its help gives."""
     return typer.Option(name, *others, help=help, **{"show_default": False, **more})
 
 
@@ -33,7 +33,7 @@ def setting(name: str, help: str, *others: str, **more: Any) -> Any:
 
 
 def argument(help: str, **more: Any) -> Any:
-    """An argument whose default, if it has one, its help tells."""
+    """An argument whose default, if it has one, its help gives."""
     return typer.Argument(help=help, show_default=False, **more)
 
 

@@ -130,7 +130,7 @@ def gate_cells(gate: GateReport) -> list[str]:
 
 
 def number_cells(row: GateRow) -> list[str]:
-    """Baseline, candidate, difference with what it was held against, and the verdict."""
+    """Baseline, candidate, difference with what it was compared with, and the verdict."""
     return [
         f"{row.baseline}{row.unit}",
         f"{row.candidate}{row.unit}",

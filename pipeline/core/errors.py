@@ -71,9 +71,9 @@ class PrepareError(Exception):
     def __str__(self) -> str:
         lines = [self.what, f"  where: {self.where}", f"  cure:  {self.cure}"]
         parts = (self.what, self.where, self.cure)
-        told = [line for line, part in zip(lines, parts, strict=True) if part]
+        said = [line for line, part in zip(lines, parts, strict=True) if part]
         # What somebody named a file or a key may be of any length.
-        return "\n".join(clip(line, LONGEST_PART) for line in told)
+        return "\n".join(clip(line, LONGEST_PART) for line in said)
 
     def to_dict(self) -> dict[str, str]:
         """The error as plain data, to cross a process boundary as JSON."""

@@ -25,7 +25,7 @@ REVISIONS: Mapping[str, int] = {
     "evidence": 2,
     "promote": 2,
 }
-# Stages of before, by name, with their last revision: evidence that has them still verifies.
+# Former stages, by name, with their last revision: evidence that has them still verifies.
 FORMER_REVISIONS: Mapping[str, int] = {"verify": 4}  # `check_weights` of today
 
 
@@ -55,7 +55,7 @@ def stage_spec(
 
 
 def newest_revision(stage: str) -> int:
-    """The last revision of a stage's code, also of one of before; 0 where there was none such."""
+    """The last revision of a stage's code, also of a former one; 0 where there was none."""
     return REVISIONS.get(stage, FORMER_REVISIONS.get(stage, 0))
 
 

@@ -188,7 +188,7 @@ class Store:
             yield
 
     def _make_private(self) -> None:
-        """Have the store's folder, for us alone."""
+        """Make the store's folder, which only its owner may read."""
         with self.explain_errors():
             try:
                 make_private(self.root)

@@ -119,8 +119,8 @@ def _constraints(definition: Definition) -> list[str]:
 def _torch_options(definition: Definition, variables: dict[str, str]) -> list[str]:
     """Sends uv to PyTorch's own index for the CPU build, where no other source has it."""
     wanted = definition.accelerator == "cpu" and "torch" in definition.pins
-    told = variables.get("UV_TORCH_BACKEND") or has_cpu_torch(variables.get("UV_FIND_LINKS", ""))
-    return ["--torch-backend", "cpu"] if wanted and not told else []
+    given = variables.get("UV_TORCH_BACKEND") or has_cpu_torch(variables.get("UV_FIND_LINKS", ""))
+    return ["--torch-backend", "cpu"] if wanted and not given else []
 
 
 class InstallWatcher:

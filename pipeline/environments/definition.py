@@ -24,7 +24,7 @@ LOCKED_PYTHON = (3, 11)
 """The Python that the locks were resolved for."""
 
 BUILD_REVISION = 1
-"""Raised when the same definition comes to be built into something else."""
+"""Raised when the same definition is built into something else."""
 
 GIGABYTE = 10**9
 

@@ -85,7 +85,7 @@ def _machine(choices: Choices, settings: Settings) -> Machine:
 
 
 def _may_have_variants(preflight: Preflight) -> bool:
-    """Whether a variant that is still to be made might be in the store all the same."""
+    """Whether a variant that is still to be made might be in the store already."""
     if preflight.made.issuperset(recipe.name for recipe in preflight.recipes):
         return False
     folder = preflight.store / "stages" / "quantize"

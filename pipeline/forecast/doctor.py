@@ -73,7 +73,7 @@ def processor_finding(features: Collection[str]) -> Finding:
 
 
 def profile_findings(profile: ServingProfile | None) -> Iterator[Finding]:
-    """Whether this machine can serve as the profile says, what it does otherwise, and what not.
+    """Whether this machine can serve as the profile says, what it does otherwise, what it cannot.
 
     None stands for the profile that a run would take here.
     """

@@ -202,7 +202,7 @@ def choose_recipes(names: tuple[str, ...]) -> tuple[tuple[Recipe, ...], tuple[st
 
 def registry_uri(given: str | None, settings: Settings) -> str:
     """The registry asked for, else an embedded one beside the store's stages."""
-    # What a record of before holds may have credentials still.
+    # What an older record holds may have credentials still.
     return take_out(given) if given else f"sqlite:///{settings.store / 'registry.db'}"
 
 

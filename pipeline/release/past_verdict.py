@@ -24,7 +24,7 @@ from recipes.policy import Policy
 from recipes.quantization import Quantization
 from recipes.schema import Family, Recipe, ServingProfile, Workload
 
-# Versions of before there were these tags have none of them, and nothing is taken from them.
+# Versions from before these tags existed have none of them, and nothing is taken from them.
 LATER_TAGS = ("prepare.override", "prepare.trust_remote_code", POLICY_TAG)
 SHOWN = 100  # characters of a tag
 TRUST_OPTION = "--yes-trust-remote-code"

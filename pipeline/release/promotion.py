@@ -34,7 +34,7 @@ class Order:
     registry: str  # its URI
     # the recipe to promote; None: what the policy prefers of those that passed
     variant: str | None = None
-    override: str | None = None  # why a variant that did not pass is promoted all the same
+    override: str | None = None  # why a variant that did not pass is promoted nevertheless
     name: str | None = None  # in the registry; None: the run's
     alias: str | None = None  # that moves; None: the policy's
     replaces: str | None = None  # version that the alias must point to now; None: whichever it does

@@ -100,7 +100,7 @@ def rechecks_of(version: Version) -> list[RecheckRecord]:
 def stands(then: str, now: str) -> bool | None:
     """Whether a verdict holds after another one: it passes, or is what it was; None for an error.
 
-    What did not pass and was promoted all the same stands while it does no worse.
+    What did not pass and was promoted nevertheless stands while it does no worse.
     """
     if now not in ("pass", "fail", "undecided"):
         return None

@@ -22,7 +22,7 @@ class Endpoints(Protocol):
     """Gives a variant's stages an endpoint to ask."""
 
     def open_variant(self, variant: VariantPlan) -> dict[str, Any]:
-        """What a stage must know of the variant's endpoint, which is opened if need be."""
+        """What a stage must know of the variant's endpoint, which is opened if necessary."""
 
     def check_alive(self) -> None:
         """Raise ServingError, with a reason, when the open endpoint is gone."""

@@ -391,7 +391,7 @@ class Recheck:
         )
 
     def _tell_of_questions(self, plan: Plan, progress: Progress) -> None:
-        """Say where the questions are not from the source of then."""
+        """Say where the questions come from another source than they did."""
         for suite, then in self.past.sources.items():
             now = plan.shared[f"questions.{suite}"].parameters["source"]
             if now != then:

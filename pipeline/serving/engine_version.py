@@ -14,7 +14,7 @@ ANSWER_SECONDS = 120
 
 
 def engine_version(engine: str, python: Path) -> str:
-    """The engine's version, as it tells it itself.
+    """The engine's version, as it reports it itself.
 
     Raises:
         ServingError: it does not report it.

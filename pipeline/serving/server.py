@@ -1,4 +1,4 @@
-"""A served model: an engine's OpenAI server as a guarded child, till its last process is gone."""
+"""A served model: an engine's OpenAI server as a guarded child, until its last process is gone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a model server of ours answers, and whether it is ours that answers there.
+"""Where our model server answers, and whether it is ours that answers there.
 
 A run's server has a Unix socket in a folder that nobody else may enter: no other user can ask it,
 load it, read its metrics, or take its place. One that is to be reached by others' programs
@@ -131,7 +131,7 @@ def _listener_of(path: Path) -> int | None:
 
 
 def _listening_inodes(port: int) -> set[str]:
-    """Inodes of the sockets that take connections to the loopback port, whoever's they are."""
+    """Inodes of the sockets that take connections to the loopback port, whoever owns them."""
     # Addresses stand in hexadecimal, in the machine's byte order; all zero is any address.
     (number,) = struct.unpack("=I", socket.inet_aton(HOST))
     accepting = {f"{number:08X}:{port:04X}", f"{0:08X}:{port:04X}", f"{0:032X}:{port:04X}"}

@@ -18,7 +18,7 @@ from pipeline.workers.compute_type import ComputeType
 from pipeline.workers.experts import ExpertTokens, check_experts, load_with_separate_experts
 from pipeline.workers.protocol import versions_of
 
-# How a group's range is found. Both look at the weights alone, afresh every time.
+# How a group's range is found. Both look at the weights alone, anew every time.
 OBSERVERS = {"minmax": "memoryless_minmax", "mse": "memoryless_mse"}
 LIBRARIES = ("llmcompressor", "compressed-tensors", "transformers", "torch")
 """Those whose change can change the weights."""

@@ -154,8 +154,8 @@ def words_left_out(linears: list[str], ignore: list[str]) -> list[str]:
     """
     meant = {name for name in linears if is_ignored(name, ignore)}
     words = {".".join(name.split(".")[-2:]) for name in meant if name.split(".")[-1] in ROUTERS}
-    told = {name for name in linears if any(word in name for word in words)}
-    wrong = sorted(meant ^ told)
+    named = {name for name in linears if any(word in name for word in words)}
+    wrong = sorted(meant ^ named)
     if wrong:
         raise StageError(
             f"AutoAWQ cannot leave out just what the recipe does; it differs for {wrong[0]}"

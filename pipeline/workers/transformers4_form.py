@@ -51,14 +51,14 @@ def config_of_4(config: dict[str, Any]) -> dict[str, Any]:
     Raises:
         StageError: kinds of layers with rotary embeddings of their own.
     """
-    told = dict(config)
-    if "dtype" in told:
-        told.setdefault("torch_dtype", told.pop("dtype"))
-    if told.get("model_type") == "qwen3_moe" and "num_local_experts" in told:
-        told.setdefault("num_experts", told.pop("num_local_experts"))
-    rope = told.pop("rope_parameters", None)
+    converted = dict(config)
+    if "dtype" in converted:
+        converted.setdefault("torch_dtype", converted.pop("dtype"))
+    if converted.get("model_type") == "qwen3_moe" and "num_local_experts" in converted:
+        converted.setdefault("num_experts", converted.pop("num_local_experts"))
+    rope = converted.pop("rope_parameters", None)
     if not rope:
-        return told
+        return converted
     if any(isinstance(value, dict) for value in rope.values()):
         raise StageError(
             "the rotary embedding differs by kind of layer, which transformers 4 has no form for",
@@ -75,25 +75,25 @@ def config_of_4(config: dict[str, Any]) -> dict[str, Any]:
         str(config.get("model_type")), ("rope_theta", "partial_rotary_factor")
     )
     if theta is not None:
-        told[theta_name] = theta
+        converted[theta_name] = theta
     if share is not None:
-        told[share_name] = share
+        converted[share_name] = share
     if kind == "longrope":
         # Phi-3 takes exactly three keys, by the old name, and the trained length beside them.
         length = rope.pop("original_max_position_embeddings", None)
         if length is not None:
-            told.setdefault("original_max_position_embeddings", length)
-        told["rope_scaling"] = {"type": kind, **rope}
+            converted.setdefault("original_max_position_embeddings", length)
+        converted["rope_scaling"] = {"type": kind, **rope}
     elif kind != "default":
-        told["rope_scaling"] = {"rope_type": kind, **rope}
-    return told
+        converted["rope_scaling"] = {"rope_type": kind, **rope}
+    return converted
 
 
 def tokenizer_config_of_4(config: dict[str, Any]) -> dict[str, Any]:
     """A tokenizer_config.json in the words of transformers 4."""
-    told = dict(config)
-    if told.get("tokenizer_class") == "TokenizersBackend":
-        told["tokenizer_class"] = "PreTrainedTokenizerFast"
-    if isinstance(told.get("extra_special_tokens"), list):
-        told["additional_special_tokens"] = told.pop("extra_special_tokens")
-    return told
+    converted = dict(config)
+    if converted.get("tokenizer_class") == "TokenizersBackend":
+        converted["tokenizer_class"] = "PreTrainedTokenizerFast"
+    if isinstance(converted.get("extra_special_tokens"), list):
+        converted["additional_special_tokens"] = converted.pop("extra_special_tokens")
+    return converted

@@ -112,7 +112,7 @@ class Engine(Protocol):
         return 0
 
     def facts_in(self, log: str) -> dict[str, str]:
-        """What the log tells; of a fact that it tells several times, every value once."""
+        """What the log says; of a fact that it says several times, every value once."""
         found = {fact: re.findall(pattern, log) for fact, pattern in self.facts.items()}
         return {fact: ", ".join(dict.fromkeys(each)) for fact, each in found.items() if each}
 

@@ -1,4 +1,4 @@
-"""Every reader of bytes that others wrote, on many spoilt copies of good ones.
+"""Every reader of bytes that others wrote, on many damaged copies of good ones.
 
 Only the project's own errors may come out. FUZZ_MUTATIONS is how many for each reader: 100,000 in
 `make test-all`; a failure names the seed, which gives the same bytes again.

@@ -57,7 +57,7 @@ def checkpoint_files(shards: int = 1) -> dict[str, bytes]:
 
 
 def write_files(folder: Path, files: dict[str, bytes]) -> Path:
-    """Write them into `folder`, made if need be."""
+    """Write them into `folder`, made if necessary."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
         (folder / name).write_bytes(content)

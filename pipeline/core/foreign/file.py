@@ -36,7 +36,7 @@ class ForeignFileError(OSError):
 
 
 def open_regular(path: Path, limit: int | None) -> FileIO:
-    """Open a file of somebody else's for reading, unbuffered; links are followed.
+    """Open a foreign file for reading, unbuffered; links are followed.
 
     Args:
         limit: the most bytes that it may have now; None for any, as of weights. Whoever reads to
@@ -60,7 +60,7 @@ def open_regular(path: Path, limit: int | None) -> FileIO:
 
 
 def read_regular(path: Path, limit: int) -> bytes:
-    """The content of a file of somebody else's, which may have `limit` bytes at most."""
+    """The content of a foreign file, which may have `limit` bytes at most."""
     with open_regular(path, limit) as file:
         parts, left = [], limit + 1
         while left and (part := file.read(min(left, 16 * MEBIBYTE))):
@@ -72,7 +72,7 @@ def read_regular(path: Path, limit: int) -> bytes:
 
 
 def names_in(folder: Path, limit: int = MAX_NAMES) -> list[str]:
-    """Names of what lies in a folder of somebody else's, sorted.
+    """Names of what lies in a foreign folder, sorted.
 
     Raises:
         ForeignFileError: more than `limit` do.

@@ -1,4 +1,4 @@
-"""Asks an HTTP server of somebody else's, and bounds what comes back: bytes, and seconds in all.
+"""Asks a foreign HTTP server, and bounds what comes back: bytes, and seconds in all.
 
 An HTTP library's timeout is for one read, so a server that sends a byte a minute holds its client
 for years; and 10 MB of gzip are 10 GB of text. Here the time is that of the whole exchange,
@@ -64,13 +64,13 @@ def ask(
     """
 
     address = put_back(url)
-    told = {**(headers or {}), "Accept-Encoding": "identity"}
+    sent = {**(headers or {}), "Accept-Encoding": "identity"}
 
     async def exchange() -> Answer:
         transport = httpx.AsyncHTTPTransport(uds=str(socket)) if socket else None
         async with (
             httpx.AsyncClient(timeout=seconds, trust_env=trust_env, transport=transport) as client,
-            client.stream(method, address, json=json, headers=told) as response,
+            client.stream(method, address, json=json, headers=sent) as response,
         ):
             encoding = response.headers.get("Content-Encoding", "identity")
             if encoding != "identity":

@@ -30,14 +30,14 @@ class ForeignJsonError(ValueError):
 
 
 def read_json_file(path: Path, *, limit: int = MAX_BYTES, finite: bool = True) -> Any:
-    """What a JSON file of somebody else's says."""
+    """What a foreign JSON file says."""
     return parse_json(read_regular(path, limit), finite=finite)
 
 
 def parse_json(
     content: bytes | str, *, finite: bool = True, whole_text: bool = True, values: int = MAX_VALUES
 ) -> Any:
-    """What JSON of somebody else's says.
+    """What foreign JSON says.
 
     Args:
         content: text, or its UTF-8; its size is the caller's to bound.

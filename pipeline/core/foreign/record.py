@@ -1,4 +1,4 @@
-"""Reads records that others wrote: JSON within limits, held against a model, one fault told.
+"""Reads records that others wrote: JSON within limits, checked by a model, one fault reported.
 
 A model alone keeps every fault that it finds, and 4 MB of `{}` in the place of a list of files are
 three million: minutes, and gigabytes. A list in such a record ends at its first fault (`fail_fast`
@@ -23,7 +23,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def read_record(path: Path, model: type[Model]) -> Model:
-    """The record in a file of somebody else's."""
+    """The record in a foreign file."""
     return parse_record(read_regular(path, MAX_BYTES), model)
 
 
