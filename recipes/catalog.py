@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,6 +19,7 @@ from recipes.gpu import Gpu
 from recipes.ladder import Ladder
 from recipes.policy import Policy
 from recipes.schema import Recipe, ServingProfile
+from recipes.speed import Speed
 from recipes.workload import AnyWorkload, NamedWorkload, RequestsWorkload, TraceWorkload
 
 if TYPE_CHECKING:
@@ -51,34 +52,57 @@ def load_recipe_or_ladder(name: str) -> Recipe | Ladder:
 
 def load_policy(name: str) -> Policy:
     """The policy of that name, or in that YAML file; raises UsageError as load_recipe does."""
-    return _load(name, RECIPES / "policies", "policy", Policy)
+    policy = _load(name, RECIPES / "policies", "policy", Policy)
+    if policy.speed is None or not policy.speed.workloads:
+        return policy
+    path = _find(name, RECIPES / "policies", "policy")
+    workloads = _find_files(policy.speed.workloads, path)
+    return policy.model_copy(
+        update={"speed": policy.speed.model_copy(update={"workloads": workloads})}
+    )
 
 
 def load_profile(name: str) -> ServingProfile:
     """The profile of that name, or in that YAML file; raises UsageError as load_recipe does."""
-    return _load(name, RECIPES / "profiles", "profile", ServingProfile)
+    profile = _load(name, RECIPES / "profiles", "profile", ServingProfile)
+    path = _find(name, RECIPES / "profiles", "profile")
+    return profile.model_copy(update={"workloads": _find_files(profile.workloads, path)})
 
 
-def load_workload(name: str, profile: ServingProfile | None = None) -> tuple[AnyWorkload, str]:
+def load_workload(
+    name: str, speed: Speed | None = None, profile: ServingProfile | None = None
+) -> tuple[AnyWorkload, str]:
     """The workload of that name, and where it stands.
 
     Args:
-        name: of one of the profile's, of one that the package carries, or the path of a YAML file.
-        profile: whose own come first; None for the carried ones and files alone.
+        name: of one of the policy's, then of the profile's, then of those that the package carries;
+            or the path of a YAML file.
+        speed: the policy's.
+        profile: None for endpoints that someone else serves.
 
     Raises:
         UsageError: as load_recipe does.
     """
-    if profile is not None and name in profile.workloads:
-        return profile.workloads[name], f"profile {profile.name}, key workloads.{name}"
-    also = list(profile.workloads) if profile is not None else []
-    path = _find(name, RECIPES / "workloads", "workload", also)
+    policys, profiles = (each.workloads if each else {} for each in (speed, profile))
+    if name in policys:
+        return policys[name], f"policy key speed.workloads.{name}"
+    if profile is not None and name in profiles:
+        return profiles[name], f"profile {profile.name}, key workloads.{name}"
+    path = _find(name, RECIPES / "workloads", "workload", [*policys, *profiles])
     workload = parse(path, "workload", NamedWorkload).workload
-    if isinstance(workload, (RequestsWorkload, TraceWorkload)):
-        # A relative path starts from the folder of the file that it stands in.
-        beside = path.parent / user_path(workload.file, f"{path}, key workload.file")
-        workload = workload.model_copy(update={"file": str(beside)})
-    return workload, f"{path}, key workload"
+    return _find_file(workload, path), f"{path}, key workload"
+
+
+def _find_files(workloads: Mapping[str, AnyWorkload], path: Path) -> dict[str, AnyWorkload]:
+    return {name: _find_file(workload, path) for name, workload in workloads.items()}
+
+
+def _find_file(workload: AnyWorkload, path: Path) -> AnyWorkload:
+    """The workload; a relative path in it starts from the folder of the file that it stands in."""
+    if not isinstance(workload, (RequestsWorkload, TraceWorkload)):
+        return workload
+    beside = path.parent / user_path(workload.file, f"{path}, key file")
+    return workload.model_copy(update={"file": str(beside)})
 
 
 def load_gpu(name: str) -> Gpu:

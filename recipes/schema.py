@@ -151,6 +151,13 @@ class ServingProfile(Described):
     workloads: dict[Name, AnyWorkload] = Field(
         default={}, description="by name, that a policy's `speed` takes before those carried"
     )
+    life_spread: float = Field(
+        0.02,
+        ge=0,
+        le=1,
+        description="standard deviation of ln(output tokens/s) between starts of one server: a "
+        "ratio measured on one start a side has to be better by what that explains",
+    )
     throughput_note: str | None = Field(
         None, description="said beside every throughput ratio measured with this profile"
     )

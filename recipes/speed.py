@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from recipes.described import Described, Name, Tier
+from recipes.workload import AnyWorkload
 
 Accelerator = Literal["cpu", "cuda"]
 LimitName = Literal[
@@ -153,6 +154,9 @@ class Speed(Described):
 
     ratio: RatioGate | None = None
     slo: list[SloGate] = Field(default=[], max_length=20)
+    workloads: dict[Name, AnyWorkload] = Field(
+        default={}, description="the policy's own, by name; before the profile's and those carried"
+    )
 
     @model_validator(mode="after")
     def _something_is_claimed(self) -> Speed:

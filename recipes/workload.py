@@ -185,7 +185,7 @@ class NamedWorkload(Described):
     workload: AnyWorkload
 
 
-def arriving(workload: AnyWorkload, arrivals: Arrivals) -> AnyWorkload:
+def change_arrivals(workload: AnyWorkload, arrivals: Arrivals) -> AnyWorkload:
     """The same requests at other times; raises ValidationError where they have none such."""
     changed = {**workload.model_dump(), "arrivals": arrivals.model_dump()}
     return type(workload).model_validate(changed)

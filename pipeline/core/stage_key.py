@@ -21,6 +21,7 @@ REVISIONS: Mapping[str, int] = {
     "coherence": 2,
     "evaluate": 5,
     "benchmark": 2,
+    "speed": 1,
     "judge": 8,
     "evidence": 2,
     "promote": 2,

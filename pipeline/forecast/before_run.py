@@ -14,6 +14,7 @@ from pipeline.environments.settings import Settings
 from pipeline.forecast.gpu_request import read_source
 from pipeline.forecast.machine import Machine, existing_folder, this_machine
 from pipeline.forecast.preflight import Preflight
+from pipeline.plan.of_speed import find_claims
 from pipeline.plan.plan import Find, Plan
 from pipeline.plan.prepare import Choices, registry_uri
 from pipeline.plan.suite_forms import form_faults
@@ -48,6 +49,8 @@ def early_faults(preflight: Preflight, choices: Choices) -> list[PrepareError]:
     be made may be in the store already: of any other, what is there is known from the plan.
     """
     faults = preflight.faults()
+    if any(claim.compares for claim in find_claims(choices.policy, choices.profile)):
+        faults += preflight.pair_faults()
     source = preflight.source
     faults += form_faults(choices.policy, source.where, has_template=source.has_chat_template)
     reference = choices.reference

@@ -15,7 +15,7 @@ from pipeline.forecast import checks
 from pipeline.forecast.fit import Site
 from pipeline.forecast.gpu_plan import candidates_of, cure
 from pipeline.forecast.machine import Machine
-from pipeline.forecast.stage_needs import SMALL_FILES_BYTES, stage_needs
+from pipeline.forecast.stage_needs import SMALL_FILES_BYTES, serve_need, stage_needs
 from pipeline.inspection.inspection import Inspection, inspect
 from pipeline.inspection.source import Source
 from pipeline.inspection.variant_size import VariantWeights, variant_weights
@@ -89,6 +89,30 @@ class Preflight:
                 where=str(self.store),
                 cure=f"free some space{elsewhere if to_make else ''}",
             )
+        ]
+
+    def pair_faults(self) -> list[PrepareError]:
+        """Variants that cannot be served beside the baseline, for policies that compare speeds."""
+        if (inspection := self._inspection) is None:
+            return []
+        memory = self.machine.memory_bytes
+        needs = {
+            recipe.name: serve_need(inspection, recipe, self.weights[recipe.name], self.profile)
+            for recipe in self._served
+        }
+        baseline = needs.pop(self.baseline.name).host_bytes or 0
+        return [
+            PreflightError(
+                f"the servers of '{name}' and of the baseline need about "
+                f"{(need.host_bytes + baseline) / 1e9:,.1f} GB of memory together, this machine "
+                f"has {memory / 1e9:,.1f} GB",
+                where="policy key speed: both are up at once",
+                cure="run on a machine with more memory, serve with a smaller KV cache, or take a "
+                "policy without such a claim",
+            )
+            for name, need in needs.items()
+            if need.host_bytes is not None
+            and need.host_bytes <= memory < need.host_bytes + baseline
         ]
 
     @property

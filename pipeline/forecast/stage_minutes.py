@@ -39,7 +39,7 @@ SEQUENTIAL_PASSES = 2  # layer by layer: once to see activations, once to pass t
 AWQ_SHARE_OF_LAYER = 1.3
 AUTOAWQ_GRID_POINTS = 20  # fixed in AutoAWQ 0.2.9
 SAME_SIZE = 0.02  # a variant of the same model differs by no more
-MEASURED = ("coherence", "evaluate", "benchmark")
+MEASURED = ("coherence", "evaluate", "benchmark", "speed")
 
 
 @dataclass(frozen=True)

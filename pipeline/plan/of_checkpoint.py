@@ -19,6 +19,7 @@ from pipeline.inspection.ignored import added_words, ignore_list
 from pipeline.inspection.source import Source, read_folder
 from pipeline.plan.data_sources import SourceResolver
 from pipeline.plan.dry_run import dry_run_stage
+from pipeline.plan.of_speed import Side, find_claims, speed_stages
 from pipeline.plan.of_suites import EvaluationPlanner, Served
 from pipeline.plan.plan import Plan, VariantPlan
 from pipeline.plan.quantizers import is_streamed, quantizer_of
@@ -119,7 +120,10 @@ class Planner:
             policy=self.policy,
             shared=self.evaluation.questions,
             baseline=baseline,
-            variants=tuple(self._variant(recipe, baseline) for recipe in self.recipes),
+            variants=tuple(
+                self._measure_speed(self._variant(recipe, baseline), baseline)
+                for recipe in self.recipes
+            ),
             accelerator=self.profile.accelerator,
             throughput_note=self.profile.throughput_note,
             rungs=self.rungs,
@@ -184,6 +188,29 @@ class Planner:
             made["dry_run"] = dry_run
         return self._variant_plan(
             recipe, arguments, model, {**made, **stages}, tuple(stages), rounds
+        )
+
+    def _measure_speed(self, variant: VariantPlan, baseline: VariantPlan) -> VariantPlan:
+        """With the stages of the policy's claims on speed, where it has some."""
+        claims = find_claims(
+            self.policy,
+            self.profile,
+            alpha=self.evaluation.level(),
+            max_length=self._max_length(),
+        )
+        sides = [
+            Side(each.recipe.name, self._identity(each.arguments), each.stages["coherence"])
+            for each in (baseline, variant)
+            if each.arguments is not None
+        ]
+        return variant.measure_speed(
+            speed_stages(
+                claims,
+                *sides,
+                tokenizer=baseline.model,
+                environment=self.identities.get("serve", ""),
+                again=self._pair_load_tests(),
+            )
         )
 
     def _variant_plan(

@@ -9,7 +9,7 @@ for the answers.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise
 from pathlib import Path
 
@@ -48,6 +48,14 @@ class VariantPlan:
     served: tuple[str, ...]
     rounds: Rounds
     trust_remote_code: bool = False
+
+    def measure_speed(self, speed: Mapping[str, StageSpec]) -> VariantPlan:
+        """The plan with these stages, by role, after all else that the server answers."""
+        return replace(
+            self,
+            stages={**self.stages, **speed},
+            served=tuple(dict.fromkeys((*self.served, *speed))),
+        )
 
     def wants_dry_run(self, find: Find) -> bool:
         """Whether two layers are to be tried first: not where the whole is quantized already."""
@@ -174,6 +182,7 @@ class Plan:
         if "benchmark" in variant.stages:
             inputs["baseline.benchmark"] = self.baseline.stages["benchmark"]
             inputs["candidate.benchmark"] = variant.stages["benchmark"]
+        inputs |= {role: spec for role, spec in variant.stages.items() if spec.stage == "speed"}
         return stage_spec(
             "judge",
             variant.recipe.name,

@@ -39,6 +39,7 @@ from pipeline.plan.data_sources import SourceResolver
 from pipeline.plan.dry_run import is_worth_it
 from pipeline.plan.gate_power import check_decidable
 from pipeline.plan.of_checkpoint import Planner
+from pipeline.plan.of_speed import find_claims
 from pipeline.plan.plan import Plan
 from pipeline.plan.quantizers import environments_for
 from pipeline.plan.suitability import check_processor
@@ -152,6 +153,7 @@ def choose(request: Request, settings: Settings) -> Choices:
             where="policy key throughput.minimum_ratio",
             cure=f"add '{profile.accelerator}: 1.0' there",
         )
+    find_claims(policy, profile)
     name = request.name or reference.short_name
     check_registered_name(name, request.registry)
     return Choices(

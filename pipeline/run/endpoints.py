@@ -1,4 +1,4 @@
-"""Where a variant's questions go: a server that this run starts, one variant at a time."""
+"""Where a variant's questions go: to servers that this run starts."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ class Endpoints(Protocol):
         """What a stage must know of the variant's endpoint, which is opened if necessary."""
 
     def check_alive(self) -> None:
-        """Raise ServingError, with a reason, when the open endpoint is gone."""
+        """Raise ServingError, with a reason, when an open endpoint is gone."""
 
     def hold_machine(self) -> Any:
         """A context in which no other run on this machine has a server up; closes at its end."""
 
     def close(self) -> None:
-        """Close the open endpoint, if there is one."""
+        """Close the open endpoints, if there are any."""
 
 
 class LocalServers:
-    """Model servers on this machine, one at a time.
+    """Model servers on this machine, up from the first question until the context is left.
 
     Args:
         stages: runs stages, and keeps the run's log.
@@ -48,8 +48,8 @@ class LocalServers:
         self._stages = stages
         self._lock = lock
         self._ready_timeout_seconds = ready_timeout_seconds
-        self._server: Server | None = None
-        self._facts: dict[str, Any] = {}
+        self._servers: dict[str, Server] = {}
+        self._facts: dict[str, dict[str, Any]] = {}
 
     def open_variant(self, variant: VariantPlan) -> dict[str, Any]:
         """Facts of the variant's server, which is started unless it is up.
@@ -57,35 +57,37 @@ class LocalServers:
         Raises:
             ServingError: it does not start.
         """
-        if self._server is None:
+        name = variant.recipe.name
+        if name not in self._facts:
             if variant.arguments is None:
-                raise ValueError(f"{variant.recipe.name} is not ours to serve")
+                raise ValueError(f"{name} is not ours to serve")
             python = self._stages.python_of(find_engine(variant.arguments.engine).environment)
-            log = self._free_log(variant.recipe.name)
-            # Kept before it starts, so that it is stopped whatever happens.
-            self._server = Server(
+            log = self._free_log(name)
+            server = Server(
                 python,
                 variant.model,
                 variant.arguments,
                 log,
                 trust_remote_code=variant.trust_remote_code,
             )
-            ready = self._start(self._server, variant.recipe.name)
-            facts = {"ready_seconds": ready, "command": self._server.command[1:]}
-            self._facts = {
-                "url": self._server.url,
-                "socket": str(self._server.address.socket),
+            # Kept before it starts, so that it is stopped whatever happens.
+            self._servers[name] = server
+            ready = self._start(server, name)
+            facts = {"ready_seconds": ready, "command": server.command[1:]}
+            self._facts[name] = {
+                "url": server.url,
+                "socket": str(server.address.socket),
                 "model": SERVED_NAME,
                 "server_python": str(python),
                 "server_log": str(log),
-                "server": {**facts, **self._server.facts()},
+                "server": {**facts, **server.facts()},
             }
-        return self._facts
+        return self._facts[name]
 
     def check_alive(self) -> None:
-        """Raise ServingError, with the log's reason, when the server is gone."""
-        if self._server is not None:
-            self._server.check_alive()
+        """Raise ServingError, with the log's reason, when a server is gone."""
+        for server in self._servers.values():
+            server.check_alive()
 
     @contextmanager
     def hold_machine(self) -> Iterator[None]:
@@ -105,11 +107,11 @@ class LocalServers:
             lock.release()
 
     def close(self) -> None:
-        """Stop the server, if one is up, and wait until its processes are gone."""
-        if self._server is not None:
-            self._server.stop()
-            self._server = None
-            self._facts = {}
+        """Stop the servers that are up, and wait until their processes are gone."""
+        self._facts = {}
+        while self._servers:
+            _, server = self._servers.popitem()
+            server.stop()
 
     def _free_log(self, variant: str) -> Path:
         """A log file of its own for each life of a variant's server."""

@@ -41,7 +41,7 @@ from pipeline.plan.quantizers import environments_for
 from pipeline.stages.evaluate import is_answered
 
 Seen = dict[tuple[str, str], list[float]]
-SERVED = ("coherence", "evaluate", "benchmark")
+SERVED = ("coherence", "evaluate", "benchmark", "speed")
 
 
 class NotHereYetError(Exception):
@@ -282,9 +282,9 @@ def plan_stage(spec: StageSpec, store: Store, seen: Seen) -> PlannedStage:
     """One stage with what the store knows of such stages."""
     kind = kind_of(spec.stage, spec.parameters)
     times = seen.get((spec.stage, kind))
-    suite = spec.runtime.get("suite")
+    part = spec.runtime.get("suite") or spec.runtime.get("claim")
     return PlannedStage(
-        name=f"{spec.stage} {suite}" if suite else spec.stage,
+        name=f"{spec.stage} {part}" if part else spec.stage,
         variant=spec.variant,
         cached=store.find_current(spec.stage, spec.key) is not None,
         expected_seconds=statistics.median(times) if times else None,

@@ -1,7 +1,7 @@
 """Judges two endpoints that someone else serves, with the evidence and verdicts of `prepare model`.
 
-Nothing is quantized, served, measured under load or promoted: the same questions go to both, round
-by round, until every gate is decided.
+Nothing is quantized, served or promoted: the same questions go to both, round by round, until every
+gate is decided; and load, where the policy claims something on speed.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from pipeline.forecast.preflight import refuse
 from pipeline.inspection.chat_template import folder_has_chat_template
 from pipeline.plan.data_sources import SourceResolver
 from pipeline.plan.gate_power import check_decidable
+from pipeline.plan.of_speed import Side, find_claims, speed_stages
 from pipeline.plan.of_suites import EvaluationPlanner, Served
 from pipeline.plan.plan import Plan, VariantPlan, trial_words
 from pipeline.plan.prepare import make_beginner
@@ -136,7 +137,7 @@ def judge_endpoints(request: GateRequest, policy: Policy, session: Session) -> E
 def plan_of(
     request: GateRequest, policy: Policy, settings: Settings, run_id: str, progress: Progress
 ) -> Plan:
-    """The plan: the suites for both sides, nothing to make and no load test."""
+    """The plan: the suites for both sides, what the policy claims on speed, nothing to make."""
     evaluate = identity("evaluate", Accelerator.CPU, settings)
     candidate = Recipe(
         name="candidate",
@@ -174,12 +175,25 @@ def plan_of(
     )
     planner = replace(planner, trial=trial)
     baseline = side(planner, request, candidate, asked_as, None)
+    variant = side(planner, request, candidate, asked_as, baseline)
+    claims = find_claims(policy, None, alpha=planner.level(), max_length=length_of(request))
+    speed = speed_stages(
+        claims,
+        *(
+            Side(each.recipe.name, describe_served(request, each.recipe.name, asked_as), coherence)
+            for each in (baseline, variant)
+            for coherence in (each.stages["coherence"],)
+        ),
+        tokenizer=request.tokenizer,
+        environment=identity("serve", Accelerator.CPU, settings) if claims else "",
+        again={},
+    )
     return Plan(
         trial=trial,
         policy=policy,
         shared=planner.questions,
         baseline=baseline,
-        variants=(side(planner, request, candidate, asked_as, baseline),),
+        variants=(variant.measure_speed(speed),),
     )
 
 
@@ -268,6 +282,7 @@ def check_policy(request: GateRequest) -> Policy:
                 where=f"policy key suites.{name}.margins",
                 cure=f"add '{request.family}: 0.02' there, or name another --family",
             )
+    find_claims(policy, None)
     if not (request.tokenizer / "tokenizer_config.json").is_file():
         raise UsageError(
             "there is no tokenizer in that folder",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 from pipeline.core.errors import PrepareError, ServingError
 from pipeline.core.stage_record import StageSpec
@@ -86,7 +87,7 @@ class Measurement:
         needs_endpoint = not self._is_answered(spec)
         try:
             record = self._stages.run(
-                spec, (lambda: self._endpoints.open_variant(variant)) if needs_endpoint else None
+                spec, (lambda: self._open(variant, spec)) if needs_endpoint else None
             )
         except PrepareError:
             self._endpoints.check_alive()  # a dead server is the better explanation
@@ -95,6 +96,14 @@ class Measurement:
             self._endpoints.check_alive()  # else something else may have answered
         if spec.stage == "coherence" and record.result["incoherent"]:
             raise IncoherentModelError(record.result["incoherent"])
+
+    def _open(self, variant: VariantPlan, spec: StageSpec) -> dict[str, Any]:
+        """What the stage must know of whom it asks; of speed, both sides are up at once."""
+        if spec.stage != "speed":
+            return self._endpoints.open_variant(variant)
+        sides = {"baseline": self._plan.baseline, "candidate": variant}
+        wanted = spec.parameters["sides"]
+        return {"endpoints": {name: self._endpoints.open_variant(sides[name]) for name in wanted}}
 
     def _is_answered(self, spec: StageSpec) -> bool:
         """Whether the answers that are kept suffice: a changed policy may need no server."""

@@ -140,8 +140,8 @@ class StageRunner:
     def _report(self, spec: StageSpec, status: StageStatus, started: float) -> None:
         seconds = time.monotonic() - started
         name = spec.stage
-        if name == "evaluate":
-            name = f"evaluate {spec.runtime['suite']}"
+        if part := spec.runtime.get("suite" if name == "evaluate" else "claim"):
+            name = f"{name} {part}"
         self.log.stage(
             StageReport(
                 stage=spec.stage,

@@ -61,6 +61,7 @@ class Engine(Protocol):
         dialect: of its requests.
         echoes: words of an exception in its log that only repeats another's.
         cures: expression that a failure's reason matches, and what a user can do; first the known.
+        counters: what a load test reads of its `/metrics`, by our name, and the engine's own.
         facts: name of what reports show of its log, and the expression whose group is its value.
         ours: long names that no profile may set, by the reason; one ending in `*` stands for all
             that begin so.
@@ -79,6 +80,7 @@ class Engine(Protocol):
     dialect: Dialect = Dialect()
     echoes: tuple[str, ...] = ()
     cures: tuple[tuple[str, str], ...] = ()
+    counters: Mapping[str, str] = {}
     facts: Mapping[str, str] = {}
     ours: Mapping[str, tuple[str, ...]] = {}
     words_or_folders: Mapping[str, tuple[str, ...]] = {}

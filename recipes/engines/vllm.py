@@ -95,6 +95,16 @@ class Vllm(Engine):
         "EngineCore encountered an issue",
     )
     cures = CURES
+    counters: Mapping[str, str] = {
+        "running": "vllm:num_requests_running",
+        "waiting": "vllm:num_requests_waiting",
+        "prefix_cache_queries": "vllm:prefix_cache_queries_total",
+        "prefix_cache_hits": "vllm:prefix_cache_hits_total",
+        "preemptions": "vllm:num_preemptions_total",
+        "drafts": "vllm:spec_decode_num_drafts_total",
+        "draft_tokens": "vllm:spec_decode_num_draft_tokens_total",
+        "accepted_tokens": "vllm:spec_decode_num_accepted_tokens_total",
+    }
     # A model may need several kernels of a sort.
     facts: Mapping[str, str] = {
         "kv_cache_tokens": r"KV cache size: ([\d,]+) tokens",

@@ -280,6 +280,14 @@ class TestMemory:
         assert "the stage 'serve' of 'baseline'" in words
         assert "quantize" not in words
 
+    def test_two_servers_at_once_take_both(self) -> None:
+        found = preflight(machine=replace(LARGE, memory_bytes=25 * 10**9), recipes=(AWQ,))
+        assert found.faults() == []
+        (fault,) = found.pair_faults()
+        assert f"the servers of '{AWQ}' and of the baseline need about 2" in told([fault])
+        assert preflight(recipes=(AWQ,)).pair_faults() == []
+        assert preflight(machine=H100, profile="h100").pair_faults() == []
+
     def test_weights_that_are_there_are_not_made_again(self) -> None:
         machine = replace(H100, memory_bytes=10**9)
         found = preflight(machine=machine, profile="h100")

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from pipeline.core.errors import UsageError
 from recipes import catalog
 from recipes.traffic_file import check_workload
-from recipes.workload import AnyWorkload, Arrivals, arriving
+from recipes.workload import AnyWorkload, Arrivals, TraceWorkload, change_arrivals
 
 workloads: TypeAdapter[Any] = TypeAdapter(AnyWorkload)
 
@@ -40,11 +40,28 @@ def test_a_profiles_own_come_first_and_are_named_where_there_is_none() -> None:
     profile = catalog.load_profile("cpu").model_copy(
         update={"workloads": {"chat": workloads.validate_python(RANDOM)}}
     )
-    workload, where = catalog.load_workload("chat", profile)
+    workload, where = catalog.load_workload("chat", None, profile)
     assert (workload.longest, where) == (12, "profile cpu, key workloads.chat")
     with pytest.raises(UsageError) as caught:
-        catalog.load_workload("chatt", profile)
+        catalog.load_workload("chatt", None, profile)
     assert "did you mean 'chat'" in caught.value.cure
+
+
+def test_a_policys_own_come_before_all_and_its_files_lie_beside_it(tmp_path: Path) -> None:
+    trace = {"kind": "trace", "file": "t.jsonl", "arrivals": "trace"}
+    speed = {
+        "slo": [{"workload": "mine", "limits": {"ttft_ms_p95": 800.0}}],
+        "workloads": {"chat": RANDOM, "mine": trace},
+    }
+    demo = yaml.safe_load((catalog.RECIPES / "policies" / "demo.yaml").read_text())
+    path = tmp_path / "policy.yaml"
+    path.write_text(yaml.safe_dump({**demo, "speed": speed}))
+    found = catalog.load_policy(str(path)).speed
+    mine, where = catalog.load_workload("mine", found)
+    assert isinstance(mine, TraceWorkload)
+    assert (Path(mine.file), where) == (tmp_path / "t.jsonl", "policy key speed.workloads.mine")
+    chat, _ = catalog.load_workload("chat", found, catalog.load_profile("cpu"))
+    assert chat.longest == 12
 
 
 def test_a_file_is_looked_for_beside_the_workload_that_names_it(tmp_path: Path) -> None:
@@ -84,10 +101,10 @@ def test_what_is_wrong_is_refused_with_its_file_and_key(
 
 
 def test_the_same_requests_can_come_at_other_times() -> None:
-    workload = arriving(workloads.validate_python(RANDOM), Arrivals(rate=12.0))
+    workload = change_arrivals(workloads.validate_python(RANDOM), Arrivals(rate=12.0))
     assert (workload.arrivals.rate, workload.arrivals.concurrency) == (12.0, None)
     with pytest.raises(ValidationError, match="nothing else has times"):
-        arriving(workload, Arrivals(trace=True))
+        change_arrivals(workload, Arrivals(trace=True))
 
 
 def test_the_declared_hit_rate_is_none_of_random_prompts_and_the_users_of_shared_ones() -> None:

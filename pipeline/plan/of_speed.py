@@ -1,0 +1,214 @@
+"""Lays out the stages that measure a policy's claims on speed.
+
+The same for two servers of this run, and for two endpoints that someone else serves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from eval_gates.speed.ratio import allowance_for
+from pipeline.core.digest import digest_file
+from pipeline.core.errors import UsageError
+from pipeline.core.hardware import machine
+from pipeline.core.stage_key import stage_spec
+from pipeline.core.stage_record import StageSpec
+from recipes.catalog import load_workload
+from recipes.policy import Policy
+from recipes.schema import ServingProfile
+from recipes.speed import RatioGate, Speed
+from recipes.traffic_file import check_workload, read_traffic
+from recipes.workload import (
+    AnyWorkload,
+    Arrivals,
+    RequestsWorkload,
+    TraceWorkload,
+    change_arrivals,
+)
+
+MANY_LIVES = 1_000  # a profile's spread is taken as known
+ROLE = "speed."  # of the stages' roles, before the gate's name
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One claim of a policy's `speed`, with all that measuring it needs."""
+
+    gate: str  # `ratio.chat`, `slo.0`
+    name: str  # of the workload
+    workload: AnyWorkload
+    where: str  # the workload stands, for messages
+    rule: Mapping[str, Any]  # that decides, as plain data
+    compares: bool  # whether the baseline is measured too
+
+    @property
+    def kind(self) -> Literal["ratio", "slo"]:
+        """Which rule decides."""
+        return "ratio" if self.gate.startswith("ratio.") else "slo"
+
+
+def find_claims(
+    policy: Policy,
+    profile: ServingProfile | None,
+    *,
+    alpha: float | None = None,
+    max_length: int | None = None,
+) -> list[Claim]:
+    """The claims of the policy, each with a workload that can be asked.
+
+    Args:
+        policy: whose `speed` it is; it may have none.
+        profile: whose workloads come first; None for endpoints that someone else serves.
+        alpha: error rate at which measuring stops; the policy's own when None.
+        max_length: tokens that a prompt and its answer may have together; None: not known yet.
+
+    Raises:
+        UsageError: a workload is not there, or cannot be asked; file and key are named.
+    """
+    speed, level = policy.speed, policy.alpha if alpha is None else alpha
+    if speed is None:
+        return []
+    claims = [
+        *(_ratio_claim(speed, gate, name, profile, level) for gate, name in _compared(speed.ratio)),
+        *(_slo_claim(speed, number, profile, level) for number in range(len(speed.slo))),
+    ]
+    for claim in claims:
+        if claim.compares and profile is not None and profile.accelerator != "cpu":
+            raise UsageError(
+                "a run compares the speed of two servers that are up at once, and a GPU has not "
+                "the memory for both",
+                where=f"policy key {ROLE}{claim.gate}, profile {profile.name}",
+                cure="serve each on a GPU of its own and compare them with `prepare gate`, or make "
+                "it a claim of 'slo' with compare: absolute",
+            )
+        check_workload(claim.workload, claim.where, max_length)
+    return claims
+
+
+def _ratio_claim(
+    speed: Speed, gate: RatioGate, name: str, profile: ServingProfile | None, alpha: float
+) -> Claim:
+    workload, where = load_workload(name, speed, profile)
+    if workload.arrivals.concurrency is None:
+        raise UsageError(
+            f"a ratio of throughput needs requests at once; '{name}' has {workload.arrivals.words}",
+            where=f"{where}, key arrivals",
+            cure="write 'arrivals: {concurrency: 64}', or make it a claim of 'slo'",
+        )
+    accelerator = profile.accelerator if profile is not None else None
+    try:
+        rule = gate.rule(accelerator, alpha, workload.declared_hit_rate)
+    except ValueError as error:
+        raise UsageError(
+            f"the policy has {error}",
+            where="policy key speed.ratio.minimum",
+            cure="give one number, which is for all, or one for it",
+        ) from error
+    if profile is not None:
+        rule |= _allow_for_lives(profile.life_spread, alpha)
+    return Claim(f"ratio.{name}", name, workload, where, rule, compares=True)
+
+
+def _allow_for_lives(spread: float, alpha: float) -> dict[str, float]:
+    """What of a ratio one start a side explains; it takes half of the error rate."""
+    share = alpha / 2
+    return {"allowance": allowance_for(spread, MANY_LIVES, share), "allowance_alpha": share}
+
+
+def _slo_claim(speed: Speed, number: int, profile: ServingProfile | None, alpha: float) -> Claim:
+    gate = speed.slo[number]
+    workload, where = load_workload(gate.workload, speed, profile)
+    if gate.rate is not None:
+        workload = change_arrivals(workload, Arrivals(rate=gate.rate))
+    if workload.arrivals.concurrency is not None:
+        raise UsageError(
+            f"'{gate.workload}' has {workload.arrivals.words}, and a claim on latencies is about "
+            "requests that come whether earlier ones are answered or not",
+            where=f"policy key speed.slo.{number}",
+            cure="add 'rate: 12' there",
+        )
+    rule = gate.rule(alpha, workload.declared_hit_rate)
+    compares = gate.compare == "baseline"
+    return Claim(f"slo.{number}", gate.workload, workload, where, rule, compares=compares)
+
+
+def _compared(gate: RatioGate | None) -> list[tuple[RatioGate, str]]:
+    return [(gate, name) for name in gate.workloads] if gate is not None else []
+
+
+@dataclass(frozen=True)
+class Side:
+    """One side of a comparison as it is served, as far as its speed goes.
+
+    Args:
+        variant: name of its recipe.
+        identity: all that says which model answers, and how it is served; part of the keys.
+        coherence: the stage in which it first answers.
+    """
+
+    variant: str
+    identity: Mapping[str, Any]
+    coherence: StageSpec
+
+
+def speed_stages(
+    claims: Iterable[Claim],
+    baseline: Side,
+    candidate: Side,
+    *,
+    tokenizer: Path,
+    environment: str,
+    again: Mapping[str, Any],
+) -> dict[str, StageSpec]:
+    """The stages that measure the claims on this machine, by role.
+
+    Args:
+        claims: of the policy.
+        baseline: what the candidate is compared with.
+        candidate: the variant.
+        tokenizer: folder, of both.
+        environment: identity of the load generator's.
+        again: distinguishes this measuring from others of the same tuples; may be empty.
+    """
+    stages = {}
+    for claim in claims:
+        sides = {"candidate": candidate, **({"baseline": baseline} if claim.compares else {})}
+        workload, runtime = dump_workload(claim)
+        stages[ROLE + claim.gate] = stage_spec(
+            "speed",
+            candidate.variant,
+            {
+                **{"claim": claim.kind, "name": claim.name, "workload": workload},
+                "rule": dict(claim.rule),
+                "sides": {name: dict(side.identity) for name, side in sides.items()},
+                "environment": environment,
+                "machine": machine(),
+                **again,
+            },
+            {name: side.coherence for name, side in sides.items()},
+            {
+                **runtime,
+                **{"tokenizer": str(tokenizer), "environment": "serve"},
+                "claim": claim.gate,
+            },
+            Path(candidate.coherence.store),
+        )
+    return stages
+
+
+def dump_workload(claim: Claim) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The workload as parameters, which say what a file holds, and where the file lies.
+
+    Raises:
+        UsageError: the file is wrong.
+    """
+    workload = claim.workload
+    if not isinstance(workload, (RequestsWorkload, TraceWorkload)):
+        return workload.model_dump(), {}
+    found, path = read_traffic(workload, claim.where), Path(workload.file)
+    digest = digest_file(path)
+    times = {"times": list(found.times)} if workload.arrivals.trace else {}
+    return {**workload.model_dump(), "file": digest, **times}, {"file": str(path)}

@@ -1,0 +1,106 @@
+"""What an engine tells of itself while it is under load, and how late the client was meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Awaitable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+SAMPLE_SECONDS = 1.0
+TICK_SECONDS = 0.02
+ANSWER_SECONDS = 10.0
+_LINE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{.*\})?\s+([-+.\deE]+)")
+_QUEUE = ("running", "waiting")
+
+Result = TypeVar("Result")
+
+
+def counters_in(text: str, names: Mapping[str, str]) -> dict[str, int]:
+    """Values in Prometheus' text form, each summed over its labels.
+
+    Args:
+        text: what `/metrics` answers.
+        names: what to call them, and the engine's own name of each.
+    """
+    ours = {theirs: name for name, theirs in names.items()}
+    found: dict[str, float] = {}
+    for line in text.splitlines():
+        match = _LINE.match(line)
+        if match and match[1] in ours:
+            name = ours[match[1]]
+            found[name] = found.get(name, 0.0) + float(match[2])
+    return {name: round(value) for name, value in found.items()}
+
+
+@dataclass
+class Watch:
+    """An endpoint's own counters, looked at beside a load.
+
+    Args:
+        url: of the endpoint.
+        names: of the counters, as of `counters_in`; `running` and `waiting` are its queue.
+        looks: (second of the monotonic clock, running, waiting) of each look.
+        late: seconds by which the client's event loop was late, tick by tick.
+    """
+
+    url: str
+    names: Mapping[str, str]
+    looks: list[tuple[float, int, int]] = field(default_factory=list)
+    late: list[float] = field(default_factory=list)
+
+    async def counters(self) -> dict[str, int] | None:
+        """The counters without the queue; None where the endpoint does not tell."""
+        found = await self._fetch()
+        if found is None:
+            return None
+        return {name: value for name, value in found.items() if name not in _QUEUE} or None
+
+    async def beside(self, work: Awaitable[Result]) -> Result:
+        """Do the work, looking at the queue and the client's own clock until it is done."""
+        watching = [asyncio.create_task(self._look()), asyncio.create_task(self._tick())]
+        try:
+            return await work
+        finally:
+            for task in watching:
+                task.cancel()
+            await asyncio.gather(*watching, return_exceptions=True)
+
+    @property
+    def lag_s(self) -> float | None:
+        """The 99th percentile of how late the client was."""
+        ordered = sorted(self.late)
+        return ordered[int(0.99 * (len(ordered) - 1))] if ordered else None
+
+    async def _look(self) -> None:
+        while True:
+            found = await self._fetch()
+            if found is None or not set(_QUEUE) <= set(found):
+                return
+            self.looks.append((time.perf_counter(), found["running"], found["waiting"]))
+            await asyncio.sleep(SAMPLE_SECONDS)
+
+    async def _tick(self) -> None:
+        while True:
+            before = time.perf_counter()
+            await asyncio.sleep(TICK_SECONDS)
+            self.late.append(max(0.0, time.perf_counter() - before - TICK_SECONDS))
+
+    async def _fetch(self) -> dict[str, int] | None:
+        import aiohttp
+
+        limit = aiohttp.ClientTimeout(total=ANSWER_SECONDS)
+        try:
+            # Looked up here: `connect_through` replaces it.
+            connector: Any = aiohttp.TCPConnector()
+            async with (
+                aiohttp.ClientSession(connector=connector, timeout=limit) as session,
+                session.get(f"{self.url}/metrics") as answer,
+            ):
+                if answer.status != 200:
+                    return None
+                return counters_in(await answer.text(), self.names)
+        except (aiohttp.ClientError, TimeoutError, OSError, UnicodeDecodeError):
+            return None

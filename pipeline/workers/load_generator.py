@@ -1,0 +1,230 @@
+"""One load by the code of `vllm bench serve`, inside the `serve` environment."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import functools
+import hashlib
+import itertools
+import json
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.core.errors import ServingError
+from pipeline.workers.engine_metrics import Watch
+from pipeline.workers.unix_socket import connect_through
+
+COLUMNS = (
+    *("start_s", "ttft_s", "end_s", "longest_pause_s"),
+    *("input_tokens", "output_tokens", "error"),
+)
+LONGEST_ERROR = 300  # letters
+BLOCKS_APART = 1_000_000_000  # a block's hash_ids are not another's
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """What is put under load.
+
+    Args:
+        url: without `/v1`.
+        model: as requests call it.
+        socket: of a server that has one.
+        counters: the engine's names of its own counters.
+    """
+
+    url: str
+    model: str
+    socket: str | None
+    counters: Mapping[str, str]
+
+
+class LoadGenerator:
+    """vLLM's load generator, imported once.
+
+    Args:
+        serve: the module `vllm.benchmarks.serve`.
+        workload: as in recipes/workload.py, with the file that the stage laid out.
+        tokenizer: folder.
+        trust_remote_code: run Python code from that folder.
+        folder: for the files of single loads.
+    """
+
+    def __init__(
+        self,
+        serve: Any,
+        workload: dict[str, Any],
+        *,
+        tokenizer: str,
+        trust_remote_code: bool,
+        folder: Path,
+    ) -> None:
+        self._workload = workload
+        self._tokenizer = tokenizer
+        self._trust_remote_code = trust_remote_code
+        self._folder = folder
+        self._serve = serve
+        self._prompts = ""
+        # A tokenizer takes seconds to load, and every load wants it.
+        serve.get_tokenizer = functools.cache(serve.get_tokenizer)
+        serve.get_samples = self._note_prompts(serve.get_samples)
+
+    def measure(self, endpoint: Endpoint, *, requests: int, seed: int) -> dict[str, Any]:
+        """Send one load and wait until all of it is answered.
+
+        Args:
+            endpoint: that answers.
+            requests: how many to send.
+            seed: of prompts and arrivals.
+
+        Returns:
+            fields of a MeasuredLoad (eval_gates/speed/load.py) that come from measuring.
+
+        Raises:
+            ServingError: not one request was answered.
+        """
+        connect_through(endpoint.socket)
+        parser = argparse.ArgumentParser()
+        self._serve.add_cli_args(parser)
+        options = parser.parse_args(self.arguments(endpoint, requests, seed))
+        return asyncio.run(self._measure(options, Watch(endpoint.url, endpoint.counters)))
+
+    async def _measure(self, options: argparse.Namespace, watch: Watch) -> dict[str, Any]:
+        before = await watch.counters()
+        clock, unix = time.perf_counter(), time.time()
+        result = await watch.beside(self._serve.main_async(options))
+        begin = min(result["start_times"])
+        columns = to_columns(result, begin)
+        if all(columns["error"]):
+            raise ServingError(
+                f"not one of {len(columns['error'])} requests was answered: {columns['error'][0]}"
+            )
+        end = max(each for each in columns["end_s"] if each is not None)
+        looks = [(at - begin, *queue) for at, *queue in watch.looks if 0 <= at - begin <= end]
+        return {
+            "prompts_sha256": self._prompts,
+            "started": unix + begin - clock,
+            "seconds": end,
+            "requests": columns,
+            "before": before,
+            "after": await watch.counters(),
+            "samples": {
+                name: [look[place] for look in looks]
+                for place, name in enumerate(("at_s", "running", "waiting"))
+            },
+            "client_lag_s": watch.lag_s,
+        }
+
+    def arguments(self, endpoint: Endpoint, requests: int, seed: int) -> list[str]:
+        """The command line of `vllm bench serve`.
+
+        No request goes before the load: a readiness check and warm-ups of one prompt would be
+        drained, and in the prefix cache, before the load begins.
+        """
+        arrivals = self._workload["arrivals"]
+        return [
+            *("--backend", "openai", "--endpoint", "/v1/completions"),
+            *("--base-url", endpoint.url, "--model", endpoint.model),
+            *("--tokenizer", self._tokenizer, "--seed", str(seed)),
+            *("--num-prompts", str(requests), "--num-warmups", "0"),
+            *("--ignore-eos", "--temperature", "0", "--disable-tqdm", "--save-detailed"),
+            *(["--trust-remote-code"] if self._trust_remote_code else []),
+            *(["--request-rate", str(arrivals["rate"])] if arrivals["rate"] else []),
+            *(
+                ["--max-concurrency", str(arrivals["concurrency"])]
+                if arrivals["concurrency"]
+                else []
+            ),
+            *self._dataset(seed),
+        ]
+
+    def _dataset(self, seed: int) -> list[str]:
+        workload = self._workload
+        if workload["kind"] == "random":
+            return [
+                *("--dataset-name", "random"),
+                *("--random-input-len", str(workload["input_tokens"])),
+                *("--random-output-len", str(workload["output_tokens"])),
+            ]
+        if workload["kind"] == "shared_prefix":
+            return [
+                *("--dataset-name", "prefix_repetition"),
+                *("--prefix-repetition-num-prefixes", str(workload["prefixes"])),
+                *("--prefix-repetition-prefix-len", str(workload["prefix_tokens"])),
+                *("--prefix-repetition-suffix-len", str(workload["suffix_tokens"])),
+                *("--prefix-repetition-output-len", str(workload["output_tokens"])),
+            ]
+        if workload["kind"] == "requests":
+            return ["--dataset-name", "custom"]  # see _read_prompts
+        return [
+            *("--dataset-name", "timed_trace", "--dataset-path", str(self._trace(seed))),
+            *("--timed-trace-chunk-hash-size", str(workload["block_tokens"])),
+            *("--timed-trace-sec-multiplier", "0.001"),
+            *([] if workload["arrivals"]["trace"] else ["--no-self-timed"]),
+        ]
+
+    def _trace(self, seed: int) -> Path:
+        """The trace with hash_ids that no other load has, so that the prompts are others."""
+        path = self._folder / "trace.jsonl"
+        with Path(self._workload["file"]).open() as lines, path.open("w") as changed:
+            for line in lines:
+                row = json.loads(line)
+                row["hash_ids"] = [each + seed * BLOCKS_APART for each in row["hash_ids"]]
+                changed.write(json.dumps(row) + "\n")
+        return path
+
+    def _read_prompts(self, requests: int, seed: int, tokenizer: Any) -> list[Any]:
+        """The file's prompts in an order of the load's own.
+
+        vLLM's class for it wants pandas, which is not in the environment. A prompt that was sent
+        before is in the prefix cache, but not under this load's salt.
+        """
+        with Path(self._workload["file"]).open() as lines:
+            prompts = [json.loads(line)["prompt"] for line in lines]
+        random.Random(seed).shuffle(prompts)  # noqa: S311  # traffic, no secret
+        return [
+            self._serve.SampleRequest(
+                prompt=prompt,
+                prompt_len=len(tokenizer(prompt).input_ids),
+                expected_output_len=self._workload["output_tokens"],
+                request_overrides={"cache_salt": f"{seed}.{number // len(prompts)}"},
+            )
+            for number, prompt in zip(range(requests), itertools.cycle(prompts), strict=False)
+        ]
+
+    def _note_prompts(self, get_samples: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+        """The same, with the digest of all that is asked kept."""
+
+        def get(options: argparse.Namespace, tokenizer: Any) -> list[Any]:
+            if self._workload["kind"] == "requests":
+                samples = self._read_prompts(options.num_prompts, options.seed, tokenizer)
+            else:
+                samples = get_samples(options, tokenizer)
+            asked = [[each.prompt, each.expected_output_len, each.timestamp] for each in samples]
+            self._prompts = hashlib.sha256(json.dumps(asked).encode()).hexdigest()
+            return samples
+
+        return get
+
+
+def to_columns(result: Mapping[str, Any], begin: float) -> dict[str, list[Any]]:
+    """Timings of every request in seconds since `begin`, from a detailed result of vLLM's."""
+    rows = list(_rows(result, begin))
+    return {name: [row[place] for row in rows] for place, name in enumerate(COLUMNS)}
+
+
+def _rows(result: Mapping[str, Any], begin: float) -> Iterator[tuple[Any, ...]]:
+    columns = ("start_times", "ttfts", "latencies", "itls", "input_lens", "output_lens", "errors")
+    rows = sorted(zip(*(result[name] for name in columns), strict=True), key=lambda row: row[0])
+    for start, ttft, latency, pauses, asked, answered, error in rows:
+        since = start - begin
+        if error or not answered:
+            words = (error.strip().splitlines() or ["no token came"])[-1][:LONGEST_ERROR]
+            yield since, None, None, None, asked, 0, words
+        else:
+            yield since, ttft, since + latency, max(pauses, default=0.0), asked, answered, None

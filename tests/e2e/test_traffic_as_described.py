@@ -1,0 +1,105 @@
+"""vLLM's own load generator sends every kind of workload as it is described, through a socket."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eval_gates.speed.load import Requests
+from pipeline.core.events import Silent
+from pipeline.core.process_environment import server_environment
+from pipeline.environments.environment import Accelerator, ensure
+from pipeline.environments.settings import load_settings
+
+# Building the environment is in it, where that is not there yet.
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
+
+ROOT = Path(__file__).parents[2]
+CLIENT = """
+import json, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[4])
+from vllm.benchmarks import serve
+from pipeline.workers.load_generator import Endpoint, LoadGenerator
+endpoint = Endpoint("http://localhost", "m", sys.argv[1], {})
+original = serve.get_samples
+for name, workload in json.loads(sys.argv[3]).items():
+    serve.get_samples = original
+    folder = Path(sys.argv[2])
+    generator = LoadGenerator(
+        serve, workload, tokenizer=sys.argv[5], trust_remote_code=False, folder=folder
+    )
+    loads = [generator.measure(endpoint, requests=6, seed=seed) for seed in (1, 1, 2)]
+    (folder / f"{name}.json").write_text(json.dumps(loads))
+"""
+AT_ONCE = {"rate": None, "concurrency": 3, "trace": False}
+AT_A_RATE = {"rate": 20.0, "concurrency": None, "trace": False}
+IN_THEIR_TIME = {"rate": None, "concurrency": None, "trace": True}
+
+
+@pytest.fixture
+def socket(tmp_path: Path) -> Iterator[Path]:
+    """That of a server that answers as vLLM does."""
+    stand_in = ROOT / "tests" / "unit" / "model_server_stand_in.py"
+    path = tmp_path / "s"
+    words = ["-m", "x", "--model", "m", "--served-model-name", "m", "--host", "h", "--uds"]
+    with subprocess.Popen([sys.executable, str(stand_in), *words, str(path)]) as server:
+        try:
+            while not path.exists():
+                assert server.poll() is None
+            yield path
+        finally:
+            server.kill()
+
+
+def test_every_kind_is_sent_as_described(socket: Path, demo_model: Path, tmp_path: Path) -> None:
+    trace, prompts = tmp_path / "given.jsonl", tmp_path / "prompts.jsonl"
+    row = {"input_length": 40, "output_length": 5}
+    rows = [{**row, "timestamp": 50 * n, "hash_ids": [0, n, n + 9]} for n in range(6)]
+    trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    prompts.write_text("".join(json.dumps({"prompt": f"Hello {n}"}) + "\n" for n in range(6)))
+    shared = {"prefixes": 2, "prefix_tokens": 30, "suffix_tokens": 10, "output_tokens": 5}
+    workloads = {
+        "random": {"kind": "random", "input_tokens": 40, "output_tokens": 5, "arrivals": AT_ONCE},
+        "shared": {"kind": "shared_prefix", **shared, "arrivals": AT_A_RATE},
+        "trace": {
+            **{"kind": "trace", "file": str(trace), "block_tokens": 16},
+            "arrivals": IN_THEIR_TIME,
+        },
+        "requests": {
+            **{"kind": "requests", "file": str(prompts), "output_tokens": 5},
+            "arrivals": AT_ONCE,
+        },
+    }
+    python = ensure("serve", Accelerator.CPU, load_settings(), Silent()).python
+    script = [str(socket), str(tmp_path), json.dumps(workloads), str(ROOT), str(demo_model)]
+    ran = subprocess.run(
+        [str(python), "-c", CLIENT, *script],
+        env=server_environment(os.environ, {"PYTHONHASHSEED": "0"}, python=python),
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    for name in workloads:
+        loads: list[dict[str, Any]] = json.loads((tmp_path / f"{name}.json").read_text())
+        digests = [load["prompts_sha256"] for load in loads]
+        assert digests[0] == digests[1], name
+        # A file's prompts are the same in every block; a salt keeps them out of the cache.
+        assert digests[1] != digests[2] or name == "requests"
+        for load in loads:
+            requests = Requests(**load["requests"])
+            assert len(requests) == 6, name
+            assert not any(requests.error), name
+            assert set(requests.output_tokens) == {5}, name
+            if name != "requests":
+                assert all(abs(tokens - 40) <= 2 for tokens in requests.input_tokens), name
+            assert load["client_lag_s"] is not None
+    starts = json.loads((tmp_path / "trace.json").read_text())[0]["requests"]["start_s"]
+    assert starts[-1] == pytest.approx(0.25, abs=0.1)

@@ -1,0 +1,136 @@
+"""A policy's claims on speed become stages, or are refused before anything runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eval_gates.speed.rule import rule_of
+from pipeline.core.errors import UsageError
+from pipeline.core.stage_key import stage_spec
+from pipeline.core.stage_record import StageSpec
+from pipeline.plan.of_speed import Side, find_claims, speed_stages
+from recipes.catalog import load_policy, load_profile
+from recipes.policy import Policy
+from recipes.schema import ServingProfile
+from recipes.speed import Speed
+
+SMALL = {"kind": "random", "input_tokens": 8, "output_tokens": 4, "arrivals": {"concurrency": 2}}
+SLO = {"workload": "chat", "rate": 2.0, "limits": {"ttft_ms_p95": 800.0}}
+
+
+def policy(**speed: Any) -> Policy:
+    return load_policy("demo").model_copy(update={"speed": Speed.model_validate(speed)})
+
+
+def profile(name: str = "cpu", **workloads: Any) -> ServingProfile:
+    loaded = load_profile(name).model_dump(exclude={"fallbacks"})
+    return ServingProfile.model_validate({**loaded, "workloads": workloads})
+
+
+def test_each_ratio_and_each_objective_is_a_claim_with_its_rule() -> None:
+    ratio = {"minimum": {"cpu": 0.5, "cuda": 1.0}, "workloads": ["chat", "support"]}
+    claims = find_claims(policy(ratio=ratio, slo=[SLO]), profile(chat=SMALL), alpha=0.01)
+    for claim in claims:
+        rule_of(claim.kind, claim.rule)
+    assert [claim.gate for claim in claims] == ["ratio.chat", "ratio.support", "slo.0"]
+    chat, support, slo = claims
+    assert (chat.workload.longest, chat.where) == (12, "profile cpu, key workloads.chat")
+    assert (chat.rule["minimum"], chat.rule["alpha"], chat.rule["hit_rate"]) == (0.5, 0.01, 0.0)
+    assert support.rule["hit_rate"] == 0.88
+    assert slo.workload.arrivals.rate == 2.0
+    assert [claim.compares for claim in claims] == [True, True, False]
+    assert find_claims(load_policy("demo"), None) == []
+
+
+def test_one_start_a_side_takes_a_part_of_the_error_rate_and_endpoints_are_judged_as_they_run() -> (
+    None
+):
+    claims = policy(ratio={"minimum": 1.0, "workloads": ["chat"]})
+    (ours,) = find_claims(claims, profile(chat=SMALL), alpha=0.02)
+    assert ours.rule["allowance_alpha"] == 0.01
+    assert ours.rule["allowance"] == pytest.approx(2.33 * 2**0.5 * 0.02, rel=0.01)
+    (theirs,) = find_claims(claims, None, alpha=0.02)
+    assert "allowance" not in theirs.rule
+
+
+@pytest.mark.parametrize(
+    ("speed", "where"),
+    [
+        ({"ratio": {"minimum": 1.0, "workloads": ["chatt"]}}, "--workload chatt"),
+        (
+            {"ratio": {"minimum": 1.0, "workloads": ["steady"]}},
+            "key workloads.steady, key arrivals",
+        ),
+        ({"ratio": {"minimum": {"cuda": 1.0}, "workloads": ["chat"]}}, "speed.ratio.minimum"),
+        ({"slo": [{**SLO, "rate": None}]}, "policy key speed.slo.0"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_with_its_key(speed: dict[str, Any], where: str) -> None:
+    steady = {**SMALL, "arrivals": {"rate": 1.0}}
+    with pytest.raises(UsageError) as caught:
+        find_claims(policy(**speed), profile(steady=steady))
+    assert where in caught.value.where
+
+
+def test_a_workload_longer_than_the_context_is_refused() -> None:
+    claims = policy(ratio={"minimum": 1.0, "workloads": ["chat"]})
+    find_claims(claims, profile(chat=SMALL), max_length=12)
+    with pytest.raises(UsageError, match="the longest prompt with its answer has 12 tokens"):
+        find_claims(claims, profile(chat=SMALL), max_length=11)
+
+
+def test_a_gpu_has_not_the_memory_for_two_servers() -> None:
+    with pytest.raises(UsageError, match="not the memory for both"):
+        find_claims(policy(ratio={"minimum": 1.0, "workloads": ["chat"]}), profile("h100"))
+    (slo,) = find_claims(policy(slo=[SLO]), profile("h100"))
+    assert not slo.compares
+
+
+def side(tmp_path: Path, name: str) -> Side:
+    coherence = stage_spec("coherence", name, {"of": name}, {}, {}, tmp_path)
+    return Side(name, {"of": name}, coherence)
+
+
+def stages(tmp_path: Path, **changes: Any) -> dict[str, StageSpec]:
+    given: dict[str, Any] = {
+        "claims": find_claims(policy(slo=[SLO, {**SLO, "compare": "baseline"}]), profile()),
+        "baseline": side(tmp_path, "baseline"),
+        "candidate": side(tmp_path, "fp8"),
+        **{"tokenizer": tmp_path, "environment": "e", "again": {}, **changes},
+    }
+    return speed_stages(**given)
+
+
+def test_the_stage_rests_on_the_sides_that_it_measures(tmp_path: Path) -> None:
+    found = stages(tmp_path)
+    assert list(found) == ["speed.slo.0", "speed.slo.1"]
+    alone, both = found.values()
+    assert (alone.stage, alone.variant, set(alone.inputs)) == ("speed", "fp8", {"candidate"})
+    assert set(both.inputs) == set(both.parameters["sides"]) == {"baseline", "candidate"}
+    assert both.runtime["claim"] == "slo.1"
+
+
+def test_another_tuple_or_generator_is_another_measurement(tmp_path: Path) -> None:
+    keys = {spec.key for spec in stages(tmp_path).values()}
+    other = side(tmp_path, "awq")
+    assert keys.isdisjoint(spec.key for spec in stages(tmp_path, candidate=other).values())
+    assert keys.isdisjoint(spec.key for spec in stages(tmp_path, environment="f").values())
+    assert keys == {spec.key for spec in stages(tmp_path, tokenizer=tmp_path / "moved").values()}
+
+
+def test_a_trace_is_known_by_what_it_holds_not_by_where_it_lies(tmp_path: Path) -> None:
+    row = '{"timestamp": 100, "input_length": 8, "output_length": 4, "hash_ids": [1]}\n'
+    keys = []
+    for name, text in (("a.jsonl", row), ("b.jsonl", row), ("c.jsonl", row * 2)):
+        (tmp_path / name).write_text(text)
+        trace = {"kind": "trace", "file": str(tmp_path / name), "arrivals": "trace"}
+        slo = {"workload": "mine", "limits": {"ttft_ms_p95": 800.0}}
+        claims = find_claims(policy(slo=[slo]), profile(mine=trace))
+        (stage,) = stages(tmp_path, claims=claims).values()
+        assert stage.runtime["file"] == str(tmp_path / name)
+        assert stage.parameters["workload"]["times"][0] == 0
+        keys.append(stage.key)
+    assert keys[0] == keys[1] != keys[2]

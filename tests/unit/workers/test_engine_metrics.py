@@ -1,0 +1,55 @@
+"""What an engine tells of itself is read by our names, summed over its labels."""
+
+from __future__ import annotations
+
+import asyncio
+
+from pipeline.workers.engine_metrics import Watch, counters_in
+from recipes.engines import find_engine
+
+TEXT = """
+# HELP vllm:prefix_cache_hits_total Prefix cache hits, in terms of number of cached tokens.
+# TYPE vllm:prefix_cache_hits_total counter
+vllm:prefix_cache_hits_total{engine="0",model_name="a {b} c"} 1.28e+02
+vllm:prefix_cache_hits_total{engine="1",model_name="m"} 64.0
+vllm:prefix_cache_hits_created{engine="0",model_name="m"} 1.7e+09
+vllm:num_requests_running{engine="0",model_name="m"} 3.0
+"""
+
+
+def test_counters_are_summed_over_labels_and_what_is_not_there_is_left_out() -> None:
+    found = counters_in(TEXT, find_engine("vllm").counters)
+    assert found == {"prefix_cache_hits": 192, "running": 3}
+
+
+def test_the_queue_and_the_clients_lag_are_looked_at_while_the_work_lasts() -> None:
+    watch = Watch("http://m", {})
+    answers = iter([{"running": 1, "waiting": 2}, {"prefix_cache_hits": 3}])
+
+    async def fetch() -> dict[str, int] | None:
+        return next(answers, None)
+
+    async def work() -> str:
+        await asyncio.sleep(0.06)
+        return "done"
+
+    async def both() -> tuple[str, dict[str, int] | None]:
+        return await watch.beside(work()), await watch.counters()
+
+    watch._fetch = fetch  # type: ignore[method-assign]
+    done, counters = asyncio.run(both())
+    assert done == "done"
+    assert [look[1:] for look in watch.looks] == [(1, 2)]
+    assert counters == {"prefix_cache_hits": 3}
+    assert watch.lag_s is not None
+
+
+def test_an_engine_that_tells_nothing_is_no_error() -> None:
+    watch = Watch("http://m", {})
+
+    async def nothing() -> None:
+        return None
+
+    watch._fetch = nothing  # type: ignore[method-assign]
+    assert asyncio.run(watch.counters()) is None
+    assert watch.lag_s is None

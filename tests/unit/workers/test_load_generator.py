@@ -1,0 +1,137 @@
+"""One load: what vLLM's load generator is asked for, and what is kept of its answer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from vllm_stand_in import Serve
+
+from eval_gates.speed.load import Requests
+from pipeline.core.errors import ServingError
+from pipeline.workers.load_generator import Endpoint, LoadGenerator, to_columns
+
+RANDOM = {"kind": "random", "input_tokens": 8, "output_tokens": 3}
+AT_ONCE = {"rate": None, "concurrency": 4, "trace": False}
+AT_A_RATE = {"rate": 2.5, "concurrency": None, "trace": False}
+IN_THEIR_TIME = {"rate": None, "concurrency": None, "trace": True}
+
+
+def generator(tmp_path: Path, serve: Serve, **workload: Any) -> LoadGenerator:
+    return LoadGenerator(
+        serve,
+        {"arrivals": AT_ONCE, **workload},
+        tokenizer="t",
+        trust_remote_code=False,
+        folder=tmp_path,
+    )
+
+
+def endpoint(name: str = "model") -> Endpoint:
+    return Endpoint(f"http://{name}", "m", None, {})
+
+
+@pytest.fixture(autouse=True)
+def without_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def nothing(*_: object) -> None:
+        return None
+
+    monkeypatch.setattr("pipeline.workers.engine_metrics.Watch._fetch", nothing)
+
+
+def test_nothing_is_sent_before_the_load_and_every_request_is_kept(tmp_path: Path) -> None:
+    serve = Serve()
+    load = generator(tmp_path, serve, **RANDOM).measure(endpoint(), requests=8, seed=7)
+    (asked,) = serve.asked
+    assert (asked.num_warmups, asked.num_prompts, asked.seed) == (0, 8, 7)
+    assert (asked.max_concurrency, asked.request_rate) == ("4", None)
+    assert asked.ignore_eos
+    requests = Requests(**load["requests"])
+    assert requests.start_s == [0] * 4 + [1] * 4
+    assert requests.end_s == [1] * 4 + [2] * 4
+    assert set(requests.longest_pause_s) == {0.5}
+    assert (load["seconds"], load["before"], load["after"]) == (2, None, None)
+
+
+def test_the_same_seed_asks_the_same_and_another_one_something_else(tmp_path: Path) -> None:
+    serve = Serve()
+    both = generator(tmp_path, serve, **RANDOM)
+    digests = [
+        both.measure(endpoint(), requests=4, seed=seed)["prompts_sha256"] for seed in (1, 1, 2)
+    ]
+    assert digests[0] == digests[1] != digests[2]
+    assert serve.tokenizers == 1
+
+
+def test_a_failed_request_has_an_error_and_no_timings() -> None:
+    result = {
+        "start_times": [11.0, 10.0],
+        **{"ttfts": [0.0, 0.5], "latencies": [0.0, 2.0], "itls": [[], []]},
+        **{"input_lens": [8, 8], "output_lens": [0, 1], "errors": ["Traceback\nOSError: x\n", ""]},
+    }
+    columns = to_columns(result, 10.0)
+    assert columns["start_s"] == [0, 1]
+    assert columns["error"] == [None, "OSError: x"]
+    assert columns["ttft_s"] == [0.5, None]
+    assert columns["longest_pause_s"] == [0, None]
+    Requests(**columns)
+
+
+def test_a_load_of_which_nothing_is_answered_says_why(tmp_path: Path) -> None:
+    with pytest.raises(ServingError, match="not one of 4 requests was answered: OSError"):
+        generator(tmp_path, Serve(), **RANDOM).measure(endpoint("dead"), requests=4, seed=1)
+
+
+def options(tmp_path: Path, workload: dict[str, Any], seed: int = 3) -> dict[str, str]:
+    words = generator(tmp_path, Serve(), **workload).arguments(endpoint(), 4, seed)
+    return {
+        name: "" if value.startswith("--") else value
+        for name, value in zip(words, [*words[1:], "--"], strict=True)
+        if name.startswith("--")
+    }
+
+
+def test_each_kind_has_its_dataset(tmp_path: Path) -> None:
+    shared = {"prefixes": 2, "prefix_tokens": 80, "suffix_tokens": 20, "output_tokens": 4}
+    found = options(tmp_path, {"kind": "shared_prefix", **shared, "arrivals": AT_A_RATE})
+    assert (found["--dataset-name"], found["--request-rate"]) == ("prefix_repetition", "2.5")
+    assert found["--prefix-repetition-prefix-len"] == "80"
+    assert "--max-concurrency" not in found
+
+
+def test_a_files_prompts_come_in_an_order_of_the_loads_own_and_not_from_the_cache(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("".join(json.dumps({"prompt": f"Hi {n}"}) + "\n" for n in range(8)))
+    serve = Serve()
+    prompts = {"kind": "requests", "file": str(file), "output_tokens": 4}
+    measured = generator(tmp_path, serve, **prompts)
+    for seed in (1, 2):
+        measured.measure(endpoint(), requests=12, seed=seed)
+    first, second = serve.sent
+    assert {each.prompt for each in first} == {f"Hi {n}" for n in range(8)}
+    assert [each.prompt for each in first[:8]] != [each.prompt for each in second[:8]]
+    sent = [(each.prompt, each.request_overrides["cache_salt"]) for each in first + second]
+    assert len(set(sent)) == 24
+
+
+def test_a_trace_shares_the_same_blocks_under_other_names_in_every_load(tmp_path: Path) -> None:
+    file = tmp_path / "given.jsonl"
+    row = {"timestamp": 0, "input_length": 20, "output_length": 4}
+    file.write_text("".join(json.dumps({**row, "hash_ids": [1, n]}) + "\n" for n in (2, 3)))
+    trace = {"kind": "trace", "file": str(file), "block_tokens": 16, "arrivals": IN_THEIR_TIME}
+    asked = []
+    for seed in (1, 2):
+        found = options(tmp_path, trace, seed)
+        assert found["--timed-trace-sec-multiplier"] == "0.001"
+        assert "--no-self-timed" not in found
+        lines = Path(found["--dataset-path"]).read_text().splitlines()
+        asked.append([json.loads(line)["hash_ids"] for line in lines])
+    for first, second in asked:
+        assert first[0] == second[0]
+        assert first[1] != second[1]
+    assert not {h for row in asked[0] for h in row} & {h for row in asked[1] for h in row}
+    assert "--no-self-timed" in options(tmp_path, {**trace, "arrivals": AT_A_RATE})
