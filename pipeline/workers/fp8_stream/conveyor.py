@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 from pipeline.core.events import Progress
 from pipeline.workers.fp8_stream.cast import Caster
@@ -43,10 +42,10 @@ class Conveyor:
         self._taking = threading.Lock()
         self._counting = threading.Lock()
         self._stopped = threading.Event()
-        self._counter = ByteCounter(
-            f"quantize ({scheme})", sum(plan.source_bytes for plan in plans), progress
-        )
-        self._unpushed = 0
+        self._progress = progress
+        self._total = sum(plan.source_bytes for plan in plans)
+        self._read = self._unpushed = 0  # bytes
+        self._reported = 0.0  # when
         self._flusher = ThreadPoolExecutor(1, thread_name_prefix="flush")
         self._flushes: list[Future[None]] = []
         self._files: list[ShardFile] = []
@@ -109,17 +108,26 @@ class Conveyor:
             data, scales = caster.cast(piece)
             file.write(scales, piece.scale_target)
         file.write(data, piece.target)
-        self._counter.add(piece.size)
-        with self._counting:
-            self._unpushed += len(data)
-            full = self._unpushed >= PUSH_BYTES
-            if full:
-                self._unpushed = 0
-        if full:
+        if self._count(piece.size, len(data)):
             # Before this piece is counted: then the file is still open when its turn comes.
             self._flush(file.push)
         if file.piece_done():
             self._flush(file.finish)
+
+    def _count(self, read: int, written: int) -> bool:
+        """Report bytes a few times a second; whether the disk is to write what it was given."""
+        with self._counting:
+            self._read += read
+            self._unpushed += written
+            now = time.monotonic()
+            if now - self._reported >= REPORT_SECONDS or self._read == self._total:
+                self._reported = now
+                task = f"quantize ({self._scheme})"
+                self._progress.advance(task, self._read, self._total, "bytes")
+            is_full = self._unpushed >= PUSH_BYTES
+            if is_full:
+                self._unpushed = 0
+            return is_full
 
     def _flush(self, step: Callable[[], None]) -> None:
         self._flushes.append(self._flusher.submit(self._run_flush, step))
@@ -132,30 +140,6 @@ class Conveyor:
             raise
 
     def _largest_piece(self) -> int:
-        firsts: list[Any] = [
-            next(pieces(move, self._scheme, self._piece_bytes), None)
-            for plan in self._plans
-            for move in plan.moves
-        ]
-        return max((piece.size for piece in firsts if piece is not None), default=0)
-
-
-class ByteCounter:
-    """Tells how many bytes are done, a few times a second."""
-
-    def __init__(self, task: str, total: int, progress: Progress) -> None:
-        self._task = task
-        self._total = total
-        self._progress = progress
-        self._done = 0
-        self._told = 0.0
-        self._lock = threading.Lock()
-
-    def add(self, size: int) -> None:
-        """So many more; from any thread."""
-        with self._lock:
-            self._done += size
-            now = time.monotonic()
-            if now - self._told >= REPORT_SECONDS or self._done == self._total:
-                self._told = now
-                self._progress.advance(self._task, self._done, self._total, "bytes")
+        moves = (move for plan in self._plans for move in plan.moves if move.size)
+        firsts = (next(pieces(move, self._scheme, self._piece_bytes)) for move in moves)
+        return max((piece.size for piece in firsts), default=0)
