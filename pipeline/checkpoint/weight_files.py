@@ -115,12 +115,8 @@ def checkpoint_names(folder: Path) -> list[str]:
         return names_in(folder)
 
 
-def read_json(path: Path, *, finite: bool = False) -> dict[str, Any]:
-    """The JSON object in a file of a checkpoint.
-
-    Args:
-        finite: numbers that are infinite are errors; transformers writes them into config.json.
-    """
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file of a checkpoint; transformers writes infinite numbers into some."""
     with (
         raise_as(CheckpointError, "the file cannot be read", path),
         raise_as(
@@ -131,7 +127,7 @@ def read_json(path: Path, *, finite: bool = False) -> dict[str, Any]:
             errors=ValueError,
         ),
     ):
-        value = read_json_file(path, finite=finite)
+        value = read_json_file(path, finite=False)
     if not isinstance(value, dict):
         raise CheckpointError(
             "the file holds no JSON object", where=str(path), cure="download it again"

@@ -71,20 +71,20 @@ def read_regular(path: Path, limit: int) -> bytes:
     return b"".join(parts)
 
 
-def names_in(folder: Path, limit: int = MAX_NAMES) -> list[str]:
+def names_in(folder: Path) -> list[str]:
     """Names of what lies in a foreign folder, sorted.
 
     Raises:
-        ForeignFileError: more than `limit` do.
+        ForeignFileError: more than MAX_NAMES do.
         OSError: it is no folder, or may not be read.
     """
     names = []
     with os.scandir(folder) as entries:
         for entry in entries:
             names.append(entry.name)
-            if len(names) > limit:
+            if len(names) > MAX_NAMES:
                 raise ForeignFileError(
-                    errno.EFBIG, f"more than {limit:,} files lie in it, the limit", str(folder)
+                    errno.EFBIG, f"more than {MAX_NAMES:,} files lie in it, the limit", str(folder)
                 )
     return sorted(names)
 

@@ -57,9 +57,9 @@ def markdown(text: str, longest: int = LONGEST_NAME) -> str:
     return _escape_markdown(clip(one_line(text), longest))
 
 
-def markdown_with_code(text: str, longest: int = LONGEST_REASON) -> str:
+def markdown_with_code(text: str) -> str:
     """Text of ours on one line whose parts between backticks are commands, the rest as it is."""
-    parts = clip(one_line(text), longest).split("`")
+    parts = clip(one_line(text), LONGEST_REASON).split("`")
     if len(parts) % 2 == 0:  # a backtick without its other marks nothing
         return _escape_markdown("`".join(parts))
     return "`".join(
@@ -68,9 +68,9 @@ def markdown_with_code(text: str, longest: int = LONGEST_REASON) -> str:
     )
 
 
-def markdown_code(text: str, longest: int = LONGEST_NAME) -> str:
+def markdown_code(text: str) -> str:
     """Text that may stand between backticks, also inside of a table's cell."""
-    return clip(one_line(text), longest).translate(_IN_CODE)
+    return clip(one_line(text), LONGEST_NAME).translate(_IN_CODE)
 
 
 def markdown_link(text: str, target: str) -> str:

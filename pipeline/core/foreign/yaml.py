@@ -37,9 +37,9 @@ class ForeignYamlError(ValueError):
     """Text that is no YAML, or more, deeper or more ambiguous than is read; names the line."""
 
 
-def read_yaml_file(path: Path, *, limit: int = MAX_BYTES) -> Any:
+def read_yaml_file(path: Path) -> Any:
     """What a YAML file says; the keys and errors are those of `parse_yaml`."""
-    return parse_yaml(read_regular(path, limit))
+    return parse_yaml(read_regular(path, MAX_BYTES))
 
 
 def parse_yaml(
