@@ -14,16 +14,17 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from pipeline.core.credentials import hide
 from pipeline.core.foreign.text import log_text
+from pipeline.core.hiding_stream import HidingStream
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 
-class ShownStream:
+class ShownStream(HidingStream):
     """A text stream on which foreign text only shows."""
 
     def __init__(self, stream: TextIO) -> None:
-        self.stream = stream
+        super().__init__(stream)
         # Of the line that has begun, what decides whether what follows would make a command of it.
         self._line = ""
 
@@ -40,14 +41,6 @@ class ShownStream:
         else:
             self._line = "x" + "#" * min(2, len(line) - len(line.rstrip("#")))
         return length
-
-    def writelines(self, lines: list[str]) -> None:
-        """Write each."""
-        for line in lines:
-            self.write(line)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.stream, name)
 
 
 @contextmanager

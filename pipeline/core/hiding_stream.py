@@ -16,11 +16,11 @@ class HidingStream:
     """A text stream that writes no credential which is known."""
 
     def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+        self.stream = stream
 
     def write(self, text: str) -> int:
         """Write the text without its credentials."""
-        self._stream.write(hide(text))
+        self.stream.write(hide(text))
         return len(text)
 
     def writelines(self, lines: list[str]) -> None:
@@ -29,7 +29,7 @@ class HidingStream:
             self.write(line)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
+        return getattr(self.stream, name)
 
 
 def hide_in_streams() -> None:
