@@ -37,6 +37,7 @@ PATIENCE_SECONDS = 0.5
 EMBEDDED = "sqlite:///"
 HTTP = ("http://", "https://")
 DATABRICKS = ("databricks", "databricks-uc")
+ABSENT = "RESOURCE_DOES_NOT_EXIST"  # of MLflow's error codes
 EXPERIMENT = "prepare"
 ARTIFACTS = "weights"
 VERSIONS_BY_SQL = (
@@ -288,17 +289,11 @@ class MlflowRegistry(Registry):
 
     def has_version(self, name: str, version: str) -> bool:
         """Whether there is such a version."""
-        from mlflow.exceptions import MlflowException
-
-        with self._explain_errors():
-            try:
-                self._client.get_model_version(name, version)
-            except MlflowException as error:
-                # A version that is no number is refused, not looked for.
-                if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
-                    return False
-                raise
-        return True
+        # A version that is no number is refused, not looked for.
+        with self._explain_errors(), _allow_codes(ABSENT, "INVALID_PARAMETER_VALUE"):
+            self._client.get_model_version(name, version)
+            return True
+        return False
 
     def _shared_place(self, name: str, source: Path) -> tuple[str, str | None]:
         """Where others find the weights, and the MLflow run that holds them.
@@ -316,25 +311,14 @@ class MlflowRegistry(Registry):
         return f"{run.info.artifact_uri}/{ARTIFACTS}", str(run.info.run_id)
 
     def _create_model(self, name: str, tags: Mapping[str, str] | None = None) -> None:
-        from mlflow.exceptions import MlflowException
-
-        if self._model(name) is not None:
-            return
-        try:
-            self._client.create_registered_model(name, tags=dict(tags or {}))
-        except MlflowException as error:
-            if error.error_code != "RESOURCE_ALREADY_EXISTS":
-                raise
+        if self._model(name) is None:
+            with _allow_codes("RESOURCE_ALREADY_EXISTS"):
+                self._client.create_registered_model(name, tags=dict(tags or {}))
 
     def _model(self, name: str) -> Any | None:
-        from mlflow.exceptions import MlflowException
-
-        try:
+        with _allow_codes(ABSENT):
             return self._client.get_registered_model(name)
-        except MlflowException as error:
-            if error.error_code == "RESOURCE_DOES_NOT_EXIST":
-                return None
-            raise
+        return None
 
     def _all_versions(self, name: str) -> list[Any]:
         return _all_pages(self._client.search_model_versions, f"name = {_quote(name)}")
@@ -385,6 +369,18 @@ def copy_checkpoint(source: Path, folder: Path) -> None:
     for path, file in list(plain_files(source)):
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, folder / path)
+
+
+@contextmanager
+def _allow_codes(*codes: str) -> Iterator[None]:
+    """What is done here may be refused with one of these codes of MLflow's; it ends there then."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        yield
+    except MlflowException as error:
+        if error.error_code not in codes:
+            raise
 
 
 def _all_pages(search: Callable[..., Any], *what: str) -> list[Any]:
