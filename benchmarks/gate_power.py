@@ -6,7 +6,7 @@
 A benchmark of MMLU's size (14,042 right-or-wrong questions, baseline 65 %), a margin of 1 point,
 alpha 5 %, 2 % and 6 % of the answers flipped. Every gate judges the same imagined answers, once
 with no true drop (a gate that does not promote then is a false hold) and once with a true drop of
-exactly the margin (promoting then is a false promote). Nothing is served: this takes about a minute
+exactly the margin (promoting then is a false promote). Nothing is served: this takes three minutes
 on one core. The last line is JSON: false promotes, mean questions and how many times fewer.
 
 The gates:
@@ -14,7 +14,7 @@ The gates:
                     its bet is planned for 5 % of flips, as the default policy expects of MMLU;
 - ours, benchmark:  the same about this benchmark alone, drawn without replacement; here the drop is
                     of 141 questions, the least whole number that is the margin or more;
-- fixed n:          all questions, Tango's score bound once at the end;
+- fixed n:          the project's fixed gate: all questions, Gaffke's bound once at the end;
 - limit 1000:       1,000 questions, promoted if the score fell by less than the margin;
 - two stderr:       all questions, promoted if score +- 2 stderr of both overlap, unpaired;
 - naive peeking:    Tango's score bound after each batch of 64, stopping as soon as it decides.
@@ -28,12 +28,14 @@ import math
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from eval_gates.statistics.comparison import Comparison
-from eval_gates.statistics.paired import normal_quantile
+from eval_gates.statistics.finding import WEIGHTS_SEED
+from eval_gates.statistics.paired import counted_interval, normal_quantile
 from eval_gates.statistics.planned_bet import planned_bet
 from eval_gates.statistics.sequential import log_evidence
 
@@ -44,6 +46,7 @@ WANTED_RATIOS = {0.02: 7.0, 0.06: 3.0}
 ROWS_AT_ONCE = 16  # replays; about 2 MB a working array, which stays in the cache
 OURS = ("ours, population", "ours, benchmark")
 FIXED = "fixed n"
+RESAMPLES = 10_000  # of Gaffke's weights, as graded_interval draws them
 
 Differences = NDArray[np.int8]
 """Candidate minus baseline per question, -1, 0 or 1: shape [replays, questions]."""
@@ -102,11 +105,16 @@ def find_first(crossed: NDArray[np.bool_]) -> NDArray[np.int64]:
 
 
 def fixed_n(differences: Differences) -> Judgement:
-    """Tango's bound with all the questions."""
-    statistic = score_statistic(
-        (differences > 0).sum(axis=1), (differences < 0).sum(axis=1), QUESTIONS
-    )
-    return statistic > normal_quantile(ALPHA), ask_all(differences, QUESTIONS)
+    """The project's fixed gate with all the questions."""
+
+    @cache
+    def passes(gains: int, losses: int) -> bool:
+        counts = (losses, QUESTIONS - gains - losses, gains)
+        bounds = counted_interval((-1, 0, 1), counts, ALPHA, WEIGHTS_SEED, RESAMPLES)
+        return bounds.lower > -MARGIN
+
+    gains, losses = ((differences == sign).sum(axis=1).tolist() for sign in (1, -1))
+    return np.array(list(map(passes, gains, losses))), ask_all(differences, QUESTIONS)
 
 
 def limit_1000(differences: Differences) -> Judgement:

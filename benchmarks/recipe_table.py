@@ -21,14 +21,15 @@ from typing import Any
 
 from pipeline.checkpoint.folder import Checkpoint
 from pipeline.cli.display import open_display
+from pipeline.core.cpu_features import cpu_features
 from pipeline.core.errors import PrepareError
 from pipeline.environments.environment import Accelerator
 from pipeline.environments.settings import Settings, load_settings
 from pipeline.forecast.checks import find_unsuitable
 from pipeline.inspection.source import read_folder
+from pipeline.inspection.variant_size import variant_weights
 from pipeline.plan.plan import VariantPlan
 from pipeline.plan.prepare import Choices, Request, choose, find_data, locate, make_plan
-from pipeline.plan.suitability import cpu_flags
 from pipeline.run.session import Session
 from pipeline.run.stage_runner import StageRunner
 from recipes import catalog
@@ -121,12 +122,17 @@ class Table:
 
     def _find_refused(self, choices: Choices, checkpoint: Checkpoint) -> dict[str, str]:
         """By recipe, what the preflight would refuse it for on this model and machine."""
-        source, flags = read_folder(checkpoint.path), cpu_flags()
+        source, features = read_folder(checkpoint.path), cpu_features()
         found = {
             recipe.name: [
                 fault.what
                 for fault in find_unsuitable(
-                    recipe, source, checkpoint.architecture, choices.profile, flags
+                    recipe,
+                    source,
+                    variant_weights(source.tensors, recipe.quantization, source.config),
+                    checkpoint.architecture,
+                    choices.profile,
+                    features,
                 )
             ]
             for recipe in choices.recipes
