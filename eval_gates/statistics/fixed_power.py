@@ -9,7 +9,6 @@ normally around it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import NormalDist
@@ -21,6 +20,7 @@ from eval_gates.statistics.power import (
     WANTED_CHANCE,
     PowerPlan,
     find_first,
+    find_smallest_drop,
     pass_words,
     visible_words,
 )
@@ -52,8 +52,11 @@ def fixed_power_plan(
     least = least_fixed_questions(comparison, alpha, baseline=base)
     most = flip_size if comparison.kind == "points" else min(flip_size, base)
     at_half, _ = gate.chances(min(comparison.allowed_drop(base) / 2, most))
-    visible = _find_smallest(
-        lambda drop: gate.chances(drop)[1] >= WANTED_CHANCE, comparison.allowed_drop(base), most
+    visible = find_smallest_drop(
+        lambda drop: gate.chances(drop)[1] >= WANTED_CHANCE,
+        comparison.allowed_drop(base),
+        most,
+        _STEPS,
     )
     start = (
         f"{comparison.words} ({100 * (1 - alpha):g} % confidence): all of {questions} questions,"
@@ -172,14 +175,3 @@ class _Gate:
             for score, move in zip(before, moves, strict=False)
         ]
         return before, after
-
-
-def _find_smallest(is_seen: Callable[[float], bool], allowed: float, most: float) -> float | None:
-    """The smallest drop that is seen, by bisection; None if the largest is not."""
-    if most <= allowed or not is_seen(most):
-        return None
-    low, high = allowed, most
-    for _ in range(_STEPS):
-        middle = (low + high) / 2
-        low, high = (low, middle) if is_seen(middle) else (middle, high)
-    return high

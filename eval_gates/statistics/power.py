@@ -105,10 +105,11 @@ def power_plan(
     most = flip_size if comparison.kind == "points" else min(flip_size, base)
     half = min(comparison.allowed_drop(base) / 2, most)
     at_half = float(run(half, _BLOCKS).passed.mean())
-    visible = _smallest_visible_drop(
-        lambda drop: float(run(drop, _SEARCH_BLOCKS).failed.mean()),
+    visible = find_smallest_drop(
+        lambda drop: float(run(drop, _SEARCH_BLOCKS).failed.mean()) >= WANTED_CHANCE,
         comparison.allowed_drop(base),
         most,
+        _SEARCH_STEPS,
     )
     expected = _mean_asked(same, questions, batch)
     if decidable:
@@ -223,17 +224,16 @@ def _mean_asked(same: Replays, questions: int, batch: int) -> float:
     return float(np.minimum(np.ceil(at / batch) * batch, questions).mean())
 
 
-def _smallest_visible_drop(
-    chance_of_fail: Callable[[float], float], allowed: float, most: float
+def find_smallest_drop(
+    is_seen: Callable[[float], bool], allowed: float, most: float, steps: int
 ) -> float | None:
-    """Bisection on a log scale between the drop that may pass and the largest possible one."""
-    if most <= allowed or chance_of_fail(most) < WANTED_CHANCE or allowed <= 0:
+    """The smallest drop that is seen, by bisection on a log scale; None if the largest is not."""
+    if most <= allowed or allowed <= 0 or not is_seen(most):
         return None
     low, high = allowed, most
-    for _ in range(_SEARCH_STEPS):
+    for _ in range(steps):
         middle = math.sqrt(low * high)
-        seen = chance_of_fail(middle) >= WANTED_CHANCE
-        low, high = (low, middle) if seen else (middle, high)
+        low, high = (low, middle) if is_seen(middle) else (middle, high)
     return high
 
 
