@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 from artifacts.ending import verdict_word
 from artifacts.report.figure import Figure, Names, Table, axis, colour, label, symbol
 from artifacts.report.provenance import run_facts, tuple_facts
 from artifacts.report.quality import bounds_words, change_bounds, whiskers
 from artifacts.report.run_evidence import RunEvidence
-from artifacts.run_record import RunReport, VariantReport
+from artifacts.run_record import VariantReport
 from artifacts.written_numbers import format_megabytes, format_percent, format_points
 from eval_gates.records import GateReport
 from recipes.catalog import BASELINE
@@ -17,13 +17,15 @@ from recipes.catalog import BASELINE
 NOT_A_CHANGE = ("run", "started", "seconds")
 ROW_HEIGHT = 44
 Sides = tuple[RunEvidence, RunEvidence]
+Key = TypeVar("Key")
+Found = TypeVar("Found")
+Both = tuple[Found | None, Found | None]
 
 
 def verdict_table(sides: Sides) -> Table:
     """Every variant's verdict in both runs."""
     rows = []
-    for recipe in recipes_of(sides):
-        both = [variant_of(side.report, recipe) for side in sides]
+    for recipe, both in variants_of(sides).items():
         rows.append(
             (
                 recipe,
@@ -41,8 +43,7 @@ def verdict_table(sides: Sides) -> Table:
 def score_table(sides: Sides) -> Table:
     """Every gate's change against its own run's baseline, in both runs."""
     rows: list[tuple[str, ...]] = []
-    for recipe, suite in gates_of(sides):
-        first, second = (gate_of(side.report, recipe, suite) for side in sides)
+    for (recipe, suite), (first, second) in gates_of(sides).items():
         rows.append(
             (
                 f"{recipe}, {suite}",
@@ -74,8 +75,7 @@ def score_table(sides: Sides) -> Table:
 def throughput_table(sides: Sides) -> Table:
     """Throughput and its ratio to the same run's baseline, in both runs."""
     rows = []
-    for recipe in recipes_of(sides):
-        both = [variant_of(side.report, recipe) for side in sides]
+    for recipe, both in variants_of(sides).items():
         found = [variant.throughput if variant else None for variant in both]
         if any(found):
             rows.append(
@@ -96,7 +96,7 @@ def changed_facts(sides: Sides) -> Table:
     rows: list[tuple[str, ...]] = []
     runs = [run_facts(side) for side in sides]
     rows += _find_differing("run", runs[0], runs[1], NOT_A_CHANGE)
-    for recipe in (BASELINE, *recipes_of(sides)):
+    for recipe in (BASELINE, *variants_of(sides)):
         facts = [tuple_facts(side, recipe) for side in sides]
         if all(facts):
             rows += _find_differing(recipe, facts[0], facts[1])
@@ -111,16 +111,20 @@ def change_figures(sides: Sides, names: Names) -> list[Figure]:
     data: list[dict[str, Any]] = []
     rows: list[tuple[str, ...]] = []
     notes: dict[str, None] = {}
-    for number, (letter, side) in enumerate(zip("AB", sides, strict=True)):
-        found = [(r, s, g) for r, s in gates if (g := gate_of(side.report, r, s)) is not None]
-        spread = [whiskers(gate) for _, _, gate in found]
+    for number, letter in enumerate("AB"):
+        found = [
+            (f"{recipe}, {suite}", place, gate)
+            for place, ((recipe, suite), both) in enumerate(gates.items())
+            if (gate := both[number]) is not None
+        ]
+        spread = [whiskers(gate) for *_, gate in found]
         data.append(
             {
                 "type": "scatter",
                 "mode": "markers",
                 "name": f"run {letter}",
-                "x": [100 * gate.difference for _, _, gate in found],
-                "y": [gates.index((r, s)) + (number - 0.5) * 0.3 for r, s, _ in found],
+                "x": [100 * gate.difference for *_, gate in found],
+                "y": [place + (number - 0.5) * 0.3 for _, place, _ in found],
                 "error_x": {
                     "type": "data",
                     "symmetric": False,
@@ -128,19 +132,14 @@ def change_figures(sides: Sides, names: Names) -> list[Figure]:
                     "arrayminus": [below for _, below in spread],
                     "color": colour(number),
                 },
-                "customdata": [label(f"{r}, {s}") for r, s, _ in found],
+                "customdata": [label(name) for name, *_ in found],
                 "marker": {"color": colour(number), "symbol": symbol(number), "size": 9},
                 "hovertemplate": "%{customdata}: %{x:+.2f} points<extra>%{fullData.name}</extra>",
             }
         )
-        for r, s, gate in found:
-            low, high = change_bounds(gate)
-            rows.append(
-                (
-                    f"{r}, {s}, run {letter}",
-                    *(format_points(value) for value in (gate.difference, low, high)),
-                )
-            )
+        for name, _, gate in found:
+            values = (gate.difference, *change_bounds(gate))
+            rows.append((f"{name}, run {letter}", *map(format_points, values)))
             notes[bounds_words(gate)] = None
     return [
         Figure(
@@ -167,33 +166,24 @@ def change_figures(sides: Sides, names: Names) -> list[Figure]:
     ]
 
 
-def recipes_of(sides: Sides) -> list[str]:
-    """Recipes of either run, in the order of the first."""
-    return list(dict.fromkeys(v.recipe for side in sides for v in side.report.variants))
+def variants_of(sides: Sides) -> dict[str, Both[VariantReport]]:
+    """By recipe, the variant of either run."""
+    first, second = ({v.recipe: v for v in side.report.variants} for side in sides)
+    return _put_side_by_side(first, second)
 
 
-def gates_of(sides: Sides) -> list[tuple[str, str]]:
-    """(recipe, suite) of either run."""
-    return list(
-        dict.fromkeys(
-            (variant.recipe, gate.suite)
-            for side in sides
-            for variant in side.report.variants
-            for gate in variant.gates
-        )
+def gates_of(sides: Sides) -> dict[tuple[str, str], Both[GateReport]]:
+    """By recipe and suite, the gate of either run."""
+    first, second = (
+        {(v.recipe, gate.suite): gate for v in side.report.variants for gate in v.gates}
+        for side in sides
     )
+    return _put_side_by_side(first, second)
 
 
-def variant_of(report: RunReport, recipe: str) -> VariantReport | None:
-    """That recipe's variant; None where the run has none."""
-    return next((variant for variant in report.variants if variant.recipe == recipe), None)
-
-
-def gate_of(report: RunReport, recipe: str, suite: str) -> GateReport | None:
-    """That variant's gate of that suite; None where the run has none."""
-    variant = variant_of(report, recipe)
-    gates = variant.gates if variant is not None else []
-    return next((gate for gate in gates if gate.suite == suite), None)
+def _put_side_by_side(first: dict[Key, Found], second: dict[Key, Found]) -> dict[Key, Both[Found]]:
+    """What either has, in the order of the first; None where one has not."""
+    return {key: (first.get(key), second.get(key)) for key in first | second}
 
 
 def _verdict(variant: VariantReport | None) -> str:
@@ -215,9 +205,8 @@ def _change(gate: GateReport | None) -> str:
 def _find_differing(
     side: str, first: dict[str, str], second: dict[str, str], but_not: tuple[str, ...] = ()
 ) -> list[tuple[str, ...]]:
-    names = dict.fromkeys([*first, *second])
     return [
-        (f"{side}: {name}", first.get(name, "-"), second.get(name, "-"))
-        for name in names
-        if name not in but_not and first.get(name) != second.get(name)
+        (f"{side}: {name}", *("-" if value is None else value for value in both))
+        for name, both in _put_side_by_side(first, second).items()
+        if name not in but_not and both[0] != both[1]
     ]

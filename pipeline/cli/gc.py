@@ -50,14 +50,8 @@ def gc(
                 progress.advance("remove", number, len(garbage))
     size = sum(each.size for each in garbage)
     if as_json:
-        print_json(
-            {
-                "schema_version": 1,
-                "dry_run": dry_run,
-                "bytes": size,
-                "removed": [each.to_dict() for each in garbage],
-            }
-        )
+        removed = [each.to_dict() for each in garbage]
+        print_json({"schema_version": 1, "dry_run": dry_run, "bytes": size, "removed": removed})
         return
     if garbage:
         rows = [[g.kind, format_megabytes(g.size, nothing="0 MB"), str(g.path)] for g in garbage]

@@ -62,17 +62,8 @@ def pull(
     else:
         found, version = find_asked(reference, registry, load_settings(store))
         files = pull_version(found, version, destination)
+    folder = str(destination.resolve())
     if as_json:
-        print_json(
-            {
-                "schema_version": 1,
-                "folder": str(destination.resolve()),
-                "files": files,
-                **version.to_dict(),
-            }
-        )
+        print_json({"schema_version": 1, "folder": folder, "files": files, **version.to_dict()})
         return
-    print(
-        f"{version.name} version {version.version}: {files} files, as judged\n"
-        f"  {destination.resolve()}"
-    )
+    print(f"{version.name} version {version.version}: {files} files, as judged\n  {folder}")

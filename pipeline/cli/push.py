@@ -59,17 +59,7 @@ def push(
         tag = repository.tag or (f"v{wanted}" if wanted == version.version else wanted)
         sent = push_version(found, version, repository, tag, settings.digests, progress)
     if as_json:
-        print_json(
-            {
-                "schema_version": 1,
-                "reference": sent.reference,
-                "digest": sent.digest,
-                "sent": sent.sent,
-                "sent_bytes": sent.sent_bytes,
-                "present": sent.present,
-                **version.to_dict(),
-            }
-        )
+        print_json({"schema_version": 1, **vars(sent), **version.to_dict()})
         return
     print(
         f"{version.name} version {version.version} is {sent.reference}\n"

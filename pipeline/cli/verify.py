@@ -149,14 +149,8 @@ def verify_run(run: str, store: Path | None, *, as_json: bool) -> bool:
     checks = check_run(report, found)
     same = not any(check.differences for check in checks)
     if as_json:
-        print_json(
-            {
-                "schema_version": 1,
-                "run": report.run,
-                "same": same,
-                "variants": [check.to_dict() for check in checks],
-            }
-        )
+        variants = [check.to_dict() for check in checks]
+        print_json({"schema_version": 1, "run": report.run, "same": same, "variants": variants})
     else:
         print_checks(checks)
     return same
