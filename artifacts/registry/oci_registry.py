@@ -281,15 +281,13 @@ class OciRegistry(Registry):
             )
         return OciLayout(self.folder / name)
 
-    @contextmanager
-    def _explain_errors(self) -> Iterator[None]:
-        with raise_as(
+    def _explain_errors(self) -> AbstractContextManager[None]:
+        return raise_as(
             RegistryError,
             "the OCI layout cannot be read or written",
             self.folder,
             "--registry oci:///FOLDER with a folder that you may write, and that has room",
-        ):
-            yield
+        )
 
 
 def _lock(layout: OciLayout) -> AbstractContextManager[object]:
