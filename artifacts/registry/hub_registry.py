@@ -84,7 +84,6 @@ class HubRegistry(Registry):
             return sorted(model.id.partition("/")[2] for model in found)
 
     def versions(self, name: str) -> list[Version]:
-        """All versions of a model, newest first; none when there is no such model."""
         state = self._state(name)
         aliases = _aliases(state)
         return [
@@ -127,7 +126,6 @@ class HubRegistry(Registry):
         return kept
 
     def set_tags(self, name: str, version: str, tags: Mapping[str, str]) -> None:
-        """Add tags to a version, or change them; its other tags stay."""
 
         def change(ledger: Ledger) -> Ledger | None:
             there = ledger.versions.get(version)
@@ -141,7 +139,6 @@ class HubRegistry(Registry):
             self._repository(name).update(change, f"Tags of version {version}")
 
     def fetch(self, version: Version, folder: Path) -> None:
-        """Copy the version's files into that folder, which exists and is empty."""
         repo_id, _, commit = version.source.removeprefix(SCHEME).partition("@")
         with self._explain_errors(version.name):
             self._api.snapshot_download(
@@ -156,7 +153,6 @@ class HubRegistry(Registry):
         return nullcontext()
 
     def entries(self, name: str) -> list[HistoryEntry]:
-        """All entries, losers too, in the order of their numbers."""
         return list(self._state(name).ledger.entries)
 
     def append(self, name: str, entry: HistoryEntry) -> None:
@@ -166,26 +162,23 @@ class HubRegistry(Registry):
             self._repository(name).update(lambda ledger: ledger.with_entry(entry), message)
 
     def read_applied(self, name: str) -> int:
-        """Number of the last entry that the aliases were set by; 0 for none."""
         return self._state(name).ledger.applied
 
     def mark_applied(self, name: str, number: int) -> None:
-        """Remember that number."""
         with self._explain_errors(name):
             self._repository(name).update(
                 lambda ledger: ledger.with_applied(number), f"Aliases are as of entry {number}"
             )
 
     def aliases(self, name: str) -> dict[str, str]:
-        """Version by alias, as they stand; none when there is no such model.
+        """As the tags say, but for those that are missing though the history is carried out.
 
-        The Hub moves a tag in two steps, so one that is missing where the history says that all
-        was carried out is being moved, or was cut short: the history says where it points then.
+        The Hub moves a tag in two steps, so such a one is being moved, or that was cut short: the
+        history says where it points then.
         """
         return _aliases(self._state(name))
 
     def set_alias(self, name: str, alias: str, version: str | None) -> None:
-        """Point the alias to the version; None removes it, also where there is none."""
         commit = None if version is None else self._commit_of(name, version)
         with self._explain_errors(name):
             self._repository(name).move_tag(alias, commit)

@@ -57,7 +57,7 @@ class JournalStorage(Protocol):
         """Remember that number."""
 
     def aliases(self, name: str) -> dict[str, str]:
-        """Version by alias, as they stand."""
+        """Version by alias, as they stand; none when there is no such model."""
 
     def set_alias(self, name: str, alias: str, version: str | None) -> None:
         """Point the alias to the version; None removes it, also where there is none."""

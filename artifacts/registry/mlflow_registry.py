@@ -144,13 +144,11 @@ class MlflowRegistry(Registry):
             self._client = MlflowClient(tracking_uri=address, registry_uri=address)
 
     def names(self) -> list[str]:
-        """Names of all registered models."""
         with self._explain_errors():
             models = _all_pages(self._client.search_registered_models)
             return sorted(model.name for model in models if HISTORY_OF_TAG not in model.tags)
 
     def versions(self, name: str) -> list[Version]:
-        """All versions of a model, newest first; none when there is no such model."""
         with self._explain_errors():
             found = self._all_versions(name)
             aliases = self.aliases(name) if found else {}
@@ -197,13 +195,11 @@ class MlflowRegistry(Registry):
             return str(created.version)
 
     def set_tags(self, name: str, version: str, tags: Mapping[str, str]) -> None:
-        """Add tags to a version, or change them; its other tags stay."""
         with self.lock(name), self._explain_errors():
             for key, value in tags.items():
                 self._client.set_model_version_tag(name, version, key, value)
 
     def fetch(self, version: Version, folder: Path) -> None:
-        """Copy the version's files into that folder, which exists and is empty."""
         source = Path(version.source)
         with self._explain_errors():
             if source.is_absolute():
@@ -235,7 +231,6 @@ class MlflowRegistry(Registry):
             yield
 
     def entries(self, name: str) -> list[HistoryEntry]:
-        """All entries, losers too, in the order of their numbers."""
         with self._explain_errors():
             found = self._all_versions(name + HISTORY)
         entries = []
@@ -263,7 +258,6 @@ class MlflowRegistry(Registry):
             )
 
     def read_applied(self, name: str) -> int:
-        """Number of the last entry that the aliases were set by; 0 for none."""
         with self._explain_errors():
             model = self._model(name + HISTORY)
             return int(model.tags.get(APPLIED_TAG, 0)) if model else 0
@@ -274,13 +268,11 @@ class MlflowRegistry(Registry):
             self._client.set_registered_model_tag(name + HISTORY, APPLIED_TAG, str(number))
 
     def aliases(self, name: str) -> dict[str, str]:
-        """Version by alias, as they stand; none when there is no such model."""
         with self._explain_errors():
             model = self._model(name)
             return {str(a): str(v) for a, v in dict(model.aliases).items()} if model else {}
 
     def set_alias(self, name: str, alias: str, version: str | None) -> None:
-        """Point the alias to the version; None removes it, also where there is none."""
         with self._explain_errors():
             if version is not None:
                 self._client.set_registered_model_alias(name, alias, version)
@@ -288,7 +280,6 @@ class MlflowRegistry(Registry):
                 self._client.delete_registered_model_alias(name, alias)
 
     def has_version(self, name: str, version: str) -> bool:
-        """Whether there is such a version."""
         # A version that is no number is refused, not looked for.
         with self._explain_errors(), _allow_codes(ABSENT, "INVALID_PARAMETER_VALUE"):
             self._client.get_model_version(name, version)

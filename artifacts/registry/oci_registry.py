@@ -76,7 +76,6 @@ class OciRegistry(Registry):
         self.uri = f"{SCHEME}{self.folder}"
 
     def names(self) -> list[str]:
-        """Names of all registered models."""
         with self._explain_errors():
             if not self.folder.is_dir():
                 return []
@@ -84,7 +83,6 @@ class OciRegistry(Registry):
         return sorted(name for name in found if not name.startswith(".") and self.versions(name))
 
     def versions(self, name: str) -> list[Version]:
-        """All versions of a model, newest first; none when there is no such model."""
         with self._explain_errors():
             layout = self._layout(name)
             index = layout.read_index()
@@ -184,7 +182,6 @@ class OciRegistry(Registry):
             yield
 
     def entries(self, name: str) -> list[HistoryEntry]:
-        """All entries, losers too, in the order of their numbers."""
         file = self._layout(name).folder / HISTORY_FILE
         with self._explain_errors():
             try:
@@ -223,7 +220,6 @@ class OciRegistry(Registry):
             layout.replace(HISTORY_FILE, text.encode())
 
     def read_applied(self, name: str) -> int:
-        """Number of the last entry that the aliases were set by; 0 for none."""
         with self._explain_errors():
             return count_of(self._layout(name), APPLIED)
 
@@ -236,12 +232,10 @@ class OciRegistry(Registry):
             layout.write_index(index)
 
     def aliases(self, name: str) -> dict[str, str]:
-        """Version by alias, as they stand; none when there is no such model."""
         with self._explain_errors():
             return pointers(self._layout(name).read_index())
 
     def set_alias(self, name: str, alias: str, version: str | None) -> None:
-        """Point the alias to the version; None removes it, also where there is none."""
         with self._explain_errors(), self.lock(name):
             layout = self._layout(name)
             index = layout.read_index()
@@ -255,7 +249,6 @@ class OciRegistry(Registry):
                 layout.write_index({**index, "manifests": kept})
 
     def has_version(self, name: str, version: str) -> bool:
-        """Whether there is such a version."""
         with self._explain_errors():
             return number_of(version) in index_by_version(self._layout(name).read_index())
 
