@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import NoReturn
 
@@ -15,7 +16,7 @@ from pipeline.core.events import Progress
 from pipeline.core.hardware import hardware
 from pipeline.core.private_files import make_private
 from pipeline.core.store import Store
-from pipeline.environments.environment import Accelerator, Environment, ensure, identity
+from pipeline.environments.environment import Environment, ensure, identity
 from pipeline.environments.settings import Settings
 from pipeline.release.deployment import check_files, folder_of
 from pipeline.release.past_verdict import (
@@ -60,9 +61,9 @@ class Deployment:
         self.weights = folder_of(version, weights, "prepare serve {reference} --weights FOLDER")
         self._settings = settings
         self._progress = progress
-        # Of the tuples that are tried, some may be of another kind of machine.
-        self._environments: dict[tuple[str, Accelerator], Environment] = {}
-        self._engine_versions: dict[tuple[str, Accelerator], str] = {}
+        # Once each: of the tuples that are tried, some may be of another kind of machine.
+        self._ensure = cache(lambda name, kind: ensure(name, kind, settings, progress))
+        self._ask_version = cache(lambda engine, python: engine_version(engine, python))
         check_files(version, self.weights, settings.digests)
         past = read_past(version, self.weights)
         refuse_changed_tags(version, past)
@@ -142,17 +143,10 @@ class Deployment:
             time.sleep(SECONDS_BETWEEN_LOOKS)
 
     def _engine_version(self, judged: Deployable) -> str:
-        key = judged.serving.engine, judged.accelerator
-        if key not in self._engine_versions:
-            python = self._environment(judged).python
-            self._engine_versions[key] = engine_version(judged.serving.engine, python)
-        return self._engine_versions[key]
+        return self._ask_version(judged.serving.engine, self._environment(judged).python)
 
     def _environment(self, judged: Deployable) -> Environment:
-        key = find_engine(judged.serving.engine).environment, judged.accelerator
-        if key not in self._environments:
-            self._environments[key] = ensure(*key, self._settings, self._progress)
-        return self._environments[key]
+        return self._ensure(find_engine(judged.serving.engine).environment, judged.accelerator)
 
 
 def accepted_tuples(version: Version, past: PastVerdict, store: Store) -> list[Deployable]:
