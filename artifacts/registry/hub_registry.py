@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from pathlib import Path
 
 from artifacts.registry.history import HistoryEntry, replay
@@ -75,7 +76,10 @@ class HubRegistry(Registry):
         self.patience_seconds = PATIENCE_SECONDS
         self._namespace, self._private = match[1], match[2] is None
         self._api = HfApi()
-        self._repositories: dict[str, HubRepository] = {}
+        # Each remembers what it has read of its history.
+        self._repository: Callable[[str], HubRepository] = cache(
+            lambda name: HubRepository(self._api, f"{self._namespace}/{name}", uri)
+        )
 
     def names(self) -> list[str]:
         """Names of the namespace's models whose card on `main` has the tag 'prepare'."""
@@ -245,13 +249,6 @@ class HubRegistry(Registry):
     def _state(self, name: str) -> RepositoryState:
         with self._explain_errors(name):
             return self._repository(name).state() or RepositoryState()
-
-    def _repository(self, name: str) -> HubRepository:
-        if name not in self._repositories:
-            self._repositories[name] = HubRepository(
-                self._api, f"{self._namespace}/{name}", self.uri
-            )
-        return self._repositories[name]
 
     def _address(self, name: str) -> str:
         return f"{SCHEME}{self._namespace}/{name}"
