@@ -11,10 +11,12 @@ from typing import Any, Protocol
 from filelock import FileLock, Timeout
 
 from artifacts.run_record import StageReport, StageStatus
+from pipeline.core.errors import ServingError
 from pipeline.plan.plan import VariantPlan
 from pipeline.run.stage_runner import StageRunner
 from pipeline.serving.server import Server
 from pipeline.serving.serving_names import SERVED_NAME
+from recipes.catalog import BASELINE
 from recipes.engines import find_engine
 
 
@@ -28,7 +30,10 @@ class Endpoints(Protocol):
         """Raise ServingError, with a reason, when an open endpoint is gone."""
 
     def hold_machine(self) -> Any:
-        """A context in which no other run on this machine has a server up; closes at its end."""
+        """A context in which no other run on this machine has a server up; closes at its end.
+
+        One within another leaves the baseline's open.
+        """
 
     def close(self) -> None:
         """Close the open endpoints, if there are any."""
@@ -46,7 +51,7 @@ class LocalServers:
 
     def __init__(self, stages: StageRunner, lock: Path, ready_timeout_seconds: float) -> None:
         self._stages = stages
-        self._lock = lock
+        self._lock = FileLock(lock)
         self._ready_timeout_seconds = ready_timeout_seconds
         self._servers: dict[str, Server] = {}
         self._facts: dict[str, dict[str, Any]] = {}
@@ -85,33 +90,50 @@ class LocalServers:
         return self._facts[name]
 
     def check_alive(self) -> None:
-        """Raise ServingError, with the log's reason, when a server is gone."""
-        for server in self._servers.values():
-            server.check_alive()
+        """Raise ServingError, with the log's reason, when a server is gone; it is open no more."""
+        for name, server in list(self._servers.items()):
+            try:
+                server.check_alive()
+            except ServingError:
+                self._stop(name)
+                raise
 
     @contextmanager
     def hold_machine(self) -> Iterator[None]:
-        """Wait until no other run on this machine has a server up."""
-        self._lock.parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(self._lock)
+        """Wait until no other run on this machine has a server up.
+
+        Within such a context the baseline's server stays up when a further one is left.
+        """
+        if self._lock.is_locked:
+            try:
+                yield
+            finally:
+                self._close([name for name in self._servers if name != BASELINE])
+            return
+        Path(self._lock.lock_file).parent.mkdir(parents=True, exist_ok=True)
         try:
-            lock.acquire(timeout=0)
+            self._lock.acquire(timeout=0)
         except Timeout:
             self._stages.progress.note("waiting for another run's server on this machine to end")
-            lock.acquire()
+            self._lock.acquire()
         try:
             yield
         finally:
-            # The next server must find the memory free, so ours goes first.
+            # The next server must find the memory free, so ours go first.
             self.close()
-            lock.release()
+            self._lock.release()
 
     def close(self) -> None:
         """Stop the servers that are up, and wait until their processes are gone."""
-        self._facts = {}
-        while self._servers:
-            _, server = self._servers.popitem()
-            server.stop()
+        self._close(list(self._servers))
+
+    def _close(self, names: list[str]) -> None:
+        for name in names:
+            self._stop(name)
+
+    def _stop(self, name: str) -> None:
+        self._facts.pop(name, None)
+        self._servers.pop(name).stop()
 
     def _free_log(self, variant: str) -> Path:
         """A log file of its own for each life of a variant's server."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 from artifacts.run_record import VariantReport, report_unjudged
 from artifacts.selection import correct
@@ -142,6 +143,13 @@ class Runner:
 
     def _measure(self, variants: list[VariantPlan]) -> None:
         """First rounds, then more for what is open; each verdict as soon as it is known."""
+        holding: AbstractContextManager[None] = nullcontext()
+        if self._compares_speed(variants):  # the baseline's server stays up beside each variant's
+            holding = self._endpoints.hold_machine()
+        with holding:
+            self._ask(variants)
+
+    def _ask(self, variants: list[VariantPlan]) -> None:
         measurement = self._measurement
         measurement.first_round(self._plan.baseline)
         going = []
@@ -155,6 +163,16 @@ class Runner:
             if going:
                 measurement.baseline_round(going)
                 going = [v for v in going if self._try(v, measurement.next_round)]
+
+    def _compares_speed(self, variants: list[VariantPlan]) -> bool:
+        """Whether a claim on speed is still to be measured on both sides."""
+        return any(
+            spec.stage == "speed"
+            and "baseline" in spec.parameters["sides"]
+            and not self._stages.is_reusable(spec)
+            for variant in variants
+            for spec in variant.stages.values()
+        )
 
     def _judge(self, variant: VariantPlan) -> None:
         last = self._plan.last_rounds(variant, self._stages.find_reusable)

@@ -96,7 +96,9 @@ class Watch:
             # Looked up here: `connect_through` replaces it.
             connector: Any = aiohttp.TCPConnector()
             async with (
-                aiohttp.ClientSession(connector=connector, timeout=limit) as session,
+                aiohttp.ClientSession(
+                    connector=connector, timeout=limit, trust_env=True
+                ) as session,
                 session.get(f"{self.url}/metrics") as answer,
             ):
                 if answer.status != 200:

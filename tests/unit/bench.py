@@ -14,11 +14,13 @@ from artifacts.serving_arguments import ServingArguments
 from pipeline.core.stage_key import stage_spec
 from pipeline.core.store import Store
 from pipeline.plan.data_sources import SuiteSource
+from pipeline.plan.of_speed import Side, find_claims, speed_stages
 from pipeline.plan.of_suites import EvaluationPlanner, Served
 from pipeline.plan.plan import Plan, VariantPlan
 from pipeline.run.run_log import RunLog
 from pipeline.run.runner import Runner
 from pipeline.run.stage_runner import StageRunner
+from recipes.catalog import load_profile
 from recipes.policy import Policy
 from recipes.quantization import NoQuantization
 from recipes.schema import Recipe
@@ -80,11 +82,12 @@ class Bench:
             self.root,  # type: ignore[arg-type]
         )
         baseline = self.side(planner, recipe("baseline"), None)
+        variants = (self.side(planner, each, baseline) for each in recipes)
         return Plan(
             policy=self.policy,
             shared=planner.questions,
             baseline=baseline,
-            variants=tuple(self.side(planner, each, baseline) for each in recipes),
+            variants=tuple(self.with_speed(each, baseline) for each in variants),
             accelerator="cpu",
             rungs=self.rungs,
         )
@@ -115,6 +118,13 @@ class Bench:
         }
         arguments = ServingArguments({}, {})
         return VariantPlan(of, self.root, arguments, {**made, **stages}, tuple(stages), rounds)
+
+    def with_speed(self, variant: VariantPlan, baseline: VariantPlan) -> VariantPlan:
+        """With the stages of the policy's claims on speed, where it has some."""
+        sides = [Side(s.recipe.name, {}, s.stages["coherence"]) for s in (baseline, variant)]
+        claims = find_claims(self.policy, load_profile("cpu"))
+        place: dict[str, Any] = {"tokenizer": self.root, "environment": "e", "again": {}}
+        return variant.measure_speed(speed_stages(claims, *sides, **place))
 
     def run(self) -> RunReport:
         store = Store(self.root)

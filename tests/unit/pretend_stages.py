@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from listener import Listener
+from measured_loads import load_in_waves
 from small_checkpoint import safetensors
 
 from eval_gates.answers import AnswerBook, Rows
+from eval_gates.speed.rule import rule_of
 from eval_gates.stopping import Stopping
 from eval_gates.suites.json_lines import read_rows, write_rows
 from pipeline.core.digest import digest_bytes, digest_json
@@ -28,6 +30,7 @@ from pipeline.plan.plan import VariantPlan
 from pipeline.stages import stage_module
 from pipeline.stages.context import StageContext
 from pipeline.workers.evaluate import ask_until_over
+from pipeline.workers.speed import generate_units, measure_until_decided
 
 Score = Callable[[str, str, int], float]
 """(variant, suite, number of the question in file order) to a score."""
@@ -45,6 +48,7 @@ class PretendModels:
         unquantizable: variants whose dry run fails.
         asked: (variant, suite, questions asked) of each worker's life.
         served: variants, in the order in which their servers were opened.
+        seconds: that a request takes under load, by variant; 1 where it is not said.
     """
 
     score: Score
@@ -54,10 +58,12 @@ class PretendModels:
     unquantizable: set[str] = field(default_factory=set)
     asked: list[tuple[str, str, int]] = field(default_factory=list)
     served: list[str] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
 
     # --- as endpoints ---------------------------------------------------------------------------
 
-    open_now: str | None = None
+    open_now: set[str] = field(default_factory=set)
+    held: int = 0
     looks: int = 0
     dies_at_look: int | None = None
 
@@ -66,9 +72,9 @@ class PretendModels:
         name = variant.recipe.name
         if name in self.broken:
             raise ServingError(f"the server of {name} does not come up")
-        if self.open_now != name:
-            assert self.open_now is None, "two servers at once"
-            self.open_now = name
+        if name not in self.open_now:
+            assert not self.open_now or self.held > 1, "two servers at once"
+            self.open_now.add(name)
             self.served.append(name)
         return {"url": "http://127.0.0.1:1", "model": "model", "server": {"ready_seconds": 1.0}}
 
@@ -83,14 +89,16 @@ class PretendModels:
         return self
 
     def __enter__(self) -> None:
-        assert self.open_now is None
+        assert self.open_now <= {"baseline"}
+        self.held += 1
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        self.held -= 1
+        self.open_now &= {"baseline"} if self.held else set()
 
     def close(self) -> None:
-        """Take the server down."""
-        self.open_now = None
+        """Take the servers down."""
+        self.open_now.clear()
 
 
 @dataclass
@@ -134,9 +142,11 @@ class PretendContext(StageContext):
         self, worker: str, worker_spec: dict[str, Any], *, output: Path | None = None, **_: Any
     ) -> dict[str, Any]:
         """Ask as the real worker does, without lm-eval."""
+        if worker == "speed":
+            return self.put_under_load(worker_spec)
         assert worker == "evaluate"
         suite, variant = self.spec.runtime["suite"].partition(",")[0], self.spec.variant
-        assert self.models.open_now == variant
+        assert variant in self.models.open_now
         ids = [row["id"] for _, row in read_rows(Path(worker_spec["questions"]))]
         asked = 0
 
@@ -160,6 +170,22 @@ class PretendContext(StageContext):
         self.models.asked.append((variant, suite, asked))
         return {"ended_by": ended, "requests": {}}
 
+    def put_under_load(self, worker_spec: dict[str, Any]) -> dict[str, Any]:
+        """As the real worker does, with loads that take as long as the models say."""
+        variants = {"baseline": "baseline", "candidate": self.spec.variant}
+        at_once = worker_spec["workload"]["arrivals"]["concurrency"]
+
+        def measure(side: str, requests: int, seed: int) -> dict[str, Any]:
+            assert variants[side] in self.models.open_now
+            seconds = self.models.seconds.get(variants[side], 1.0)
+            load = load_in_waves(requests // at_once, at_once, seconds=seconds)
+            measured = load.model_dump(include={"started", "seconds", "requests"})
+            return {**measured, "prompts_sha256": f"{seed:064x}"}
+
+        rule = rule_of(worker_spec["claim"], worker_spec["rule"])
+        units = generate_units(worker_spec, measure, self.progress)
+        return measure_until_decided(units, rule, "speed", self.progress, self.folder)
+
 
 def run_stage(spec: StageSpec, store: Store, models: PretendModels) -> None:
     """Run one stage into the store."""
@@ -181,7 +207,7 @@ def run_stage(spec: StageSpec, store: Store, models: PretendModels) -> None:
 def result_of(context: PretendContext, models: PretendModels) -> dict[str, Any]:
     """What the stage finds: pretended, or by its own code."""
     stage, variant = context.spec.stage, context.spec.variant
-    if stage in ("adopt", "evaluate", "judge"):
+    if stage in ("adopt", "evaluate", "speed", "judge"):
         result: dict[str, Any] = stage_module(stage).run(context)
         return result
     if stage == "questions":

@@ -66,9 +66,26 @@ def test_a_side_that_died_is_noticed_while_the_other_lives(
         with httpx.Client(transport=transport) as client, pytest.raises(httpx.HTTPError):
             client.post("http://localhost/die")
         deadline = time.monotonic() + 20
-        while dead(servers) is None and time.monotonic() < deadline:
+        while (died := dead(servers)) is None and time.monotonic() < deadline:
             assert ask(facts[1]) == 200
-        assert "exit code 9" in str(dead(servers))
+        assert "exit code 9" in str(died)
+        # It is no longer open, so whoever needs it starts another.
+        assert dead(servers) is None
+        assert servers.open_variant(variant(tmp_path, "baseline")) is not facts[0]
+
+
+def test_within_a_run_that_compares_speeds_the_baseline_stays_up(
+    servers: LocalServers, tmp_path: Path
+) -> None:
+    baseline, fp8 = (variant(tmp_path, name) for name in ("baseline", "fp8"))
+    with servers.hold_machine():
+        with servers.hold_machine():
+            facts = [servers.open_variant(each) for each in (baseline, fp8)]
+        assert ask(facts[0]) == 200
+        assert not Path(facts[1]["socket"]).parent.exists()
+        with servers.hold_machine():
+            assert servers.open_variant(baseline) is facts[0]
+    assert not Path(facts[0]["socket"]).parent.exists()
 
 
 def dead(servers: LocalServers) -> ServingError | None:

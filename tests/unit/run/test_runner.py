@@ -17,6 +17,7 @@ from artifacts.evidence.recompute import check_run
 from artifacts.run_record import RunReport
 from pipeline.core.errors import PrepareError, ServingError, UsageError
 from pipeline.core.store import Store
+from recipes.speed import Speed
 
 
 @pytest.fixture
@@ -88,6 +89,43 @@ class TestRounds:
         store = Store(bench.root)
         planned = bench.plan().stages(lambda spec: store.find_current(spec.stage, spec.key))
         assert all(store.find(spec.stage, spec.key) for spec in planned)
+
+
+class TestSpeed:
+    @pytest.fixture
+    def fast(self, bench: Bench) -> Bench:
+        ratio = {"minimum": {"cpu": 0.8}, "workloads": ["chat"]}
+        speed = Speed.model_validate({"ratio": ratio})
+        bench.policy = bench.policy.model_copy(update={"speed": speed})
+        bench.recipes = (ONE, TWO)
+        return bench
+
+    def states(self, fast: Bench) -> dict[str, str]:
+        records = Store(fast.root).records()
+        return {r.variant: r.result["state"] for r in records if r.stage == "speed"}
+
+    def test_both_sides_are_up_and_the_baseline_is_started_once(self, fast: Bench) -> None:
+        fast.models.seconds = {ONE: 0.9, TWO: 2.0}
+        fast.run()
+        assert fast.models.served == ["baseline", ONE, TWO]
+        assert self.states(fast) == {ONE: "pass", TWO: "fail"}
+
+    def test_the_verdict_rests_on_what_was_measured(self, fast: Bench) -> None:
+        fast.run()
+        judged = [record for record in Store(fast.root).records() if record.stage == "judge"]
+        assert all("speed.ratio.chat" in record.inputs for record in judged)
+
+    def test_again_measures_nothing(self, fast: Bench) -> None:
+        fast.run()
+        fast.models.served.clear()
+        assert {stage.status for stage in fast.run().stages} == {"reused"}
+        assert fast.models.served == []
+
+    def test_one_that_cannot_be_served_leaves_the_baseline_for_the_other(self, fast: Bench) -> None:
+        fast.models.broken.add(ONE)
+        fast.run()
+        assert fast.models.served == ["baseline", TWO]
+        assert self.states(fast) == {TWO: "pass"}
 
 
 class TestWhatIsKept:
