@@ -10,7 +10,7 @@ import getpass
 import os
 import socket
 from abc import abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -129,13 +129,20 @@ class Registry(JournalStorage):
 
 def open_registry(uri: str) -> Registry:
     """The registry at that address; raises RegistryError when it cannot be opened."""
-    from artifacts.registry import hub_registry, mlflow_registry, oci_registry
+    from artifacts.registry.mlflow_registry import MlflowRegistry
 
-    if uri.startswith(hub_registry.SCHEME):
-        return hub_registry.HubRegistry(uri)
-    if uri.startswith(oci_registry.SCHEME):
-        return oci_registry.OciRegistry(uri)
-    return mlflow_registry.MlflowRegistry(uri)
+    return (_find_kind(uri) or MlflowRegistry)(uri)
+
+
+def _find_kind(uri: str) -> Callable[[str], Registry] | None:
+    """The class whose scheme the URI has; None for MLflow's, which has several."""
+    from artifacts.registry import hub_registry, oci_registry
+
+    kinds: dict[str, Callable[[str], Registry]] = {
+        hub_registry.SCHEME: hub_registry.HubRegistry,
+        oci_registry.SCHEME: oci_registry.OciRegistry,
+    }
+    return next((kind for scheme, kind in kinds.items() if uri.startswith(scheme)), None)
 
 
 def check_registry(uri: str, name: str) -> None:
@@ -147,13 +154,11 @@ def check_registry(uri: str, name: str) -> None:
     Raises:
         RegistryError: it is plain that it cannot; other causes show only when it is written.
     """
-    from artifacts.registry.hub_registry import SCHEME as HUB
     from artifacts.registry.mlflow_registry import EMBEDDED, check_embedded, is_server
-    from artifacts.registry.oci_registry import SCHEME as OCI
 
     if uri.startswith(EMBEDDED):
         check_embedded(uri)
-    elif uri.startswith((HUB, OCI)) or is_server(uri):
+    elif _find_kind(uri) or is_server(uri):
         open_registry(uri).check_writable(name)
 
 
