@@ -13,78 +13,53 @@ CREDENTIALS = ("api-key", "hf-token")
 
 @dataclass(frozen=True)
 class Launch:
-    """How one server is started.
+    """How one server is started."""
 
-    Args:
-        model: folder of the checkpoint.
-        arguments: the engine's, by long name without dashes; true is a bare flag.
-        trust_remote_code: let the engine run code from the checkpoint's folder.
-        name: that requests call the model by.
-        host: that it listens on.
-        port: of that host.
-        socket: a Unix socket, instead of a port; "" without one.
-    """
-
-    model: str
-    arguments: Mapping[str, Any]
-    trust_remote_code: bool = False
-    name: str = ""
-    host: str = ""
-    port: int = 0
-    socket: str = ""
+    model: str  # folder of the checkpoint
+    arguments: Mapping[str, Any]  # the engine's, by long name without dashes; true is a bare flag
+    trust_remote_code: bool = False  # let the engine run code from the checkpoint's folder
+    name: str = ""  # that requests call the model by
+    host: str = ""  # that it listens on
+    port: int = 0  # of that host
+    socket: str = ""  # a Unix socket, instead of a port; "" without one
 
 
 @dataclass(frozen=True)
 class Dialect:
-    """Which fields requests may use beyond what every OpenAI-like server takes.
+    """Which fields requests may use beyond what every OpenAI-like server takes."""
 
-    Args:
-        scores_prompts: `echo` with `logprobs` gives the log-probabilities of a prompt's tokens.
-        scores_tokens: `logprob_token_ids` gives those of chosen tokens (one request a question).
-    """
-
+    # `echo` with `logprobs` gives the log-probabilities of a prompt's tokens.
     scores_prompts: bool = False
+    # `logprob_token_ids` gives those of chosen tokens (one request a question).
     scores_tokens: bool = False
 
 
 class Engine(Protocol):
-    """An OpenAI-compatible server; what has a default here need not be said.
+    """An OpenAI-compatible server; what has a default here need not be said."""
 
-    Attributes:
-        name: in profiles and evidence.
-        title: for people.
-        homepage: for the model card.
-        environment: name of the environment that it runs in.
-        modules: that have to import there.
-        key_variable: variable that names the key which its clients must show.
-        health: path that answers 200 once it serves.
-        dialect: of its requests.
-        echoes: words of an exception in its log that only repeats another's.
-        cures: expression that a failure's reason matches, and what a user can do; first the known.
-        counters: what a load test reads of its `/metrics`, by our name, and the engine's own.
-        facts: name of what reports show of its log, and the expression whose group is its value.
-        ours: long names that no profile may set, by the reason; one ending in `*` stands for all
-            that begin so.
-        words_or_folders: arguments whose value is one of these words, or else a folder.
-        tuning: expression of the variables that tune it, beside those of the libraries it uses.
-        reaching: expression of those among them that have it load code or answer to others.
-    """
-
-    name: str
-    title: str
-    homepage: str
-    environment: str
-    modules: tuple[str, ...]
-    key_variable: str
-    health: str = "/health"
-    dialect: Dialect = Dialect()
-    echoes: tuple[str, ...] = ()
+    name: str  # in profiles and evidence
+    title: str  # for people
+    homepage: str  # for the model card
+    environment: str  # name of the environment that it runs in
+    modules: tuple[str, ...]  # that have to import there
+    key_variable: str  # variable that names the key which its clients must show
+    health: str = "/health"  # path that answers 200 once it serves
+    dialect: Dialect = Dialect()  # of its requests
+    echoes: tuple[str, ...] = ()  # words of an exception in its log that only repeats another's
+    # Expression that a failure's reason matches, and what a user can do; first the known.
     cures: tuple[tuple[str, str], ...] = ()
+    # What a load test reads of its `/metrics`, by our name, and the engine's own.
     counters: Mapping[str, str] = {}
+    # Name of what reports show of its log, and the expression whose group is its value.
     facts: Mapping[str, str] = {}
+    # Long names that no profile may set, by the reason; one ending in `*` stands for all that begin
+    # so.
     ours: Mapping[str, tuple[str, ...]] = {}
+    # Arguments whose value is one of these words, or else a folder.
     words_or_folders: Mapping[str, tuple[str, ...]] = {}
+    # Expression of the variables that tune it, beside those of the libraries it uses.
     tuning: str = "(?!)"
+    # Expression of those among them that have it load code or answer to others.
     reaching: str = "(?!)"
 
     def command(self, python: str, launch: Launch) -> list[str]:
