@@ -13,8 +13,10 @@ from artifacts.written_numbers import format_percent, format_points
 
 if TYPE_CHECKING:
     from eval_gates.records import GateReport, ThroughputReport, Tier, Verdict
+    from eval_gates.speed.report import SpeedReport
 
 THROUGHPUT = "throughput"
+SPEED = "speed"
 
 
 @dataclass(frozen=True)
@@ -90,3 +92,40 @@ def throughput_row(throughput: ThroughputReport, places: int = 2) -> GateRow:
         verdict=throughput.verdict,
         reason="; ".join(filter(None, (throughput.reason, throughput.note))),
     )
+
+
+def speed_row(speed: SpeedReport, places: int = 2) -> GateRow:
+    """The row of a claim on speed: the ratio, or the share of rounds, with its lower bound."""
+    is_ratio = speed.kind == "ratio"
+    decided = speed.decided_at not in (None, speed.n)
+    kept = sum(point.kept is True for point in speed.points)
+
+    def shown(value: float | None, places: int) -> str:
+        if is_ratio:
+            return f"x {value:.{places + 1}f}" if value is not None else "-"
+        return format_percent(value, places, nothing="-")
+
+    threshold = f"{speed.threshold:g}" if is_ratio else f"{100 * speed.threshold:g} %"
+    return GateRow(
+        what=f"{SPEED} {speed.gate}",
+        tier=speed.tier,
+        counted=f"{speed.n} {speed.unit}" + (f" (decided at {speed.decided_at})" * decided),
+        baseline=_typical_rate(speed, "baseline", places) if is_ratio else "",
+        candidate=_typical_rate(speed, "candidate", places) if is_ratio else f"{kept} of {speed.n}",
+        unit="" if is_ratio else " rounds",
+        difference=shown(speed.estimate, places if is_ratio else 0),
+        bound=shown(speed.lower, places if is_ratio else 0),
+        compared="",
+        threshold=f"x {threshold}" if is_ratio else threshold,
+        margin=f"at least {threshold}",
+        is_recovery=False,
+        recovery=format_percent(speed.estimate, 1, nothing="") if is_ratio else "",
+        verdict=speed.verdict,
+        reason=f"{speed.reason} ({speed.claim})",
+    )
+
+
+def _typical_rate(speed: SpeedReport, side: str, places: int) -> str:
+    rates = [p.output_tokens_per_s for p in speed.points if p.side == side]
+    known = sorted(rate for rate in rates if rate is not None)
+    return f"{known[len(known) // 2]:,.{places - 1}f}" if known else "-"

@@ -11,6 +11,7 @@ from pydantic import Field, field_validator
 
 from artifacts.run_command import RunKind, check_command, kind_of
 from eval_gates.records import GateReport, ThroughputReport, Verdict
+from eval_gates.speed.report import SpeedReport
 from pipeline.checkpoint.source_facts import CheckpointReport
 from pipeline.core.record import Record
 
@@ -40,6 +41,9 @@ class VariantReport(Record):
     registry_version: str | None = Field(None, description="when it was registered")
     gates: list[GateReport] = Field(fail_fast=True)
     throughput: ThroughputReport | None
+    speed: list[SpeedReport] = Field(
+        [], fail_fast=True, description="of the policy's claims on speed"
+    )
 
 
 def report_unjudged(

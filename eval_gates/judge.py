@@ -17,6 +17,7 @@ from eval_gates.records import (
     Uninformed,
     Verdict,
 )
+from eval_gates.speed.report import SpeedReport
 from eval_gates.statistics.decision import Scores, decide
 from eval_gates.statistics.finding import (
     Finding,
@@ -233,7 +234,9 @@ def blocks(verdict: Verdict, tier: Tier) -> bool:
 
 
 def overall(
-    gates: Sequence[GateReport], throughput: ThroughputReport | None
+    gates: Sequence[GateReport],
+    throughput: ThroughputReport | None,
+    speed: Sequence[SpeedReport] = (),
 ) -> tuple[Verdict, str, float]:
     """The variant's verdict, its reason, and its p-value.
 
@@ -243,6 +246,7 @@ def overall(
 
     Args:
         throughput: None where no load was measured, as of endpoints that someone else serves.
+        speed: of all claims on speed, which have p-values as suites do.
 
     Raises:
         ValueError: there is no gate, so nothing was shown.
@@ -252,10 +256,14 @@ def overall(
     judged: list[tuple[str, Tier, Verdict]] = [(g.suite, g.tier, g.verdict) for g in gates]
     if throughput is not None:
         judged.append(("throughput", throughput.tier, throughput.verdict))
+    judged += [(f"speed {each.gate}", each.tier, each.verdict) for each in speed]
     blocking = [(name, verdict) for name, tier, verdict in judged if blocks(verdict, tier)]
     failed = [name for name, verdict in blocking if verdict == "fail"]
     undecided = [name for name, verdict in blocking if verdict == "undecided"]
-    p_value = all_gates_p({g.suite: g.p_value for g in gates if g.tier == "critical"} or {"": 1.0})
+    critical = {g.suite: g.p_value for g in gates if g.tier == "critical"}
+    # Of speed alone nothing follows: a variant that no critical suite vouches for shows nothing.
+    fast = {f"speed {s.gate}": s.p_value for s in speed if s.tier == "critical" and critical}
+    p_value = all_gates_p({**critical, **fast} or {"": 1.0})
     if failed:
         return "fail", f"{', '.join(failed)} failed", p_value
     if undecided:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -165,8 +166,52 @@ class Speed(Described):
         return self
 
     @property
+    def claims(self) -> tuple[SpeedClaim, ...]:
+        """Each is one gate: the ratios, then the limits."""
+        ratios = [
+            SpeedClaim(f"ratio.{name}", name, self.ratio)
+            for name in (self.ratio.workloads if self.ratio else [])
+            if self.ratio
+        ]
+        limits = [
+            SpeedClaim(f"slo.{number}", each.workload, each) for number, each in enumerate(self.slo)
+        ]
+        return (*ratios, *limits)
+
+    @property
     def tiers(self) -> dict[str, Tier]:
         """Of each gate by its name: `ratio.chat`, `slo.0`."""
-        workloads = self.ratio.workloads if self.ratio else []
-        ratios = {f"ratio.{name}": self.ratio.tier for name in workloads if self.ratio}
-        return {**ratios, **{f"slo.{number}": each.tier for number, each in enumerate(self.slo)}}
+        return {claim.name: claim.tier for claim in self.claims}
+
+
+@dataclass(frozen=True)
+class SpeedClaim:
+    """One gate on speed: a ratio on one workload, or limits."""
+
+    name: str
+    workload: str
+    gate: RatioGate | SloGate
+
+    @property
+    def kind(self) -> Literal["ratio", "slo"]:
+        """Which rule decides it."""
+        return "ratio" if isinstance(self.gate, RatioGate) else "slo"
+
+    @property
+    def tier(self) -> Tier:
+        """Whether it may keep a variant out."""
+        return self.gate.tier
+
+    @property
+    def at(self) -> str:
+        """When requests come, in words; '' where the workload says it."""
+        rate = self.gate.rate if isinstance(self.gate, SloGate) else None
+        return f"{rate:g} requests/s" if rate is not None else ""
+
+    def rule(
+        self, accelerator: Accelerator | None, alpha: float, hit_rate: float | None
+    ) -> dict[str, Any]:
+        """What decides it, as plain data; as `RatioGate.rule`."""
+        if isinstance(self.gate, RatioGate):
+            return self.gate.rule(accelerator, alpha, hit_rate)
+        return self.gate.rule(alpha, hit_rate)

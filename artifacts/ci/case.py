@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from artifacts.gate_row import THROUGHPUT
+from artifacts.gate_row import SPEED, THROUGHPUT
 from artifacts.run_record import RunReport, VariantReport
 from eval_gates.judge import blocks
 from eval_gates.records import GateReport, ThroughputReport
+from eval_gates.speed.report import SpeedReport
 from pipeline.core.errors import from_dict
 
 Outcome = Literal["pass", "fail", "undecided", "error", "skipped"]
@@ -67,6 +68,7 @@ def cases_of(variant: VariantReport) -> list[Case]:
     cases = [gate_case(variant.recipe, gate) for gate in variant.gates]
     if variant.throughput is not None:
         cases.append(throughput_case(variant.recipe, variant.throughput))
+    cases += [speed_case(variant.recipe, speed) for speed in variant.speed]
     is_explained = any(case.blocks and case.outcome == variant.verdict for case in cases)
     if is_explained or (variant.verdict == "pass" and cases):
         return cases
@@ -134,6 +136,34 @@ def throughput_case(variant: str, throughput: ThroughputReport) -> Case:
                 "tpot_ms_p50": throughput.tpot_ms_p50,
                 "itl_ms_p50": throughput.itl_ms_p50,
                 "note": throughput.note,
+            }
+        ),
+    )
+
+
+def speed_case(variant: str, speed: SpeedReport) -> Case:
+    """The case of one claim on speed."""
+    return Case(
+        variant,
+        f"{SPEED} {speed.gate}",
+        speed.verdict,
+        blocks(speed.verdict, speed.tier),
+        speed.reason,
+        speed.tier,
+        facts=as_text(
+            {
+                "tier": speed.tier,
+                "metric": "ratio" if speed.kind == "ratio" else "share of rounds",
+                "claim": speed.claim,
+                "measured": speed.estimate,
+                "bound": speed.lower,
+                "upper_bound": speed.upper,
+                "threshold": speed.threshold,
+                "unit": speed.unit,
+                "n": speed.n,
+                "decided_at": speed.decided_at,
+                "p_value": speed.p_value,
+                "alpha": speed.alpha,
             }
         ),
     )

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 
 from artifacts.ci.case import Case, cases_of_run, show_tier
 from artifacts.ending import headline, next_steps, serving_lines, verdict_of
-from artifacts.gate_row import THROUGHPUT, GateRow, gate_row, throughput_row
+from artifacts.gate_row import SPEED, THROUGHPUT, GateRow, gate_row, speed_row, throughput_row
 from artifacts.run_record import RunReport, VariantReport
 from artifacts.written_numbers import format_megabytes
 from eval_gates.records import GateReport
@@ -70,6 +70,7 @@ def table(report: RunReport) -> Iterator[str]:
         return
     suites = list(dict.fromkeys(gate.suite for v in report.variants for gate in v.gates))
     columns = [*suites, *([THROUGHPUT] if any(v.throughput for v in report.variants) else [])]
+    columns += dict.fromkeys(f"{SPEED} {each.gate}" for v in report.variants for each in v.speed)
     yield "\n" + row(["variant", "verdict", "weights", *map(markdown, columns)])
     yield row(["---"] * (3 + len(columns)))
     for variant in report.variants:
@@ -77,6 +78,9 @@ def table(report: RunReport) -> Iterator[str]:
         if variant.throughput is not None:
             load = throughput_row(variant.throughput, 1)
             cells[THROUGHPUT] = cell(load, load.difference)
+        for speed in variant.speed:
+            speed_of = speed_row(speed, 1)
+            cells[f"{SPEED} {speed.gate}"] = cell(speed_of, speed_of.difference)
         yield row(
             [
                 markdown(variant.recipe),

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from artifacts.evidence.manifest import Manifest
+from eval_gates.speed.load import LOADS, MeasuredLoad, read_loads
 from pipeline.core.errors import EvidenceError
 from pipeline.core.foreign.file import open_regular
 from pipeline.core.foreign.lines import ForeignLinesError
@@ -90,6 +91,16 @@ class BundledEvidence:
         try:
             yield from read_kept_rows(self._folder / path)
         except (OSError, ForeignLinesError) as error:
+            raise self._unreadable_error(path, error) from error
+
+    def loads(self, stage: str, key: str) -> list[MeasuredLoad]:
+        """The measured loads of that stage; raises EvidenceError where they are damaged."""
+        path = f"{place_of(stage, key)}/{LOADS}.gz"
+        if path not in self._listed:
+            raise self._unreadable_error(path, "it is not listed")
+        try:
+            return read_loads(self._folder / path)
+        except (OSError, ValueError) as error:
             raise self._unreadable_error(path, error) from error
 
     def place(self, stage: str, key: str) -> str:

@@ -21,8 +21,9 @@ from artifacts.run_record import RunReport, VariantReport, report_unjudged
 from artifacts.selection import NOT_PREFERRED, correct
 from eval_gates.answers import ANSWERS, QUESTIONS
 from eval_gates.planned_bets import PLANNED_BETS, planned_bets_of
+from eval_gates.speed.load import LOADS, MeasuredLoad
 from eval_gates.statistics.multiplicity import share_of
-from eval_gates.verdict import judge_evidence, number_in
+from eval_gates.verdict import SPEED, judge_evidence, number_in
 from pipeline.core.digest import digest_json
 from pipeline.core.errors import PrepareError, UsageError
 from pipeline.core.stage_record import StageRecord, StageReference
@@ -198,7 +199,7 @@ class Evidence:
             rounds = {
                 role: record
                 for role, reference in self._inputs.items()
-                if role.startswith(CANDIDATE) and reference.stage == "evaluate"
+                if role.startswith((CANDIDATE, SPEED)) and reference.stage in ("evaluate", "speed")
                 if (record := self._find(reference)) is not None
             }
             self.problems += find_miscounts(self._judge, recipe, tried, rounds)
@@ -218,7 +219,9 @@ class Evidence:
             planned = planned_bets_of(policy, judge.parameters["family"])
             if judge.parameters.get(PLANNED_BETS, planned) != planned:
                 self.problems.append("its bets are not those that its policy plans")
-            again = judge_evidence(judge.parameters, set(judge.inputs), self._answers, self._record)
+            again = judge_evidence(
+                judge.parameters, set(judge.inputs), self._answers, self._record, self._loads
+            )
             ours, theirs = single_report(judge.result), single_report(again)
         except (ValueError, KeyError, TypeError, OSError, PrepareError) as error:
             self.problems.append(f"the verdict cannot be computed: {error}")
@@ -251,6 +254,10 @@ class Evidence:
 
     def _answers(self, role: str) -> list[dict[str, Any]]:
         return list(self._rows(role, ANSWERS))
+
+    def _loads(self, role: str) -> list[MeasuredLoad]:
+        reference = self._inputs[role]
+        return self._source.loads(reference.stage, reference.key)
 
     def _rows(self, role: str, name: str) -> Iterator[dict[str, Any]]:
         reference = self._inputs[role]
@@ -307,6 +314,8 @@ class Evidence:
             self._check_answers(role, reference, record)
         if reference.stage == "questions":
             self._check_questions(role, reference, record)
+        if reference.stage == "speed":
+            self._check_loads(role, reference, record)
 
     def _check_rests(self, role: str, record: StageRecord) -> None:
         """Answers of weights, or to questions, that were made again since say nothing of them."""
@@ -344,6 +353,14 @@ class Evidence:
                 "given"
             )
         self.answers += int(record.result["n"])
+
+    def _check_loads(self, role: str, reference: StageReference, record: StageRecord) -> None:
+        digest = self._digest_of(reference, LOADS, role)
+        if digest is not None and digest != record.result["loads_digest"]:
+            self.problems.append(
+                f"{role}: {self._place(reference)}/{LOADS}: the timings are not those that were "
+                "measured"
+            )
 
     def _digest_of(self, reference: StageReference, name: str, role: str) -> str | None:
         file = f"{self._place(reference)}/{name}"

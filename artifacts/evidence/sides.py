@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from eval_gates.verdict import SPEED
 from pipeline.core.stage_record import StageRecord
 
 # Of the roles of a judge stage, by side: `again` is the baseline, asked a second time.
@@ -27,6 +28,10 @@ def mixed_sides(judge: StageRecord, found: Mapping[str, StageRecord]) -> Iterato
             named = {record.inputs[role].key if role in record.inputs else "" for record in stages}
             if len(named) > 1:
                 yield f"{side}: its stages do not rest on the same '{role}'"
+            for name, record in found.items():
+                measured = record.inputs.get(side) if name.startswith(SPEED) else None
+                if role == _SERVER and measured is not None and {measured.key} != named:
+                    yield f"{name}: it measured another {side} than was judged"
     for role, record in found.items():
         side, _, suite = role.partition(".")
         for other in ("baseline", "questions"):

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 from eval_gates.answers import parse_answers
+from eval_gates.speed.load import LOADS, MeasuredLoad, read_loads
 from pipeline.core.digest import digest_file
 from pipeline.core.errors import StoreError
 from pipeline.core.foreign.rows import without_nested
@@ -37,6 +38,9 @@ class EvidenceSource(Protocol):
         Raises:
             PrepareError: the file is not there, or damaged; also while it is read.
         """
+
+    def loads(self, stage: str, key: str) -> list[MeasuredLoad]:
+        """The measured loads of that stage; raises PrepareError where they are gone or damaged."""
 
     def place(self, stage: str, key: str) -> str:
         """Where that stage lies, for messages."""
@@ -72,6 +76,14 @@ class StoredEvidence:
             return map(without_nested, parse_answers(file.read_bytes()))
         except (OSError, ValueError) as error:
             raise StoreError("a file of a stage is gone or damaged", where=str(file)) from error
+
+    def loads(self, stage: str, key: str) -> list[MeasuredLoad]:
+        """Of its file that we wrote."""
+        file = self._store.stage_folder(stage, key) / LOADS
+        try:
+            return read_loads(file)
+        except (OSError, ValueError) as error:
+            raise StoreError("measured loads are gone or damaged", where=str(file)) from error
 
     def place(self, stage: str, key: str) -> str:
         """The stage's folder."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from eval_gates.planned_bets import bets_in
 from eval_gates.statistics.multiplicity import level_of
-from eval_gates.verdict import number_in
+from eval_gates.verdict import SPEED, number_in
 from pipeline.core.stage_record import StageRecord
 
 CANDIDATE = "candidate."
@@ -47,6 +47,9 @@ def find_miscounts(
             yield f"its trial is of {', '.join(sorted(trial['variants']))}"
     levels = 0
     for role, record in rounds.items():
+        if role.startswith(SPEED):
+            yield from _mislevelled(judge, role, record, len(names))
+            continue
         rule = _rule_of(judge, role.removeprefix(CANDIDATE), len(names))
         if rule is None:
             continue
@@ -65,6 +68,17 @@ def find_miscounts(
         yield (
             "an older prepare judged it, and how many variants were tried with it is not known: "
             "run the model again, what is still in the store is reused"
+        )
+
+
+def _mislevelled(judge: StageRecord, role: str, record: StageRecord, tried: int) -> Iterator[str]:
+    """That loads were measured until another level than the number of variants calls for."""
+    level = level_of(judge.parameters["policy"]["alpha"], tried, number_in(judge.parameters))
+    kept = record.parameters["rule"].get("alpha", math.nan)
+    if not math.isclose(kept, level, rel_tol=1e-9):
+        yield (
+            f"{role}: measured at the level {kept}, and with {tried} variants tried the policy's "
+            f"is {level:g}"
         )
 
 

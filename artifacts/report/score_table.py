@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from artifacts.ending import verdict_word
-from artifacts.gate_row import GateRow, gate_row, throughput_row
+from artifacts.gate_row import GateRow, gate_row, speed_row, throughput_row
 from artifacts.report.run_evidence import RunEvidence
 from artifacts.run_record import VariantReport
 from artifacts.written_numbers import format_megabytes, format_percent
@@ -58,6 +58,7 @@ def _part(variant: VariantReport, evidence: RunEvidence) -> VariantPart:
     rows = [gate_row(gate) for gate in variant.gates]
     if variant.throughput is not None:
         rows.append(throughput_row(variant.throughput))
+    rows += [speed_row(speed) for speed in variant.speed]
     reason, _, rest = variant.reason.partition("\n")
     return VariantPart(
         recipe=variant.recipe,

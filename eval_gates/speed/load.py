@@ -9,15 +9,20 @@ into evidence.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
+from pipeline.core.foreign.file import MEBIBYTE
 from pipeline.core.foreign.json import ForeignJsonError
+from pipeline.core.foreign.lines import read_lines
 from pipeline.core.foreign.record import parse_record
 from pipeline.core.record import Record
 
 LOADS = "loads.jsonl"
+MAX_LOADS = 20_000
+MAX_LETTERS = 64 * MEBIBYTE  # of one claim: some 1.5 million requests
 MAX_REQUESTS = 50_000  # of one load: eight values each, within what a record may hold
 
 Side = Literal["baseline", "candidate"]
@@ -161,6 +166,16 @@ def lines_of(loads: Iterable[MeasuredLoad]) -> Iterator[str]:
     """The loads as JSON, a line each with its end."""
     for load in loads:
         yield load.model_dump_json() + "\n"
+
+
+def read_loads(file: Path) -> list[MeasuredLoad]:
+    """The loads in a file, gzipped where its name ends in .gz.
+
+    Raises:
+        ValueError: it is damaged, or too long; names the line.
+        OSError: it is no regular file, or cannot be read.
+    """
+    return parse_loads(read_lines(file, most_lines=MAX_LOADS, most_letters=MAX_LETTERS))
 
 
 def parse_loads(lines: Iterable[str | bytes]) -> list[MeasuredLoad]:

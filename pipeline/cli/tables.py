@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from artifacts.gate_row import GateRow, gate_row, throughput_row
+from artifacts.gate_row import GateRow, gate_row, speed_row, throughput_row
 from artifacts.written_numbers import format_megabytes
 from pipeline.cli.terminal import open_console
 from pipeline.core.foreign.text import LONGEST_NAME, LONGEST_REASON, clip
@@ -87,6 +87,9 @@ def print_run(report: RunReport) -> None:
         for gate in variant.gates:
             if gate.verdict != "pass" or gate.suspicious:
                 out.print(Text(f"  {gate.suite}: {gate.reason}"))
+        for speed in variant.speed:
+            if speed.verdict != "pass":
+                out.print(Text(f"  speed {speed.gate}: {speed.reason}"))
     notes = {v.throughput.note for v in report.variants if v.throughput and v.throughput.note}
     last = [*floor_lines(report), *(f"throughput: {note}" for note in sorted(notes))]
     last += serving_lines(report.command)
@@ -112,6 +115,9 @@ def add_variant(table: Any, variant: VariantReport) -> None:
     if variant.throughput:
         load = throughput_row(variant.throughput, 1)
         rows.append([f"{load.what}{load.unusual_tier}", *number_cells(load)])
+    for speed in variant.speed:
+        claim = speed_row(speed, 1)
+        rows.append([f"{claim.what} ({claim.counted}){claim.unusual_tier}", *number_cells(claim)])
     if not rows:
         rows = [["-", "", "", "", variant.verdict]]
     for number, row in enumerate(rows):
@@ -132,7 +138,7 @@ def gate_cells(gate: GateReport) -> list[str]:
 def number_cells(row: GateRow) -> list[str]:
     """Baseline, candidate, difference with what it was compared with, and the verdict."""
     return [
-        f"{row.baseline}{row.unit}",
+        f"{row.baseline}{row.unit}" if row.baseline else "",
         f"{row.candidate}{row.unit}",
         f"{row.difference} ({row.describe_bound('> ')})",
         row.verdict,

@@ -188,6 +188,7 @@ class Runner:
             registry_version=None,
             gates=judged.result["gates"],
             throughput=judged.result["throughput"],
+            speed=judged.result.get("speed", []),
         )
         self._log.note_variant(report)
 

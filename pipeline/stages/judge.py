@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from eval_gates.answers import read_answers
+from eval_gates.speed.load import LOADS, read_loads
 from eval_gates.verdict import judge_evidence
 from pipeline.core.errors import EvaluationDataError
 from pipeline.stages.context import StageContext
 
 
 def run(context: StageContext) -> dict[str, Any]:
-    """Judge every suite of the policy, and the throughput where one was measured.
+    """Judge every suite and every claim on speed, and the throughput where one was measured.
 
     Raises:
         EvaluationDataError: the evidence of the two sides does not fit together.
@@ -22,6 +23,7 @@ def run(context: StageContext) -> dict[str, Any]:
             set(context.spec.inputs),
             lambda role: read_answers(context.input_folder(role)),
             context.input_record,
+            lambda role: read_loads(context.input_folder(role) / LOADS),
         )
     except ValueError as error:
         raise EvaluationDataError(

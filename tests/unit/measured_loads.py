@@ -45,3 +45,42 @@ def load_in_waves(
         "requests": requests_in_waves(waves, in_flight, seconds=seconds, tokens=tokens),
     }
     return MeasuredLoad(**{**fields, **changes})
+
+
+def block(number: int, ratio: float, **changes: Any) -> list[MeasuredLoad]:
+    """Both sides of a block, of which the candidate is so many times as fast."""
+    common = {"block": number, "seed": number + 1, "prompts_sha256": f"{number:064x}"}
+    return [
+        load_in_waves(side="baseline", place=0, **common),
+        load_in_waves(side="candidate", place=1, seconds=1 / ratio, **{**common, **changes}),
+    ]
+
+
+def blocks(ratios: list[float]) -> list[MeasuredLoad]:
+    """A block for each ratio."""
+    return [load for number, ratio in enumerate(ratios) for load in block(number, ratio)]
+
+
+def round_of(number: int, *, ttft_s: float = 0.1, **changes: Any) -> MeasuredLoad:
+    """Two seconds of warm-up, then five that count, one request every quarter of a second."""
+    starts = [0.25 * i for i in range(36)]
+    requests = {
+        "start_s": starts,
+        "ttft_s": [ttft_s] * 36,
+        "end_s": [start + ttft_s + 0.9 for start in starts],
+        "longest_pause_s": [0.1] * 36,
+        "input_tokens": [20] * 36,
+        "output_tokens": [10] * 36,
+        "error": [None] * 36,
+    }
+    fields: dict[str, Any] = {
+        "block": number,
+        "seed": number,
+        "arrivals": "rate",
+        "rate": 4.0,
+        "concurrency": None,
+        "warmup_s": 2.0,
+        "measured_s": 5.0,
+        "requests": requests,
+    }
+    return load_in_waves(**{**fields, **changes})

@@ -20,6 +20,7 @@ from artifacts.kept_runs import RUN_RECORD
 from artifacts.run_record import RunReport, StageReport
 from eval_gates.answers import read_answers
 from eval_gates.planned_bets import planned_bets_of
+from eval_gates.speed.load import LOADS, read_loads
 from eval_gates.suites.json_lines import write_rows
 from eval_gates.verdict import judge_evidence
 from pipeline.core.digest import digest_bytes
@@ -287,6 +288,7 @@ def put_verdict(
         set(inputs),
         lambda role: read_answers(made.folder(inputs[role])),
         lambda role: made.record(inputs[role]),
+        lambda role: read_loads(made.folder(inputs[role]) / LOADS),
     )
     made.put(
         "judge",

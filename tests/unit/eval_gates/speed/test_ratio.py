@@ -7,27 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from measured_loads import load_in_waves, requests_in_waves
+from measured_loads import block, blocks, requests_in_waves
 from pydantic import ValidationError
 
-from eval_gates.speed.load import Counters, Disturbance, MeasuredLoad
+from eval_gates.speed.load import Counters, Disturbance
 from eval_gates.speed.ratio import RatioRule, allowance_for, log_ratios, paired
 from eval_gates.speed.rule import rule_of
 
 RULE = RatioRule(minimum=1.0, alpha=0.05, blocks=20)
-
-
-def block(number: int, ratio: float, **changes: Any) -> list[MeasuredLoad]:
-    """Both sides of a block, of which the candidate is so many times as fast."""
-    common = {"block": number, "seed": number + 1, "prompts_sha256": f"{number:064x}"}
-    return [
-        load_in_waves(side="baseline", place=0, **common),
-        load_in_waves(side="candidate", place=1, seconds=1 / ratio, **{**common, **changes}),
-    ]
-
-
-def blocks(ratios: list[float]) -> list[MeasuredLoad]:
-    return [load for number, ratio in enumerate(ratios) for load in block(number, ratio)]
 
 
 def test_a_faster_candidate_passes_and_a_slower_one_fails() -> None:

@@ -3,44 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from measured_loads import load_in_waves, requests_in_waves
+from measured_loads import load_in_waves, requests_in_waves, round_of
 
 from eval_gates.speed.load import MeasuredLoad, Samples
 from eval_gates.speed.rule import rule_of
 from eval_gates.speed.slo import SloRule, figures, share_bound
 
 RULE = SloRule(limits={"ttft_ms_p95": 800, "errors": 0}, share=0.5, alpha=0.05, rounds=30)
-
-
-def round_of(number: int, *, ttft_s: float = 0.1, **changes: Any) -> MeasuredLoad:
-    """Two seconds of warm-up, then five that count, one request every quarter of a second."""
-    starts = [0.25 * i for i in range(36)]
-    requests = {
-        "start_s": starts,
-        "ttft_s": [ttft_s] * 36,
-        "end_s": [start + ttft_s + 0.9 for start in starts],
-        "longest_pause_s": [0.1] * 36,
-        "input_tokens": [20] * 36,
-        "output_tokens": [10] * 36,
-        "error": [None] * 36,
-    }
-    fields: dict[str, Any] = {
-        "block": number,
-        "seed": number,
-        "arrivals": "rate",
-        "rate": 4.0,
-        "concurrency": None,
-        "warmup_s": 2.0,
-        "measured_s": 5.0,
-        "requests": requests,
-    }
-    return load_in_waves(**{**fields, **changes})
 
 
 def test_a_round_shows_percentiles_of_the_requests_that_count() -> None:

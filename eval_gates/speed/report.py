@@ -1,0 +1,209 @@
+"""What a gate on speed writes down, and how its loads become a verdict."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from pydantic import Field
+
+from eval_gates.records import Tier, TrailPoint, Verdict
+from eval_gates.speed.finding import SpeedFinding
+from eval_gates.speed.load import MeasuredLoad, Side
+from eval_gates.speed.ratio import RatioRule
+from eval_gates.speed.rule import Claim, Rule, rule_of
+from eval_gates.speed.slo import SloRule, figures
+from eval_gates.speed.steady import NoSteadyPartError, output_rate, window_of
+from eval_gates.speed.trust import Distrust, hit_rate
+from pipeline.core.record import Record
+
+_SHOWN = ("ttft_ms_p50", "ttft_ms_p95", "tpot_ms_p50", "tpot_ms_p95")
+
+
+class LoadPoint(Record):
+    """One load, described; nothing is decided by these numbers."""
+
+    side: Side
+    block: int = Field(description="number of the block or round, from 0")
+    place: int = Field(description="0: it went first")
+    life: int = Field(description="of the server, from 0")
+    output_tokens_per_s: float | None = Field(description="in the steady part")
+    requests_per_s: float | None = Field(description="that were sent in the steady part")
+    ttft_ms_p50: float | None = Field(description="time to first token")
+    ttft_ms_p95: float | None
+    tpot_ms_p50: float | None = Field(description="time per output token after the first")
+    tpot_ms_p95: float | None
+    failed: int = Field(description="requests that were not answered")
+    hit_rate: float | None = Field(description="of the prefix cache; None where nobody counted")
+    kept: bool | None = Field(description="whether the round kept the limits; None of a ratio")
+
+
+class SpeedReport(Record):
+    """One claim on speed, and what its blocks or rounds say of it."""
+
+    gate: str = Field(description="such as ratio.chat or slo.0")
+    kind: Literal["ratio", "slo"]
+    workload: str = Field(description="its name")
+    claim: str = Field(description="in words")
+    tier: Tier
+    unit: str = Field(description="what n counts: blocks or rounds")
+    n: int
+    cap: int = Field(description="the most of them")
+    decided_at: int | None = Field(description="after how many it was decided; None if not")
+    estimate: float | None = Field(
+        description="ratio of the typical block, or share of the rounds that kept the limits"
+    )
+    lower: float | None = Field(
+        description="one-sided bound of it that holds at any time; None while there is none"
+    )
+    upper: float | None
+    threshold: float = Field(description="what the lower bound must lie above to pass")
+    allowance: float = Field(
+        0.0, description="of ln(ratio), for how two lives of one server differ; in the bounds"
+    )
+    alpha: float = Field(description="error rate of each bound, and of the verdict")
+    p_value: float = Field(description="of 'the claim does not hold', valid at any time")
+    refused: list[Distrust] = Field(
+        [], fail_fast=True, description="why what was measured cannot be trusted"
+    )
+    points: list[LoadPoint] = Field([], fail_fast=True, description="every load")
+    trail: list[TrailPoint] = Field(
+        [], fail_fast=True, description="the evidence after each block or round"
+    )
+    verdict: Verdict
+    reason: str = Field(description="the verdict in words")
+
+
+def judge_speed(
+    gate: str,
+    kind: Claim,
+    *,
+    workload: str,
+    tier: Tier,
+    rule: Mapping[str, Any],
+    loads: Sequence[MeasuredLoad],
+    at: str = "",
+) -> SpeedReport:
+    """Judge one claim.
+
+    Args:
+        gate: its name.
+        kind: ratio or slo.
+        workload: name of the workload.
+        tier: whether it may keep the variant out.
+        rule: what decides, as plain data, at the policy's alpha.
+        loads: in the order of measuring; may be none.
+        at: when requests come, in words; '' where the workload says it.
+
+    Raises:
+        ValueError: the loads are no blocks or rounds of this claim, or of another workload.
+    """
+    for load in loads:
+        if load.workload != workload:
+            raise ValueError(f"{gate}: a load of '{load.workload}', not of '{workload}'")
+    decides = rule_of(kind, rule)
+    found = decides.finding(loads)
+    verdict: Verdict = found.state if found.state in ("pass", "fail") else "undecided"
+    return SpeedReport(
+        gate=gate,
+        kind=kind,
+        workload=workload,
+        claim=claim_in_words(decides, workload, at),
+        tier=tier,
+        unit=decides.unit,
+        n=found.n,
+        cap=decides.cap,
+        decided_at=found.decided_at,
+        estimate=found.estimate,
+        lower=found.lower,
+        upper=found.upper,
+        threshold=threshold_of(decides),
+        allowance=decides.allowance if isinstance(decides, RatioRule) else 0.0,
+        alpha=decides.alpha,
+        p_value=found.p_value,
+        refused=list(found.refused),
+        points=points_of(decides, loads),
+        trail=list(found.trail),
+        verdict=verdict,
+        reason=reason_of(decides, found),
+    )
+
+
+def threshold_of(rule: Rule) -> float:
+    """The smallest ratio, or the share of rounds, that is claimed."""
+    return rule.minimum if isinstance(rule, RatioRule) else rule.share
+
+
+def claim_in_words(rule: Rule, workload: str, at: str = "") -> str:
+    """What a pass says, such as 'p95 of TTFT at most 800 ms in at least 50 % of rounds'."""
+    of = f"{workload}{f' at {at}' if at else ''}"
+    if isinstance(rule, RatioRule):
+        least = f"at least {rule.minimum:g} of the baseline's output tokens/s"
+        return f"{of}: {least} in the typical block"
+    if rule.compare == "baseline":
+        limits = [f"{limit:g} of the baseline's {name}" for name, limit in rule.limits.items()]
+    else:
+        limits = [f"{name} {limit:g}" for name, limit in rule.limits.items()]
+    return f"{of}: at most {', '.join(limits)} in at least {100 * rule.share:g} % of rounds"
+
+
+def reason_of(rule: Rule, found: SpeedFinding) -> str:
+    """The verdict in words."""
+    if found.refused:
+        more = len(found.refused) - 1
+        rest = f", and {more} more" if more else ""
+        return f"what was measured cannot be trusted: {found.refused[0]}{rest}"
+    if found.n == 0 or found.estimate is None:
+        return "not measured"
+
+    def shown(value: float | None) -> str:
+        if isinstance(rule, SloRule):
+            return f"{100 * (value or 0.0):.1f} %"
+        return "any" if value is None else f"{value:.3f}"
+
+    told = f"{shown(found.estimate)} "
+    if isinstance(rule, RatioRule):
+        told += f"of the baseline's output tokens/s in the typical of {found.n} {rule.unit}"
+        asked = f"{rule.minimum:g} is asked for"
+    else:
+        told += f"of {found.n} {rule.unit} kept the limits"
+        asked = f"{100 * rule.share:g} % is claimed"
+    if found.state == "pass":
+        return f"{told}; surely at least {shown(found.lower)}, {asked}"
+    if found.state == "fail":
+        return f"{told}; surely at most {shown(found.upper)}, {asked}"
+    return f"{told}; between {shown(found.lower)} and {shown(found.upper)}, {asked}"
+
+
+def points_of(rule: Rule, loads: Sequence[MeasuredLoad]) -> list[LoadPoint]:
+    """Every load, described."""
+    kept: dict[int, bool] = {}
+    if isinstance(rule, SloRule):
+        candidates = [load for load in loads if load.side == "candidate"]
+        kept = dict(zip([c.block for c in candidates], rule.kept(loads), strict=True))
+    return [_point(load, kept.get(load.block)) for load in loads]
+
+
+def _point(load: MeasuredLoad, kept: bool | None) -> LoadPoint:
+    found = figures(load, _SHOWN)
+    rate: float | None = None
+    sent: float | None = None
+    try:
+        start, end = window_of(load)
+        sent = sum(start <= each < end for each in load.requests.start_s) / (end - start)
+        rate = output_rate(load)
+    except NoSteadyPartError:
+        pass
+    return LoadPoint(
+        side=load.side,
+        block=load.block,
+        place=load.place,
+        life=load.life,
+        output_tokens_per_s=rate,
+        requests_per_s=sent,
+        failed=int(found.pop("errors")),
+        hit_rate=hit_rate(load),
+        kept=kept if load.side == "candidate" else None,
+        **{name: value if math.isfinite(value) else None for name, value in found.items()},
+    )

@@ -1,0 +1,169 @@
+"""Claims on speed as gates: what is written down, and what a variant's verdict makes of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from measured_loads import blocks, load_in_waves, round_of
+from sample_reports import gate_report
+
+from artifacts.ci.case import speed_case
+from artifacts.gate_row import speed_row
+from eval_gates.judge import overall
+from eval_gates.records import Tier
+from eval_gates.speed.load import MeasuredLoad
+from eval_gates.speed.report import SpeedReport, judge_speed
+from eval_gates.verdict import speed_of
+from pipeline.core.stage_record import StageRecord
+from recipes.policy import Policy
+
+SPEED: dict[str, Any] = {
+    "ratio": {"minimum": {"cpu": 1.0}, "workloads": ["chat"]},
+    "slo": [{"workload": "chat", "rate": 4, "limits": {"ttft_ms_p95": 800}}],
+}
+
+
+def policy(speed: dict[str, Any] | None = SPEED) -> Policy:
+    return Policy.model_validate(
+        {
+            "name": "p",
+            "summary": "s",
+            "suites": {"mmlu": {"kind": "mmlu", "margins": {"fp8": 0.01}}},
+            "throughput": {"minimum_ratio": {"cpu": 0.02}},
+            "speed": speed,
+        }
+    )
+
+
+def judged(loads: dict[str, list[MeasuredLoad]], **rule: Any) -> list[SpeedReport]:
+    """By the policy, of what was measured of each of its claims."""
+    record = StageRecord.model_construct(parameters={"rule": {"hit_rate": None, **rule}})
+    return speed_of(
+        policy(), {"accelerator": "cpu"}, set(loads), lambda _: record, lambda role: loads[role]
+    )
+
+
+def of_ratio(*ratios: float, tier: Tier = "critical") -> SpeedReport:
+    rule = {"minimum": 1.0, "alpha": 0.05, "blocks": 20}
+    return judge_speed(
+        "ratio.chat", "ratio", workload="chat", tier=tier, rule=rule, loads=blocks(list(ratios))
+    )
+
+
+def test_each_claim_is_judged_by_the_policy() -> None:
+    """At its own error rate, whatever the stage says that it was measured for."""
+    rounds = [round_of(i) for i in range(6)]
+    loads = {"speed.ratio.chat": blocks([1.1] * 6), "speed.slo.0": rounds}
+    ratio, slo = judged(loads, alpha=0.4, minimum=5.0)
+    assert (ratio.gate, ratio.verdict, ratio.alpha, ratio.threshold) == (
+        "ratio.chat",
+        "pass",
+        0.05,
+        1.0,
+    )
+    assert (slo.gate, slo.verdict, slo.n, slo.unit) == ("slo.0", "pass", 6, "rounds")
+    assert "4 requests/s" in slo.claim
+    assert SpeedReport.model_validate_json(ratio.model_dump_json()) == ratio
+
+
+def test_what_was_not_measured_is_undecided() -> None:
+    assert {each.verdict for each in judged({})} == {"undecided"}
+    assert speed_of(policy(None), {}, set(), None, None) == []  # type: ignore[arg-type]
+
+
+def test_an_allowance_for_lives_is_taken_from_the_stage() -> None:
+    loads = {"speed.ratio.chat": blocks([1.03] * 8)}
+    assert judged(loads)[0].verdict == "pass"
+    allowed = judged(loads, allowance=0.05, allowance_alpha=0.025)[0]
+    assert (allowed.verdict, allowed.allowance) == ("undecided", 0.05)
+
+
+def test_what_cannot_be_trusted_is_undecided_and_says_why() -> None:
+    loads = blocks([1.1] * 6)
+    loads[3] = loads[3].model_copy(update={"client_lag_s": 1.0})
+    rule = {"minimum": 1.0, "alpha": 0.05, "blocks": 20}
+    report = judge_speed(
+        "ratio.chat", "ratio", workload="chat", tier="critical", rule=rule, loads=loads
+    )
+    assert report.verdict == "undecided"
+    assert [(each.kind, each.block) for each in report.refused] == [("client_lag", 1)]
+    assert len(report.points) == 12
+    with pytest.raises(ValueError, match="other"):
+        judge_speed(
+            "ratio.chat", "ratio", workload="other", tier="critical", rule=rule, loads=loads
+        )
+
+
+def test_points_describe_each_load() -> None:
+    report = of_ratio(1.1, 1.1)
+    assert [(p.side, p.block, p.place) for p in report.points[:2]] == [
+        ("baseline", 0, 0),
+        ("candidate", 0, 1),
+    ]
+    assert report.points[0].output_tokens_per_s == pytest.approx(40)
+    assert report.points[1].output_tokens_per_s == pytest.approx(44)
+    assert report.points[0].ttft_ms_p50 == pytest.approx(100)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "tier", "verdict"),
+    [
+        (1.1, "critical", "pass"),
+        (0.9, "critical", "fail"),
+        (0.9, "supporting", "fail"),
+        (0.9, "advisory", "pass"),
+    ],
+)
+def test_a_variant_must_be_fast_enough(ratio: float, tier: Tier, verdict: str) -> None:
+    found = overall([gate_report(p_value=0.001)], None, [of_ratio(*[ratio] * 6, tier=tier)])
+    assert found[0] == verdict
+
+
+def test_an_undecided_claim_blocks_where_it_is_critical() -> None:
+    gates = [gate_report(p_value=0.001)]
+    assert overall(gates, None, [of_ratio(1.0, 1.1)])[0] == "undecided"
+    assert overall(gates, None, [of_ratio(1.0, 1.1, tier="supporting")])[0] == "pass"
+
+
+def test_holm_counts_the_p_value_of_speed() -> None:
+    """The largest of the critical gates'; speed alone shows nothing."""
+    fast = of_ratio(*[1.1] * 6)
+    assert overall([gate_report(p_value=0.001)], None, [fast])[2] == fast.p_value > 0.001
+    assert overall([gate_report(p_value=0.001, tier="supporting")], None, [fast])[2] == 1.0
+    slow = of_ratio(*[0.9] * 6, tier="advisory")
+    assert overall([gate_report(p_value=0.001)], None, [slow])[2] == 0.001
+
+
+def test_a_row_has_the_ratio_with_its_bound() -> None:
+    report = of_ratio(*[1.1] * 5)
+    row = dataclasses.asdict(speed_row(report, 1))
+    assert row["what"] == "speed ratio.chat"
+    assert (row["baseline"], row["candidate"]) == ("40", "44")
+    assert row["difference"] == "x 1.10"
+    assert row["bound"].startswith("x 1.")
+    assert row["verdict"] == "pass"
+    assert speed_row(of_ratio(1.1), 1).bound == "-"
+    case = speed_case("v", report)
+    assert (case.name, case.outcome, case.blocks) == ("speed ratio.chat", "pass", False)
+    assert case.facts["measured"] == str(report.estimate)
+
+
+def test_a_row_of_limits_has_the_rounds() -> None:
+    (_, slo) = judged({"speed.slo.0": [round_of(i) for i in range(6)]})
+    row = speed_row(slo, 1)
+    assert (row.candidate, row.unit, row.difference, row.threshold) == (
+        "6 of 6",
+        " rounds",
+        "100 %",
+        "50 %",
+    )
+
+
+def test_a_closed_loop_may_have_limits() -> None:
+    rule = {"limits": {"latency_ms_p99": 2000}, "share": 0.5, "alpha": 0.05, "rounds": 30}
+    loads = [load_in_waves(block=i, seed=i) for i in range(6)]
+    report = judge_speed("slo.0", "slo", workload="chat", tier="critical", rule=rule, loads=loads)
+    assert report.verdict == "pass"
+    assert [point.kept for point in report.points] == [True] * 6
