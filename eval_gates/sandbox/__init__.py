@@ -10,9 +10,9 @@ patched: to pass, it has to answer rightly.
 
 What this does not prevent: a hole in the kernel behind a call that :mod:`.calls` allows; a solution
 that carries its answers instead of computing them; reading the machine's load, kernel version and
-number of cores; holding up to about 300 MB in buffers until its time is up; and tests that are
-hostile themselves, for they run outside, with limits only. The isolation `none` is no sandbox at
-all: see :mod:`.isolation`.
+number of cores; without a :mod:`.cgroup`, holding up to about 300 MB in buffers until its time is
+up; and tests that are hostile themselves, for they run outside, with limits only. The isolation
+`none` is no sandbox at all: see :mod:`.isolation`.
 
 Judge, keeper and solver run in a bare interpreter that has to start fast: their modules import
 the standard library and each other only, and this one imports what it offers when it is asked.

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from eval_gates.sandbox import cgroup
 from eval_gates.sandbox.namespaces import DEVICES, HOST_NAME, NOBODY, TEMPORARY_BYTES
 
 _OWN_CODE = "/sandbox"
@@ -69,8 +70,8 @@ def command(
     return [*line, "--", view["interpreter"], "-sPS", "-c", _START, _OWN_CODE, *map(str, ends)]
 
 
-def launch(line: list[str], ends: Iterable[int]) -> int:
-    """Start bubblewrap; it inherits only standard error and `ends`.
+def launch(line: list[str], ends: Iterable[int], group: str) -> int:
+    """Start bubblewrap in a cgroup, if one is named; it inherits only standard error and `ends`.
 
     Returns:
         A process that ends when the last one inside has.
@@ -81,6 +82,7 @@ def launch(line: list[str], ends: Iterable[int]) -> int:
     if child:
         return child
     try:
+        cgroup.enter(group)
         nothing = os.open(os.devnull, os.O_RDWR)
         os.dup2(nothing, 0)
         os.dup2(nothing, 1)

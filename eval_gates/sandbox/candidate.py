@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-from eval_gates.sandbox import bubblewrap, keeper, namespaces
+from eval_gates.sandbox import bubblewrap, cgroup, keeper, namespaces
 from eval_gates.sandbox.messages import (
     LARGEST_MESSAGE_BYTES,
     MessageError,
@@ -56,6 +56,7 @@ class Candidate:
         self.lost = ""
         self.out_of_memory = False
         self.trace = ""
+        self._group: str = settings["cgroup"]
         self._raised: list[BaseException] = []
         requests, self._requests = os.pipe()
         self._answers, answers = os.pipe()
@@ -204,6 +205,7 @@ class Candidate:
             self.out_of_memory = bool(notice["memory"])
         except (EOFError, MessageError, KeyError):  # the keeper was killed, or it failed
             self.status = -signal.SIGKILL
+        self.out_of_memory |= cgroup.killed_for_memory(self._group)
         self._lose("the solution's process has ended")
 
     def _lose(self, why: str) -> NoReturn:
@@ -258,7 +260,7 @@ def _launch(
             user_namespace=settings["user_namespace"],
             nested_forbidden=settings["nested_forbidden"],
         )
-        bubblewrap.launch(line, theirs)
+        bubblewrap.launch(line, theirs, settings["cgroup"])
         return
 
     def keep() -> NoReturn:
@@ -266,7 +268,11 @@ def _launch(
 
     if kind == "namespaces":
         namespaces.launch(
-            view, proc=settings["proc"], keep=keep, fail=lambda why: _tell(theirs[3], why)
+            view,
+            proc=settings["proc"],
+            group=settings["cgroup"],
+            keep=keep,
+            fail=lambda why: _tell(theirs[3], why),
         )
     elif os.fork() == 0:
         keep()

@@ -14,6 +14,7 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Literal
 
+from eval_gates.sandbox import cgroup
 from eval_gates.sandbox.execution import PROCESSES, Execution, Program, run_program
 from eval_gates.sandbox.isolation import NONE, Isolation, SandboxError
 
@@ -169,9 +170,23 @@ def _probe(variant: Isolation) -> Isolation:
         look = _run(Program(_LOOK, "look", _SEEN.format(outside=outside.name)), variant)
     if not look.passed:
         raise SandboxError(f"the sandbox does not hold: {look.detail}", where=variant.kind)
+    variant = _in_group(variant)
     counted = _run(Program(_FORK, "forked", _COUNTED), variant)
     filtered = _run(Program(_SHARE, "refused", "assert refused()"), variant)
     return replace(variant, processes_limited=counted.passed, calls_filtered=filtered.passed)
+
+
+def _in_group(variant: Isolation) -> Isolation:
+    """The variant with a cgroup for each program, where one can be made and entered."""
+    parent = cgroup.find_parent()
+    if parent is None:
+        return variant
+    grouped = replace(variant, cgroup=str(parent))
+    try:
+        passed = _run(Program(_LOOK, "look", "look('/')"), grouped).passed
+    except SandboxError:
+        return variant
+    return grouped if passed else variant
 
 
 def _run(program: Program, variant: Isolation) -> Execution:

@@ -8,13 +8,14 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from math import ceil
 from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
 from typing import IO, Any, Literal, NamedTuple
 
+from eval_gates.sandbox import cgroup
 from eval_gates.sandbox.fork_server import ForkServer
 from eval_gates.sandbox.isolation import Isolation, SandboxError
 from eval_gates.sandbox.judge import MOST_WAITING
@@ -146,11 +147,12 @@ class _Runner:
         """Run one program."""
         started = time.monotonic()
         with (
+            self._group() as group,
             _folders(self._isolation) as (work, packages_folder),
             TemporaryFile() as task,
             _open_twice() as (errors, said_errors),
         ):
-            write_message(task.fileno(), self._settings(work, packages_folder))
+            write_message(task.fileno(), self._settings(group, work, packages_folder))
             write_message(task.fileno(), program._asdict())
             task.seek(0)
             report = self._judge(task, errors)
@@ -163,7 +165,23 @@ class _Runner:
         detail = _join(said, _text(report["detail"]))[-_DETAIL_CHARACTERS:]
         return Execution(report["outcome"] == "passed", report["outcome"], detail)
 
-    def _settings(self, work: str, packages_folder: str) -> dict[str, Any]:
+    @contextmanager
+    def _group(self) -> Iterator[str]:
+        """The program's cgroup, where it gets one."""
+        if not self._isolation.cgroup:
+            yield ""
+            return
+        with ExitStack() as stack:
+            parent = Path(self._isolation.cgroup)
+            try:
+                folder = stack.enter_context(cgroup.limited(parent, self._memory_bytes, PROCESSES))
+            except OSError as error:
+                raise _sandbox_error(
+                    f"no cgroup could be made: {error}", self._isolation
+                ) from error
+            yield str(folder)
+
+    def _settings(self, group: str, work: str, packages_folder: str) -> dict[str, Any]:
         orders = {
             "seconds": ceil(self._seconds),
             "memory_bytes": self._memory_bytes,
@@ -173,6 +191,7 @@ class _Runner:
         }
         return {
             **asdict(self._isolation),
+            "cgroup": group,
             "view": view(self._isolation.hidden).as_dict(),
             "packages": sorted({str(package.parent) for package in packages()}),
             "wall_seconds": self._seconds,

@@ -31,12 +31,13 @@ class Isolation:
     Attributes:
         kind: which way.
         program: bubblewrap's path.
-        proc: whether a fresh /proc can be mounted; without, the memory of a program's processes
-            is not limited together, only one by one.
+        proc: whether a fresh /proc can be mounted; without, or a cgroup, the memory of a program's
+            processes is not limited together, only one by one.
         user_namespace: whether bubblewrap makes a user namespace; root can do without.
         nested_forbidden: whether bubblewrap can forbid namespaces within the sandbox.
         processes_limited: whether the kernel was seen to hold the limit on processes.
         calls_filtered: whether system calls were seen to be refused as :mod:`.calls` says.
+        cgroup: where each program gets a control group of its own; empty where none can be made.
         hidden: folders that its programs see empty, where they would see them at all.
         passed_over: why ways that come before this one were not taken, or "not asked for".
     """
@@ -48,6 +49,7 @@ class Isolation:
     nested_forbidden: bool = False
     processes_limited: bool = False
     calls_filtered: bool = False
+    cgroup: str = ""
     hidden: tuple[str, ...] = ()
     passed_over: tuple[str, ...] = ()
 
@@ -57,6 +59,7 @@ class Isolation:
         if self.kind == "none":
             words.append("(no sandbox: a process with limits)")
         else:
+            words.append("in a cgroup" if self.cgroup else "without a cgroup")
             words += [] if self.proc else ["without /proc"]
             words += [] if self.processes_limited else ["without a limit on processes"]
             words += [] if self.calls_filtered else ["without a filter of system calls"]

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from eval_gates.sandbox import kernel
+from eval_gates.sandbox import cgroup, kernel
 
 NOBODY = 65_534
 HOST_NAME = "sandbox"
@@ -42,13 +42,19 @@ def own_user() -> int:
 
 
 def launch(
-    view: dict[str, Any], *, proc: bool, keep: Callable[[], NoReturn], fail: Callable[[str], None]
+    view: dict[str, Any],
+    *,
+    proc: bool,
+    group: str,
+    keep: Callable[[], NoReturn],
+    fail: Callable[[str], None],
 ) -> int:
     """Start `keep` as pid 1 of new namespaces, with `view` as its root folder.
 
     Args:
         view: :meth:`View.as_dict`.
         proc: whether to mount a /proc, which a container may not allow.
+        group: the cgroup to begin in, if any.
         keep: what runs inside; it still has its privileges and has to shed them.
         fail: receives, in the process where it happened, why the namespaces could not be made.
 
@@ -61,7 +67,12 @@ def launch(
     if child == 0:
         os.close(moved)
         os.close(tell_mapped)
-        _try_or_fail(lambda: _move(view, proc, tell_moved, mapped, keep, fail), fail)
+
+        def move() -> None:
+            cgroup.enter(group)
+            _move(view, proc, tell_moved, mapped, keep, fail)
+
+        _try_or_fail(move, fail)
     os.close(tell_moved)
     os.close(mapped)
     try:
