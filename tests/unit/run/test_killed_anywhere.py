@@ -1,0 +1,180 @@
+"""Killed at any change of its files, a run is finished by running it again, as if nothing had been.
+
+Real SIGKILLs: each life of the run is a process of its own, which ends itself before a change of
+the file system, or just after it has opened a file and has written nothing into it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bench import ONE, TWO, Bench, lost, policy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pretend_stages import PretendModels
+
+from artifacts.evidence.recompute import check_run
+from artifacts.kept_runs import RUN_RECORD, read_run
+from pipeline.core.stage_record import StageSpec
+from pipeline.core.store import RECORD, Store
+
+CHANGES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate", "os.chmod"}
+WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+QUESTIONS = 200
+
+
+def bench(store: Path) -> Bench:
+    """Two variants, of which one is a loser; a floor, and a dry run of each."""
+    score = lost(2)
+    models = PretendModels(
+        lambda v, suite, n: score("baseline" if v == TWO else v, suite, n), QUESTIONS
+    )
+    return Bench(store, models, policy(repeat=16, batch=8), (ONE, TWO), dry_run=True)
+
+
+def in_a_life_of_its_own(work: Callable[[], object]) -> int:
+    """Do it in a forked process; how that ended, as a shell gives it."""
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    return os.waitstatus_to_exitcode(status)
+
+
+def at_each_change(store: Path, reached: Callable[[int, str, tuple[Any, ...]], None]) -> None:
+    """Call it from now on with the number of each change below the store, before it is made."""
+    number = 0
+
+    def hook(event: str, details: tuple[Any, ...]) -> None:
+        nonlocal number
+        opened = event == "open" and isinstance(details[2], int) and details[2] & WRITES
+        if (event in CHANGES or opened) and str(details[0]).startswith(str(store)):
+            number += 1
+            reached(number, event, details)
+
+    sys.addaudithook(hook)
+
+
+def run_until(store: Path, change: int, after_opening: bool) -> bool:
+    """A life of the run that ends at that change; whether it got there."""
+
+    def die(number: int, event: str, details: tuple[Any, ...]) -> None:
+        if number == change:
+            if event == "open" and after_opening:
+                os.open(details[0], details[2], 0o600)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def life() -> None:
+        at_each_change(store, die)
+        bench(store).run()
+
+    return in_a_life_of_its_own(life) == -signal.SIGKILL
+
+
+def contents(stage: Path) -> dict[str, object]:
+    """Of its files; the record without what says how, in which life, the answers were got."""
+    found: dict[str, object] = {
+        str(f.relative_to(stage)): f.read_bytes() for f in stage.rglob("*") if f.is_file()
+    }
+    record = json.loads((stage / RECORD).read_bytes())
+    record["result"].pop("requests", None)
+    del record["input_digests"]
+    return found | {RECORD: record}
+
+
+def whole_stages(store: Path) -> dict[str, dict[str, object]]:
+    """What lies under a final name, by stage and key."""
+    return {
+        f"{folder.parent.name}/{folder.name}": contents(folder)
+        for folder in (store / "stages").glob("*/*")
+        if "." not in folder.name
+    }
+
+
+def started(run: Path) -> list[str]:
+    """Stages that this life of the run submitted."""
+    specs = [StageSpec.model_validate_json(f.read_bytes()) for f in run.glob("stages/*.json")]
+    return [f"{spec.stage}/{spec.key}" for spec in specs]
+
+
+def answers(store: Path) -> int:
+    """How many are kept."""
+    return sum(book.read_bytes().count(b"\n") for book in (store / "answers").glob("*.jsonl"))
+
+
+class Undisturbed:
+    """What the run is when nothing happens to it."""
+
+    def __init__(self, store: Path) -> None:
+        counted = store.with_name("changes")
+
+        def life() -> None:
+            at_each_change(store, lambda number, *_: counted.write_text(str(number)))
+            bench(store).run()
+
+        assert in_a_life_of_its_own(life) == 0
+        self.changes = int(counted.read_text())
+        self.stages = whole_stages(store)
+        self.answers = answers(store)
+        self.report = read_run(*Store(store).run_folders())
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    return Undisturbed(tmp_path_factory.mktemp("undisturbed") / "store")
+
+
+def test_there_is_something_to_disturb(undisturbed: Undisturbed) -> None:
+    assert undisturbed.changes > 100
+    assert {v.verdict for v in undisturbed.report.variants} == {"pass", "fail"}
+    assert undisturbed.answers > 3 * 16
+
+
+@settings(max_examples=20)
+@given(
+    deaths=st.lists(st.tuples(st.floats(0, 1), st.booleans()), min_size=1, max_size=3),
+)
+def test_killed_at_any_change_and_run_again(
+    undisturbed: Undisturbed,
+    deaths: list[tuple[float, bool]],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    store = tmp_path_factory.mktemp("killed") / "store"
+    finished: set[str] = set()
+    for share, after_opening in deaths:
+        change = 1 + round(share * (undisturbed.changes - 1))
+        killed = run_until(store, change, after_opening)
+        # What lies under a final name is whole, and stays.
+        whole = whole_stages(store)
+        assert [stage for stage in whole if whole[stage] != undisturbed.stages[stage]] == []
+        assert finished <= set(whole)
+        finished = set(whole)
+        # The record of each life is whole as well, or not there.
+        ended = "killed" if killed else "finished"
+        for run in Store(store).run_folders()[-1:]:
+            assert not (run / RUN_RECORD).exists() or read_run(run).status == ended
+    kept = answers(store)
+    before = [stage for run in Store(store).run_folders() for stage in started(run)]
+
+    again = bench(store)
+    report = again.run()
+    assert report.variants == undisturbed.report.variants
+    assert (whole_stages(store) == undisturbed.stages) is True
+    assert all(not check.differences for check in check_run(report, Store(store)))
+    # Each death cost its own stage at most, and no answer that was kept.
+    submitted = [*before, *started(Store(store).run_folders()[-1])]
+    assert len(submitted) - len(set(submitted)) <= len(deaths)
+    assert kept + sum(number for _, _, number in again.models.asked) == undisturbed.answers
