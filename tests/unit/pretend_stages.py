@@ -15,7 +15,7 @@ from typing import Any
 
 from listener import Listener
 from measured_loads import load_in_waves
-from small_checkpoint import safetensors
+from small_checkpoint import checkpoint_files, safetensors, write_files
 
 from eval_gates.answers import AnswerBook, Rows
 from eval_gates.speed.rule import rule_of
@@ -34,6 +34,14 @@ from pipeline.workers.speed import generate_units, measure_until_decided
 
 Score = Callable[[str, str, int], float]
 """(variant, suite, number of the question in file order) to a score."""
+LOAD = {
+    "output_tokens_per_s": 100.0,
+    "ttft_ms_p50": 1.0,
+    "tpot_ms_p50": 1.0,
+    "itl_ms_p50": 1.0,
+    "requests": 8,
+    "failed_requests": 0,
+}
 
 
 @dataclass
@@ -46,6 +54,7 @@ class PretendModels:
         broken: variants whose server does not come up.
         incoherent: variants that do not speak.
         unquantizable: variants whose dry run fails.
+        engine_version: as the engine tells it.
         asked: (variant, suite, questions asked) of each worker's life.
         served: variants, in the order in which their servers were opened.
         seconds: that a request takes under load, by variant; 1 where it is not said.
@@ -56,6 +65,7 @@ class PretendModels:
     broken: set[str] = field(default_factory=set)
     incoherent: set[str] = field(default_factory=set)
     unquantizable: set[str] = field(default_factory=set)
+    engine_version: str = "0.33.0"
     asked: list[tuple[str, str, int]] = field(default_factory=list)
     served: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
@@ -219,28 +229,33 @@ def result_of(context: PretendContext, models: PretendModels) -> dict[str, Any]:
     if stage == "dry_run" and variant in models.unquantizable:
         raise StageError(f"{variant} cannot be quantized")
     if stage == "quantize":
-        weights = context.output_folder() / "model.safetensors"
-        weights.write_bytes(safetensors({f"{variant}.weight": ("BF16", (2, 2))}))
-        digest = digest_json([[weights.name, digest_bytes(weights.read_bytes())]])
-        return {"weights_digest": digest, "weights_bytes": 1000}
+        return quantized(context.output_folder(), variant)
     if stage == "check_weights":
-        return {"weights_digest": context.input_record("weights").result["weights_digest"]}
+        write_rows(context.folder / "layers.jsonl", [{"layer": 0}])
+        made = context.input_record("weights").result
+        return {name: made[name] for name in ("weights_digest", "weights_bytes")} | {
+            "size_ratio": 0.5
+        }
+    if stage == "benchmark":
+        (context.folder / "requests.json").write_text('{"ttfts": [0.1]}')
+        return {**LOAD, "engine_version": models.engine_version}
+    if stage == "coherence":
+        return {"perplexity": 10.0, "incoherent": "it babbles" * (variant in models.incoherent)}
+    assert stage == "dry_run"
+    return {"layers": [0, 1]}
+
+
+def quantized(output: Path, variant: str) -> dict[str, Any]:
+    """Write weights that no other variant has, beside what a checkpoint has besides."""
+    weights = safetensors({f"{variant}.weight": ("BF16", (2, 2))})
+    write_files(output, checkpoint_files() | {"model.safetensors": weights})
     return {
-        "dry_run": {"layers": [0, 1]},
-        "coherence": {
-            "perplexity": 10.0,
-            "incoherent": "it babbles" if variant in models.incoherent else "",
-        },
-        "benchmark": {
-            "output_tokens_per_s": 100.0,
-            "ttft_ms_p50": 1.0,
-            "tpot_ms_p50": 1.0,
-            "itl_ms_p50": 1.0,
-            "requests": 8,
-            "failed_requests": 0,
-            "engine_version": "0.33.0",
-        },
-    }[stage]
+        "weights_digest": digest_json([["model.safetensors", digest_bytes(weights)]]),
+        "weights_bytes": 1000,
+        "quantized_modules": 4,
+        "calibration_digest": "c" * 64,
+        "versions": {"llmcompressor": "0.14.0.1"},
+    }
 
 
 def edit(file: Path, change: Callable[[dict[str, Any]], None]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from judged_run import JudgedRun
+from fake_run import NAME, FakeRun
 from listener import Listener
 
 from artifacts.deployable import Deployable, verdict_tags
@@ -16,14 +16,14 @@ from pipeline.release.evidence import write_evidence
 RECIPE = "fp8-dynamic"
 
 
-def registered(run: JudgedRun, recipe: str = RECIPE, **changes: str) -> Version:
+def registered(run: FakeRun, recipe: str = RECIPE, **changes: str) -> Version:
     """The version, with some of its tags changed."""
     record = write_evidence(run.report, recipe, run.store, Listener())
     folder = run.store.stage_folder("evidence", record.key) / "output"
-    return Version("tiny", "1", ("champion",), str(folder), tags_of(run, folder) | changes)
+    return Version(NAME, "1", ("champion",), str(folder), tags_of(run, folder) | changes)
 
 
-def tags_of(run: JudgedRun, folder: Path, recipe: str = RECIPE) -> dict[str, str]:
+def tags_of(run: FakeRun, folder: Path, recipe: str = RECIPE) -> dict[str, str]:
     """The tags that a promotion of the folder writes, of those that anything is checked by."""
     (key,) = (s.key for s in run.report.stages if s.variant == recipe and s.name == "judge")
     judged = JudgedVariant.load_by_key(run.store.find, str(key))

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from judged_run import JudgedRun
+from fake_run import FakeRun
 from listener import Listener
 from pretend_stages import edit
 
@@ -24,11 +24,11 @@ from pipeline.release.evidence import write_evidence
 RECIPE = "fp8-dynamic"
 
 
-def written(run: JudgedRun, recipe: str = RECIPE, **order: Any) -> StageRecord:
+def written(run: FakeRun, recipe: str = RECIPE, **order: Any) -> StageRecord:
     return write_evidence(run.report, recipe, run.store, Listener(), **order)
 
 
-def output(run: JudgedRun, recipe: str = RECIPE, **order: Any) -> Path:
+def output(run: FakeRun, recipe: str = RECIPE, **order: Any) -> Path:
     record = written(run, recipe, **order)
     return run.store.stage_folder("evidence", record.key) / "output"
 

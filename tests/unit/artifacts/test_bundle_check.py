@@ -6,13 +6,14 @@ import contextlib
 import gzip
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_run import judged_run
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from judged_run import JudgedRun, lines
 from measured_refusal import refusal
 from pretend_stages import edit
 from spoilt_bundle import RECIPE, found, output, rename_stage, rewrite_manifest, stage_folder
@@ -22,16 +23,36 @@ from artifacts.evidence.bundle_check import check_bundle
 from artifacts.evidence.manifest import MANIFEST
 from pipeline.core.digest import digest_bytes, digest_json
 from pipeline.core.errors import EvidenceError
+from pipeline.core.stage_key import stage_spec
+from pipeline.core.stage_record import StageSpec
 from pipeline.core.store import RECORD
+from pipeline.plan import of_suites, plan
 
 CLOSE = 2  # answers lost, with which it passes alone and not beside another
+
+
+@contextlib.contextmanager
+def before_planned_bets() -> Iterator[None]:
+    """Plan as was done before half of a stake lay on a planned bet."""
+
+    def without(stage: str, variant: str, parameters: dict[str, Any], *more: Any) -> StageSpec:
+        parameters = {k: v for k, v in parameters.items() if k != "planned_bets"}
+        if rule := parameters.get("rule"):
+            parameters["rule"] = {k: v for k, v in rule.items() if k != "planned_bet"}
+        return stage_spec(stage, variant, parameters, *more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plan, "stage_spec", without)
+        patch.setattr(of_suites, "stage_spec", without)
+        yield
 
 
 @pytest.fixture(scope="module")
 def close(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One variant passes alone (p = 0.04, by an even stake), not with the other, which fails."""
     store = tmp_path_factory.mktemp("close") / "store"
-    run = JudgedRun(store, {RECIPE: CLOSE, "bad": 40}, planned=False)
+    with before_planned_bets():
+        run = judged_run(store, {RECIPE: CLOSE, "bad": 40}, first=8)
     kept = {v.recipe: v for v in run.report.variants}
     assert kept[RECIPE].verdict == "undecided"
     assert kept[RECIPE].p_value is not None
@@ -41,7 +62,7 @@ def close(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return output(JudgedRun(tmp_path_factory.mktemp("sound") / "store"))
+    return output(judged_run(tmp_path_factory.mktemp("sound") / "store"))
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +125,8 @@ class TestPlannedBets:
     """Which bets have half of a stake is fixed before any question is asked, and checked after."""
 
     def test_evidence_of_before_there_were_any_is_sound(self, tmp_path: Path) -> None:
-        old = output(JudgedRun(tmp_path / "store", planned=False))
+        with before_planned_bets():
+            old = output(judged_run(tmp_path / "store"))
         record = json.loads((stage_folder(old, "judge") / RECORD).read_text())
         assert "planned_bets" not in record["parameters"]
         assert check_bundle(old).is_sound
@@ -112,7 +134,8 @@ class TestPlannedBets:
     def test_the_verdict_is_computed_with_the_bets_that_it_names(
         self, sound: Path, tmp_path: Path
     ) -> None:
-        old = output(JudgedRun(tmp_path / "store", planned=False))
+        with before_planned_bets():
+            old = output(judged_run(tmp_path / "store"))
         p_values = [
             json.loads((stage_folder(folder, "judge") / RECORD).read_text())["result"]["p_value"]
             for folder in (old, sound)
@@ -290,7 +313,8 @@ class TestForgedAnswers:
 
     def answer(self, folder: Path, variant: str, rows: list[dict[str, Any]]) -> None:
         """Put these rows in the place of the answers, with every digest of them."""
-        self.put(folder, variant, lines(rows), len(rows))
+        content = "".join(json.dumps(row) + "\n" for row in rows).encode()
+        self.put(folder, variant, content, len(rows))
 
     def put(self, folder: Path, variant: str, content: bytes, n: int) -> None:
         file = stage_folder(folder, "evaluate", variant) / "answers.jsonl.gz"

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 import yaml
+from fake_run import SERVING, FakeRun, judged_run
 from huggingface_hub import ModelCard, parse_eval_result_entries
-from judged_run import SERVING, JudgedRun
 from listener import Listener
 
 from artifacts.deployable import Deployable
@@ -44,22 +44,25 @@ from pipeline.release.evidence import write_evidence
 RECIPE = "fp8-dynamic"
 
 
-def output(run: JudgedRun, **order: Any) -> Path:
+def output(run: FakeRun, **order: Any) -> Path:
     record = write_evidence(run.report, RECIPE, run.store, Listener(), **order)
     return run.store.stage_folder("evidence", record.key) / "output"
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> JudgedRun:
-    return JudgedRun(tmp_path_factory.mktemp("card") / "store")
+def run(tmp_path_factory: pytest.TempPathFactory) -> FakeRun:
+    made = judged_run(tmp_path_factory.mktemp("card") / "store")
+    command = {**made.report.command, "asked": {"recipes": ["awq-ladder"]}}
+    made.report = made.report.model_copy(update={"command": command})
+    return made
 
 
 @pytest.fixture(scope="module")
-def text(run: JudgedRun) -> str:
+def text(run: FakeRun) -> str:
     return (output(run) / "README.md").read_text()
 
 
-def card_of(run: JudgedRun, **source: str) -> ModelCard:
+def card_of(run: FakeRun, **source: str) -> ModelCard:
     """The card with another source, as the Hub's library reads it."""
     folder = output(run)
     verdict = read_verdict(folder / "prepare-evidence")
@@ -68,12 +71,12 @@ def card_of(run: JudgedRun, **source: str) -> ModelCard:
     return ModelCard(text_of(run, changed, judged))
 
 
-def deployable(run: JudgedRun, **members: Any) -> Deployable:
+def deployable(run: FakeRun, **members: Any) -> Deployable:
     judged = JudgedVariant.load_by_key(run.store.find, run.folder("judge", RECIPE).name)
     return Deployable.of_evidence(judged, run.store.find).model_copy(update=members)
 
 
-def text_of(run: JudgedRun, verdict: BundleVerdict, judged: JudgedVariant) -> str:
+def text_of(run: FakeRun, verdict: BundleVerdict, judged: JudgedVariant) -> str:
     find = run.store.find
     return card_text(
         verdict, judged, Deployable.of_evidence(judged, find), judged.evaluations(find)
@@ -81,7 +84,7 @@ def text_of(run: JudgedRun, verdict: BundleVerdict, judged: JudgedVariant) -> st
 
 
 class TestFrontMatter:
-    def test_as_the_hub_reads_it(self, run: JudgedRun) -> None:
+    def test_as_the_hub_reads_it(self, run: FakeRun) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             data = card_of(run, base_model="org/model").data.to_dict()
@@ -92,24 +95,24 @@ class TestFrontMatter:
         assert data["pipeline_tag"] == "text-generation"
         assert {"fp8", "vllm", "llmcompressor", RECIPE} <= set(data["tags"])
 
-    def test_model_index(self, run: JudgedRun) -> None:
+    def test_model_index(self, run: FakeRun) -> None:
         (result,) = card_of(run).data.eval_results
         assert result.dataset_type == "openai/openai_humaneval"
         assert result.dataset_name == "HumanEval, 96 of 164 questions"
         assert result.metric_type == "pass@1"
         assert result.metric_value == 50.0
 
-    def test_an_unknown_base_is_left_out(self, run: JudgedRun) -> None:
+    def test_an_unknown_base_is_left_out(self, run: FakeRun) -> None:
         data = card_of(run).data.to_dict()
         assert "base_model" not in data
         assert "base_model_relation" not in data
 
-    def test_an_unknown_licence_is_left_out_and_said(self, run: JudgedRun) -> None:
+    def test_an_unknown_licence_is_left_out_and_said(self, run: FakeRun) -> None:
         card = card_of(run, licence="")
         assert "license" not in card.data.to_dict()
         assert "not known" in card.text
 
-    def test_a_licence_of_its_own(self, run: JudgedRun) -> None:
+    def test_a_licence_of_its_own(self, run: FakeRun) -> None:
         link = "https://example.org/licence"
         card = card_of(run, licence="other", licence_name="llama3.1", licence_link=link)
         data = card.data.to_dict()
@@ -130,7 +133,7 @@ def test_a_command_stays_the_same_command_in_its_block() -> None:
 
 
 class TestBody:
-    def test_deployment_has_the_judged_arguments(self, run: JudgedRun, text: str) -> None:
+    def test_deployment_has_the_judged_arguments(self, run: FakeRun, text: str) -> None:
         command = serve_command(deployable(run), trust_remote_code=False)
         assert command in text
         words = command.replace("\\\n", "").split()
@@ -143,7 +146,7 @@ class TestBody:
             SERVING["engine_arguments"]["kv-cache-dtype"],
         ]
 
-    def test_it_imports_nothing_from_the_folder(self, run: JudgedRun, tmp_path: Path) -> None:
+    def test_it_imports_nothing_from_the_folder(self, run: FakeRun, tmp_path: Path) -> None:
         """It is given in a folder that was pulled, which may have anything in it."""
         (tmp_path / "vllm.py").write_text("open('owned', 'w').close()\n")
         programs = tmp_path / "bin"
@@ -160,13 +163,13 @@ class TestBody:
         assert "No module named 'vllm'" in done.stderr  # it is not installed here
         assert not (tmp_path / "owned").exists()
 
-    def test_on_a_gpu_it_is_vllm_serve(self, run: JudgedRun) -> None:
+    def test_on_a_gpu_it_is_vllm_serve(self, run: FakeRun) -> None:
         on_a_gpu = deployable(run, hardware={"accelerator": "cuda"})
         command = serve_command(on_a_gpu, trust_remote_code=True)
         assert "vllm serve . " in command
         assert command.endswith(" --trust-remote-code")
 
-    def test_fallbacks_of_the_cpu_stand_beside_the_verdict(self, run: JudgedRun, text: str) -> None:
+    def test_fallbacks_of_the_cpu_stand_beside_the_verdict(self, run: FakeRun, text: str) -> None:
         verdict = read_verdict(output(run) / "prepare-evidence")
         judged = JudgedVariant.load_by_key(run.store.find, verdict.judges[RECIPE])
         told = {"without": "avx512f", "because": "vLLM has no FP8 KV cache here"}
@@ -179,7 +182,7 @@ class TestBody:
 
     @pytest.mark.parametrize("scales", [False, True])
     def test_fp8_attention_of_a_gpu_stands_beside_the_cache(
-        self, run: JudgedRun, text: str, scales: bool
+        self, run: FakeRun, text: str, scales: bool
     ) -> None:
         verdict = read_verdict(output(run) / "prepare-evidence")
         judged = JudgedVariant.load_by_key(run.store.find, verdict.judges[RECIPE])
@@ -209,7 +212,7 @@ class TestBody:
         assert "| llmcompressor | 0.14.0.1 |" in text
         assert "prepare verify ." in text
 
-    def test_no_path_of_this_machine(self, run: JudgedRun, text: str) -> None:
+    def test_no_path_of_this_machine(self, run: FakeRun, text: str) -> None:
         assert str(run.root.parent) not in text
 
     def test_a_passing_one_has_no_override(self, text: str) -> None:
@@ -227,7 +230,7 @@ class TestBody:
                 table = []
 
     def test_an_override_is_at_the_top(self, tmp_path: Path) -> None:
-        run = JudgedRun(tmp_path / "store", lost={RECIPE: 40})
+        run = judged_run(tmp_path / "store", lost={RECIPE: 40})
         reason = "agreed\n\n# with <b>everybody</b>"
         text = (output(run, override=reason) / "README.md").read_text()
         body = text.split("---\n", 2)[2].strip().splitlines()
@@ -237,10 +240,10 @@ class TestBody:
 
 
 class TestHubResults:
-    def test_part_of_a_benchmark_is_no_result_of_it(self, run: JudgedRun) -> None:
+    def test_part_of_a_benchmark_is_no_result_of_it(self, run: FakeRun) -> None:
         assert not (output(run) / RESULTS).exists()
 
-    def test_a_whole_one_is(self, run: JudgedRun, tmp_path: Path) -> None:
+    def test_a_whole_one_is(self, run: FakeRun, tmp_path: Path) -> None:
         verdict = read_verdict(output(run) / "prepare-evidence")
         judged = JudgedVariant.load_by_key(run.store.find, verdict.judges[RECIPE])
         gate = verdict.variant.gates[0].model_copy(update={"n": 164, "available": 164})
@@ -256,11 +259,11 @@ class TestHubResults:
 
 
 class TestSource:
-    def test_a_folder_gives_its_licence_and_no_path(self, run: JudgedRun) -> None:
+    def test_a_folder_gives_its_licence_and_no_path(self, run: FakeRun) -> None:
         source = source_of(str(run.checkpoint.path), "d", run.checkpoint)
         assert (source.ref, source.licence, source.base_model) == ("source", "apache-2.0", "")
 
-    def test_the_hub_gives_its_id(self, run: JudgedRun) -> None:
+    def test_the_hub_gives_its_id(self, run: FakeRun) -> None:
         on_hub = run.checkpoint.model_copy(
             update={"kind": "hub", "ref": "org/model@main", "revision": "abc"}
         )
@@ -301,7 +304,7 @@ class TestWords:
             licence_words(SourceFacts(ref="x", digest="d", licence="mit")) == "mit, as the source's"
         )
 
-    def test_a_cache_in_16_bits_is_just_that(self, run: JudgedRun) -> None:
+    def test_a_cache_in_16_bits_is_just_that(self, run: FakeRun) -> None:
         for arguments in ({"kv-cache-dtype": "auto"}, {"kv-cache-dtype": "bfloat16"}, {}):
             serving = ServingArguments(dict(arguments), {})
             on_a_gpu = deployable(run, hardware={"accelerator": "cuda"}, serving=serving)

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_run import IDENTITIES, SERVING, FakeRun, judged_run
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from judged_run import SERVING, JudgedRun
 from registered_version import registered
 
 from artifacts.deployable import Deployable
@@ -28,8 +28,8 @@ DEEP = "[" * 200_000
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> JudgedRun:
-    return JudgedRun(tmp_path_factory.mktemp("judged") / "store")
+def run(tmp_path_factory: pytest.TempPathFactory) -> FakeRun:
+    return judged_run(tmp_path_factory.mktemp("judged") / "store")
 
 
 def serving(arguments: Any, environment: Any = None) -> dict[str, str]:
@@ -54,7 +54,7 @@ def deployable(**changes: Any) -> Deployable:
     return Deployable.model_validate(members(**changes))
 
 
-def read(run: JudgedRun, **changes: Any) -> Deployable:
+def read(run: FakeRun, **changes: Any) -> Deployable:
     """Of evidence that says something else of how it was served, and what would be started."""
     judged = JudgedVariant.load_by_key(run.store.find, run.folder("judge", "fp8-dynamic").name)
     result = {k: v for k, v in changes.items() if k == "engine_version"}
@@ -117,7 +117,7 @@ class TestOfBefore:
 
 
 class TestTags:
-    def test_as_promoted(self, run: JudgedRun) -> None:
+    def test_as_promoted(self, run: FakeRun) -> None:
         version = registered(run)
         past = read_past(version, Path(version.source))
         assert tag_differences(version, past) == []
@@ -142,7 +142,7 @@ class TestTags:
             {"prepare.environment.evaluate": "3" * 64},
         ],
     )
-    def test_a_tag_that_somebody_set(self, run: JudgedRun, changes: dict[str, str]) -> None:
+    def test_a_tag_that_somebody_set(self, run: FakeRun, changes: dict[str, str]) -> None:
         version = registered(run, **changes)
         past = read_past(registered(run), Path(version.source))
         (line,) = tag_differences(version, past)
@@ -152,13 +152,13 @@ class TestTags:
         with pytest.raises(RegistryError, match="are not what was judged"):
             refuse_changed_tags(version, past)
 
-    def test_every_one_is_named(self, run: JudgedRun) -> None:
+    def test_every_one_is_named(self, run: FakeRun) -> None:
         changes = {"prepare.engine_version": "0.1", "prepare.hardware": "{}"}
         version = registered(run, **changes)
         past = read_past(registered(run), Path(version.source))
         assert [line.split()[0] for line in tag_differences(version, past)] == list(changes)
 
-    def test_one_that_is_gone(self, run: JudgedRun) -> None:
+    def test_one_that_is_gone(self, run: FakeRun) -> None:
         version = registered(run)
         tags = {k: v for k, v in version.tags.items() if k != "prepare.serving"}
         gone = Version(version.name, version.version, (), version.source, tags)
@@ -203,14 +203,10 @@ class TestDifferences:
 
 
 class TestEvidence:
-    def test_as_judged(self, run: JudgedRun) -> None:
+    def test_as_judged(self, run: FakeRun) -> None:
         found = read(run)
         assert found.serving.to_dict() == SERVING
-        assert found.environments == {
-            "quantize": "0" * 64,
-            "serve": run.engine,
-            "evaluate": run.evaluate,
-        }
+        assert found.environments == IDENTITIES
 
     @pytest.mark.parametrize(
         "changes",
@@ -241,7 +237,7 @@ class TestEvidence:
             {"engine_version": None},
         ],
     )
-    def test_what_cannot_be_served(self, run: JudgedRun, changes: dict[str, Any]) -> None:
+    def test_what_cannot_be_served(self, run: FakeRun, changes: dict[str, Any]) -> None:
         with pytest.raises(EvidenceError, match="what was judged cannot be served"):
             read(run, **changes)
 
@@ -279,7 +275,7 @@ def test_tags_of_a_stranger_raise_nothing_but_our_error(
 @settings(max_examples=150, deadline=None)
 @given(part=st.sampled_from(["serving", "hardware", "engine", "engine_version"]), value=JSON)
 def test_evidence_of_a_stranger_raises_nothing_but_our_error(
-    run: JudgedRun, part: str, value: Any
+    run: FakeRun, part: str, value: Any
 ) -> None:
     with contextlib.suppress(EvidenceError):
         read(run, **{part: value})

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_run import FakeRun, judged_run
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from judged_run import RUN, JudgedRun
 from pretend_stages import edit
 from spoilt_bundle import (
     RECIPE,
@@ -35,18 +35,18 @@ from pipeline.release.evidence import evidence_stage
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> JudgedRun:
-    return JudgedRun(tmp_path_factory.mktemp("run") / "store")
+def run(tmp_path_factory: pytest.TempPathFactory) -> FakeRun:
+    return judged_run(tmp_path_factory.mktemp("run") / "store")
 
 
 @pytest.fixture(scope="module")
-def copy_to_spoil(run: JudgedRun, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def copy_to_spoil(run: FakeRun, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy in which a test undoes what it does."""
     return Path(shutil.copytree(output(run), tmp_path_factory.mktemp("byte") / "deployed"))
 
 
 @pytest.fixture
-def deployed(run: JudgedRun, tmp_path: Path) -> Path:
+def deployed(run: FakeRun, tmp_path: Path) -> Path:
     """A copy of the folder, which a test may spoil."""
     return Path(shutil.copytree(output(run), tmp_path / "deployed"))
 
@@ -69,7 +69,7 @@ class TestContents:
         assert check.is_sound
         assert not check.weights_checked
 
-    def test_it_has_the_evidence(self, deployed: Path) -> None:
+    def test_it_has_the_evidence(self, run: FakeRun, deployed: Path) -> None:
         bundle = deployed / BUNDLE
         names = {path.name for path in bundle.rglob("*") if path.is_file()}
         assert names >= {
@@ -79,8 +79,8 @@ class TestContents:
             "layers.jsonl.gz",
             VERDICT,
             RESOLVED,
-            f"{RUN}.server.baseline.log.gz",
-            f"{RUN}.server.{RECIPE}.log.gz",
+            f"{run.report.run}.server.baseline.log.gz",
+            f"{run.report.run}.server.{RECIPE}.log.gz",
         }
         parts = json.loads((bundle / RESOLVED).read_text())
         assert parts["policy"]["value"]["name"] == "p"
@@ -88,7 +88,7 @@ class TestContents:
         assert parts["hardware"]["value"]["cpu"] == "AMD EPYC"
         assert parts["serving"]["value"]["engine_arguments"]["kv-cache-dtype"] == "fp8"
 
-    def test_the_manifest_has_relative_paths_only(self, run: JudgedRun, deployed: Path) -> None:
+    def test_the_manifest_has_relative_paths_only(self, run: FakeRun, deployed: Path) -> None:
         text = (deployed / BUNDLE / MANIFEST).read_text()
         assert str(run.root.parent) not in text
         paths = [each["path"] for each in json.loads(text)["bundle"]]
@@ -96,13 +96,13 @@ class TestContents:
         assert not any(path.startswith("/") or ".." in path for path in paths)
         assert str(run.root.parent) not in (deployed / BUNDLE / VERDICT).read_text()
 
-    def test_weights_are_links_and_the_stage_keeps_its_own(self, run: JudgedRun) -> None:
+    def test_weights_are_links_and_the_stage_keeps_its_own(self, run: FakeRun) -> None:
         original = run.folder("quantize", RECIPE) / "output" / "model.safetensors"
         assert original.samefile(output(run) / "model.safetensors")
         assert not (original.parent / BUNDLE).exists()
         assert not (original.parent / "README.md").exists()
 
-    def test_same_evidence_same_bytes(self, run: JudgedRun) -> None:
+    def test_same_evidence_same_bytes(self, run: FakeRun) -> None:
         record = written(run)
         first = list_files(run.store.stage_folder("evidence", record.key) / "output")
         run.store.discard("evidence", record.key)
@@ -110,31 +110,31 @@ class TestContents:
         assert list_files(run.store.stage_folder("evidence", again.key) / "output") == first
         assert again.result == record.result
 
-    def test_it_is_made_once(self, run: JudgedRun) -> None:
+    def test_it_is_made_once(self, run: FakeRun) -> None:
         assert written(run).finished == written(run).finished
         later = run.report.model_copy(update={"run": "20261122-100000-000001"})
         assert evidence_stage(later, RECIPE, run.store).key == written(run).key
 
     def test_a_variant_without_verdict_counts_and_is_told(self, tmp_path: Path) -> None:
-        run = JudgedRun(tmp_path / "store", lost={RECIPE: 0}, broken=("gptq",))
+        run = judged_run(tmp_path / "store", lost={RECIPE: 0}, broken=("gptq",))
         folder = output(run)
         assert check_bundle(folder).is_sound
         verdict = json.loads((folder / BUNDLE / VERDICT).read_text())
         assert verdict["tried"] == [RECIPE, "gptq"]
         assert {v["recipe"]: v["verdict"] for v in verdict["variants"]}["gptq"] == "error"
 
-    def test_one_that_was_not_judged_has_none(self, run: JudgedRun) -> None:
+    def test_one_that_was_not_judged_has_none(self, run: FakeRun) -> None:
         with pytest.raises(UsageError, match="did not judge 'nothing'"):
             written(run, "nothing")
 
     def test_a_stage_that_is_gone(self, tmp_path: Path) -> None:
-        run = JudgedRun(tmp_path / "store", lost={RECIPE: 0})
+        run = judged_run(tmp_path / "store", lost={RECIPE: 0})
         shutil.rmtree(run.folder("coherence", "baseline"))
         with pytest.raises(EvidenceError, match=r"the stage 'coherence' .* is gone"):
             written(run)
 
     def test_weights_changed_since_are_not_bundled(self, tmp_path: Path) -> None:
-        run = JudgedRun(tmp_path / "store", lost={RECIPE: 0})
+        run = judged_run(tmp_path / "store", lost={RECIPE: 0})
         weights = run.folder("quantize", RECIPE) / "output" / "model.safetensors"
         weights.write_bytes(weights.read_bytes()[:-1] + b"\1")
         with pytest.raises(EvidenceError, match="not those that were judged"):
@@ -144,15 +144,15 @@ class TestContents:
 
 class TestOverride:
     @pytest.fixture
-    def failed(self, tmp_path: Path) -> JudgedRun:
-        return JudgedRun(tmp_path / "store", lost={RECIPE: 40})
+    def failed(self, tmp_path: Path) -> FakeRun:
+        return judged_run(tmp_path / "store", lost={RECIPE: 40})
 
-    def test_it_is_in_the_verdict(self, failed: JudgedRun) -> None:
+    def test_it_is_in_the_verdict(self, failed: FakeRun) -> None:
         check = check_bundle(output(failed, override="the team agreed"))
         assert check.is_sound
         assert (check.verdict, check.override) == ("fail", "the team agreed")
 
-    def test_without_a_reason_it_does_not_verify(self, failed: JudgedRun) -> None:
+    def test_without_a_reason_it_does_not_verify(self, failed: FakeRun) -> None:
         assert "no reason is given for promoting it" in found(check_bundle(output(failed)))
 
 

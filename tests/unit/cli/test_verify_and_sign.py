@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from judged_run import RUN, JudgedRun
+from fake_run import FakeRun, judged_run
 from listener import Listener
 from typer.testing import CliRunner
 
-from artifacts.kept_runs import RUN_RECORD
 from pipeline.cli.main import app
 from pipeline.core.errors import EvidenceError, UsageError
 from pipeline.release.evidence import write_evidence
@@ -27,14 +26,12 @@ def call(*arguments: object) -> Any:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> JudgedRun:
-    run = JudgedRun(tmp_path_factory.mktemp("run") / "store")
-    (run.root / "runs" / RUN / RUN_RECORD).write_text(run.report.model_dump_json())
-    return run
+def run(tmp_path_factory: pytest.TempPathFactory) -> FakeRun:
+    return judged_run(tmp_path_factory.mktemp("run") / "store")
 
 
 @pytest.fixture
-def stored(run: JudgedRun) -> Path:
+def stored(run: FakeRun) -> Path:
     record = write_evidence(run.report, RECIPE, run.store, Listener())
     return run.store.stage_folder("evidence", record.key) / "output"
 
@@ -64,8 +61,8 @@ def keys(tmp_path: Path) -> tuple[Path, Path]:
 
 
 class TestVerify:
-    def test_a_run_is_still_one(self, run: JudgedRun) -> None:
-        result = call("verify", RUN, "--store", run.root)
+    def test_a_run_is_still_one(self, run: FakeRun) -> None:
+        result = call("verify", run.report.run, "--store", run.root)
         assert result.exit_code == 0
         assert "the same" in result.stdout
 
@@ -99,9 +96,9 @@ class TestVerify:
         with pytest.raises(EvidenceError, match="no evidence bundle"):
             call("verify", tmp_path)
 
-    def test_a_run_has_no_signature(self, run: JudgedRun, keys: tuple[Path, Path]) -> None:
+    def test_a_run_has_no_signature(self, run: FakeRun, keys: tuple[Path, Path]) -> None:
         with pytest.raises(UsageError, match="a run in the store is not signed"):
-            call("verify", RUN, "--store", run.root, "--public-key", keys[1])
+            call("verify", run.report.run, "--store", run.root, "--public-key", keys[1])
 
     def test_an_identity_without_its_provider(self, deployed: Path) -> None:
         with pytest.raises(UsageError, match="provider"):

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from judged_run import JudgedRun
+from fake_run import IDENTITIES, FakeRun, judged_run
 from listener import Listener
 from registered_version import registered
 
@@ -50,14 +50,14 @@ def members(accelerator: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, JudgedRun]:
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, FakeRun]:
     """By accelerator, a run that was judged there."""
     found = {}
     for accelerator in ENGINES:
         of = members(accelerator)
-        found[accelerator] = JudgedRun(
+        found[accelerator] = judged_run(
             tmp_path_factory.mktemp(accelerator) / "store",
-            engine=of["environment.serve"],
+            identities={**IDENTITIES, "serve": of["environment.serve"]},
             engine_version=of["engine_version"],
             serving=of["serving"],
             hardware=of["hardware"],
@@ -65,7 +65,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, JudgedRun]:
     return found
 
 
-def version(runs: dict[str, JudgedRun], judged: str, rechecked: str) -> Version:
+def version(runs: dict[str, FakeRun], judged: str, rechecked: str) -> Version:
     """Judged on one kind of machine, and found to stand on the other."""
     record = RecheckRecord(
         when="2026-01-01T00:00:00+00:00",
@@ -96,7 +96,7 @@ class Place:
         engines: version of the engine in each environment, by accelerator.
     """
 
-    runs: dict[str, JudgedRun]
+    runs: dict[str, FakeRun]
     settings: Settings
     engines: dict[str, str] = field(default_factory=lambda: dict(ENGINES))
     hardware: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -124,7 +124,7 @@ class Place:
 
 
 @pytest.fixture
-def place(runs: dict[str, JudgedRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+def place(runs: dict[str, FakeRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     found = Place(runs, Settings(home=tmp_path / "home", store=tmp_path / "store"))
     monkeypatch.setattr(deployment_server, "hardware", lambda kind: found.hardware[kind])
     monkeypatch.setattr(deployment_server, "identity", lambda name, kind, _: f"{name}-{kind}")
@@ -224,7 +224,7 @@ def test_what_is_served_is_of_the_tuple_found(
 class TestWhatIsTrusted:
     """A registry's writer may set any tag; nothing of that is served."""
 
-    def deployment(self, place: Place, run: JudgedRun, **options: Any) -> Deployment:
+    def deployment(self, place: Place, run: FakeRun, **options: Any) -> Deployment:
         place.has(gpu=False, cpu="a processor")
         changes = options.pop("changes", {})
         return Deployment(registered(run, **changes), None, place.settings, Listener(), **options)
@@ -247,10 +247,10 @@ class TestWhatIsTrusted:
     def test_code_that_comes_with_it(
         self, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        run = JudgedRun(
+        run = judged_run(
             tmp_path / "own" / "store",
             lost={"fp8-dynamic": 0},
-            engine="serve-cpu",
+            identities={**IDENTITIES, "serve": "serve-cpu"},
             hardware=HARDWARE["cpu"],
             trust_remote_code=True,
         )
@@ -274,10 +274,10 @@ class TestWhatIsTrusted:
 
     def test_evidence_of_what_no_profile_may_set(self, place: Place, tmp_path: Path) -> None:
         arguments = {"host": "0.0.0.0", "kv-cache-dtype": "fp8"}
-        run = JudgedRun(
+        run = judged_run(
             tmp_path / "open" / "store",
             lost={"fp8-dynamic": 0},
-            engine="serve-cpu",
+            identities={**IDENTITIES, "serve": "serve-cpu"},
             hardware=HARDWARE["cpu"],
             serving={"engine_arguments": arguments, "environment": {}},
         )

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from bench import ONE, TWO, recipe
+from fake_run import IDENTITIES, ONE, SERVING, TWO, FakeRun
 from listener import Listener
-from pretend_stages import edit
-from promotion_site import SERVING, Site, both_good, one_is_bad
+from pretend_stages import PretendModels, edit
 from typer.testing import CliRunner
 
 from artifacts.evidence.bundle import BUNDLE, VERDICT
@@ -25,94 +23,105 @@ from pipeline.release.collection import find_garbage, remove
 
 
 @pytest.fixture
-def mixed(tmp_path: Path) -> Site:
+def mixed(tmp_path: Path) -> FakeRun:
     """ONE failed, TWO passed."""
-    site = Site(tmp_path, one_is_bad)
-    assert {v.recipe: v.verdict for v in site.run.variants} == {ONE: "fail", TWO: "pass"}
-    return site
+    models = PretendModels(lambda variant, suite, number: float(number % 2 and variant != ONE))
+    made = FakeRun(tmp_path / "store", models, recipes=(ONE, TWO))
+    verdicts = {v.recipe: v.verdict for v in made.run().variants}
+    assert verdicts == {ONE: "fail", TWO: "pass"}
+    return made
 
 
 @pytest.fixture
-def good(tmp_path: Path) -> Site:
+def good(tmp_path: Path) -> FakeRun:
     """Both passed."""
-    return Site(tmp_path, both_good)
+    made = FakeRun(tmp_path / "store", recipes=(ONE, TWO))
+    made.run()
+    return made
 
 
 class TestPromoteRun:
-    def test_what_passed(self, mixed: Site) -> None:
+    def test_what_passed(self, mixed: FakeRun) -> None:
+        checkpoint = mixed.report.checkpoint
+        assert checkpoint is not None
+        assert checkpoint.source is not None
+        pinned = checkpoint.source.model_copy(update={"revision": "commit on the Hub"})
+        mixed.report = mixed.report.model_copy(
+            update={"checkpoint": checkpoint.model_copy(update={"source": pinned})}
+        )
         result = mixed.promote()
         assert (result["champion"], result["alias"], result["replaced"]) == (TWO, "champion", None)
-        (version,) = mixed.registry().versions("model")
+        (version,) = mixed.registry.versions("model")
         assert version.tags["prepare.engine_version"] == "0.33.0"
-        assert version.tags["prepare.environment.serve"] == "digest of serve"
-        assert version.tags["prepare.environment.quantize"] == "digest of quantize"
-        assert version.tags["prepare.environment.evaluate"] == "e"
+        assert version.tags["prepare.environment.serve"] == IDENTITIES["serve"]
+        assert version.tags["prepare.environment.quantize"] == IDENTITIES["quantize"]
+        assert version.tags["prepare.environment.evaluate"] == IDENTITIES["evaluate"]
         assert json.loads(version.tags["prepare.serving"]) == SERVING
         assert version.tags["prepare.source.revision"] == "commit on the Hub"
         assert len(version.tags["prepare.weights"]) == 64
-        (entry,) = mixed.registry().history("model")
-        assert (entry.action, entry.run, entry.verdict) == ("promote", mixed.run.run, "pass")
+        (entry,) = mixed.registry.history("model")
+        assert (entry.action, entry.run, entry.verdict) == ("promote", mixed.report.run, "pass")
         assert entry.reason == "all 2 gates passed"
 
-    def test_the_version_has_its_evidence(self, mixed: Site) -> None:
+    def test_the_version_has_its_evidence(self, mixed: FakeRun) -> None:
         mixed.promote(variant=ONE, override="why not", name="other")
-        (version,) = mixed.registry().versions("other")
+        (version,) = mixed.registry.versions("other")
         assert version.tags["prepare.evidence"] == Path(version.source).parent.name
         check = check_bundle(Path(version.source))
         assert check.problems == ()
         verdict = json.loads((Path(version.source) / BUNDLE / VERDICT).read_text())
         assert (verdict["override"], verdict["registered_name"]) == ("why not", "other")
 
-    def test_what_passed_needs_no_override(self, mixed: Site) -> None:
+    def test_what_passed_needs_no_override(self, mixed: FakeRun) -> None:
         mixed.promote(variant=TWO, override="to be sure")
-        (entry,) = mixed.registry().history("model")
+        (entry,) = mixed.registry.history("model")
         assert (entry.action, entry.reason) == ("promote", "all 2 gates passed")
-        (version,) = mixed.registry().versions("model")
+        (version,) = mixed.registry.versions("model")
         assert version.tags["prepare.override"] == ""
 
-    def test_another_run_of_the_same_is_the_same_version(self, mixed: Site) -> None:
+    def test_another_run_of_the_same_is_the_same_version(self, mixed: FakeRun) -> None:
         mixed.promote()
-        mixed.run = mixed.judged()
+        mixed.run()
         mixed.promote(alias="candidate")
-        (version,) = mixed.registry().versions("model")
+        (version,) = mixed.registry.versions("model")
         assert set(version.aliases) == {"candidate", "champion"}
 
-    def test_a_version_keeps_its_files(self, mixed: Site) -> None:
+    def test_a_version_keeps_its_files(self, mixed: FakeRun) -> None:
         """Though the same stages came to something else another time."""
         mixed.promote()
-        (first,) = mixed.registry().versions("model")
+        (first,) = mixed.registry.versions("model")
         before = list_files(Path(first.source))
         (quantize,) = {
-            str(s.key) for s in mixed.run.stages if (s.name, s.variant) == ("quantize", TWO)
+            str(s.key) for s in mixed.report.stages if (s.name, s.variant) == ("quantize", TWO)
         }
         folder = mixed.store.stage_folder("quantize", quantize)
         edit(folder / "stage.json", lambda record: record["result"].update(made="again"))
-        mixed.run = mixed.judged()
+        mixed.run()
         mixed.promote()
-        versions = mixed.registry().versions("model")
+        versions = mixed.registry.versions("model")
         assert list_files(Path(first.source)) == before
         assert first.source in {each.source for each in versions}
 
-    def test_again_there_is_nothing_to_do(self, mixed: Site) -> None:
+    def test_again_there_is_nothing_to_do(self, mixed: FakeRun) -> None:
         mixed.promote()
         assert mixed.promote()["champion"] == TWO
-        assert len(mixed.registry().history("model")) == 1
+        assert len(mixed.registry.history("model")) == 1
 
-    def test_back_and_forth(self, good: Site) -> None:
+    def test_back_and_forth(self, good: FakeRun) -> None:
         for variant in (ONE, TWO, ONE):
             good.promote(variant=variant)
             assert good.champion() == variant
-        assert len(good.registry().versions("model")) == 2
-        assert len(good.registry().history("model")) == 3
+        assert len(good.registry.versions("model")) == 2
+        assert len(good.registry.history("model")) == 3
 
-    def test_a_candidate_first(self, good: Site) -> None:
+    def test_a_candidate_first(self, good: FakeRun) -> None:
         good.promote(variant=ONE)
         good.promote(variant=TWO, alias="candidate")
-        assert good.registry().aliases("model") == {"champion": "1", "candidate": "2"}
+        assert good.registry.aliases("model") == {"champion": "1", "candidate": "2"}
         good.promote(variant=TWO)
-        assert good.registry().aliases("model") == {"champion": "2", "previous": "1"}
+        assert good.registry.aliases("model") == {"champion": "2", "previous": "1"}
 
-    def test_what_failed_wants_a_reason(self, mixed: Site) -> None:
+    def test_what_failed_wants_a_reason(self, mixed: FakeRun) -> None:
         with pytest.raises(UsageError, match=f"the verdict on '{ONE}' is 'fail'") as caught:
             mixed.promote(variant=ONE)
         assert "--override REASON" in caught.value.cure
@@ -121,30 +130,30 @@ class TestPromoteRun:
         with pytest.raises(UsageError, match="about one variant"):
             mixed.promote(override="why not")
         mixed.promote(variant=ONE, override="why not")
-        (entry,) = mixed.registry().history("model")
+        (entry,) = mixed.registry.history("model")
         assert (entry.action, entry.verdict, entry.reason) == ("override", "fail", "why not")
 
-    def test_a_champion_that_is_not_the_one_named(self, good: Site) -> None:
+    def test_a_champion_that_is_not_the_one_named(self, good: FakeRun) -> None:
         good.promote(variant=ONE)
         with pytest.raises(RegistryError, match="is version 1, not version 8"):
             good.promote(variant=TWO, replaces="8")
         assert good.champion() == ONE
 
-    def test_evidence_that_was_changed(self, mixed: Site) -> None:
+    def test_evidence_that_was_changed(self, mixed: FakeRun) -> None:
         """Not even with a reason: the record would tell a verdict that nobody found."""
         (run,) = mixed.store.run_folders()
         edit(run / RUN_RECORD, lambda run: run["variants"][0].update(verdict="pass"))
-        mixed.run = RunReport.model_validate_json((run / RUN_RECORD).read_text())
+        mixed.report = RunReport.model_validate_json((run / RUN_RECORD).read_text())
         for override in (None, "why not"):
             with pytest.raises(StoreError, match="does not give the verdict of the record"):
                 mixed.promote(variant=ONE, override=override)
         assert not Path(mixed.uri.removeprefix("sqlite:///")).exists()
 
-    def test_evidence_on_another_variant_that_was_changed(self, good: Site) -> None:
+    def test_evidence_on_another_variant_that_was_changed(self, good: FakeRun) -> None:
         """It would go into this one's bundle, which could not be verified then."""
         (run,) = good.store.run_folders()
         edit(run / RUN_RECORD, lambda run: run["variants"][0].update(verdict="fail"))
-        good.run = RunReport.model_validate_json((run / RUN_RECORD).read_text())
+        good.report = RunReport.model_validate_json((run / RUN_RECORD).read_text())
         with pytest.raises(StoreError, match=f"evidence on '{ONE}' does not give the verdict"):
             good.promote(variant=TWO)
         assert not Path(good.uri.removeprefix("sqlite:///")).exists()
@@ -158,34 +167,34 @@ class TestPromoteRun:
         ],
     )
     def test_runs_that_have_nothing_to_promote(
-        self, mixed: Site, changes: dict[str, Any], words: str
+        self, mixed: FakeRun, changes: dict[str, Any], words: str
     ) -> None:
-        mixed.run = mixed.run.model_copy(update=changes)
+        mixed.report = mixed.report.model_copy(update=changes)
         with pytest.raises(UsageError, match=words):
             mixed.promote()
 
 
-def test_the_command(good: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command(good: FakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREPARE_STORE", str(good.store.root))
     monkeypatch.setenv("GITHUB_ACTOR", "ann")
     result = CliRunner().invoke(app, ["promote", f"latest:{TWO}"], catch_exceptions=False)
     assert result.stdout.splitlines()[0] == f"model@champion is version 1 ({TWO})"
-    arguments = ["promote", f"{good.run.run}:{ONE}", "--json", "--replaces", "1"]
+    arguments = ["promote", f"{good.report.run}:{ONE}", "--json", "--replaces", "1"]
     told = json.loads(CliRunner().invoke(app, arguments, catch_exceptions=False).stdout)
     assert told["versions"] == {ONE: "2"}
     assert told["replaced"] == "1"
-    assert [entry.who for entry in good.registry().history("model")] == ["ann", "ann"]
+    assert [entry.who for entry in good.registry.history("model")] == ["ann", "ann"]
 
 
 class TestCollection:
-    def paths(self, site: Site, days: float = 0) -> set[str]:
+    def paths(self, site: FakeRun, days: float = 0) -> set[str]:
         garbage = find_garbage(site.store, [], days, Listener())
         return {f"{g.kind} {g.path.parent.name}/{g.path.name}" for g in garbage}
 
-    def test_what_is_young_stays(self, good: Site) -> None:
+    def test_what_is_young_stays(self, good: FakeRun) -> None:
         assert self.paths(good, days=1) == set()
 
-    def test_nothing_is_named(self, good: Site) -> None:
+    def test_nothing_is_named(self, good: FakeRun) -> None:
         kinds = {path.split()[0] for path in self.paths(good)}
         assert kinds == {"stage", "run", "answers"}
         for each in find_garbage(good.store, [], 0, Listener()):
@@ -193,27 +202,28 @@ class TestCollection:
         left = [p for p in good.store.root.rglob("*") if p.is_file() and p.suffix != ".lock"]
         assert left == []
 
-    def test_what_a_history_names_stays(self, good: Site) -> None:
+    def test_what_a_history_names_stays(self, good: FakeRun) -> None:
         """The run is named, and with it all that it used; another run's branch goes."""
         good.promote(variant=ONE)
-        stages_before = {s.key for s in good.run.stages}
-        good.bench = replace(good.bench, recipes=("three",))
-        three = good.judged()
+        stages_before = {s.key for s in good.report.stages}
+        first, good.recipes = good.report, ("three",)
+        three = good.run()
         own = {str(s.key) for s in three.stages} - stages_before
         gone = self.paths(good)
         assert {path.rpartition("/")[2] for path in gone if path.startswith("stage ")} == own
         assert f"run runs/{three.run}" in gone
-        assert f"run runs/{good.run.run}" not in gone
+        assert f"run runs/{first.run}" not in gone
         books = {p.name for p in (good.store.root / "answers").glob("*.jsonl")}
         books_gone = {p.rpartition("/")[2] for p in gone if p.startswith("answers")}
         assert books_gone < books
         assert len(books_gone) == 1
         for each in find_garbage(good.store, [], 0, Listener()):
             remove(each, good.store)
+        good.report = first
         good.promote(variant=TWO)  # everything is still there
         assert self.paths(good) == set()
 
-    def test_what_a_killed_stage_left_goes(self, good: Site) -> None:
+    def test_what_a_killed_stage_left_goes(self, good: FakeRun) -> None:
         good.promote(variant=ONE)
         left = good.store.stage_folder("quantize", "abc.partial")
         left.mkdir()
@@ -227,7 +237,7 @@ class TestCollection:
             remove(each, good.store)
         assert not left.exists()
 
-    def test_a_file_with_several_names_counts_once(self, good: Site) -> None:
+    def test_a_file_with_several_names_counts_once(self, good: FakeRun) -> None:
         """The stage `evidence` links the weights of `quantize`."""
         folders = [
             good.store.stage_folder(stage, "of-nobody") for stage in ("evidence", "quantize")
@@ -244,14 +254,14 @@ class TestCollection:
         found = find_garbage(good.store, [], 0, Listener())
         assert [each.size for each in found if each.path in folders] == [100, 0]
 
-    def test_a_registry_that_does_not_answer(self, good: Site) -> None:
+    def test_a_registry_that_does_not_answer(self, good: FakeRun) -> None:
         """What it names is not known, so nothing goes."""
         good.promote(variant=ONE)
         Path(good.uri.removeprefix("sqlite:///")).write_text("no database" * 1000)
         with pytest.raises(RegistryError):
             self.paths(good)
 
-    def test_while_a_run_is_going_on(self, good: Site) -> None:
+    def test_while_a_run_is_going_on(self, good: FakeRun) -> None:
         from pipeline.run.run_log import RunLog
 
         log = RunLog(good.store, "model", {"checkpoint": "c"})
@@ -259,7 +269,7 @@ class TestCollection:
             self.paths(good)
         log._alive.release()
 
-    def test_the_command(self, good: Site) -> None:
+    def test_the_command(self, good: FakeRun) -> None:
         arguments = ["gc", "--days", "0", "--store", str(good.store.root), "--json"]
         told = json.loads(
             CliRunner().invoke(app, [*arguments, "--dry-run"], catch_exceptions=False).stdout
@@ -270,8 +280,3 @@ class TestCollection:
         again = json.loads(CliRunner().invoke(app, arguments, catch_exceptions=False).stdout)
         assert again["removed"] == told["removed"]
         assert not any(Path(each["path"]).exists() for each in told["removed"])
-
-
-def test_recipes_are_pretended() -> None:
-    """What the benches call one and two are recipes of the family that has a margin."""
-    assert recipe(ONE).family == "fp8"

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench import ONE, TWO
+from fake_run import ONE, TWO, FakeRun
 from hub_write_stand_in import STRANGER, Fault, HubWriteStandIn, point_there
 from listener import Listener
-from promotion_site import Site, both_good
 from typer.testing import CliRunner
 
 from artifacts.evidence.manifest import digest_of_other_files
@@ -35,11 +34,10 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubWriteStandIn]:
 
 
 @pytest.fixture
-def site(hub: HubWriteStandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+def site(hub: HubWriteStandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeRun:
     """A run of two variants that passed, which names the Hub as its registry."""
-    made = Site(tmp_path, both_good)
-    made.uri = URI
-    made.run = made.judged()
+    made = FakeRun(tmp_path / "store", recipes=(ONE, TWO), uri=URI)
+    made.run()
     monkeypatch.setenv("PREPARE_STORE", str(made.store.root))
     monkeypatch.setenv("PREPARE_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("PREPARE_REGISTRY", raising=False)
@@ -54,8 +52,8 @@ def told(*arguments: str) -> Any:
     return json.loads(result.stdout)
 
 
-def test_the_whole_life(hub: HubWriteStandIn, site: Site, tmp_path: Path) -> None:
-    run, on_hub = site.run.run, ("--registry", URI)
+def test_the_whole_life(hub: HubWriteStandIn, site: FakeRun, tmp_path: Path) -> None:
+    run, on_hub = site.report.run, ("--registry", URI)
     # The run names its registry.
     assert told("promote", f"{run}:{ONE}")["versions"] == {ONE: "1"}
     assert told("promote", f"{run}:{TWO}")["replaced"] == "1"
@@ -93,8 +91,8 @@ def test_the_whole_life(hub: HubWriteStandIn, site: Site, tmp_path: Path) -> Non
     assert moves[-1]["reason"] == "wrong language"
 
 
-def test_serving_says_to_pull_first(site: Site) -> None:
-    told("promote", f"{site.run.run}:{ONE}")
+def test_serving_says_to_pull_first(site: FakeRun) -> None:
+    told("promote", f"{site.report.run}:{ONE}")
     with pytest.raises(RegistryError, match="files are not on this machine") as caught:
         CliRunner().invoke(
             app, ["serve", "model@champion", "--registry", URI], catch_exceptions=False
@@ -102,14 +100,14 @@ def test_serving_says_to_pull_first(site: Site) -> None:
     assert "prepare pull model@1 FOLDER" in caught.value.cure
 
 
-def test_what_the_hub_names_stays_in_the_store(hub: HubWriteStandIn, site: Site) -> None:
+def test_what_the_hub_names_stays_in_the_store(hub: HubWriteStandIn, site: FakeRun) -> None:
     before = {g.path for g in find_garbage(site.store, [], 0, Listener())}
-    told("promote", f"{site.run.run}:{ONE}")
+    told("promote", f"{site.report.run}:{ONE}")
     left = {g.path for g in find_garbage(site.store, [], 0, Listener())}
-    named = site.store.root / "runs" / site.run.run
+    named = site.store.root / "runs" / site.report.run
     assert named in before
     assert named not in left
-    stages = [s for s in site.run.stages if s.variant == ONE and s.key]
+    stages = [s for s in site.report.stages if s.variant == ONE and s.key]
     assert stages
     assert not left & {site.store.stage_folder(s.name.split()[0], str(s.key)) for s in stages}
     hub.faults = [Fault("GET /api/models", 403)]
@@ -119,10 +117,10 @@ def test_what_the_hub_names_stays_in_the_store(hub: HubWriteStandIn, site: Site)
 
 @pytest.mark.parametrize("token", [None, STRANGER])
 def test_what_the_hub_hides_from_us_is_not_garbage(
-    site: Site, hub: HubWriteStandIn, monkeypatch: pytest.MonkeyPatch, token: str | None
+    site: FakeRun, hub: HubWriteStandIn, monkeypatch: pytest.MonkeyPatch, token: str | None
 ) -> None:
     """A private repository looks to others as if there were none."""
-    told("promote", f"{site.run.run}:{ONE}")
+    told("promote", f"{site.report.run}:{ONE}")
     point_there(monkeypatch, hub.url, token=token)
     with pytest.raises(RegistryError):
         find_garbage(site.store, [], 0, Listener())

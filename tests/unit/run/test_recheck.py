@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from judged_run import JudgedRun
+from fake_run import IDENTITIES, NAME, FakeRun, judged_run
 from listener import Listener
 from pretend_stages import PretendExecutor, PretendModels, edit
 from published_models import LLAMA_3_8B, dense, source
@@ -54,7 +54,7 @@ from pipeline.run.recheck import Outcome, RecheckRequest, run_recheck
 from recipes.catalog import RECIPES, load_profile
 
 RECIPE = "fp8-dynamic"
-ENGINE = "0.33.0"  # as in judged_run.py
+ENGINE = "0.33.0"  # as in fake_run.py
 
 
 def as_before(variant: str, suite: str, number: int) -> float:
@@ -78,7 +78,7 @@ class Site:
     """
 
     root: Path
-    judged: JudgedRun
+    judged: FakeRun
     models: PretendModels
     engine: str = ENGINE
     serve: str = "1" * 64
@@ -95,13 +95,13 @@ class Site:
 
     def accepted(self, store: Store | None = None) -> list[str]:
         """The serving environments that the verdict holds for."""
-        version = find_version(self.registry, "tiny@champion")
+        version = find_version(self.registry, "model@champion")
         past = read_past(version, Path(version.source))
         return [
             each.serve_environment for each in accepted_tuples(version, past, store or self.store)
         ]
 
-    def recheck(self, reference: str = "tiny@champion", **options: Any) -> Outcome:
+    def recheck(self, reference: str = "model@champion", **options: Any) -> Outcome:
         request = RecheckRequest(reference, registry=self.registry.uri, **options)
         return run_recheck(request, load_settings(self.store.root), self.said)
 
@@ -111,27 +111,27 @@ class Site:
 
 
 @pytest.fixture(scope="module")
-def judged(tmp_path_factory: pytest.TempPathFactory) -> JudgedRun:
-    return JudgedRun(
+def judged(tmp_path_factory: pytest.TempPathFactory) -> FakeRun:
+    return judged_run(
         tmp_path_factory.mktemp("judged") / "store",
         hardware=hardware("cpu"),
-        evaluate=identity("evaluate", Accelerator.CPU, load_settings()),
+        identities={
+            **IDENTITIES,
+            "evaluate": identity("evaluate", Accelerator.CPU, load_settings()),
+        },
     )
 
 
 @pytest.fixture(scope="module")
-def promoted(judged: JudgedRun, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def promoted(judged: FakeRun, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The file of a registry whose champion is the run's FP8 variant."""
     file = tmp_path_factory.mktemp("promoted") / "registry.db"
-    order = Order(f"sqlite:///{file}", variant=RECIPE)
-    promote_run(judged.report, judged.store, order, Listener())
+    judged.promote(f"sqlite:///{file}", variant=RECIPE)
     return file
 
 
 @pytest.fixture
-def site(
-    judged: JudgedRun, promoted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Site:
+def site(judged: FakeRun, promoted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     shutil.copyfile(promoted, tmp_path / "registry.db")
     found = Site(tmp_path, judged, PretendModels(as_before, questions=96))
     monkeypatch.setenv("PREPARE_HOME", str(tmp_path / "home"))
@@ -251,27 +251,27 @@ class TestSomethingChanged:
         assert kept.run == report.run
         (check,) = check_run(kept, site.store)
         assert (check.kept, check.computed, check.differences) == ("pass", "pass", ())
-        with pytest.raises(UsageError, match="rechecked tiny@1, which is registered already"):
+        with pytest.raises(UsageError, match="rechecked model@1, which is registered already"):
             promote_run(kept, site.store, Order(site.registry.uri), Listener())
 
     def test_a_verdict_that_does_not_stand(self, site: Site) -> None:
         site.serve, site.models.score = "3" * 64, broken_now
-        before = site.registry.aliases("tiny")
+        before = site.registry.aliases(NAME)
         outcome = site.recheck()
         assert (outcome.stands, outcome.exit_code) == (False, ExitCode.GATES_FAILED)
-        assert site.registry.aliases("tiny") == before
-        (kept,) = rechecks_of(find_version(site.registry, "tiny@champion"))
+        assert site.registry.aliases(NAME) == before
+        (kept,) = rechecks_of(find_version(site.registry, "model@champion"))
         assert (kept.verdict, kept.stands, kept.run) == ("fail", False, _report(outcome).run)
 
     def test_a_server_that_does_not_come_up_is_no_verdict(self, site: Site) -> None:
         site.serve, site.models.broken = "3" * 64, {RECIPE}
         outcome = site.recheck()
         assert (outcome.stands, outcome.exit_code) == (None, 1)
-        assert rechecks_of(find_version(site.registry, "tiny@champion")) == []
+        assert rechecks_of(find_version(site.registry, "model@champion")) == []
 
     def test_a_tag_of_another_machine_is_a_change(self, site: Site) -> None:
         other = json.dumps({**hardware("cpu"), "cores": 640})
-        site.registry.set_tags("tiny", "1", {"prepare.hardware": other})
+        site.registry.set_tags(NAME, "1", {"prepare.hardware": other})
         (change,) = site.recheck().changed
         assert str(change).startswith("hardware, cores: judged 640, here ")
 
@@ -341,7 +341,7 @@ class TestWhatIsKept:
     def test_the_tag_tells_it(self, site: Site) -> None:
         site.serve = "3" * 64
         outcome = site.recheck()
-        version = find_version(site.registry, "tiny@champion")
+        version = find_version(site.registry, "model@champion")
         (kept,) = rechecks_of(version)
         assert json.loads(version.tags[RECHECK_TAG]) == json.loads(kept.model_dump_json())
         assert kept.members.serve_environment == site.serve
@@ -360,12 +360,12 @@ class TestWhatIsKept:
         site.recheck()
         assert site.accepted(Store(site.root / "elsewhere")) == ["1" * 64]
         # Nor one whose record was changed after it was made.
-        (kept,) = rechecks_of(find_version(site.registry, "tiny@champion"))
+        (kept,) = rechecks_of(find_version(site.registry, "model@champion"))
         other = kept.model_copy(update={"tuple_digest": "4" * 64})
-        site.registry.set_tags("tiny", "1", {f"{RECHECK_TAG}.{'3' * 12}": other.model_dump_json()})
+        site.registry.set_tags(NAME, "1", {f"{RECHECK_TAG}.{'3' * 12}": other.model_dump_json()})
         assert site.accepted() == ["1" * 64, "3" * 64]
         name = f"{RECHECK_TAG}.{kept.tuple_digest[:12]}"
-        site.registry.set_tags("tiny", "1", {name: other.model_dump_json()})
+        site.registry.set_tags(NAME, "1", {name: other.model_dump_json()})
         assert site.accepted() == ["1" * 64]
 
     def test_a_forced_one_that_fails_takes_the_judged_tuple_away(self, site: Site) -> None:
@@ -379,18 +379,18 @@ class TestWhatIsKept:
         assert outcome.to_dict()["run"] == outcome.refuted.run
 
     def test_other_tags_and_aliases_stay(self, site: Site) -> None:
-        before = find_version(site.registry, "tiny@champion")
+        before = find_version(site.registry, "model@champion")
         site.serve = "3" * 64
         site.recheck()
-        after = find_version(site.registry, "tiny@champion")
+        after = find_version(site.registry, "model@champion")
         kept = {tag: v for tag, v in after.tags.items() if not tag.startswith(RECHECK_TAG)}
         assert kept == dict(before.tags)
         assert (after.version, after.aliases) == (before.version, before.aliases)
 
     def test_a_damaged_tag_is_told(self, site: Site) -> None:
-        site.registry.set_tags("tiny", "1", {f"{RECHECK_TAG}.0": "{}"})
+        site.registry.set_tags(NAME, "1", {f"{RECHECK_TAG}.0": "{}"})
         with pytest.raises(RegistryError, match="what a recheck left cannot be read"):
-            rechecks_of(find_version(site.registry, "tiny@champion"))
+            rechecks_of(find_version(site.registry, "model@champion"))
 
 
 class TestErrors:
@@ -415,21 +415,21 @@ class TestErrors:
     def test_evidence_that_is_gone_or_edited(
         self, site: Site, tmp_path: Path, spoil: Callable[[Path], None], words: str
     ) -> None:
-        version = find_version(site.registry, "tiny@champion")
+        version = find_version(site.registry, "model@champion")
         copy = Path(shutil.copytree(version.source, tmp_path / "copy"))
         spoil(copy / BUNDLE)
         # The files' digest is the first to tell; who changes that tag too, is told by the evidence.
         self.refused(site, RegistryError, "the other files", weights=copy)
-        site.registry.set_tags("tiny", "1", {FILES_TAG: digest_of_other_files(copy)})
+        site.registry.set_tags(NAME, "1", {FILES_TAG: digest_of_other_files(copy)})
         self.refused(site, EvidenceError, words, weights=copy)
 
     def test_a_version_of_another_policy_than_its_evidence(self, site: Site) -> None:
-        site.registry.set_tags("tiny", "1", {"prepare.policy.digest": "0" * 64})
+        site.registry.set_tags(NAME, "1", {"prepare.policy.digest": "0" * 64})
         cure = self.refused(site, EvidenceError, "the policy of the evidence is not the one")
         assert "prepare verify" in cure
 
     def test_changed_weights(self, site: Site, tmp_path: Path) -> None:
-        version = find_version(site.registry, "tiny@champion")
+        version = find_version(site.registry, "model@champion")
         copy = Path(shutil.copytree(version.source, tmp_path / "copy"))
         (copy / "model.safetensors").write_bytes(b"other")
         self.refused(
@@ -440,19 +440,21 @@ class TestErrors:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("PREPARE_HOME", str(tmp_path / "home"))
-        run = JudgedRun(tmp_path / "store", lost={RECIPE: 0}, trust_remote_code=True)
+        run = judged_run(tmp_path / "store", lost={RECIPE: 0}, trust_remote_code=True)
         uri = f"sqlite:///{tmp_path / 'registry.db'}"
-        promote_run(run.report, run.store, Order(uri, variant=RECIPE), Listener())
-        request = RecheckRequest("tiny@champion", registry=uri)
+        run.promote(uri, variant=RECIPE)
+        request = RecheckRequest("model@champion", registry=uri)
         with pytest.raises(CheckpointError, match="Python code"):
             run_recheck(request, load_settings(tmp_path / "here"), Listener())
 
     def test_weights_that_are_elsewhere(self, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-        version = find_version(site.registry, "tiny@champion")
+        version = find_version(site.registry, "model@champion")
         elsewhere = SimpleNamespace(**{**version.to_dict(), "source": "/nowhere"})
         monkeypatch.setattr(recheck, "find_version", lambda *_: elsewhere)
         cure = self.refused(site, RegistryError, "files are not on this machine")
-        assert cure == ("prepare pull tiny@1 FOLDER, then prepare recheck tiny@1 --weights FOLDER")
+        assert cure == (
+            "prepare pull model@1 FOLDER, then prepare recheck model@1 --weights FOLDER"
+        )
 
     @pytest.mark.parametrize("source", ["./moved", "moved"])
     def test_a_source_that_cannot_be_had(self, site: Site, source: str) -> None:
@@ -490,7 +492,7 @@ class TestErrors:
 
 class TestCommand:
     def told(self, site: Site, *arguments: str) -> Any:
-        command = ["recheck", "tiny@champion", "--registry", site.registry.uri]
+        command = ["recheck", "model@champion", "--registry", site.registry.uri]
         return CliRunner().invoke(
             app,
             [*command, "--store", str(site.store.root), *arguments],
@@ -500,7 +502,9 @@ class TestCommand:
     def test_nothing_changed(self, site: Site) -> None:
         result = self.told(site)
         assert result.exit_code == 0
-        assert "tiny version 1 (fp8-dynamic): the verdict stands: nothing changed" in result.stdout
+        assert (
+            f"{NAME} version 1 (fp8-dynamic): the verdict stands: nothing changed" in result.stdout
+        )
 
     def test_as_json(self, site: Site) -> None:
         site.serve = "3" * 64
@@ -516,7 +520,7 @@ class TestCommand:
         result = self.told(site)
         assert result.exit_code == 4
         assert "the verdict does not stand: fail" in result.stdout
-        assert "prepare rollback tiny" in result.stdout
+        assert f"prepare rollback {NAME}" in result.stdout
         assert f"prepare report {find_run(site.store, 'latest').run}" in result.stdout
         (row,) = [line for line in result.stdout.splitlines() if line.strip().startswith("code")]
         assert "pass" in row
@@ -525,7 +529,7 @@ class TestCommand:
         assert again.exit_code == 4
 
     def test_verify_takes_a_registered_version(self, site: Site) -> None:
-        command = ["verify", "tiny@champion", "--registry", site.registry.uri, "--json"]
+        command = ["verify", "model@champion", "--registry", site.registry.uri, "--json"]
         result = CliRunner().invoke(app, command, catch_exceptions=False)
         assert result.exit_code == 0, result.output
         checked = json.loads(result.stdout)
@@ -535,7 +539,9 @@ class TestCommand:
             True,
         )
         with pytest.raises(UsageError, match="has no version or alias 'nope'"):
-            CliRunner().invoke(app, [command[0], "tiny@nope", *command[2:]], catch_exceptions=False)
+            CliRunner().invoke(
+                app, [command[0], "model@nope", *command[2:]], catch_exceptions=False
+            )
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any
 
 import pretend_stages
 import pytest
-from bench import ONE, TWO, Bench, equal, flipping, lost, policy
+from fake_run import ONE, SERVING, TWO, FakeRun, equal, flipping, lost, policy
 from pretend_stages import PretendContext, PretendModels, edit
 
 from artifacts.evidence.recompute import check_run
@@ -21,12 +21,12 @@ from recipes.speed import Speed
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Bench:
-    return Bench(tmp_path / "store", PretendModels(equal), policy())
+def bench(tmp_path: Path) -> FakeRun:
+    return FakeRun(tmp_path / "store", PretendModels(equal), policy())
 
 
 class TestRounds:
-    def test_a_clear_answer_stops_early(self, bench: Bench) -> None:
+    def test_a_clear_answer_stops_early(self, bench: FakeRun) -> None:
         verdict = bench.verdict()
         assert verdict.verdict == "pass"
         (gate,) = verdict.gates
@@ -35,14 +35,14 @@ class TestRounds:
         assert gate.n - gate.decided_at < 16  # one batch
         assert bench.models.served == ["baseline", ONE]
 
-    def test_that_the_server_lives_is_looked_at_after_every_stage(self, bench: Bench) -> None:
+    def test_that_the_server_lives_is_looked_at_after_every_stage(self, bench: FakeRun) -> None:
         """What answers in a dead server's place would else be believed."""
         bench.models.dies_at_look = 2
         with pytest.raises(ServingError):
             bench.run()
         assert bench.models.looks == 2
 
-    def test_an_open_gate_gets_further_rounds(self, bench: Bench) -> None:
+    def test_an_open_gate_gets_further_rounds(self, bench: FakeRun) -> None:
         bench.models.score = flipping(3)
         bench.models.questions = 4000
         verdict = bench.verdict()
@@ -54,7 +54,7 @@ class TestRounds:
         assert asked[ONE] == verdict.gates[0].n  # none was asked twice
         assert asked["baseline"] >= asked[ONE]
 
-    def test_undecided_at_the_cap(self, bench: Bench) -> None:
+    def test_undecided_at_the_cap(self, bench: FakeRun) -> None:
         bench.models.score = flipping(2)
         bench.models.questions = 64
         verdict = bench.verdict()
@@ -62,13 +62,13 @@ class TestRounds:
         assert verdict.gates[0].n == 64
         assert "needs more questions" in verdict.gates[0].reason
 
-    def test_a_clear_loss_fails_early(self, bench: Bench) -> None:
+    def test_a_clear_loss_fails_early(self, bench: FakeRun) -> None:
         bench.models.score = lost(2)
         verdict = bench.verdict()
         assert verdict.verdict == "fail"
         assert verdict.gates[0].n < 200
 
-    def test_a_failed_variant_gets_no_more_rounds(self, bench: Bench) -> None:
+    def test_a_failed_variant_gets_no_more_rounds(self, bench: FakeRun) -> None:
         suites = {
             "code": bench.policy.suites["code"],
             # Not the same to be asked, or the two would share their stages.
@@ -93,35 +93,39 @@ class TestRounds:
 
 class TestSpeed:
     @pytest.fixture
-    def fast(self, bench: Bench) -> Bench:
+    def fast(self, bench: FakeRun) -> FakeRun:
         ratio = {"minimum": {"cpu": 0.8}, "workloads": ["chat"]}
         speed = Speed.model_validate({"ratio": ratio})
         bench.policy = bench.policy.model_copy(update={"speed": speed})
         bench.recipes = (ONE, TWO)
+        arguments = {**SERVING["engine_arguments"], "max-model-len": 16384}
+        bench.serving = {**SERVING, "engine_arguments": arguments}
         return bench
 
-    def states(self, fast: Bench) -> dict[str, str]:
+    def states(self, fast: FakeRun) -> dict[str, str]:
         records = Store(fast.root).records()
         return {r.variant: r.result["state"] for r in records if r.stage == "speed"}
 
-    def test_both_sides_are_up_and_the_baseline_is_started_once(self, fast: Bench) -> None:
+    def test_both_sides_are_up_and_the_baseline_is_started_once(self, fast: FakeRun) -> None:
         fast.models.seconds = {ONE: 0.9, TWO: 2.0}
         fast.run()
         assert fast.models.served == ["baseline", ONE, TWO]
         assert self.states(fast) == {ONE: "pass", TWO: "fail"}
 
-    def test_the_verdict_rests_on_what_was_measured(self, fast: Bench) -> None:
+    def test_the_verdict_rests_on_what_was_measured(self, fast: FakeRun) -> None:
         fast.run()
         judged = [record for record in Store(fast.root).records() if record.stage == "judge"]
         assert all("speed.ratio.chat" in record.inputs for record in judged)
 
-    def test_again_measures_nothing(self, fast: Bench) -> None:
+    def test_again_measures_nothing(self, fast: FakeRun) -> None:
         fast.run()
         fast.models.served.clear()
         assert {stage.status for stage in fast.run().stages} == {"reused"}
         assert fast.models.served == []
 
-    def test_one_that_cannot_be_served_leaves_the_baseline_for_the_other(self, fast: Bench) -> None:
+    def test_one_that_cannot_be_served_leaves_the_baseline_for_the_other(
+        self, fast: FakeRun
+    ) -> None:
         fast.models.broken.add(ONE)
         fast.run()
         assert fast.models.served == ["baseline", TWO]
@@ -129,7 +133,7 @@ class TestSpeed:
 
 
 class TestWhatIsKept:
-    def test_again_asks_nothing(self, bench: Bench) -> None:
+    def test_again_asks_nothing(self, bench: FakeRun) -> None:
         first = bench.run()
         bench.models.asked.clear()
         bench.models.served.clear()
@@ -139,7 +143,7 @@ class TestWhatIsKept:
         assert {stage.status for stage in second.stages} == {"reused"}
         assert second.variants == first.variants
 
-    def test_a_wider_margin_judges_the_same_answers_without_a_server(self, bench: Bench) -> None:
+    def test_a_wider_margin_judges_the_same_answers_without_a_server(self, bench: FakeRun) -> None:
         bench.models.score = flipping(4)
         bench.run()
         bench.models.served.clear()
@@ -147,7 +151,7 @@ class TestWhatIsKept:
         assert bench.verdict().verdict == "pass"
         assert bench.models.served == []
 
-    def test_a_higher_cap_goes_on_where_it_stopped(self, bench: Bench) -> None:
+    def test_a_higher_cap_goes_on_where_it_stopped(self, bench: FakeRun) -> None:
         bench.models.score = flipping(3)
         bench.models.questions = 4000
         bench.policy = policy(questions=48)
@@ -159,7 +163,7 @@ class TestWhatIsKept:
         assert bench.asked(ONE) == verdict.gates[0].n - 48
 
     def test_no_round_of_weights_that_are_gone_is_judged(
-        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
+        self, bench: FakeRun, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         bench.models.score = flipping(3)
         bench.models.questions = 4000
@@ -191,7 +195,7 @@ class TestWhatIsKept:
         assert again.variants[0].verdict == "fail"
         assert all(not check.differences for check in check_run(again, Store(bench.root)))
 
-    def test_a_used_up_time_budget_leaves_the_gate_open(self, bench: Bench) -> None:
+    def test_a_used_up_time_budget_leaves_the_gate_open(self, bench: FakeRun) -> None:
         bench.models.score = flipping(3)
         bench.models.questions = 4000
         bench.policy = policy(minutes=1e-9, batch=8)
@@ -202,24 +206,24 @@ class TestWhatIsKept:
 
 
 class TestSeveralVariants:
-    def test_one_that_cannot_be_served_does_not_stop_the_other(self, bench: Bench) -> None:
+    def test_one_that_cannot_be_served_does_not_stop_the_other(self, bench: FakeRun) -> None:
         bench.recipes = (ONE, TWO)
         bench.models.broken = {ONE}
         verdicts = {report.recipe: report.verdict for report in bench.run().variants}
         assert verdicts == {ONE: "error", TWO: "pass"}
 
-    def test_one_that_does_not_speak_fails(self, bench: Bench) -> None:
+    def test_one_that_does_not_speak_fails(self, bench: FakeRun) -> None:
         bench.models.incoherent = {ONE}
         verdict = bench.verdict()
         assert (verdict.verdict, verdict.reason) == ("fail", "it babbles")
         assert ONE not in {who for who, _, _ in bench.models.asked}
 
-    def test_a_baseline_that_does_not_speak_ends_the_run(self, bench: Bench) -> None:
+    def test_a_baseline_that_does_not_speak_ends_the_run(self, bench: FakeRun) -> None:
         bench.models.incoherent = {"baseline"}
         with pytest.raises(PrepareError, match="it babbles"):
             bench.run()
 
-    def test_more_variants_must_show_more(self, bench: Bench) -> None:
+    def test_more_variants_must_show_more(self, bench: FakeRun) -> None:
         alone = bench.verdict().gates[0].n
         both = replace(
             bench,
@@ -236,21 +240,21 @@ class TestSeveralVariants:
 
 class TestLadder:
     @pytest.fixture
-    def ladder(self, bench: Bench) -> Bench:
+    def ladder(self, bench: FakeRun) -> FakeRun:
         bench.recipes = bench.rungs = (ONE, TWO, "three")
         return bench
 
     def verdicts(self, report: RunReport) -> dict[str, str]:
         return {variant.recipe: variant.verdict for variant in report.variants}
 
-    def test_the_first_that_passes_ends_the_climb(self, ladder: Bench) -> None:
+    def test_the_first_that_passes_ends_the_climb(self, ladder: FakeRun) -> None:
         report = ladder.run()
         assert self.verdicts(report) == {ONE: "pass", TWO: "skipped", "three": "skipped"}
         assert report.variants[1].reason == f"not needed: {ONE} passed"
         assert {stage.variant for stage in report.stages} == {"code", "baseline", ONE}
         assert ladder.models.served == ["baseline", ONE]
 
-    def test_a_rung_is_made_once_that_before_has_not_passed(self, ladder: Bench) -> None:
+    def test_a_rung_is_made_once_that_before_has_not_passed(self, ladder: FakeRun) -> None:
         ladder.models.score = lambda variant, suite, number: (lost(2) if variant == ONE else equal)(
             variant, suite, number
         )
@@ -260,20 +264,20 @@ class TestLadder:
         order = [(stage.name, stage.variant) for stage in report.stages]
         assert order.index(("judge", ONE)) < order.index(("quantize", TWO))
 
-    def test_a_rung_that_cannot_be_served_is_no_end(self, ladder: Bench) -> None:
+    def test_a_rung_that_cannot_be_served_is_no_end(self, ladder: FakeRun) -> None:
         ladder.models.broken = {ONE}
         assert self.verdicts(ladder.run()) == {ONE: "error", TWO: "pass", "three": "skipped"}
 
-    def test_none_passes(self, ladder: Bench) -> None:
+    def test_none_passes(self, ladder: FakeRun) -> None:
         ladder.models.score = lost(2)
         assert set(self.verdicts(ladder.run()).values()) == {"fail"}
 
-    def test_every_rung_counts_though_it_is_never_tried(self, ladder: Bench) -> None:
+    def test_every_rung_counts_though_it_is_never_tried(self, ladder: FakeRun) -> None:
         (first, *_) = ladder.run().variants
         assert first.p_value is not None
         assert first.p_value <= 0.05 / 3
 
-    def test_one_that_passes_alone_but_not_among_three_is_followed(self, ladder: Bench) -> None:
+    def test_one_that_passes_alone_but_not_among_three_is_followed(self, ladder: FakeRun) -> None:
         # 52 questions without a flip give a p-value of 0.032.
         ladder.models.questions = 52
         report = ladder.run()
@@ -281,18 +285,18 @@ class TestLadder:
         assert 0.05 / 3 < (report.variants[0].p_value or 0) <= 0.05
         assert all(not check.differences for check in check_run(report, Store(ladder.root)))
 
-    def test_others_do_not_wait_for_the_ladder(self, ladder: Bench) -> None:
+    def test_others_do_not_wait_for_the_ladder(self, ladder: FakeRun) -> None:
         ladder.recipes = ("beside", *ladder.rungs)
         report = ladder.run()
         assert self.verdicts(report)["beside"] == "pass"
         assert ladder.models.served == ["baseline", "beside", ONE]
 
-    def test_the_record_bears_checking(self, ladder: Bench) -> None:
+    def test_the_record_bears_checking(self, ladder: FakeRun) -> None:
         report = ladder.run()
         (check,) = check_run(report, Store(ladder.root))
         assert (check.recipe, check.differences) == (ONE, ())
 
-    def test_the_plan_names_the_rungs_that_the_verdicts_call_for(self, ladder: Bench) -> None:
+    def test_the_plan_names_the_rungs_that_the_verdicts_call_for(self, ladder: FakeRun) -> None:
         def planned() -> set[str]:
             store = Store(ladder.root)
             specs = ladder.plan().stages(lambda spec: store.find_current(spec.stage, spec.key))
@@ -312,10 +316,10 @@ class TestDryRun:
         return [(s.variant, s.name, s.status) for s in report.stages if s.name in made]
 
     @pytest.fixture
-    def bench(self, bench: Bench) -> Bench:
+    def bench(self, bench: FakeRun) -> FakeRun:
         return replace(bench, recipes=(ONE, TWO), dry_run=True)
 
-    def test_all_come_before_the_first_quantization(self, bench: Bench) -> None:
+    def test_all_come_before_the_first_quantization(self, bench: FakeRun) -> None:
         assert self.stages(bench.run()) == [
             (ONE, "dry_run", "ran"),
             (TWO, "dry_run", "ran"),
@@ -325,13 +329,13 @@ class TestDryRun:
             (TWO, "check_weights", "ran"),
         ]
 
-    def test_none_for_what_is_quantized_already(self, bench: Bench) -> None:
+    def test_none_for_what_is_quantized_already(self, bench: FakeRun) -> None:
         replace(bench, dry_run=False, recipes=(ONE,)).run()
         found = self.stages(bench.run())
         assert (TWO, "dry_run", "ran") in found
         assert ONE not in {variant for variant, name, _ in found if name == "dry_run"}
 
-    def test_one_that_fails_stops_its_own_variant_alone(self, bench: Bench) -> None:
+    def test_one_that_fails_stops_its_own_variant_alone(self, bench: FakeRun) -> None:
         bench.models.unquantizable = {TWO}
         report = bench.run()
         assert (TWO, "quantize") not in {stage[:2] for stage in self.stages(report)}
@@ -341,7 +345,7 @@ class TestDryRun:
         assert "cannot be quantized" in verdicts[TWO].reason
         assert bench.models.served == ["baseline", ONE]
 
-    def test_it_is_planned_where_it_would_run(self, bench: Bench) -> None:
+    def test_it_is_planned_where_it_would_run(self, bench: FakeRun) -> None:
         store = Store(bench.root)
 
         def planned() -> list[tuple[str, str]]:
@@ -355,37 +359,29 @@ class TestDryRun:
 
 
 class TestFloor:
-    def test_the_baseline_is_asked_again(self, bench: Bench) -> None:
+    def test_the_baseline_is_asked_again(self, bench: FakeRun) -> None:
         bench.policy = policy(repeat=32)
         (gate,) = bench.verdict().gates
         assert gate.floor is not None
         assert (gate.floor.n, gate.floor.flips) == (32, 0)
 
-    def test_without_it_there_is_none(self, bench: Bench) -> None:
+    def test_without_it_there_is_none(self, bench: FakeRun) -> None:
         (gate,) = bench.verdict().gates
         assert gate.floor is None
 
 
 class TestVerify:
     @pytest.fixture
-    def run(self, bench: Bench) -> RunReport:
+    def run(self, bench: FakeRun) -> RunReport:
         bench.models.score = flipping(4)
         bench.recipes = (ONE, TWO)
         bench.policy = policy(repeat=16)
         return bench.run()
 
-    def differences(self, bench: Bench, run: RunReport) -> str:
+    def differences(self, bench: FakeRun, run: RunReport) -> str:
         return "\n".join(line for c in check_run(run, Store(bench.root)) for line in c.differences)
 
-    def folder(self, bench: Bench, stage: str, variant: str = ONE) -> Path:
-        """Of that stage; of a suite's rounds the last, whose answers are judged."""
-        store = Store(bench.root)
-        places = (bench.root / "stages" / stage).iterdir()
-        found = {place: store.find(stage, place.name) for place in places}
-        of_variant = {p: r for p, r in found.items() if r is not None and r.variant == variant}
-        return max(of_variant, key=lambda place: of_variant[place].result.get("n", 0))
-
-    def test_as_kept(self, bench: Bench, run: RunReport) -> None:
+    def test_as_kept(self, bench: FakeRun, run: RunReport) -> None:
         checks = check_run(run, Store(bench.root))
         assert [(c.recipe, c.kept, c.computed) for c in checks] == [
             (ONE, "pass", "pass"),
@@ -394,79 +390,79 @@ class TestVerify:
         assert self.differences(bench, run) == ""
         assert all(check.answers > 32 for check in checks)
 
-    def test_one_changed_byte(self, bench: Bench, run: RunReport) -> None:
-        file = self.folder(bench, "evaluate") / "answers.jsonl"
+    def test_one_changed_byte(self, bench: FakeRun, run: RunReport) -> None:
+        file = bench.folder("evaluate", ONE) / "answers.jsonl"
         content = bytearray(file.read_bytes())
         content[content.index(b'"x"') + 1] = ord("y")
         file.write_bytes(content)
         assert "the answers are not those that were given" in self.differences(bench, run)
 
-    def test_one_missing_answer(self, bench: Bench, run: RunReport) -> None:
-        file = self.folder(bench, "evaluate") / "answers.jsonl"
+    def test_one_missing_answer(self, bench: FakeRun, run: RunReport) -> None:
+        file = bench.folder("evaluate", ONE) / "answers.jsonl"
         file.write_text("".join(file.read_text().splitlines(keepends=True)[:-1]))
         assert "the answers are not those that were given" in self.differences(bench, run)
 
-    def test_all_answers_missing(self, bench: Bench, run: RunReport) -> None:
-        (self.folder(bench, "evaluate") / "answers.jsonl").unlink()
+    def test_all_answers_missing(self, bench: FakeRun, run: RunReport) -> None:
+        (bench.folder("evaluate", ONE) / "answers.jsonl").unlink()
         assert "answers.jsonl is missing" in self.differences(bench, run)
         assert check_run(run, Store(bench.root))[0].computed is None
 
-    def test_a_question_edited_afterwards(self, bench: Bench, run: RunReport) -> None:
+    def test_a_question_edited_afterwards(self, bench: FakeRun, run: RunReport) -> None:
         (file,) = (bench.root / "stages" / "questions").glob("*/questions.jsonl")
         file.write_bytes(file.read_bytes().replace(b"399", b"398", 1))
         assert "the questions are not those that were asked" in self.differences(bench, run)
 
-    def test_a_policy_edited_afterwards(self, bench: Bench, run: RunReport) -> None:
+    def test_a_policy_edited_afterwards(self, bench: FakeRun, run: RunReport) -> None:
         def widen(record: dict[str, Any]) -> None:
             record["parameters"]["policy"]["suites"]["code"]["margins"]["fp8"]["points"] = 0.5
 
-        edit(self.folder(bench, "judge") / "stage.json", widen)
+        edit(bench.folder("judge", ONE) / "stage.json", widen)
         assert "were changed afterwards" in self.differences(bench, run)
 
-    def test_a_verdict_edited_afterwards(self, bench: Bench, run: RunReport) -> None:
+    def test_a_verdict_edited_afterwards(self, bench: FakeRun, run: RunReport) -> None:
         better = run.variants[0].model_copy(update={"verdict": "fail", "reason": "I say so"})
         edited = run.model_copy(update={"variants": [better, run.variants[1]]})
         assert "verdict: kept 'fail', computed 'pass'" in self.differences(bench, edited)
 
-    def test_a_score_edited_in_the_report(self, bench: Bench, run: RunReport) -> None:
+    def test_a_score_edited_in_the_report(self, bench: FakeRun, run: RunReport) -> None:
         gate = run.variants[0].gates[0].model_copy(update={"candidate": 0.99})
         better = run.variants[0].model_copy(update={"gates": [gate]})
         edited = run.model_copy(update={"variants": [better, run.variants[1]]})
         assert "gates[0].candidate: kept 0.99" in self.differences(bench, edited)
 
-    def test_a_load_test_edited_afterwards(self, bench: Bench, run: RunReport) -> None:
+    def test_a_load_test_edited_afterwards(self, bench: FakeRun, run: RunReport) -> None:
         def faster(record: dict[str, Any]) -> None:
             record["result"]["output_tokens_per_s"] = 900.0
 
-        edit(self.folder(bench, "benchmark") / "stage.json", faster)
+        edit(bench.folder("benchmark", ONE) / "stage.json", faster)
         found = self.differences(bench, run)
         assert "its result is not the one that was judged" in found
         assert "throughput.ratio: kept 1.0, computed 9.0" in found
 
-    def test_a_pass_without_a_judge(self, bench: Bench, run: RunReport) -> None:
+    def test_a_pass_without_a_judge(self, bench: FakeRun, run: RunReport) -> None:
         stages = [stage for stage in run.stages if (stage.name, stage.variant) != ("judge", ONE)]
         bare = run.variants[0].model_copy(update={"gates": []})
         edited = run.model_copy(update={"stages": stages, "variants": [bare, run.variants[1]]})
         assert "names no stage 'judge'" in self.differences(bench, edited)
 
-    def test_a_pass_without_its_gates(self, bench: Bench, run: RunReport) -> None:
+    def test_a_pass_without_its_gates(self, bench: FakeRun, run: RunReport) -> None:
         bare = run.variants[0].model_copy(update={"gates": []})
         edited = run.model_copy(update={"variants": [bare, run.variants[1]]})
         assert "gates: kept 0 of them, computed 1" in self.differences(bench, edited)
 
-    def test_answers_of_other_weights(self, bench: Bench, run: RunReport) -> None:
+    def test_answers_of_other_weights(self, bench: FakeRun, run: RunReport) -> None:
         def other(record: dict[str, Any]) -> None:
             record["result"]["weights_digest"] = "others"
 
-        edit(self.folder(bench, "check_weights") / "stage.json", other)
+        edit(bench.folder("check_weights", ONE) / "stage.json", other)
         assert "candidate.code: rests on another 'weights'" in self.differences(bench, run)
 
-    def test_an_error_is_no_verdict_to_check(self, bench: Bench) -> None:
+    def test_an_error_is_no_verdict_to_check(self, bench: FakeRun) -> None:
         bench.recipes = (ONE, TWO)
         bench.models.broken = {ONE}
         assert [check.recipe for check in check_run(bench.run(), Store(bench.root))] == [TWO]
 
-    def test_a_run_without_verdicts(self, bench: Bench) -> None:
+    def test_a_run_without_verdicts(self, bench: FakeRun) -> None:
         bench.models.broken = {ONE}
         with pytest.raises(UsageError, match=r"no variant of run .* was judged"):
             check_run(bench.run(), Store(bench.root))

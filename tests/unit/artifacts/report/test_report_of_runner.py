@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from bench import ONE, TWO, Bench, flipping, policy
+from fake_run import ONE, TWO, FakeRun, flipping, policy
 from page_parts import PageParts
 from pretend_stages import PretendModels
 
@@ -17,17 +17,17 @@ from pipeline.core.store import Store
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Bench:
+def bench(tmp_path: Path) -> FakeRun:
     """Two variants that need more than one round."""
     models = PretendModels(flipping(4))
-    return Bench(tmp_path, models, policy(repeat=16, expected_flips=0.01), recipes=(ONE, TWO))
+    return FakeRun(tmp_path, models, policy(repeat=16, expected_flips=0.01), recipes=(ONE, TWO))
 
 
-def evidence_of(report: RunReport, bench: Bench) -> RunEvidence:
+def evidence_of(report: RunReport, bench: FakeRun) -> RunEvidence:
     return RunEvidence(report, Store(bench.root))
 
 
-def test_the_answers_of_all_rounds_are_found(bench: Bench) -> None:
+def test_the_answers_of_all_rounds_are_found(bench: FakeRun) -> None:
     report = bench.run()
     rounds = [s.name for s in report.stages if s.variant == ONE and "round" in s.name]
     assert rounds  # else this shows nothing
@@ -43,14 +43,14 @@ def test_the_answers_of_all_rounds_are_found(bench: Bench) -> None:
     assert evidence.missing == []
 
 
-def test_a_page_of_it(bench: Bench) -> None:
+def test_a_page_of_it(bench: FakeRun) -> None:
     report = bench.run()
     page = PageParts(run_page(evidence_of(report, bench)))
     assert "figure-evidence-code" in page.figures
     assert f"{report.variants[0].gates[0].n:,}" in page.words
 
 
-def test_a_server_that_does_not_come_up(bench: Bench) -> None:
+def test_a_server_that_does_not_come_up(bench: FakeRun) -> None:
     bench.models.broken.add(TWO)
     page = PageParts(run_page(evidence_of(bench.run(), bench)))
     assert "two error" in page.words

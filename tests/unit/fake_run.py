@@ -1,0 +1,299 @@
+"""A whole run on pretended models, for every test that needs one: its store, its record, its files.
+
+What a model would answer is up to the test; quantizing, serving and asking are pretended
+(`pretend_stages.py`). All else is the real code: planning, the runner, the evaluate stage with its
+answer book, judging, evidence, promotion. So a run of any shape is made by saying how it answers::
+
+    FakeRun(folder / "store").run()                        # one variant, passes
+    FakeRun(store, PretendModels(lost(2))).run()           # fails
+    FakeRun(store, PretendModels(flipping(2), 64)).run()   # undecided
+    FakeRun(store, PretendModels(equal, broken={ONE}))     # an error
+    judged_run(store, {"fp8-dynamic": 0, "awq-w4a16": 40})    # real names, answers lost by each
+
+    made = judged_run(store)
+    made.report                                               # of its last life; `run()` again
+    made.folder("quantize", "fp8-dynamic")                    # what a stage left
+    made.promote(variant="fp8-dynamic")                       # into the store's own registry
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from listener import Listener
+from pretend_stages import PretendExecutor, PretendModels, Score
+from sample_reports import COMMAND
+from small_checkpoint import checkpoint_files, write_files
+
+from artifacts.registry.mlflow_registry import MlflowRegistry
+from artifacts.run_record import RunReport, VariantReport
+from pipeline.checkpoint.folder import Checkpoint, inspect_folder
+from pipeline.checkpoint.source_facts import CheckpointReport, source_of
+from pipeline.core.digest import FileDigests
+from pipeline.core.store import Store
+from pipeline.plan.data_sources import SuiteSource
+from pipeline.plan.of_checkpoint import Planner
+from pipeline.plan.plan import Plan
+from pipeline.release.promotion import Order, promote_run
+from pipeline.run.run_log import RunLog
+from pipeline.run.runner import Runner
+from pipeline.run.stage_runner import StageRunner
+from recipes.policy import Policy
+from recipes.quantization import Calibration, NoQuantization, PresetQuantization
+from recipes.schema import Recipe, ServingProfile, Workload
+
+ONE, TWO = "one", "two"
+NAME = "model"
+IDENTITIES = {"quantize": "0" * 64, "serve": "1" * 64, "evaluate": "2" * 64}
+HARDWARE = {"accelerator": "cpu", "cpu": "AMD EPYC", "cores": 2}
+SERVING: dict[str, Any] = {
+    "engine_arguments": {"dtype": "bfloat16", "enforce-eager": True, "kv-cache-dtype": "fp8"},
+    "environment": {"VLLM_CPU_KVCACHE_SPACE": "1"},
+}
+
+
+def equal(variant: str, suite: str, number: int) -> float:
+    """All answer alike, half of it right."""
+    return float(number % 2)
+
+
+def lost(one_in: int) -> Score:
+    """The variants lose every `one_in`-th question that the baseline gets right."""
+
+    def score(variant: str, suite: str, number: int) -> float:
+        right = number % 2 == 0
+        return float(right and (variant == "baseline" or number % (2 * one_in) != 0))
+
+    return score
+
+
+def flipping(one_in: int) -> Score:
+    """The variants lose as many as they gain."""
+
+    def score(variant: str, suite: str, number: int) -> float:
+        right = number % 2 == 0
+        flips = variant != "baseline" and number // 2 % one_in == 0
+        return float(right != flips)
+
+    return score
+
+
+def recipe(name: str) -> Recipe:
+    """One of FP8, whose weights are its own; or the baseline's."""
+    if name == "baseline":
+        return Recipe(name=name, summary="s", family="baseline", quantization=NoQuantization())
+    ignore = ["lm_head", f"re:{name}"]  # of which the checkpoint has none
+    quantization = PresetQuantization(
+        kind="preset", scheme="FP8", ignore=ignore, calibration=Calibration(dataset="carried")
+    )
+    return Recipe(name=name, summary="s", family="fp8", quantization=quantization)
+
+
+def policy(**changes: Any) -> Policy:
+    """One suite of own questions, and a load test."""
+    suite = {
+        "kind": "humaneval",
+        "margins": {"fp8": 0.1},
+        "batch": 16,
+        "expected_flips": 0.1,
+        **changes,
+    }
+    return Policy.model_validate(
+        {
+            "name": "p",
+            "summary": "s",
+            "suites": {"code": suite},
+            "throughput": {"minimum_ratio": {"cpu": 0.5, "cuda": 0.5}},
+        }
+    )
+
+
+def profile(serving: Mapping[str, Any], accelerator: Any) -> ServingProfile:
+    """Serves baseline and variants alike."""
+    arguments = dict(serving["engine_arguments"])
+    cache = arguments.pop("kv-cache-dtype")
+    made = ServingProfile(
+        name="cpu",
+        summary="s",
+        accelerator=accelerator,
+        kv_cache_dtype=cache,
+        baseline_kv_cache_dtype=cache,
+        workload=Workload(requests=8, input_tokens=128, output_tokens=32, concurrency=4),
+        throughput_note="measured on a CPU",
+    )
+    # Unchecked: evidence may come from somewhere else.
+    return made.model_copy(
+        update={"engine_arguments": arguments, "environment": serving["environment"]}
+    )
+
+
+class Sources:
+    """Questions and calibration texts come from one place, and how many questions is known."""
+
+    def __init__(self, questions: int) -> None:
+        self.questions = questions
+
+    def suite(self, name: str, suite: Any) -> SuiteSource:
+        """Where the suite's questions come from."""
+        return SuiteSource({"kind": "pretended"}, questions=self.questions)
+
+    def calibration(self, wanted: Calibration, *_: Any) -> tuple[Calibration, dict[str, Any], Path]:
+        """The texts that a recipe calibrates with, what they are, and their file."""
+        return wanted, {"kind": "pretended"}, Path("texts.jsonl")
+
+
+@dataclass
+class FakeRun:
+    """One store, and runs on it.
+
+    Args:
+        root: of the store; the checkpoint is made beside it.
+        models: what answers.
+        policy: gates and margins.
+        recipes: names of the variants.
+        rungs: those of a ladder.
+        dry_run: try the variants on two layers first.
+        serving: engine arguments and environment of baseline and variants.
+        hardware: that it is judged on.
+        identities: of the environments.
+        trust_remote_code: serve with code of the checkpoint's own.
+        uri: of the registry that the run names; a file in the store if not given.
+    """
+
+    root: Path
+    models: PretendModels = field(default_factory=lambda: PretendModels(equal))
+    policy: Policy = field(default_factory=policy)
+    recipes: tuple[str, ...] = (ONE,)
+    rungs: tuple[str, ...] = ()
+    dry_run: bool = False
+    serving: Mapping[str, Any] = field(default_factory=lambda: SERVING)
+    hardware: Mapping[str, Any] = field(default_factory=lambda: HARDWARE)
+    identities: Mapping[str, str] = field(default_factory=lambda: IDENTITIES)
+    trust_remote_code: bool = False
+    uri: str = ""
+    report: RunReport = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.uri = self.uri or f"sqlite:///{self.root / 'registry.db'}"
+
+    @property
+    def store(self) -> Store:
+        """Where everything lies."""
+        return Store(self.root)
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """What is quantized."""
+        source = self.root.parent / "source"
+        if not source.exists():
+            write_files(source, checkpoint_files())
+            (source / "README.md").write_text("---\nlicense: apache-2.0\n---\n# a model\n")
+        digests = FileDigests(self.root.parent / "digests.json")
+        return inspect_folder(
+            source, ref=str(source), kind="folder", revision=None, digests=digests
+        )
+
+    def plan(self) -> Plan:
+        """The real planner's."""
+        return Planner(
+            checkpoint=self.checkpoint,
+            profile=profile(self.serving, self.hardware["accelerator"]),
+            policy=self.policy,
+            recipes=tuple(recipe(name) for name in self.recipes),
+            baseline=recipe("baseline"),
+            identities=self.identities,
+            hardware=dict(self.hardware),
+            sources=Sources(self.models.questions),  # type: ignore[arg-type]
+            store=self.root,
+            trust_remote_code=self.trust_remote_code,
+            rungs=self.rungs,
+            dry_run=self.dry_run,
+        ).plan()
+
+    def run(self) -> RunReport:
+        """Run, or run again."""
+        store, checkpoint = self.store, self.checkpoint
+        command = {
+            **COMMAND,
+            "checkpoint": checkpoint.ref,
+            "recipes": list(self.recipes),
+            "name": NAME,
+            "registry": self.uri,
+        }
+        log = RunLog(store, "model", command)
+        source = source_of(checkpoint.ref, checkpoint.digest, checkpoint)
+        log.note_checkpoint(
+            CheckpointReport(ref=checkpoint.ref, digest=checkpoint.digest, source=source), NAME
+        )
+        stages = StageRunner(
+            store, PretendExecutor(store, self.models), lambda _: Path("python"), log, Listener()
+        )
+        Runner(self.plan(), stages, self.models).run()
+        for served in ("baseline", *self.recipes):
+            (log.folder / f"server.{served}.log").write_text(f"the server of {served}\n")
+        log.finish("finished", 0)
+        self.report = log.report()
+        return self.report
+
+    @property
+    def registry(self) -> MlflowRegistry:
+        """The one that the run names, where that is a file."""
+        return MlflowRegistry(self.uri)
+
+    def promote(self, registry: str = "", **order: Any) -> dict[str, Any]:
+        """Promote a variant of the last run, as `prepare promote` does."""
+        wanted = Order(registry or self.uri, **order)
+        return promote_run(self.report, self.store, wanted, Listener()).result
+
+    def champion(self) -> str:
+        """The recipe of the version that has the alias."""
+        number = self.registry.aliases(NAME)["champion"]
+        versions = {v.version: v for v in self.registry.versions(NAME)}
+        return versions[number].tags["prepare.recipe"]
+
+    def folder(self, stage: str, variant: str) -> Path:
+        """What that variant's stage left; of a suite's rounds the last, which is judged."""
+        records = [r for r in self.store.records(stage) if r.variant == variant]
+        last = max(records, key=lambda record: record.result.get("n", 0))
+        return self.store.stage_folder(stage, last.key)
+
+    def asked(self, variant: str) -> int:
+        """How many questions the variant was asked, in all lives of the run."""
+        return sum(number for who, _, number in self.models.asked if who == variant)
+
+    def verdict(self, variant: str = ONE) -> VariantReport:
+        """Run; what came out for the variant."""
+        (found,) = [report for report in self.run().variants if report.recipe == variant]
+        return found
+
+
+def judged_run(
+    root: Path,
+    lost: Mapping[str, int] | None = None,
+    broken: tuple[str, ...] = (),
+    engine_version: str = "0.33.0",
+    first: int = 0,
+    **more: Any,
+) -> FakeRun:
+    """A finished run, all of whose 96 questions were asked.
+
+    Args:
+        root: of the store.
+        lost: by recipe, how many answers of the variant are wrong where the baseline's are right.
+        broken: recipes that get no verdict.
+        engine_version: as the engine tells it.
+        first: number of the first question whose answer is lost.
+        more: of the `FakeRun`.
+    """
+    wrong = {"fp8-dynamic": 0, "awq-w4a16": 0} if lost is None else lost
+
+    def score(variant: str, suite: str, number: int) -> float:
+        return float(number % 2 and not first <= number < first + 2 * wrong.get(variant, 0))
+
+    models = PretendModels(score, questions=96, broken=set(broken), engine_version=engine_version)
+    made = FakeRun(root, models, policy(batch=96), (*wrong, *broken), **more)
+    made.run()
+    return made
