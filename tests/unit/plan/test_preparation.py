@@ -178,6 +178,7 @@ class TestProfile:
             ("NVIDIA H200", "h200"),
             ("NVIDIA H20", "h20"),
             ("NVIDIA L40S", "l40s"),
+            ("NVIDIA B200", "b200"),
         ],
     )
     def test_auto_by_the_gpus_name(
@@ -190,7 +191,7 @@ class TestProfile:
         install_driver(programs, "NVIDIA T4", "7.5")
         error = refused(request_for(), settings)
         assert "'NVIDIA T4'" in error.what
-        assert "a100, cpu, h100, h100-kv16, h20, h200, l40s" in error.cure
+        assert "a100, b200, cpu, h100, h100-kv16, h20, h200, l40s" in error.cure
 
     def test_a_driver_that_fails_is_no_gpu(self, settings: Settings, programs: Path) -> None:
         (programs / "nvidia-smi").write_text("#!/bin/sh\necho no devices; exit 9\n")

@@ -122,6 +122,7 @@ def test_every_policy_says_how_fast_on_every_profiles_machine(profile: str) -> N
         ("NVIDIA H100 NVL", "h100"),
         ("NVIDIA A100-SXM4-80GB", "a100"),
         ("NVIDIA H20", "h20"),
+        ("NVIDIA B200", "b200"),
         ("NVIDIA GH200 480GB", None),
         ("Tesla T4", None),
         ("", None),

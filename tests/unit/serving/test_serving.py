@@ -18,7 +18,7 @@ VLLM = Vllm()
 # --- arguments and environment ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["cpu", "h100", "h20", "h200", "l40s"])
+@pytest.mark.parametrize("name", ["cpu", "h100", "h20", "h200", "l40s", "b200"])
 def test_only_variants_get_the_fp8_kv_cache(name: str) -> None:
     profile = load_profile(name)
     baseline = ServingArguments.of(profile, is_baseline=True)
