@@ -37,18 +37,14 @@ def counters_in(text: str, names: Mapping[str, str]) -> dict[str, int]:
 
 @dataclass
 class Watch:
-    """An endpoint's own counters, looked at beside a load.
+    """An endpoint's own counters, looked at beside a load."""
 
-    Args:
-        url: of the endpoint.
-        names: of the counters, as of `counters_in`; `running` and `waiting` are its queue.
-        looks: (second of the monotonic clock, running, waiting) of each look.
-        late: seconds by which the client's event loop was late, tick by tick.
-    """
-
-    url: str
+    url: str  # of the endpoint
+    # Of the counters, as of `counters_in`; `running` and `waiting` are its queue.
     names: Mapping[str, str]
+    # (second of the monotonic clock, running, waiting) of each look.
     looks: list[tuple[float, int, int]] = field(default_factory=list)
+    # Seconds by which the client's event loop was late, tick by tick.
     late: list[float] = field(default_factory=list)
 
     async def counters(self) -> dict[str, int] | None:

@@ -29,19 +29,12 @@ BLOCKS_APART = 1_000_000_000  # a block's hash_ids are not another's
 
 @dataclass(frozen=True)
 class Endpoint:
-    """What is put under load.
+    """What is put under load."""
 
-    Args:
-        url: without `/v1`.
-        model: as requests call it.
-        socket: of a server that has one.
-        counters: the engine's names of its own counters.
-    """
-
-    url: str
-    model: str
-    socket: str | None
-    counters: Mapping[str, str]
+    url: str  # without `/v1`
+    model: str  # as requests call it
+    socket: str | None  # of a server that has one
+    counters: Mapping[str, str]  # the engine's names of its own counters
 
 
 class LoadGenerator:
