@@ -140,10 +140,8 @@ class SourceResolver:
                 has no fallback.
         """
         wanted = self._limit(calibration, limit, variant)
-        file: Path | None = None
-        if wanted.dataset == "carried":
-            file = CARRIED_CALIBRATION
-        elif wanted.dataset is not None and _is_file_name(wanted.dataset):
+        file = CARRIED_CALIBRATION
+        if wanted.dataset is not None and _is_file_name(wanted.dataset):
             file = user_path(wanted.dataset, "recipe key quantization.calibration.dataset")
             if not file.is_file():
                 raise UsageError(
@@ -151,7 +149,7 @@ class SourceResolver:
                     where=f"{file} (recipe key quantization.calibration.dataset)",
                     cure="give a JSONL or text file, a Hub dataset id, or 'carried'",
                 )
-        elif wanted.dataset is not None:
+        elif wanted.dataset not in (None, "carried"):
             revision = wanted.revision or self._revision(wanted.dataset)
             if revision is not None:
                 pinned = wanted.model_copy(update={"revision": revision})
@@ -167,9 +165,6 @@ class SourceResolver:
                 f"{variant}: the Hub cannot be reached for {wanted.dataset}; "
                 "calibrating with the project's own texts"
             )
-            file = CARRIED_CALIBRATION
-        else:
-            file = CARRIED_CALIBRATION
         identity = {"file": self._digests.of(file)}
         # The texts that are used, not those that were hoped for; their folder is of no account.
         name = "carried" if file == CARRIED_CALIBRATION else file.name
