@@ -158,6 +158,44 @@ def test_a_policy_that_cannot_decide_is_refused_before_an_environment_is_built(
     assert "cannot decide its margin" in report.error["what"]
 
 
+def fast(request: GateRequest, tmp_path: Path, tokens: int = 8) -> GateRequest:
+    """The same, with a policy that claims something on speed."""
+    small = (
+        f"{{kind: random, input_tokens: {tokens}, output_tokens: 8, arrivals: {{concurrency: 2}}}}"
+    )
+    policy = tmp_path / f"fast-{tokens}.yaml"
+    policy.write_text(
+        easy(request).read_text().removesuffix("}")
+        + ", speed: {ratio: {minimum: 0.9, workloads: [small]}, workloads: {small: "
+        + small
+        + "}}}"
+    )
+    return replace(request, policy=str(policy))
+
+
+def test_claims_on_speed_are_measured_on_both_endpoints_in_this_session(
+    request_of: GateRequest, tmp_path: Path
+) -> None:
+    request = fast(request_of, tmp_path)
+    (variant,) = plan_for(request, "run").variants
+    speed = variant.stages["speed.ratio.small"]
+    assert variant.served[-1] == "speed.ratio.small"
+    assert set(speed.parameters["sides"]) == {"baseline", "candidate"}
+    assert speed.parameters["environment"]
+    assert speed.runtime["tokenizer"] == str(request.tokenizer)
+    (tomorrow,) = plan_for(replace(request, session="tomorrow"), "run").variants
+    assert tomorrow.stages["speed.ratio.small"].key != speed.key
+
+
+def test_a_workload_longer_than_the_endpoints_take_is_refused(
+    request_of: GateRequest, tmp_path: Path
+) -> None:
+    request = replace(fast(request_of, tmp_path, tokens=505), max_length=512)
+    with pytest.raises(UsageError, match="has 513 tokens") as caught:
+        plan_for(request, "run")
+    assert caught.value.where == "policy key speed.workloads.small, key input_tokens"
+
+
 def test_a_policy_that_insists_on_chat_is_refused_for_a_tokenizer_without_a_template(
     request_of: GateRequest, tmp_path: Path
 ) -> None:
