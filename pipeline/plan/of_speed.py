@@ -19,7 +19,7 @@ from pipeline.core.stage_record import StageSpec
 from recipes.catalog import load_workload
 from recipes.policy import Policy
 from recipes.schema import ServingProfile
-from recipes.speed import RatioGate, Speed
+from recipes.speed import SloGate, Speed, SpeedClaim
 from recipes.traffic_file import check_workload, read_traffic
 from recipes.workload import (
     AnyWorkload,
@@ -39,15 +39,11 @@ class Claim:
 
     gate: str  # `ratio.chat`, `slo.0`
     name: str  # of the workload
+    kind: Literal["ratio", "slo"]  # which rule decides
     workload: AnyWorkload
     where: str  # the workload stands, for messages
     rule: Mapping[str, Any]  # that decides, as plain data
     compares: bool  # whether the baseline is measured too
-
-    @property
-    def kind(self) -> Literal["ratio", "slo"]:
-        """Which rule decides."""
-        return "ratio" if self.gate.startswith("ratio.") else "slo"
 
 
 def find_claims(
@@ -71,10 +67,7 @@ def find_claims(
     speed, level = policy.speed, policy.alpha if alpha is None else alpha
     if speed is None:
         return []
-    claims = [
-        *(_ratio_claim(speed, gate, name, profile, level) for gate, name in _compared(speed.ratio)),
-        *(_slo_claim(speed, number, profile, level) for number in range(len(speed.slo))),
-    ]
+    claims = [_find_claim(speed, claim, profile, level) for claim in speed.claims]
     for claim in claims:
         if claim.compares and profile is not None and profile.accelerator != "cpu":
             raise UsageError(
@@ -88,55 +81,51 @@ def find_claims(
     return claims
 
 
-def _ratio_claim(
-    speed: Speed, gate: RatioGate, name: str, profile: ServingProfile | None, alpha: float
+def _find_claim(
+    speed: Speed, claim: SpeedClaim, profile: ServingProfile | None, alpha: float
 ) -> Claim:
-    workload, where = load_workload(name, speed, profile)
-    if workload.arrivals.concurrency is None:
-        raise UsageError(
-            f"a ratio of throughput needs requests at once; '{name}' has {workload.arrivals.words}",
-            where=f"{where}, key arrivals",
-            cure="write 'arrivals: {concurrency: 64}', or make it a claim of 'slo'",
-        )
+    workload, where = load_workload(claim.workload, speed, profile)
+    gate = claim.gate
+    if isinstance(gate, SloGate) and gate.rate is not None:
+        workload = change_arrivals(workload, Arrivals(rate=gate.rate))
+    _check_arrivals(claim, workload, where)
     accelerator = profile.accelerator if profile is not None else None
     try:
-        rule = gate.rule(accelerator, alpha, workload.declared_hit_rate)
+        rule = claim.rule(accelerator, alpha, workload.declared_hit_rate)
     except ValueError as error:
         raise UsageError(
             f"the policy has {error}",
             where="policy key speed.ratio.minimum",
             cure="give one number, which is for all, or one for it",
         ) from error
-    if profile is not None:
+    if claim.kind == "ratio" and profile is not None:
         rule |= _allow_for_lives(profile.life_spread, alpha)
-    return Claim(f"ratio.{name}", name, workload, where, rule, compares=True)
+    compares = not isinstance(gate, SloGate) or gate.compare == "baseline"
+    return Claim(claim.name, claim.workload, claim.kind, workload, where, rule, compares=compares)
+
+
+def _check_arrivals(claim: SpeedClaim, workload: AnyWorkload, where: str) -> None:
+    at_once = workload.arrivals.concurrency is not None
+    if claim.kind == "ratio" and not at_once:
+        raise UsageError(
+            f"a ratio of throughput needs requests at once; '{claim.workload}' has "
+            f"{workload.arrivals.words}",
+            where=f"{where}, key arrivals",
+            cure="write 'arrivals: {concurrency: 64}', or make it a claim of 'slo'",
+        )
+    if claim.kind == "slo" and at_once:
+        raise UsageError(
+            f"'{claim.workload}' has {workload.arrivals.words}, and a claim on latencies is about "
+            "requests that come whether earlier ones are answered or not",
+            where=f"policy key {ROLE}{claim.name}",
+            cure="add 'rate: 12' there",
+        )
 
 
 def _allow_for_lives(spread: float, alpha: float) -> dict[str, float]:
     """What of a ratio one start a side explains; it takes half of the error rate."""
     share = alpha / 2
     return {"allowance": allowance_for(spread, MANY_LIVES, share), "allowance_alpha": share}
-
-
-def _slo_claim(speed: Speed, number: int, profile: ServingProfile | None, alpha: float) -> Claim:
-    gate = speed.slo[number]
-    workload, where = load_workload(gate.workload, speed, profile)
-    if gate.rate is not None:
-        workload = change_arrivals(workload, Arrivals(rate=gate.rate))
-    if workload.arrivals.concurrency is not None:
-        raise UsageError(
-            f"'{gate.workload}' has {workload.arrivals.words}, and a claim on latencies is about "
-            "requests that come whether earlier ones are answered or not",
-            where=f"policy key speed.slo.{number}",
-            cure="add 'rate: 12' there",
-        )
-    rule = gate.rule(alpha, workload.declared_hit_rate)
-    compares = gate.compare == "baseline"
-    return Claim(f"slo.{number}", gate.workload, workload, where, rule, compares=compares)
-
-
-def _compared(gate: RatioGate | None) -> list[tuple[RatioGate, str]]:
-    return [(gate, name) for name in gate.workloads] if gate is not None else []
 
 
 @dataclass(frozen=True)

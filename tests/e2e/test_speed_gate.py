@@ -64,38 +64,48 @@ def narrow(
         server.stop()
 
 
-def measure(
-    baseline: Server, candidate: Server, tokenizer: Path, store: Path
-) -> dict[str, dict[str, Any]]:
-    """What each claim's stage found, by workload."""
-    store.mkdir()
-    policy = store / "policy.yaml"
-    described = {"name": "fast", "summary": "speed", "suites": {"rouge": SUMMARIES}}
-    floor = {"minimum_ratio": {"cpu": 0.5}}
-    policy.write_text(yaml.safe_dump({**described, "throughput": floor, "speed": SPEED}))
-    command = [
-        *("--baseline", baseline.url, "--baseline-model", SERVED_NAME),
-        *("--candidate", candidate.url, "--candidate-model", SERVED_NAME),
-        *("--tokenizer", str(tokenizer), "--policy", str(policy), "--json"),
-    ]
-    ran = subprocess.run(
-        [sys.executable, "-P", "-m", "pipeline.cli.main", "gate", *command],
+def prepare(store: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "pipeline.cli.main", *arguments],
         env={**os.environ, "PREPARE_STORE": str(store)},
         capture_output=True,
         text=True,
         timeout=900,
         check=False,
     )
-    records = [json.loads(path.read_text()) for path in store.glob("stages/speed/*/stage.json")]
-    found = {record["parameters"]["name"]: record["result"] for record in records}
-    assert set(found) == {"small", "shared"}, ran.stdout[-3000:] + ran.stderr[-3000:]
-    return found
+
+
+def judge(baseline: Server, candidate: Server, tokenizer: Path, store: Path) -> dict[str, Any]:
+    """What the command says of each claim, by its name."""
+    store.mkdir()
+    policy = store / "policy.yaml"
+    described = {"name": "fast", "summary": "speed", "suites": {"rouge": SUMMARIES}}
+    floor = {"minimum_ratio": {"cpu": 0.5}}
+    policy.write_text(yaml.safe_dump({**described, "throughput": floor, "speed": SPEED}))
+    answer = prepare(
+        store,
+        "gate",
+        *("--baseline", baseline.url, "--baseline-model", SERVED_NAME),
+        *("--candidate", candidate.url, "--candidate-model", SERVED_NAME),
+        *("--tokenizer", str(tokenizer), "--policy", str(policy), "--json"),
+    )
+    assert answer.returncode == 4, answer.stderr[-3000:]
+    (variant,) = json.loads(answer.stdout)["variants"]
+    return {claim["gate"]: claim for claim in variant["speed"]}
 
 
 def test_a_narrow_server_fails_and_one_without_a_cache_is_refused(
     server: Server, narrow: Server, demo_model: Path, tmp_path: Path
 ) -> None:
-    found = measure(server, narrow, demo_model, tmp_path / "store")
-    assert found["small"]["state"] == "fail"
-    assert found["shared"]["state"] == "refused"
-    assert found["shared"]["units"] == 1
+    store = tmp_path / "store"
+    found = judge(server, narrow, demo_model, store)
+    small, shared = found["ratio.small"], found["ratio.shared"]
+    assert (small["verdict"], small["refused"]) == ("fail", [])
+    assert small["upper"] < small["threshold"]
+    assert shared["verdict"] != "pass"
+    assert {cause["kind"] for cause in shared["refused"]} == {"hit_rate"}
+    assert {cause["side"] for cause in shared["refused"]} == {"candidate"}
+    assert prepare(store, "verify").returncode == 0
+    loads = next(store.glob("stages/speed/*/loads.jsonl"))
+    loads.write_text(loads.read_text().replace('"output_tokens":[8', '"output_tokens":[9', 1))
+    assert prepare(store, "verify").returncode == 1

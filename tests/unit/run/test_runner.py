@@ -111,6 +111,10 @@ class TestSpeed:
         fast.run()
         assert fast.models.served == ["baseline", ONE, TWO]
         assert self.states(fast) == {ONE: "pass", TWO: "fail"}
+        verdicts = {
+            r.recipe: (r.verdict, [s.verdict for s in r.speed]) for r in fast.run().variants
+        }
+        assert verdicts == {ONE: ("pass", ["pass"]), TWO: ("fail", ["fail"])}
 
     def test_the_verdict_rests_on_what_was_measured(self, fast: FakeRun) -> None:
         fast.run()
