@@ -13,6 +13,7 @@ answer book, judging, evidence, promotion. So a run of any shape is made by sayi
     made = judged_run(store)
     made.report                                               # of its last life; `run()` again
     made.folder("quantize", "fp8-dynamic")                    # what a stage left
+    made.bundle("fp8-dynamic")                                # the folder to deploy
     made.promote(variant="fp8-dynamic")                       # into the store's own registry
 """
 
@@ -28,15 +29,21 @@ from pretend_stages import PretendExecutor, PretendModels, Score
 from sample_reports import COMMAND
 from small_checkpoint import checkpoint_files, write_files
 
+from artifacts.deployable import Deployable, verdict_tags
+from artifacts.evidence.judged_variant import JudgedVariant
+from artifacts.evidence.manifest import digest_of_other_files
 from artifacts.registry.mlflow_registry import MlflowRegistry
+from artifacts.registry.registry import EVIDENCE_TAG, FILES_TAG, Version
 from artifacts.run_record import RunReport, VariantReport
 from pipeline.checkpoint.folder import Checkpoint, inspect_folder
 from pipeline.checkpoint.source_facts import CheckpointReport, source_of
 from pipeline.core.digest import FileDigests
+from pipeline.core.stage_record import StageRecord
 from pipeline.core.store import Store
 from pipeline.plan.data_sources import SuiteSource
 from pipeline.plan.of_checkpoint import Planner
 from pipeline.plan.plan import Plan
+from pipeline.release.evidence import write_evidence
 from pipeline.release.promotion import Order, promote_run
 from pipeline.run.run_log import RunLog
 from pipeline.run.runner import Runner
@@ -47,6 +54,7 @@ from recipes.schema import Recipe, ServingProfile, Workload
 
 ONE, TWO = "one", "two"
 NAME = "model"
+RECIPE = "fp8-dynamic"
 IDENTITIES = {"quantize": "0" * 64, "serve": "1" * 64, "evaluate": "2" * 64}
 HARDWARE = {"accelerator": "cpu", "cpu": "AMD EPYC", "cores": 2}
 SERVING: dict[str, Any] = {
@@ -253,6 +261,29 @@ class FakeRun:
         number = self.registry.aliases(NAME)["champion"]
         versions = {v.version: v for v in self.registry.versions(NAME)}
         return versions[number].tags["prepare.recipe"]
+
+    def evidence(self, recipe: str = RECIPE, **order: Any) -> StageRecord:
+        """Of the stage that bundles the evidence on a variant of the last run."""
+        return write_evidence(self.report, recipe, self.store, Listener(), **order)
+
+    def bundle(self, recipe: str = RECIPE, **order: Any) -> Path:
+        """The folder to deploy: weights, card and evidence."""
+        return self.store.stage_folder("evidence", self.evidence(recipe, **order).key) / "output"
+
+    def registered(self, recipe: str = RECIPE, **changes: str) -> Version:
+        """A version as a promotion registers it, with some of its tags changed."""
+        folder = self.bundle(recipe)
+        judged = JudgedVariant.load_by_key(self.store.find, self.folder("judge", recipe).name)
+        tags = verdict_tags(
+            Deployable.of_evidence(judged, self.store.find),
+            policy=judged.judge.parameters["policy"],
+            recipe=recipe,
+            verdict="pass",
+            override=None,
+            trust_remote_code=judged.trust_remote_code,
+        )
+        files = {EVIDENCE_TAG: folder.parent.name, FILES_TAG: digest_of_other_files(folder)}
+        return Version(NAME, "1", ("champion",), str(folder), {**tags, **files, **changes})
 
     def folder(self, stage: str, variant: str) -> Path:
         """What that variant's stage left; of a suite's rounds the last, which is judged."""

@@ -8,8 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fake_run import FakeRun
-from listener import Listener
+from fake_run import RECIPE
 from pretend_stages import edit
 
 from artifacts.evidence.bundle import BUNDLE, RESOLVED, VERDICT, pack
@@ -19,18 +18,6 @@ from pipeline.core.errors import EvidenceError
 from pipeline.core.stage_key import stage_key
 from pipeline.core.stage_record import StageRecord
 from pipeline.core.store import RECORD
-from pipeline.release.evidence import write_evidence
-
-RECIPE = "fp8-dynamic"
-
-
-def written(run: FakeRun, recipe: str = RECIPE, **order: Any) -> StageRecord:
-    return write_evidence(run.report, recipe, run.store, Listener(), **order)
-
-
-def output(run: FakeRun, recipe: str = RECIPE, **order: Any) -> Path:
-    record = written(run, recipe, **order)
-    return run.store.stage_folder("evidence", record.key) / "output"
 
 
 def found(check: BundleCheck) -> str:

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from measured_refusal import refusal
 from pretend_stages import edit
-from spoilt_bundle import RECIPE, found, output, rename_stage, rewrite_manifest, stage_folder
+from spoilt_bundle import RECIPE, found, rename_stage, rewrite_manifest, stage_folder
 
 from artifacts.evidence.bundle import BUNDLE, RESOLVED, VERDICT, pack
 from artifacts.evidence.bundle_check import check_bundle
@@ -57,12 +57,12 @@ def close(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert kept[RECIPE].verdict == "undecided"
     assert kept[RECIPE].p_value is not None
     assert 0.025 < kept[RECIPE].p_value < 0.05
-    return output(run, override="to be spoilt")
+    return run.bundle(override="to be spoilt")
 
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return output(judged_run(tmp_path_factory.mktemp("sound") / "store"))
+    return judged_run(tmp_path_factory.mktemp("sound") / "store").bundle()
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +126,7 @@ class TestPlannedBets:
 
     def test_evidence_of_before_there_were_any_is_sound(self, tmp_path: Path) -> None:
         with before_planned_bets():
-            old = output(judged_run(tmp_path / "store"))
+            old = judged_run(tmp_path / "store").bundle()
         record = json.loads((stage_folder(old, "judge") / RECORD).read_text())
         assert "planned_bets" not in record["parameters"]
         assert check_bundle(old).is_sound
@@ -135,7 +135,7 @@ class TestPlannedBets:
         self, sound: Path, tmp_path: Path
     ) -> None:
         with before_planned_bets():
-            old = output(judged_run(tmp_path / "store"))
+            old = judged_run(tmp_path / "store").bundle()
         p_values = [
             json.loads((stage_folder(folder, "judge") / RECORD).read_text())["result"]["p_value"]
             for folder in (old, sound)

@@ -15,7 +15,6 @@ import pytest
 import yaml
 from fake_run import SERVING, FakeRun, judged_run
 from huggingface_hub import ModelCard, parse_eval_result_entries
-from listener import Listener
 
 from artifacts.deployable import Deployable
 from artifacts.evidence.bundle import BundleVerdict
@@ -39,14 +38,8 @@ from artifacts.evidence.card_words import (
 from artifacts.evidence.judged_variant import JudgedVariant
 from artifacts.serving_arguments import ServingArguments
 from pipeline.checkpoint.source_facts import SourceFacts, front_matter, source_of
-from pipeline.release.evidence import write_evidence
 
 RECIPE = "fp8-dynamic"
-
-
-def output(run: FakeRun, **order: Any) -> Path:
-    record = write_evidence(run.report, RECIPE, run.store, Listener(), **order)
-    return run.store.stage_folder("evidence", record.key) / "output"
 
 
 @pytest.fixture(scope="module")
@@ -59,12 +52,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> FakeRun:
 
 @pytest.fixture(scope="module")
 def text(run: FakeRun) -> str:
-    return (output(run) / "README.md").read_text()
+    return (run.bundle() / "README.md").read_text()
 
 
 def card_of(run: FakeRun, **source: str) -> ModelCard:
     """The card with another source, as the Hub's library reads it."""
-    folder = output(run)
+    folder = run.bundle()
     verdict = read_verdict(folder / "prepare-evidence")
     judged = JudgedVariant.load_by_key(run.store.find, verdict.judges[RECIPE])
     changed = verdict.model_copy(update={"source": verdict.source.model_copy(update=source)})
@@ -170,7 +163,7 @@ class TestBody:
         assert command.endswith(" --trust-remote-code")
 
     def test_fallbacks_of_the_cpu_stand_beside_the_verdict(self, run: FakeRun, text: str) -> None:
-        verdict = read_verdict(output(run) / "prepare-evidence")
+        verdict = read_verdict(run.bundle() / "prepare-evidence")
         judged = JudgedVariant.load_by_key(run.store.find, verdict.judges[RECIPE])
         told = {"without": "avx512f", "because": "vLLM has no FP8 KV cache here"}
         parameters = {**judged.judge.parameters, "fallbacks": {"kv-cache-not-fp8": told}}
@@ -184,7 +177,7 @@ class TestBody:
     def test_fp8_attention_of_a_gpu_stands_beside_the_cache(
         self, run: FakeRun, text: str, scales: bool
     ) -> None:
-        verdict = read_verdict(output(run) / "prepare-evidence")
+        verdict = read_verdict(run.bundle() / "prepare-evidence")
         judged = JudgedVariant.load_by_key(run.store.find, verdict.judges[RECIPE])
         gpu = {**judged.benchmark.parameters, "hardware": {"accelerator": "cuda", "gpu": "H100"}}
         recipe = {**judged.quantize.parameters["quantization"], "kv_cache_scales": scales}
@@ -232,7 +225,7 @@ class TestBody:
     def test_an_override_is_at_the_top(self, tmp_path: Path) -> None:
         run = judged_run(tmp_path / "store", lost={RECIPE: 40})
         reason = "agreed\n\n# with <b>everybody</b>"
-        text = (output(run, override=reason) / "README.md").read_text()
+        text = (run.bundle(override=reason) / "README.md").read_text()
         body = text.split("---\n", 2)[2].strip().splitlines()
         assert body[0].startswith("# ")
         assert body[2].startswith("> **Promoted in spite of its verdict.** The gates said **fail**")
@@ -241,10 +234,10 @@ class TestBody:
 
 class TestHubResults:
     def test_part_of_a_benchmark_is_no_result_of_it(self, run: FakeRun) -> None:
-        assert not (output(run) / RESULTS).exists()
+        assert not (run.bundle() / RESULTS).exists()
 
     def test_a_whole_one_is(self, run: FakeRun, tmp_path: Path) -> None:
-        verdict = read_verdict(output(run) / "prepare-evidence")
+        verdict = read_verdict(run.bundle() / "prepare-evidence")
         judged = JudgedVariant.load_by_key(run.store.find, verdict.judges[RECIPE])
         gate = verdict.variant.gates[0].model_copy(update={"n": 164, "available": 164})
         whole = verdict.model_copy(

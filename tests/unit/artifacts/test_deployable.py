@@ -13,7 +13,6 @@ import pytest
 from fake_run import IDENTITIES, SERVING, FakeRun, judged_run
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from registered_version import registered
 
 from artifacts.deployable import Deployable
 from artifacts.evidence.judged_variant import JudgedVariant
@@ -118,7 +117,7 @@ class TestOfBefore:
 
 class TestTags:
     def test_as_promoted(self, run: FakeRun) -> None:
-        version = registered(run)
+        version = run.registered()
         past = read_past(version, Path(version.source))
         assert tag_differences(version, past) == []
         assert Deployable.of_tags(version) == past.deployable
@@ -143,8 +142,8 @@ class TestTags:
         ],
     )
     def test_a_tag_that_somebody_set(self, run: FakeRun, changes: dict[str, str]) -> None:
-        version = registered(run, **changes)
-        past = read_past(registered(run), Path(version.source))
+        version = run.registered(**changes)
+        past = read_past(run.registered(), Path(version.source))
         (line,) = tag_differences(version, past)
         assert next(iter(changes)) in line
         assert len(line) < 400
@@ -154,12 +153,12 @@ class TestTags:
 
     def test_every_one_is_named(self, run: FakeRun) -> None:
         changes = {"prepare.engine_version": "0.1", "prepare.hardware": "{}"}
-        version = registered(run, **changes)
-        past = read_past(registered(run), Path(version.source))
+        version = run.registered(**changes)
+        past = read_past(run.registered(), Path(version.source))
         assert [line.split()[0] for line in tag_differences(version, past)] == list(changes)
 
     def test_one_that_is_gone(self, run: FakeRun) -> None:
-        version = registered(run)
+        version = run.registered()
         tags = {k: v for k, v in version.tags.items() if k != "prepare.serving"}
         gone = Version(version.name, version.version, (), version.source, tags)
         (line,) = tag_differences(gone, read_past(version, Path(version.source)))

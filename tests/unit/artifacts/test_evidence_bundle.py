@@ -19,10 +19,8 @@ from spoilt_bundle import (
     RECIPE,
     change_packed,
     found,
-    output,
     rewrite_manifest,
     stage_folder,
-    written,
 )
 
 from artifacts.evidence.bundle import BUNDLE, RESOLVED, VERDICT, follow_pointer, pack
@@ -42,13 +40,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> FakeRun:
 @pytest.fixture(scope="module")
 def copy_to_spoil(run: FakeRun, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy in which a test undoes what it does."""
-    return Path(shutil.copytree(output(run), tmp_path_factory.mktemp("byte") / "deployed"))
+    return Path(shutil.copytree(run.bundle(), tmp_path_factory.mktemp("byte") / "deployed"))
 
 
 @pytest.fixture
 def deployed(run: FakeRun, tmp_path: Path) -> Path:
     """A copy of the folder, which a test may spoil."""
-    return Path(shutil.copytree(output(run), tmp_path / "deployed"))
+    return Path(shutil.copytree(run.bundle(), tmp_path / "deployed"))
 
 
 class TestContents:
@@ -98,26 +96,26 @@ class TestContents:
 
     def test_weights_are_links_and_the_stage_keeps_its_own(self, run: FakeRun) -> None:
         original = run.folder("quantize", RECIPE) / "output" / "model.safetensors"
-        assert original.samefile(output(run) / "model.safetensors")
+        assert original.samefile(run.bundle() / "model.safetensors")
         assert not (original.parent / BUNDLE).exists()
         assert not (original.parent / "README.md").exists()
 
     def test_same_evidence_same_bytes(self, run: FakeRun) -> None:
-        record = written(run)
+        record = run.evidence()
         first = list_files(run.store.stage_folder("evidence", record.key) / "output")
         run.store.discard("evidence", record.key)
-        again = written(run)
+        again = run.evidence()
         assert list_files(run.store.stage_folder("evidence", again.key) / "output") == first
         assert again.result == record.result
 
     def test_it_is_made_once(self, run: FakeRun) -> None:
-        assert written(run).finished == written(run).finished
+        assert run.evidence().finished == run.evidence().finished
         later = run.report.model_copy(update={"run": "20261122-100000-000001"})
-        assert evidence_stage(later, RECIPE, run.store).key == written(run).key
+        assert evidence_stage(later, RECIPE, run.store).key == run.evidence().key
 
     def test_a_variant_without_verdict_counts_and_is_told(self, tmp_path: Path) -> None:
         run = judged_run(tmp_path / "store", lost={RECIPE: 0}, broken=("gptq",))
-        folder = output(run)
+        folder = run.bundle()
         assert check_bundle(folder).is_sound
         verdict = json.loads((folder / BUNDLE / VERDICT).read_text())
         assert verdict["tried"] == [RECIPE, "gptq"]
@@ -125,20 +123,20 @@ class TestContents:
 
     def test_one_that_was_not_judged_has_none(self, run: FakeRun) -> None:
         with pytest.raises(UsageError, match="did not judge 'nothing'"):
-            written(run, "nothing")
+            run.evidence("nothing")
 
     def test_a_stage_that_is_gone(self, tmp_path: Path) -> None:
         run = judged_run(tmp_path / "store", lost={RECIPE: 0})
         shutil.rmtree(run.folder("coherence", "baseline"))
         with pytest.raises(EvidenceError, match=r"the stage 'coherence' .* is gone"):
-            written(run)
+            run.evidence()
 
     def test_weights_changed_since_are_not_bundled(self, tmp_path: Path) -> None:
         run = judged_run(tmp_path / "store", lost={RECIPE: 0})
         weights = run.folder("quantize", RECIPE) / "output" / "model.safetensors"
         weights.write_bytes(weights.read_bytes()[:-1] + b"\1")
         with pytest.raises(EvidenceError, match="not those that were judged"):
-            written(run)
+            run.evidence()
         assert not list((run.root / "stages" / "evidence").glob("[0-9a-f]*[0-9a-f]/stage.json"))
 
 
@@ -148,12 +146,12 @@ class TestOverride:
         return judged_run(tmp_path / "store", lost={RECIPE: 40})
 
     def test_it_is_in_the_verdict(self, failed: FakeRun) -> None:
-        check = check_bundle(output(failed, override="the team agreed"))
+        check = check_bundle(failed.bundle(override="the team agreed"))
         assert check.is_sound
         assert (check.verdict, check.override) == ("fail", "the team agreed")
 
     def test_without_a_reason_it_does_not_verify(self, failed: FakeRun) -> None:
-        assert "no reason is given for promoting it" in found(check_bundle(output(failed)))
+        assert "no reason is given for promoting it" in found(check_bundle(failed.bundle()))
 
 
 class TestTampering:

@@ -11,12 +11,10 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from fake_run import FakeRun, judged_run
-from listener import Listener
 from typer.testing import CliRunner
 
 from pipeline.cli.main import app
 from pipeline.core.errors import EvidenceError, UsageError
-from pipeline.release.evidence import write_evidence
 
 RECIPE = "fp8-dynamic"
 
@@ -32,8 +30,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> FakeRun:
 
 @pytest.fixture
 def stored(run: FakeRun) -> Path:
-    record = write_evidence(run.report, RECIPE, run.store, Listener())
-    return run.store.stage_folder("evidence", record.key) / "output"
+    return run.bundle()
 
 
 @pytest.fixture

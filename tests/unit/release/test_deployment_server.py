@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from fake_run import IDENTITIES, FakeRun, judged_run
 from listener import Listener
-from registered_version import registered
 
 from artifacts.deployable import Deployable
 from artifacts.evidence.bundle import BUNDLE
@@ -78,7 +77,7 @@ def version(runs: dict[str, FakeRun], judged: str, rechecked: str) -> Version:
         stands=True,
         reason="",
     )
-    return registered(runs[judged], **record.tags())
+    return runs[judged].registered(**record.tags())
 
 
 def taken_at_its_word(record: RecheckRecord, *_: Any) -> Deployable:
@@ -227,7 +226,7 @@ class TestWhatIsTrusted:
     def deployment(self, place: Place, run: FakeRun, **options: Any) -> Deployment:
         place.has(gpu=False, cpu="a processor")
         changes = options.pop("changes", {})
-        return Deployment(registered(run, **changes), None, place.settings, Listener(), **options)
+        return Deployment(run.registered(**changes), None, place.settings, Listener(), **options)
 
     def test_a_tag_that_somebody_set(self, place: Place) -> None:
         with pytest.raises(RegistryError, match=r"prepare\.serving says"):
@@ -264,11 +263,11 @@ class TestWhatIsTrusted:
             assert server.command[-1] == "--trust-remote-code"
 
     def test_files_without_evidence(self, place: Place, tmp_path: Path) -> None:
-        whole = registered(place.runs["cpu"])
+        whole = place.runs["cpu"].registered()
         copy = Path(shutil.copytree(whole.source, tmp_path / "copy"))
         shutil.rmtree(copy / BUNDLE)
         tags = {FILES_TAG: digest_of_other_files(copy)}
-        bare = registered(place.runs["cpu"], **tags)
+        bare = place.runs["cpu"].registered(**tags)
         with pytest.raises(EvidenceError, match="has no evidence"):
             Deployment(bare, copy, place.settings, Listener())
 
@@ -283,6 +282,6 @@ class TestWhatIsTrusted:
         )
         with pytest.raises(EvidenceError, match="cannot be served: 'host' is not for a profile"):
             self.deployment(place, run)
-        version = registered(run)
+        version = run.registered()
         with pytest.raises(EvidenceError, match="cannot be served: 'host'"):  # nor measured again
             _ = read_past(version, Path(version.source)).profile
