@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pipeline.plan.gate_power import GatePower
+    from pipeline.plan.speed_power import ClaimPower
 
 app = typer.Typer(
     rich_markup_mode=None, no_args_is_help=True, help="Policies: what variants must show."
@@ -28,6 +29,11 @@ POWER_LEGEND = (
     "expected: questions until a decision; decided, passed: chances; all if nothing is lost. "
     "half lost: passed, if half of the margin is. drop seen: the smallest that fails in 80 % of "
     "runs."
+)
+SPEED_HEADINGS = ("claim", "tier", "at most", "fewest", "minutes", "passes if the truth is")
+SPEED_LEGEND = (
+    "minutes: of the most that are measured, servers' starts not counted; - where the workload is "
+    "a profile's. A load's throughput is taken to vary by {noise:g} %."
 )
 BENCHMARK_CLAIM = (
     "is about this list of questions and these answers to it (about: benchmark). Once all are "
@@ -98,6 +104,7 @@ def check(
     from pipeline.plan.data_sources import SourceResolver
     from pipeline.plan.gate_power import check_decidable, joint_power, policy_power
     from pipeline.plan.prepare import DEFAULT_RECIPES, check_margins
+    from pipeline.plan.speed_power import check_claims_decidable, claim_powers
     from recipes import catalog
 
     policy = catalog.load_policy(name)
@@ -115,13 +122,19 @@ def check(
         )
         counts = sources.counts(policy)
         power = policy_power(policy, recipes, counts)
+        claims = claim_powers(policy, len(recipes))
         if as_json:
             answer = {"schema_version": 1, "policy": policy.name, "alpha": policy.alpha}
             answer |= {"gates": [gate.to_dict() for gate in power]}
-            print_json({**answer, "joint": [joint.to_dict() for joint in joint_power(power)]})
+            answer["joint"] = [joint.to_dict() for joint in joint_power(power)]
+            if policy.speed is not None:
+                answer["speed"] = [claim.to_dict() for claim in claims]
+            print_json(answer)
         else:
             print_power(power)
+            print_claims(claims)
         check_decidable(policy, recipes, counts, progress)
+        check_claims_decidable(policy, claims)
 
 
 def print_power(power: Sequence[GatePower]) -> None:
@@ -141,6 +154,36 @@ def print_power(power: Sequence[GatePower]) -> None:
     for gate in power:
         if gate.decidable is not True or gate.is_doubtful:
             print(f"{gate.suite}, {gate.family}: {gate.words}")
+
+
+def print_claims(claims: Sequence[ClaimPower]) -> None:
+    """What to expect of each claim on speed; nothing where there is none."""
+    from eval_gates.speed.power import NOISE
+
+    if not claims:
+        return
+    print_table(SPEED_HEADINGS, [claim_row(claim) for claim in claims])
+    print(SPEED_LEGEND.format(noise=100 * NOISE))
+    for claim in claims:
+        print(f"speed {claim.gate}: {claim.claim}")
+
+
+def claim_row(claim: ClaimPower) -> list[str]:
+    """One claim's row under SPEED_HEADINGS."""
+    ratios = claim.gate.startswith("ratio")
+    chances = [
+        f"{f'x {c.truth:.3g}' if ratios else f'{100 * c.truth:g} %'}: {format_chance(c.passes)} "
+        f"after {c.units:.1f}"
+        for c in claim.chances
+    ]
+    return [
+        f"speed {claim.gate}",
+        claim.tier,
+        f"{claim.most} {claim.unit}",
+        "cannot" if claim.fewest is None else f"{claim.fewest}",
+        "-" if claim.minutes is None else f"{claim.minutes:.0f}",
+        "; ".join(chances),
+    ]
 
 
 def power_row(gate: GatePower) -> list[str]:

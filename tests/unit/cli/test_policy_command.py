@@ -103,6 +103,29 @@ class TestCheck:
         assert "mmlu: is about this list of questions" in said
         assert "truly loses the margin passes in about half of all runs" in said
 
+    def test_claims_on_speed_are_told(
+        self, prepare: Callable[..., str], tmp_path: Path, data: str
+    ) -> None:
+        path = mine(tmp_path)
+        slo = {"workload": "support", "rate": 4, "limits": {"ttft_ms_p95": 800}}
+        content = yaml.safe_load(Path(path).read_text())
+        content["speed"] = {"ratio": {"minimum": 1.2, "workloads": ["chat"]}, "slo": [slo]}
+        Path(path).write_text(yaml.safe_dump(content))
+        asked = ("check", path, "--recipe", "fp8-dynamic", "--eval-data", data)
+        said = prepare(*asked)
+        for word in ("speed ratio.chat", "20 blocks", "speed slo.0", "30 rounds", "x 1.26"):
+            assert word in said
+        ratio, slo = json.loads(prepare(*asked, "--json"))["speed"]
+        assert (ratio["gate"], ratio["unit"], ratio["fewest"]) == ("ratio.chat", "blocks", 5)
+        assert ratio["minutes"] == 20
+        assert slo["alpha"] == pytest.approx(0.045)
+        content["speed"]["ratio"]["blocks"] = 5
+        content["alpha"] = 0.01
+        Path(path).write_text(yaml.safe_dump(content))
+        with pytest.raises(UsageError) as caught:
+            prepare(*asked)
+        assert caught.value.where == "policy mine, key speed.ratio.blocks"
+
     def test_as_json(self, prepare: Callable[..., str], tmp_path: Path, data: str) -> None:
         said = prepare(
             *("check", mine(tmp_path), "--recipe", "fp8-dynamic", "--eval-data", data, "--json")

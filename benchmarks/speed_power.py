@@ -1,0 +1,384 @@
+"""How often gates on speed are wrong, and how much they measure: replays of imagined servers.
+
+    .venv/bin/python benchmarks/speed_power.py
+    .venv/bin/python benchmarks/speed_power.py --replays 8000 --seed 7
+
+Every rule judges a server exactly at the boundary of what the rule claims, where a pass is a false
+pass, at a nominal 5 %. Nothing is served; it takes about a minute on one core. The last line is
+JSON; exit 1 where one of ours is wrong in more than 5 %, give or take 2 standard errors.
+
+Ratios (candidate over baseline, at least 1.0; the two are equally fast):
+- ours:        paired blocks in an order drawn by chance, at most 20, until the rule decides;
+- one load:    a load test a side, the bare ratio (what `throughput.minimum_ratio` does);
+- AAABBB:      six loads of the one, then six of the other, Student's t on two samples;
+- t alone:     our blocks by the mixture t test, without the flipped signs.
+
+Limits (P95 of the time to first token, first come first served, lognormal service):
+- ours:        rounds from an empty server, each 0 or 1, at most 30, until the rule decides; the
+               limit is the median of a round's P95, so half of the rounds keep it;
+- for the others the limit is the 95 % quantile of all requests of the server as it runs:
+  bare P95 of 1,000 requests; i.i.d.: the binomial 95 % bound of 1,000 requests (GuideLLM's and
+  PolyServe's way); MLPerf: its early stopping's bound at its own 99 %; batch means: ten batches of
+  4,000 requests, Student's t.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+from eval_gates.speed.ratio import RatioRule, allowance_for
+from eval_gates.speed.slo import SloRule
+from eval_gates.speed.symmetry import log_t
+
+ALPHA, BLOCKS, ROUNDS, WAVES = 0.05, 20, 30, 8
+RATIOS = (1.02, 1.05, 1.1, 1.25)
+SLOTS = (1, 16, 64)
+LOADS = (0.7, 0.85, 0.95)  # of what the server can serve
+HEADROOM = (0.9, 0.85, 0.8, 1.1)  # times the load at the boundary
+WARMUP, COUNTED = 200, 300  # requests of a round
+POOL = 10_000  # rounds that the limit is found from
+AT_ONCE = 4_000  # rounds that are simulated together
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+Chance = np.random.Generator
+Loads = Callable[[Chance, int, int], Floats]
+"""(chance, runs, loads) to ln(output tokens/s) of loads one after another: [runs, loads]."""
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """What a rule did in each replay: [runs] each."""
+
+    passed: Bools
+    failed: Bools
+    measured: Floats  # blocks or rounds until the decision, or the cap
+
+
+# --- ratios -------------------------------------------------------------------------------------
+
+
+def served(slots: int) -> Loads:
+    """Waves of requests in so many slots; each takes its own time, with a cv of 30 %."""
+
+    def loads(chance: Chance, runs: int, number: int) -> Floats:
+        spread = math.sqrt(math.log(1 + 0.3**2))
+        total = np.zeros((runs, number))
+        for _ in range(slots):
+            times = chance.lognormal(
+                0,
+                spread,
+                (runs, number, WAVES),
+            ).sum(axis=2)
+            total += WAVES / times
+        return np.log(total)
+
+    return loads
+
+
+def wandering(chance: Chance, runs: int, number: int) -> Floats:
+    """2 % of noise a load on a machine whose speed wanders by 1 % from load to load."""
+    drift = chance.normal(0, 0.01, (runs, number)).cumsum(axis=1)
+    return np.asarray(drift + chance.normal(0, 0.02, (runs, number)))
+
+
+def stalling(chance: Chance, runs: int, number: int) -> Floats:
+    """1 % of noise, and one load in ten is a tenth slower."""
+    stalls = chance.random((runs, number)) < 0.1
+    return np.asarray(chance.normal(0, 0.01, (runs, number)) - 0.1 * stalls)
+
+
+def heavy_tailed(chance: Chance, runs: int, number: int) -> Floats:
+    """Student's t with 3 degrees of freedom, a scale of 2 %."""
+    return np.asarray(0.02 * chance.standard_t(3, (runs, number)))
+
+
+def noisy(cv: float) -> Loads:
+    """Normal noise of that coefficient of variation."""
+    return lambda chance, runs, number: chance.normal(0, cv, (runs, number))
+
+
+NOISE: dict[str, Loads] = {
+    **{f"{slots} slots": served(slots) for slots in SLOTS},
+    "noise 2 %": noisy(0.02),
+    "drift 1 % a load": wandering,
+    "stalls": stalling,
+    "heavy tails": heavy_tailed,
+}
+LIVES, KNOWN_LIVES = 0.015, 5
+
+
+def blocks_of(loads: Loads, chance: Chance, runs: int, gain: float) -> Floats:
+    """ln(candidate / baseline) of blocks whose order a coin drew: [runs, BLOCKS]."""
+    measured = loads(chance, runs, 2 * BLOCKS)
+    order = chance.choice([-1.0, 1.0], (runs, BLOCKS))
+    return np.asarray(order * (measured[:, 1::2] - measured[:, ::2]) + gain)
+
+
+def decided(passing: Floats, failing: Floats, alpha: float) -> Decisions:
+    """Where the evidence first reaches 1 / alpha, either way."""
+    needed, cap = -math.log(alpha), passing.shape[1]
+    up, down = first(passing >= needed), first(failing >= needed)
+    return Decisions(up < down, down < up, np.minimum(np.minimum(up, down), cap).astype(float))
+
+
+def first(crossed: Bools) -> NDArray[np.int64]:
+    """The first crossing in each row, from 1; one more than all if none."""
+    return np.asarray(np.where(crossed.any(axis=1), crossed.argmax(axis=1), crossed.shape[1]) + 1)
+
+
+def ours_of_blocks(values: Floats) -> Decisions:
+    """The project's rule for ratios."""
+    rule = RatioRule(minimum=1.0, alpha=ALPHA, blocks=BLOCKS)
+    return decided(*rule.log_evidence(values), ALPHA)
+
+
+def t_alone(values: Floats) -> Decisions:
+    """The mixture t test without the flipped signs."""
+    return decided(*log_t(values), ALPHA)
+
+
+def one_load(loads: Loads, chance: Chance, runs: int) -> float:
+    """Share that passes by the bare ratio of two loads."""
+    measured = loads(chance, runs, 2)
+    return float((measured[:, 1] >= measured[:, 0]).mean())
+
+
+def one_after_the_other(loads: Loads, chance: Chance, runs: int) -> float:
+    """Share that passes by Student's t on six loads of each, the baseline's first."""
+    measured = loads(chance, runs, 12)
+    found = stats.ttest_ind(measured[:, 6:], measured[:, :6], axis=1, alternative="greater")
+    return float((found.pvalue < ALPHA).mean())
+
+
+def ratio_rows(chance: Chance, runs: int) -> dict[str, dict[str, float]]:
+    """False passes of each rule with each kind of noise."""
+    rows = {}
+    for name, loads in NOISE.items():
+        blocks = blocks_of(loads, chance, runs, 0.0)
+        rows[name] = {
+            "ours": float(ours_of_blocks(blocks).passed.mean()),
+            "one load": one_load(loads, chance, runs),
+            "AAABBB": one_after_the_other(loads, chance, runs),
+            "t alone": float(t_alone(blocks).passed.mean()),
+        }
+    rows |= life_rows(chance, runs)
+    return rows
+
+
+def life_rows(chance: Chance, runs: int) -> dict[str, dict[str, float]]:
+    """Two lives of one server differ by 1.5 % each; the others see one pair of lives alone."""
+    pair = chance.normal(0, LIVES * math.sqrt(2), (runs, 1))
+
+    def one_pair(chance: Chance, runs: int, number: int) -> Floats:
+        second = np.arange(number) >= number // 2
+        return np.asarray(chance.normal(0, 0.01, (runs, number)) + second * pair)
+
+    blocks = blocks_of(noisy(0.01), chance, runs, 0.0) + pair
+    known = chance.normal(0, LIVES, (runs, KNOWN_LIVES)).std(axis=1, ddof=1)
+    allowance = allowance_for(1.0, KNOWN_LIVES, ALPHA / 2) * known[:, None]
+    rule = RatioRule(minimum=1.0, alpha=ALPHA / 2, blocks=BLOCKS)
+    together = decided(
+        rule.log_evidence(blocks - allowance)[0],
+        rule.log_evidence(blocks + allowance)[1],
+        ALPHA / 2,
+    )
+    alternate = blocks_of(noisy(0.01), chance, runs, 0.0)
+    alternate += chance.normal(0, LIVES * math.sqrt(2), alternate.shape)
+    others = {
+        "one load": one_load(one_pair, chance, runs),
+        "AAABBB": one_after_the_other(one_pair, chance, runs),
+    }
+    return {
+        "lives, both up": {
+            "ours": float(together.passed.mean()),
+            **others,
+            "t alone": float(t_alone(blocks).passed.mean()),
+        },
+        "lives alternate": {
+            "ours": float(ours_of_blocks(alternate).passed.mean()),
+            **others,
+            "t alone": float(t_alone(alternate).passed.mean()),
+        },
+    }
+
+
+def ratio_power(chance: Chance, runs: int) -> dict[str, dict[str, list[float]]]:
+    """Share of passes and mean number of blocks, by noise and true ratio."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for name in ("1 slots", "16 slots", "64 slots", "noise 2 %", "drift 1 % a load"):
+        found[name] = {}
+        for ratio in RATIOS:
+            done = ours_of_blocks(blocks_of(NOISE[name], chance, runs, math.log(ratio)))
+            found[name][str(ratio)] = [float(done.passed.mean()), float(done.measured.mean())]
+    return found
+
+
+# --- limits -------------------------------------------------------------------------------------
+
+
+def waits(chance: Chance, runs: int, requests: int, slots: int, load: float) -> Floats:
+    """Time to first token of requests in the order of coming, from an empty server.
+
+    Poisson arrivals, first come first served by `slots`, lognormal service with a mean of 1 and a
+    cv of 1; the first token comes about a twentieth after service begins.
+    """
+    spread = math.sqrt(math.log(2))
+    free, now, rows = np.zeros((runs, slots)), np.zeros(runs), np.arange(runs)
+    found = np.empty((runs, requests), dtype=np.float32)
+    for number in range(requests):
+        now += chance.exponential(1 / (load * slots), runs)
+        slot = free.argmin(axis=1)
+        start = np.maximum(free[rows, slot], now)
+        free[rows, slot] = start + chance.lognormal(-(spread**2) / 2, spread, runs)
+        found[:, number] = start - now + 0.05 * chance.lognormal(0, 0.5, runs)
+    return found
+
+
+def p95_of_rounds(chance: Chance, rounds: int, slots: int, load: float) -> Floats:
+    """P95 of the requests that count of each round: [rounds]."""
+    return np.concatenate(
+        [
+            np.percentile(
+                waits(chance, min(AT_ONCE, rounds - done), WARMUP + COUNTED, slots, load)[
+                    :, WARMUP:
+                ],
+                95,
+                axis=1,
+            )
+            for done in range(0, rounds, AT_ONCE)
+        ]
+    )
+
+
+def ours_of_rounds(kept: Bools) -> Decisions:
+    """The project's rule for limits, share 0.5: rounds of 0 and 1, [runs, ROUNDS]."""
+    rule = SloRule(limits={"ttft_ms_p95": 1.0}, share=0.5, alpha=ALPHA, rounds=ROUNDS)
+    return decided(*rule.log_evidence(kept.astype(float)), ALPHA)
+
+
+def limit_rows(chance: Chance, runs: int) -> dict[str, dict[str, float]]:
+    """False passes of each rule at each boundary."""
+    rows = {}
+    for slots in SLOTS:
+        for load in LOADS:
+            limit = float(np.median(p95_of_rounds(chance, POOL, slots, load)))
+            kept = p95_of_rounds(chance, runs * ROUNDS, slots, load) <= limit
+            found = {"ours": float(ours_of_rounds(kept.reshape(runs, ROUNDS)).passed.mean())}
+            rows[f"{slots} slots, load {load:g}"] = found | of_requests(chance, slots, load)
+    return rows
+
+
+def of_requests(chance: Chance, slots: int, load: float) -> dict[str, float]:
+    """Share that passes by rules over requests, where exactly 95 % of them keep the limit."""
+    runs, warm, most = 500, 1_500, 4_000
+    limit = float(np.quantile(waits(chance, runs, warm + most, slots, load)[:, warm:], 0.95))
+    good = waits(chance, runs, warm + most, slots, load)[:, warm:] <= limit
+    thousand = good[:, :1000].sum(axis=1)
+    batches = good.reshape(runs, 10, most // 10).mean(axis=2)
+    spread = batches.std(axis=1, ddof=1) / math.sqrt(10)
+    lower = batches.mean(axis=1) - stats.t.ppf(1 - ALPHA, 9) * spread
+    return {
+        "bare P95": float((thousand >= 950).mean()),
+        "i.i.d. bound": float((stats.beta.ppf(ALPHA, thousand, 1001 - thousand) > 0.95).mean()),
+        "MLPerf's": float((stats.beta.ppf(0.01, thousand, 1001 - thousand) > 0.95).mean()),
+        "batch means": float((lower > 0.95).mean()),
+    }
+
+
+def limit_power(chance: Chance, runs: int) -> dict[str, dict[str, list[float]]]:
+    """Passes, fails and mean rounds, by slots and times the load at the boundary (0.85)."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for slots in SLOTS:
+        limit = float(np.median(p95_of_rounds(chance, POOL, slots, 0.85)))
+        found[f"{slots} slots"] = {}
+        for times in HEADROOM:
+            kept = p95_of_rounds(chance, runs * ROUNDS, slots, 0.85 * times) <= limit
+            done = ours_of_rounds(kept.reshape(runs, ROUNDS))
+            found[f"{slots} slots"][str(times)] = [
+                float(done.passed.mean()),
+                float(done.failed.mean()),
+                float(done.measured.mean()),
+            ]
+    return found
+
+
+# --- output -------------------------------------------------------------------------------------
+
+
+def show_rows(title: str, rows: dict[str, dict[str, float]]) -> Iterator[str]:
+    """A table of shares in %."""
+    names = list(next(iter(rows.values())))
+    yield f"\n{title}"
+    yield f"{'':<22}" + "".join(f"{name:>14}" for name in names)
+    for row, shares in rows.items():
+        yield f"{row:<22}" + "".join(f"{100 * shares[name]:>12.1f} %" for name in names)
+
+
+def show_power(title: str, rows: dict[str, dict[str, list[float]]]) -> Iterator[str]:
+    """A table of shares in % and what was measured."""
+    names = list(next(iter(rows.values())))
+    yield f"\n{title}"
+    yield f"{'':<22}" + "".join(f"{name:>18}" for name in names)
+    for row, cells in rows.items():
+        shown = [
+            f"{' / '.join(f'{100 * s:.0f}' for s in cells[name][:-1])} %, {cells[name][-1]:.1f}"
+            for name in names
+        ]
+        yield f"{row:<22}" + "".join(f"{cell:>18}" for cell in shown)
+
+
+def targets_met(rows: dict[str, dict[str, float]], runs: int) -> bool:
+    """False passes of ours at most alpha, give or take 2 standard errors."""
+    most = ALPHA + 2 * math.sqrt(ALPHA * (1 - ALPHA) / runs)
+    return all(shares["ours"] <= most for shares in rows.values())
+
+
+def main() -> int:
+    """Print the tables and the JSON line; 0 if the targets are met, else 1."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--replays", type=int, default=2000, help="of ratios (default: 2000)")
+    parser.add_argument("--seed", type=int, default=20261122, help="of all that is drawn")
+    arguments = parser.parse_args()
+    if arguments.replays < 8:
+        parser.error("--replays must be at least 8")
+    chance, runs = np.random.default_rng(arguments.seed), arguments.replays
+    rounds_runs = runs // 4  # a replay of rounds has 15,000 requests
+    ratios, power = ratio_rows(chance, runs), ratio_power(chance, runs)
+    limits, limits_power = limit_rows(chance, rounds_runs), limit_power(chance, rounds_runs // 2)
+    for lines in (
+        show_rows("False passes of ratios at the boundary", ratios),
+        show_power("Ratios: passes within 20 blocks, mean blocks; by true ratio", power),
+        show_rows("False passes of limits at the boundary", limits),
+        show_power("Limits: passes / fails, mean rounds; by times the load", limits_power),
+    ):
+        print("\n".join(lines), flush=True)
+    met = targets_met(ratios, runs) and targets_met(limits, rounds_runs)
+    print(
+        "\nTarget: false passes of ours at most 5 %, give or take 2 standard errors "
+        f"({runs} replays of ratios, {rounds_runs} of limits).\n"
+    )
+    figures = {
+        "ratio_false_passes": ratios,
+        "ratio_power": power,
+        "limit_false_passes": limits,
+        "limit_power": limits_power,
+    }
+    summary = {"replays": runs, "seed": arguments.seed, **figures, "targets_met": met}
+    print(json.dumps(summary))
+    return 0 if met else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,97 @@
+"""What a claim on speed can show, before anything is measured: replays of its rule.
+
+How noisy a machine is and how far the variant is above the limit are not known then, so these are
+chances under stated assumptions: the noise of a load, or the share of rounds that keep the limits.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from eval_gates.speed.ratio import RatioRule
+from eval_gates.speed.rule import Rule
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+NOISE = 0.02
+"""Coefficient of variation of a load's output tokens/s that is assumed; 1 to 3 % are usual."""
+AHEAD = (0.02, 0.05, 0.1)
+"""How much better than the minimum a variant is taken to be."""
+KEPT = (0.8, 0.9, 0.99)
+"""Shares of rounds that a server is taken to keep its limits in; those above the claimed one."""
+
+_REPLAYS, _SEED = 1_000, 20261122
+
+
+@dataclass(frozen=True)
+class Chance:
+    """What to expect of a server that is so much better than the claim."""
+
+    truth: float
+    """Its ratio, or the share of rounds that keep the limits."""
+    passes: float
+    """Chance of a pass."""
+    units: float
+    """Mean number of blocks or rounds that are measured."""
+
+
+@dataclass(frozen=True)
+class SpeedPower:
+    """What one claim can show."""
+
+    fewest: int | None
+    """Blocks or rounds after which the clearest case passes; None where the cap forbids it."""
+    chances: tuple[Chance, ...]
+
+
+def speed_power(rule: Rule) -> SpeedPower:
+    """Replay a rule, at the error rate that it has."""
+    import numpy as np
+
+    chance = np.random.default_rng(_SEED)
+    shape = (_REPLAYS, rule.cap)
+    chances = []
+    if isinstance(rule, RatioRule):
+        noise = chance.normal(0, NOISE * math.sqrt(2), shape)
+        level = rule.alpha - rule.allowance_alpha
+        for ahead in AHEAD:
+            ratio = rule.minimum * (1 + ahead)
+            chances.append(_chance(rule, noise + math.log(ratio), ratio, level))
+        clearest = np.full((1, rule.cap), math.log(rule.minimum) + rule.allowance + 1.0)
+    else:
+        level = rule.alpha
+        drawn = chance.random(shape)
+        for kept in KEPT:
+            if kept > rule.share:
+                chances.append(_chance(rule, (drawn < kept).astype(float), kept, level))
+        clearest = np.ones((1, rule.cap))
+    crossed = rule.log_evidence(clearest)[0][0] >= -math.log(level)
+    fewest = int(crossed.argmax()) + 1 if crossed.any() else None
+    return SpeedPower(fewest, tuple(chances))
+
+
+def _chance(rule: Rule, values: NDArray[np.float64], truth: float, level: float) -> Chance:
+    passing, failing = (each >= -math.log(level) for each in rule.log_evidence(values))
+    up, down = _first(passing), _first(failing)
+    return Chance(
+        truth=truth,
+        passes=float((up < down).mean()),
+        units=float(_at_most(up, down, rule.cap).mean()),
+    )
+
+
+def _first(crossed: NDArray[np.bool_]) -> NDArray[np.int64]:
+    import numpy as np
+
+    never = crossed.shape[1] + 1
+    return np.asarray(np.where(crossed.any(axis=1), crossed.argmax(axis=1) + 1, never))
+
+
+def _at_most(up: NDArray[np.int64], down: NDArray[np.int64], cap: int) -> NDArray[np.int64]:
+    import numpy as np
+
+    return np.minimum(np.minimum(up, down), cap)

@@ -1,0 +1,41 @@
+"""What a claim on speed can show before anything is measured."""
+
+from __future__ import annotations
+
+import pytest
+
+from eval_gates.speed.power import speed_power
+from eval_gates.speed.ratio import RatioRule
+from eval_gates.speed.slo import SloRule
+
+RATIO = RatioRule(minimum=1.2, alpha=0.05, blocks=20)
+SLO = SloRule(limits={"ttft_ms_p95": 800}, share=0.5, alpha=0.05, rounds=30)
+
+
+def test_the_fewest_blocks_and_rounds() -> None:
+    """After which the clearest case passes; none where the cap is below that."""
+    assert speed_power(RATIO).fewest == 5
+    assert speed_power(RATIO.model_copy(update={"alpha": 0.01})).fewest == 8
+    assert speed_power(RATIO.model_copy(update={"blocks": 4})).fewest is None
+    assert speed_power(SLO).fewest == 6
+    assert speed_power(SLO.model_copy(update={"share": 0.8})).fewest == 18
+    assert speed_power(SLO.model_copy(update={"share": 0.9})).fewest is None
+
+
+def test_what_is_further_above_passes_more_often_and_sooner() -> None:
+    two, five, ten = speed_power(RATIO).chances
+    assert [each.truth for each in (two, five, ten)] == pytest.approx([1.224, 1.26, 1.32])
+    assert two.passes < 0.7 < 0.95 < five.passes <= ten.passes
+    assert ten.units < five.units < two.units <= 20
+
+
+def test_shares_that_are_not_claimed_are_left_out() -> None:
+    assert [each.truth for each in speed_power(SLO).chances] == [0.8, 0.9, 0.99]
+    strict = SLO.model_copy(update={"share": 0.9, "rounds": 60})
+    assert [each.truth for each in speed_power(strict).chances] == [0.99]
+
+
+def test_an_allowance_for_lives_costs_power() -> None:
+    allowed = RATIO.model_copy(update={"allowance": 0.03, "allowance_alpha": 0.025})
+    for before, after in zip(speed_power(RATIO).chances, speed_power(allowed).chances, strict=True):
+        assert after.passes <= before.passes

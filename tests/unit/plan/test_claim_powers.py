@@ -1,0 +1,75 @@
+"""A policy's claims on speed, told before a run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pipeline.core.errors import UsageError
+from pipeline.plan.speed_power import check_claims_decidable, claim_powers
+from recipes.policy import Policy
+
+SLO = {"workload": "support", "rate": 4, "limits": {"ttft_ms_p95": 800}}
+
+
+def policy(**speed: Any) -> Policy:
+    return Policy.model_validate(
+        {
+            "name": "p",
+            "summary": "s",
+            "suites": {"mmlu": {"kind": "mmlu", "margins": {"fp8": 0.01}}},
+            "throughput": {"minimum_ratio": {"cpu": 0.02}},
+            "speed": speed or None,
+        }
+    )
+
+
+def test_each_claim_has_its_units_minutes_and_chances() -> None:
+    ratio, slo = claim_powers(
+        policy(ratio={"minimum": {"cuda": 1.2}, "workloads": ["elsewhere"]}, slo=[SLO]), 1
+    )
+    assert (ratio.gate, ratio.unit, ratio.most, ratio.minutes) == (
+        "ratio.elsewhere",
+        "blocks",
+        20,
+        None,
+    )
+    assert "1.2 of the baseline" in ratio.claim
+    assert (slo.gate, slo.unit, slo.most) == ("slo.0", "rounds", 30)
+    assert slo.minutes is not None
+    assert slo.minutes > 0
+    assert all(0 <= each.passes <= 1 for each in (*ratio.chances, *slo.chances))
+    assert ratio.to_dict()["chances"][0]["truth"] == pytest.approx(1.224)
+    assert claim_powers(policy(), 1) == []
+
+
+def test_more_variants_need_more() -> None:
+    one, four = (claim_powers(policy(slo=[SLO]), tried)[0] for tried in (1, 4))
+    assert four.alpha == pytest.approx(one.alpha / 4)
+    assert one.fewest is not None
+    assert four.fewest is not None
+    assert one.fewest < four.fewest
+
+
+def test_the_baselines_limits_cost_twice_the_time() -> None:
+    alone, both = (
+        claim_powers(policy(slo=[{**SLO, "compare": compare}]), 1)[0].minutes
+        for compare in ("absolute", "baseline")
+    )
+    assert alone is not None
+    assert both == pytest.approx(2 * alone)
+
+
+def test_what_no_server_could_pass_is_refused_where_it_blocks() -> None:
+    short = {**SLO, "rounds": 5}
+    for tier, refused in (("critical", True), ("advisory", False)):
+        mine = policy(slo=[{**short, "tier": tier}])
+        powers = claim_powers(mine, 1)
+        assert powers[0].fewest is None
+        if refused:
+            with pytest.raises(UsageError) as caught:
+                check_claims_decidable(mine, powers)
+            assert "speed.slo[0].rounds" in str(caught.value.where)
+        else:
+            check_claims_decidable(mine, powers)
