@@ -38,7 +38,7 @@ from pipeline.inspection.chat_template import folder_has_chat_template
 from pipeline.plan.data_sources import SourceResolver
 from pipeline.plan.dry_run import is_worth_it
 from pipeline.plan.gate_power import check_decidable
-from pipeline.plan.of_checkpoint import Planner
+from pipeline.plan.of_checkpoint import Begin, Planner
 from pipeline.plan.of_speed import find_claims
 from pipeline.plan.plan import Plan
 from pipeline.plan.quantizers import environments_for
@@ -402,33 +402,39 @@ def make_plan(
         PrepareError: calibration data is unavailable, or a suite cannot decide its margin at the
             share of the error rate that is left for this trial.
     """
+    trials, counts = Trials(settings.store), sources.counts(choices.policy)
+    begin = make_beginner(trials, choices.policy, choices.recipes, counts, run)
+    return make_planner(choices, checkpoint, settings, sources, begin).plan()
+
+
+def make_planner(
+    choices: Choices,
+    checkpoint: Checkpoint,
+    settings: Settings,
+    sources: SourceResolver,
+    begin: Begin | None,
+) -> Planner:
+    """What plans these choices; `begin` counts the trial that they are, None: not counted."""
     accelerator = Accelerator(choices.profile.accelerator)
     environments = {
         *environments_for(recipe.quantization for recipe in choices.recipes),
         find_engine(choices.profile.engine).environment,
     }
-    identities = {str(name): identity(name, accelerator, settings) for name in environments}
     return Planner(
         checkpoint=checkpoint,
         profile=choices.profile,
         policy=with_forms(choices.policy, has_template=folder_has_chat_template(checkpoint.path)),
         recipes=choices.recipes,
         baseline=choices.baseline,
-        identities=identities,
+        identities={str(name): identity(name, accelerator, settings) for name in environments},
         hardware=hardware(choices.profile.accelerator),
         sources=sources,
         store=settings.store,
         trust_remote_code=choices.trust_remote_code,
         rungs=choices.rungs,
         dry_run=is_worth_it(checkpoint.weights_bytes, choices.dry_run),
-        begin=make_beginner(
-            Trials(settings.store),
-            choices.policy,
-            choices.recipes,
-            sources.counts(choices.policy),
-            run,
-        ),
-    ).plan()
+        begin=begin,
+    )
 
 
 def make_beginner(

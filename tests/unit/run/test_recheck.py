@@ -42,13 +42,14 @@ from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import Settings, load_settings
 from pipeline.forecast.machine import Machine
 from pipeline.forecast.preflight import Preflight
+from pipeline.plan import prepare
 from pipeline.plan.prepare import Choices
 from pipeline.release.deployment import find_version
 from pipeline.release.past_verdict import read_past
 from pipeline.release.promotion import Order, promote_run
 from pipeline.release.recheck_record import RECHECK_TAG, rechecks_of, stands
 from pipeline.release.serve import accepted_tuples
-from pipeline.run import recheck, runner, session
+from pipeline.run import recheck, remeasurement, runner, session
 from pipeline.run.executors import EXECUTORS
 from pipeline.run.recheck import Outcome, RecheckRequest, run_recheck
 from recipes.catalog import RECIPES, load_profile
@@ -140,11 +141,12 @@ def site(judged: FakeRun, promoted: Path, tmp_path: Path, monkeypatch: pytest.Mo
             module, "ensure", lambda *_: SimpleNamespace(identity=found.serve, python=Path("p"))
         )
     monkeypatch.setattr(recheck, "engine_version", lambda *_: found.engine)
-    monkeypatch.setattr(
-        recheck,
-        "identity",
-        lambda name, *known: found.serve if name == "serve" else identity(name, *known),
-    )
+    for module in (recheck, prepare):
+        monkeypatch.setattr(
+            module,
+            "identity",
+            lambda name, *known: found.serve if name == "serve" else identity(name, *known),
+        )
     pretended = PretendExecutor(found.store, found.models)
     monkeypatch.setitem(EXECUTORS, "local", lambda: pretended)
     monkeypatch.setattr(session, "LocalServers", lambda *_: found.models)
@@ -153,8 +155,8 @@ def site(judged: FakeRun, promoted: Path, tmp_path: Path, monkeypatch: pytest.Mo
     # The version was judged with an FP8 cache; the CPU that the tests run on may have none.
     monkeypatch.setattr(recheck, "cpu_features", lambda: FEATURES)
     # Tiny matrices are no real model's, and the questions are the judged run's, not the packages'.
-    monkeypatch.setattr(recheck, "preflight_of", lambda *_: None)
-    monkeypatch.setattr(recheck, "find_data", lambda *_: Questions())
+    monkeypatch.setattr(remeasurement, "preflight_of", lambda *_: None)
+    monkeypatch.setattr(remeasurement, "find_data", lambda *_: Questions())
     return found
 
 
@@ -319,7 +321,7 @@ class TestPreflight:
                 store=settings.store,
             )
 
-        monkeypatch.setattr(recheck, "preflight_of", preflight_of)
+        monkeypatch.setattr(remeasurement, "preflight_of", preflight_of)
         site.serve = "3" * 64
         return site.recheck()
 

@@ -1,0 +1,244 @@
+"""Measures registered weights and their baseline as `prepare model` would, quantizing nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from artifacts.kept_runs import read_run
+from artifacts.registry.registry import Version
+from artifacts.run_record import report_unjudged
+from artifacts.selection import correct
+from eval_gates.statistics.multiplicity import share_of
+from eval_gates.verdict import number_in
+from pipeline.checkpoint.folder import Checkpoint, inspect_folder
+from pipeline.checkpoint.reference import parse_reference
+from pipeline.checkpoint.source_facts import report_checkpoint
+from pipeline.core.digest import FileDigests
+from pipeline.core.errors import CheckpointError, StoreError, UsageError
+from pipeline.core.events import Progress
+from pipeline.core.stage_key import stage_spec
+from pipeline.core.stage_record import StageSpec
+from pipeline.core.store import Store
+from pipeline.environments.settings import Settings
+from pipeline.forecast.before_run import preflight_of
+from pipeline.plan.data_sources import SourceResolver
+from pipeline.plan.plan import Plan
+from pipeline.plan.prepare import Asked, Choices, find_data, locate, make_planner
+from pipeline.release.past_verdict import PastVerdict
+from pipeline.run.model import check_early
+from pipeline.run.run_log import RunLog
+from pipeline.run.runner import Runner
+from pipeline.run.session import Session
+from recipes import catalog
+from recipes.schema import ServingProfile
+
+
+@dataclass(frozen=True)
+class Remeasurement:
+    """What is to be measured again, as `prepare model` would, with nothing quantized."""
+
+    version: Version  # as registered
+    registry: str | None  # its URI as asked for; None: the store's own
+    past: PastVerdict  # verdict and evidence
+    folder: Path  # of the version's files, which have been checked
+    source: str  # name of the checkpoint that is the baseline
+    profile: ServingProfile  # that both are served by
+    eval_data: Path | None  # the user's folder of evaluation data, if any
+    again: str  # of a measurement that must not use answers kept of this tuple; else ''
+
+    def choices(self) -> Choices:
+        """As those of `prepare model`.
+
+        Raises:
+            UsageError: the policy has no throughput floor for this kind of machine.
+            CheckpointError: the source's name names nothing here.
+        """
+        policy = self.past.policy
+        if self.profile.accelerator not in policy.throughput.minimum_ratio:
+            raise UsageError(
+                f"the policy '{policy.name}' that judged has no throughput floor for "
+                f"{self.profile.accelerator}",
+                where="policy key throughput.minimum_ratio",
+                cure="it cannot judge this kind of machine: add the floor to the policy, and make "
+                "a new verdict with `prepare model`",
+            )
+        with self._explain_source():
+            reference = parse_reference(self.source)
+        return Choices(
+            reference=reference,
+            recipes=(self.past.recipe,),
+            baseline=catalog.load_recipe(catalog.BASELINE),
+            profile=self.profile,
+            policy=policy,
+            asked=Asked((self.past.recipe.name,), self.profile.name, policy.name),
+            name=self.version.name,
+            registry=self.registry,
+            eval_data=self.eval_data.expanduser().resolve() if self.eval_data else None,
+            trust_remote_code=self.past.judged.trust_remote_code,
+            promote=False,
+            dry_run=False,
+        )
+
+    def command(self, choices: Choices, changed: list[str]) -> dict[str, Any]:
+        """Plain data for the run's record."""
+        return {
+            **choices.to_dict(),
+            "recheck": f"{self.version.name}@{self.version.version}",
+            "changed": changed,
+            "tried": [recipe.name for recipe in self.past.tried],
+            "again": self.again,
+        }
+
+    def run(self, choices: Choices, session: Session) -> None:
+        """Measure baseline and weights, and judge; the log has the verdict.
+
+        Raises:
+            PrepareError: the source is unavailable, or the baseline cannot be measured.
+        """
+        settings, stages, progress = session.settings, session.stages, session.progress
+        sources = find_data(choices, settings, progress)
+        checkpoint = self._source(choices, session)
+        session.log.note_checkpoint(report_checkpoint(checkpoint), choices.name)
+        if preflight := preflight_of(choices, settings):
+            made = frozenset({self.past.recipe.name})
+            check_early(replace(preflight, made=made), choices, progress)
+        plan = self._plan(choices, checkpoint, settings, sources)
+        self._tell_of_questions(plan, progress)
+        discard_if_gone(plan, stages.store, settings.digests)
+        Runner(plan, stages, session.local_servers(self.profile)).run()
+        self._correct(session.log)
+
+    def _source(self, choices: Choices, session: Session) -> Checkpoint:
+        """The checkpoint that the verdict was against."""
+        settings, stages, progress = session.settings, session.stages, session.progress
+        with self._explain_source():
+            checkpoint = locate(choices, settings, stages.output_of, progress)
+        if checkpoint.digest != self.past.checkpoint_digest:
+            raise CheckpointError(
+                f"this is not the checkpoint that the verdict was against: its digest is "
+                f"{checkpoint.digest[:12]}, then it was {self.past.checkpoint_digest[:12]}",
+                where=str(checkpoint.path),
+                cure=self._cure,
+            )
+        return checkpoint
+
+    @contextmanager
+    def _explain_source(self) -> Iterator[None]:
+        try:
+            yield
+        except (CheckpointError, UsageError) as error:
+            raise CheckpointError(
+                f"the source checkpoint, which is the baseline, is unavailable: {error.what}",
+                where=error.where or self.source,
+                cure=self._cure,
+            ) from error
+
+    @property
+    def _cure(self) -> str:
+        return (
+            f"say where the same checkpoint is now, a folder or a Hub id: "
+            f"prepare recheck {self.version.name}@{self.version.version} --source CHECKPOINT"
+        )
+
+    def _plan(
+        self, choices: Choices, checkpoint: Checkpoint, settings: Settings, sources: SourceResolver
+    ) -> Plan:
+        planner = make_planner(choices, checkpoint, settings, sources, self.past.trial_of_then)
+        return replace(
+            planner,
+            policy=choices.policy,  # to the letter
+            made={self.past.recipe.name: self._adopt_stage(checkpoint, settings)},
+            tried=self.past.tried,
+            again=self.again,
+        ).plan()
+
+    def _adopt_stage(self, checkpoint: Checkpoint, settings: Settings) -> StageSpec:
+        """The stage that takes the registered weights in; its key is made of their digests."""
+        registered = inspect_folder(
+            self.folder,
+            ref=str(self.folder),
+            kind="folder",
+            revision=None,
+            digests=settings.digests,
+        )
+        made = self.past.judged.quantize
+        return stage_spec(
+            "adopt",
+            self.past.bundle.recipe,
+            {
+                "checkpoint": checkpoint.digest,
+                "files": {file.name: file.sha256 for file in registered.files},
+                "quantization": made.parameters["quantization"],
+                "calibration_data": made.parameters.get("calibration_data", {}),
+                "environment": made.parameters["environment"],
+                "made": made.result,
+            },
+            {},
+            {"folder": str(self.folder)},
+            settings.store,
+        )
+
+    def _tell_of_questions(self, plan: Plan, progress: Progress) -> None:
+        """Say where the questions come from another source than they did."""
+        for suite, then in self.past.sources.items():
+            now = plan.shared[f"questions.{suite}"].parameters["source"]
+            if now != then:
+                progress.note(
+                    f"{suite}: its questions come from another source than then: {now}, not {then}"
+                )
+
+    def _correct(self, log: RunLog) -> None:
+        """Holm's correction for all variants that were tried when the verdict was made."""
+        report = log.variant_named(self.past.bundle.recipe)
+        others = [
+            report_unjudged(recipe.name, "skipped", "not rechecked", None)
+            for recipe in self.past.tried[1:]
+        ]
+        alpha = self.past.policy.alpha * share_of(number_in(self.past.judged.judge.parameters))
+        for changed in correct([report, *others], alpha):
+            log.note_variant(changed)
+
+
+def discard_if_gone(plan: Plan, store: Store, digests: FileDigests) -> None:
+    """Forget adopted weights whose files are gone or changed, so that they are adopted again.
+
+    They may be links to a folder that somebody has removed since.
+    """
+    for variant in plan.variants:
+        spec = variant.stages["quantize"]
+        output = store.stage_folder(spec.stage, spec.key) / "output"
+        if store.find(spec.stage, spec.key) is None:
+            continue
+        try:
+            same = all(
+                digests.of(output / name) == digest
+                for name, digest in spec.parameters["files"].items()
+            )
+        except CheckpointError:
+            same = False
+        if not same:
+            store.discard(spec.stage, spec.key)
+
+
+def attempt_of(store: Store, registry: str | None, version: Version) -> str:
+    """What distinguishes a forced measurement; of one that was not finished, the same."""
+    asked = f"{version.name}@{version.version}"
+    for folder in reversed(store.run_folders()):
+        try:
+            run = read_run(folder)
+        except StoreError:  # of another version of prepare, or damaged: not one to continue
+            continue
+        command = run.command
+        if command.get("recheck") == asked and command.get("registry") == registry:
+            is_open = run.status not in ("finished", "running") and command.get("again")
+            return str(command["again"]) if is_open else _new_attempt()
+    return _new_attempt()
+
+
+def _new_attempt() -> str:
+    return datetime.now(UTC).strftime("%Y%m%d-%H%M%S-%f")
