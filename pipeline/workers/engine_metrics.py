@@ -13,7 +13,7 @@ SAMPLE_SECONDS = 1.0
 TICK_SECONDS = 0.02
 ANSWER_SECONDS = 10.0
 _LINE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{.*\})?\s+([-+.\deE]+)")
-_QUEUE = ("running", "waiting")
+QUEUE = ("running", "waiting")
 
 Result = TypeVar("Result")
 
@@ -35,6 +35,11 @@ def counters_in(text: str, names: Mapping[str, str]) -> dict[str, int]:
     return {name: round(value) for name, value in found.items()}
 
 
+def leave_out_queue(found: dict[str, int] | None) -> dict[str, int] | None:
+    """What is counted from the engine's start; None where it tells nothing of it."""
+    return {name: value for name, value in (found or {}).items() if name not in QUEUE} or None
+
+
 @dataclass
 class Watch:
     """An endpoint's own counters, looked at beside a load."""
@@ -43,16 +48,24 @@ class Watch:
     # Of the counters, as of `counters_in`; `running` and `waiting` are its queue.
     names: Mapping[str, str]
     # (second of the monotonic clock, running, waiting) of each look.
-    looks: list[tuple[float, int, int]] = field(default_factory=list)
+    looks: list[tuple[float, dict[str, int]]] = field(default_factory=list)
     # Seconds by which the client's event loop was late, tick by tick.
     late: list[float] = field(default_factory=list)
 
     async def counters(self) -> dict[str, int] | None:
         """The counters without the queue; None where the endpoint does not tell."""
-        found = await self._fetch()
-        if found is None:
-            return None
-        return {name: value for name, value in found.items() if name not in _QUEUE} or None
+        return leave_out_queue(await self._fetch())
+
+    def counters_after(self, second: float) -> dict[str, int] | None:
+        """The counters at the first look after that second of the monotonic clock, if any."""
+        return next((leave_out_queue(found) for at, found in self.looks if at >= second), None)
+
+    def queue_between(self, begin: float, end: float) -> dict[str, list[Any]]:
+        """Running and waiting requests at each look between these seconds, from `begin` on."""
+        looks = [(at - begin, each) for at, each in self.looks if begin <= at <= end]
+        looks = [(at, each) for at, each in looks if set(QUEUE) <= set(each)]
+        queue = {name: [each[name] for _, each in looks] for name in QUEUE}
+        return {"at_s": [at for at, _ in looks], **queue}
 
     async def beside(self, work: Awaitable[Result]) -> Result:
         """Do the work, looking at the queue and the client's own clock until it is done."""
@@ -73,9 +86,9 @@ class Watch:
     async def _look(self) -> None:
         while True:
             found = await self._fetch()
-            if found is None or not set(_QUEUE) <= set(found):
+            if not found:
                 return
-            self.looks.append((time.perf_counter(), found["running"], found["waiting"]))
+            self.looks.append((time.perf_counter(), found))
             await asyncio.sleep(SAMPLE_SECONDS)
 
     async def _tick(self) -> None:

@@ -98,20 +98,26 @@ class LoadGenerator:
                 f"not one of {len(columns['error'])} requests was answered: {columns['error'][0]}"
             )
         end = max(each for each in columns["end_s"] if each is not None)
-        looks = [(at - begin, *queue) for at, *queue in watch.looks if 0 <= at - begin <= end]
+        # The first requests of a prefix cannot find it in the cache: counted is what follows.
+        begun = watch.counters_after(begin + self._warm_after(columns["end_s"]))
+        after = await watch.counters()
         return {
             "prompts_sha256": self._prompts,
             "started": unix + begin - clock,
             "seconds": end,
             "requests": columns,
-            "before": before,
-            "after": await watch.counters(),
-            "samples": {
-                name: [look[place] for look in looks]
-                for place, name in enumerate(("at_s", "running", "waiting"))
-            },
+            "before": begun if begun not in (None, after) else before,
+            "after": after,
+            "samples": watch.queue_between(begin, begin + end),
             "client_lag_s": watch.lag_s,
         }
+
+    def _warm_after(self, ends: list[float | None]) -> float:
+        """Seconds until the first wave is answered, or a rate's or trace's warm-up is over."""
+        at_once = self._workload["arrivals"]["concurrency"]
+        if at_once:
+            return max((each for each in ends[:at_once] if each is not None), default=0.0)
+        return float(self._workload["warmup_seconds"])
 
     def arguments(self, endpoint: Endpoint, requests: int, seed: int) -> list[str]:
         """The command line of `vllm bench serve`.

@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
 SUMMARIES = {
     **{"kind": "rouge", "about": "benchmark", "margins": {"fp8": 0.08}, "sources": ["carried"]},
-    **{"questions": 8, "batch": 8, "max_tokens": 8},
+    **{"questions": 32, "batch": 32, "max_tokens": 8},
 }
 AT_ONCE = {"concurrency": 8}
 SMALL = {"kind": "random", "input_tokens": 16, "output_tokens": 8, "arrivals": AT_ONCE}

@@ -66,7 +66,7 @@ def test_every_kind_is_sent_as_described(socket: Path, demo_model: Path, tmp_pat
     trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
     prompts.write_text("".join(json.dumps({"prompt": f"Hello {n}"}) + "\n" for n in range(6)))
     shared = {"prefixes": 2, "prefix_tokens": 30, "suffix_tokens": 10, "output_tokens": 5}
-    workloads = {
+    workloads: dict[str, dict[str, Any]] = {
         "random": {"kind": "random", "input_tokens": 40, "output_tokens": 5, "arrivals": AT_ONCE},
         "shared": {"kind": "shared_prefix", **shared, "arrivals": AT_A_RATE},
         "trace": {
@@ -78,6 +78,8 @@ def test_every_kind_is_sent_as_described(socket: Path, demo_model: Path, tmp_pat
             "arrivals": AT_ONCE,
         },
     }
+    for workload in workloads.values():
+        workload["warmup_seconds"] = 0.1
     python = ensure("serve", Accelerator.CPU, load_settings(), Silent()).python
     script = [str(socket), str(tmp_path), json.dumps(workloads), str(ROOT), str(demo_model)]
     ran = subprocess.run(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from pipeline.workers.engine_metrics import Watch, counters_in
 from recipes.engines import find_engine
 
@@ -39,9 +41,19 @@ def test_the_queue_and_the_clients_lag_are_looked_at_while_the_work_lasts() -> N
     watch._fetch = fetch  # type: ignore[method-assign]
     done, counters = asyncio.run(both())
     assert done == "done"
-    assert [look[1:] for look in watch.looks] == [(1, 2)]
+    ((at, _),) = watch.looks
+    queue = watch.queue_between(at - 1, at + 1)
+    assert queue == {"at_s": [pytest.approx(1)], "running": [1], "waiting": [2]}
     assert counters == {"prefix_cache_hits": 3}
     assert watch.lag_s is not None
+
+
+def test_what_is_counted_from_a_second_on() -> None:
+    watch = Watch("http://m", {})
+    for at, hits in ((1.0, 10), (2.0, 20), (3.0, 30)):
+        watch.looks.append((at, {"running": 1, "waiting": 0, "prefix_cache_hits": hits}))
+    assert watch.counters_after(1.5) == {"prefix_cache_hits": 20}
+    assert watch.counters_after(3.5) is None
 
 
 def test_an_engine_that_tells_nothing_is_no_error() -> None:

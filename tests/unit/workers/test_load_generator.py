@@ -11,6 +11,7 @@ from vllm_stand_in import Serve
 
 from eval_gates.speed.load import Requests
 from pipeline.core.errors import ServingError
+from pipeline.workers.engine_metrics import Watch
 from pipeline.workers.load_generator import Endpoint, LoadGenerator, to_columns
 
 RANDOM = {"kind": "random", "input_tokens": 8, "output_tokens": 3}
@@ -22,7 +23,7 @@ IN_THEIR_TIME = {"rate": None, "concurrency": None, "trace": True}
 def generator(tmp_path: Path, serve: Serve, **workload: Any) -> LoadGenerator:
     return LoadGenerator(
         serve,
-        {"arrivals": AT_ONCE, **workload},
+        {"arrivals": AT_ONCE, "warmup_seconds": 1.0, **workload},
         tokenizer="t",
         trust_remote_code=False,
         folder=tmp_path,
@@ -53,6 +54,26 @@ def test_nothing_is_sent_before_the_load_and_every_request_is_kept(tmp_path: Pat
     assert requests.end_s == [1] * 4 + [2] * 4
     assert set(requests.longest_pause_s) == {0.5}
     assert (load["seconds"], load["before"], load["after"]) == (2, None, None)
+
+
+def test_the_cache_is_counted_once_the_first_wave_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hits = iter([5, 9])
+
+    async def fetch(_: Watch) -> dict[str, int]:
+        return {"prefix_cache_hits": next(hits)}
+
+    async def look(watch: Watch) -> None:
+        # A load of the stand-in begins at second 100; its first wave lasts one.
+        watch.looks += [
+            (at, {"prefix_cache_hits": count}) for at, count in ((100.5, 6), (101.5, 7))
+        ]
+
+    monkeypatch.setattr(Watch, "_fetch", fetch)
+    monkeypatch.setattr(Watch, "_look", look)
+    load = generator(tmp_path, Serve(), **RANDOM).measure(endpoint(), requests=8, seed=7)
+    assert (load["before"], load["after"]) == ({"prefix_cache_hits": 7}, {"prefix_cache_hits": 9})
 
 
 def test_the_same_seed_asks_the_same_and_another_one_something_else(tmp_path: Path) -> None:

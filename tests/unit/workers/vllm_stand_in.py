@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import random
 from dataclasses import dataclass, field
 from typing import Any
@@ -71,6 +72,7 @@ class Serve:
 
     async def main_async(self, options: argparse.Namespace) -> dict[str, Any]:
         self.asked.append(options)
+        await asyncio.sleep(0)  # whoever looks on has begun
         self.sent.append(self.get_samples(options, self.get_tokenizer(options.tokenizer)))
         n = len(self.sent[-1])
         is_dead = "dead" in options.base_url
