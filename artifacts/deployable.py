@@ -83,17 +83,17 @@ class Deployable(Record, serialize_by_alias=True):
             evaluated, *_ = judged.evaluations(find).values()
             return cls.model_validate(
                 {
-                    "weights": judged.quantize.result["weights_digest"],
-                    "engine_version": judged.benchmark.result["engine_version"],
-                    "environment.quantize": judged.quantize.parameters["environment"],
-                    "environment.serve": served["engine"],
-                    "environment.evaluate": evaluated.parameters["environment"],
-                    "serving": served["serving"],
-                    "hardware": served["hardware"],
+                    "weights": judged.quantize.result.weights_digest,
+                    "engine_version": judged.benchmark.result.engine_version,
+                    "environment.quantize": judged.quantize.parameters.environment,
+                    "environment.serve": served.engine,
+                    "environment.evaluate": evaluated.parameters.environment,
+                    "serving": served.serving,
+                    "hardware": served.hardware,
                 }
             )
-        except (ValueError, LookupError, TypeError) as error:
-            raise _unservable_error(error, f"stage judge {judged.judge.key}") from error
+        except (ValueError, LookupError) as error:
+            raise _unservable_error(error, f"stage judge {judged.judge.record.key}") from error
 
     @classmethod
     def of_tags(cls, version: Version) -> Deployable:
@@ -171,7 +171,7 @@ class Deployable(Record, serialize_by_alias=True):
 def verdict_tags(
     deployable: Deployable,
     *,
-    policy: dict[str, Any],
+    policy: str,
     recipe: str,
     verdict: str,
     override: str | None,
@@ -180,7 +180,7 @@ def verdict_tags(
     """The tags of a version that its evidence gives, too, so that they can be compared with it."""
     return {
         **deployable.tags(),
-        POLICY_TAG: digest_json(policy),
+        POLICY_TAG: policy,
         "prepare.recipe": recipe,
         "prepare.verdict": verdict,
         "prepare.override": override or "",

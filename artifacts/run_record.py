@@ -10,6 +10,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator
 
 from artifacts.run_command import RunKind, check_command, kind_of
+from artifacts.stages.judge import JudgeResult
 from eval_gates.records import GateReport, ThroughputReport, Verdict
 from eval_gates.speed.report import SpeedReport
 from pipeline.checkpoint.source_facts import CheckpointReport
@@ -44,6 +45,11 @@ class VariantReport(Record):
     speed: list[SpeedReport] = Field(
         [], fail_fast=True, description="of the policy's claims on speed"
     )
+
+
+def report_judged(recipe: str, weights: int | None, judged: JudgeResult) -> VariantReport:
+    """The report of a variant that was judged, before anything is promoted."""
+    return VariantReport(recipe=recipe, weights_bytes=weights, promoted=False, **dict(judged))
 
 
 def report_unjudged(

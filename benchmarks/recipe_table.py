@@ -19,6 +19,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from artifacts.stages.check_weights import CHECK_WEIGHTS
+from artifacts.stages.quantize import QUANTIZE
 from pipeline.checkpoint.folder import Checkpoint
 from pipeline.cli.display import open_display
 from pipeline.core.cpu_features import cpu_features
@@ -114,10 +116,11 @@ class Table:
             verified = stages.run(variant.stages["check_weights"])
         except PrepareError as error:
             return {"failed": str(error)}
+        sqnr = CHECK_WEIGHTS.result_of(verified).sqnr
         return {
-            "bytes": made.result["weights_bytes"],
+            "bytes": QUANTIZE.result_of(made).weights_bytes,
             "seconds": made.seconds,
-            "sqnr_db": verified.result["sqnr"]["median_db"],
+            "sqnr_db": sqnr.median_db if sqnr is not None else None,
         }
 
     def _find_refused(self, choices: Choices, checkpoint: Checkpoint) -> dict[str, str]:

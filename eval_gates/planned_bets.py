@@ -8,15 +8,13 @@ from before there were such bets, the stake is even.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 from eval_gates.statistics.planned_bet import planned_bet
 from eval_gates.stopping import comparison_of
 from recipes.policy import AnySuite, CodeSuite, Policy
 from recipes.schema import Family
 
-PLANNED_BETS = "planned_bets"
 # How far a score moves when it moves, for planning: that of a summary, and of a problem of which
 # several answers are drawn. Anything else is right or wrong.
 TYPICAL_CHANGE, TYPICAL_CHANGE_OF_SAMPLES = 0.1, 0.2
@@ -41,14 +39,6 @@ def planned_bets_of(policy: Policy, family: Family | Literal["baseline"]) -> dic
         return {}
     bets = {name: planned_bet_of(suite, family) for name, suite in policy.suites.items()}
     return {name: bet for name, bet in bets.items() if bet is not None}
-
-
-def bets_in(parameters: Mapping[str, Any]) -> Mapping[str, float]:
-    """The bets that a judge stage's parameters name; raises TypeError where they are no bets."""
-    kept = parameters.get(PLANNED_BETS, {})
-    if not isinstance(kept, dict):
-        raise TypeError(f"'{PLANNED_BETS}' names no bets")
-    return kept
 
 
 def typical_change(suite: AnySuite) -> float:

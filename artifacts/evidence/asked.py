@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from artifacts.stages.evaluate import EVALUATE
+from artifacts.stages.questions import QUESTIONS
 from eval_gates.clusters import labels_of, whole_end
 from eval_gates.suites.mmlu import GUESSING
 from pipeline.core.stage_record import StageRecord
@@ -27,11 +29,12 @@ def find_misasked(role: str, record: StageRecord, answers: Rows, questions: Rows
     """In what the answers of a stage are not those to the questions, both as :func:`identify`."""
     if answers != questions[: len(answers)]:
         yield f"{role}: its answers are not those to the first of the questions"
-    if (count := record.result["n"]) != len(answers):
+    kept = EVALUATE.kept(record)
+    if (count := kept.result.n) != len(answers):
         yield f"{role}: its record counts {count} answers, and there are {len(answers)}"
-    if record.parameters.get("rule") is None:
-        wanted = min(record.parameters.get("upto") or len(questions), len(questions))
-        if record.parameters["suite"].get("cluster"):
+    if kept.parameters.rule is None:
+        wanted = min(kept.parameters.upto or len(questions), len(questions))
+        if kept.parameters.suite.get("cluster"):
             wanted = whole_end(labels_of(questions), wanted)
         if len(answers) != wanted:
             yield f"{role}: {wanted} questions had to be asked, and {len(answers)} were answered"
@@ -39,15 +42,14 @@ def find_misasked(role: str, record: StageRecord, answers: Rows, questions: Rows
 
 def find_miscounted(role: str, record: StageRecord, questions: Rows) -> Iterator[str]:
     """In what the record of a stage `questions` says what its questions do not, in words."""
-    result = record.result
-    if result["questions"] != len(questions):
-        yield f"{role}: its record counts {result['questions']} questions of {len(questions)}"
-    suite = record.parameters["suite"]
-    if suite.get("cluster") and result["clusters"] != len(set(labels_of(questions))):
+    told, suite = QUESTIONS.result_of(record), QUESTIONS.parameters_of(record).suite
+    if told.questions != len(questions):
+        yield f"{role}: its record counts {told.questions} questions of {len(questions)}"
+    if suite.get("cluster") and told.clusters != len(set(labels_of(questions))):
         yield f"{role}: its record counts other clusters than its questions have"
-    if not suite.get("cluster") and result.get("clusters"):
+    if not suite.get("cluster") and told.clusters:
         yield f"{role}: its record counts clusters, and the suite has none"
     # A quarter before revision 5 of the stage, and never less; who says more only makes the gate
     # harder to pass. The choices, that it follows from, are not among what is read of a row.
-    if suite["kind"] == "mmlu" and not GUESSING <= result["guessing"] <= 1:
-        yield f"{role}: its record says that guessing scores {result['guessing']}"
+    if suite["kind"] == "mmlu" and not GUESSING <= told.guessing <= 1:
+        yield f"{role}: its record says that guessing scores {told.guessing}"

@@ -132,7 +132,7 @@ def gather_resolved(judged: JudgedVariant) -> dict[str, Any]:
     A part is `{"from": "<file>#<JSON pointer>", "value": ...}`, so anyone can see that it is the
     same as in the record whose key it is part of.
     """
-    parts: dict[str, tuple[StageRecord, str]] = {
+    parts = {
         "policy": (judged.judge, "/parameters/policy"),
         "family": (judged.judge, "/parameters/family"),
         "throughput_note": (judged.judge, "/parameters/throughput_note"),
@@ -150,7 +150,8 @@ def gather_resolved(judged: JudgedVariant) -> dict[str, Any]:
         "environment.serve": (judged.benchmark, "/parameters/engine"),
     }
     found: dict[str, Any] = {"schema_version": 1}
-    for name, (record, pointer) in parts.items():
+    for name, (kept, pointer) in parts.items():
+        record = kept.record
         data = record.model_dump(mode="json")
         try:
             value = follow_pointer(data, pointer)

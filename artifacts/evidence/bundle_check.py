@@ -28,8 +28,8 @@ from artifacts.evidence.manifest import (
 )
 from artifacts.evidence.recompute import Claims, VariantCheck, check_claims
 from artifacts.selection import NOT_PREFERRED
+from artifacts.stages.judge import policy_digest
 from pipeline.checkpoint.weight_files import weights_digest
-from pipeline.core.digest import digest_json
 from pipeline.core.errors import CheckpointError, EvidenceError, raise_as
 from pipeline.core.foreign.file import read_regular
 from pipeline.core.foreign.json import parse_json
@@ -165,7 +165,7 @@ def find_misfits(
             "given for promoting it nevertheless"
         )
     judged = JudgedVariant.load_by_key(source.find, verdict.judges[verdict.recipe])
-    if verdict.source.digest != judged.coherence.parameters["checkpoint"]:
+    if verdict.source.digest != judged.coherence.parameters.checkpoint:
         found.append(f"{VERDICT}: the source is not the checkpoint that was the baseline")
     return found + find_misresolved(bundle, judged)
 
@@ -215,7 +215,7 @@ def find_unused_stages(
     }
     found = [f"{place}: no verdict rests on this stage" for place in sorted(there - claimed)]
     judged = [record for record in records if record.stage == "judge"]
-    if len({digest_json(each.parameters["policy"]) for each in judged}) > 1:
+    if len({policy_digest(each) for each in judged}) > 1:
         found.append(f"{VERDICT}: the variants were judged by different policies")
     return found
 
@@ -254,10 +254,6 @@ def find_other_weights(
         digest = weights_digest(folder, lambda file: listed.get(file.name, ""))
     except CheckpointError as error:
         return [f"{folder}: {error.what}"]
-    if (
-        digest
-        == judged.check_weights.result["weights_digest"]
-        == judged.quantize.result["weights_digest"]
-    ):
+    if judged.is_of(digest):
         return []
     return [f"{folder}: the weights are not those that were judged"]

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from artifacts.evidence.manifest import Manifest
+from artifacts.stages import newest_revision
 from eval_gates.speed.load import LOADS, MeasuredLoad, read_loads
 from pipeline.core.errors import EvidenceError
 from pipeline.core.foreign.file import open_regular
 from pipeline.core.foreign.lines import ForeignLinesError
 from pipeline.core.foreign.record import read_record
 from pipeline.core.foreign.rows import MAX_LETTERS, read_kept_rows
-from pipeline.core.stage_key import newest_revision, stage_key
+from pipeline.core.stage_key import stage_key
 from pipeline.core.stage_record import StageRecord
 from pipeline.core.store import RECORD
 
@@ -137,7 +138,7 @@ def digest_unpacked(path: Path, most: int) -> str:
 def revision_of(record: StageRecord, revisions: Iterable[int]) -> int | None:
     """The revision of the stage's code that gives the record's key; None when none of them does."""
     for revision in revisions:
-        if stage_key(record.stage, record.parameters, record.inputs, revision) == record.key:
+        if stage_key(record.stage, revision, record.parameters, record.inputs) == record.key:
             return revision
     return None
 

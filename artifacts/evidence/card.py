@@ -26,6 +26,7 @@ from artifacts.evidence.card_words import (
 )
 from artifacts.evidence.judged_variant import JudgedVariant
 from artifacts.gate_row import gate_row
+from artifacts.stages.evaluate import EvaluateParameters, EvaluateResult
 from eval_gates.records import GateReport
 from pipeline import __version__
 from pipeline.core.foreign.text import (
@@ -38,8 +39,10 @@ from pipeline.core.foreign.text import (
     one_line,
 )
 from pipeline.core.process_environment import NO_FOLDER_OF_OTHERS
-from pipeline.core.stage_record import StageRecord
+from pipeline.core.stage import Kept
 from recipes.engines import Launch, find_engine
+
+Evaluation = Kept[EvaluateParameters, EvaluateResult]
 
 TEMPLATE = Path(__file__).parents[1] / "templates" / "model_card.md.j2"
 CARD = "README.md"
@@ -56,7 +59,7 @@ def write_card(
     verdict: BundleVerdict,
     judged: JudgedVariant,
     deployable: Deployable,
-    evaluations: Mapping[str, StageRecord],
+    evaluations: Mapping[str, Evaluation],
 ) -> None:
     """Write README.md, and `.eval_results/` where a whole benchmark was asked.
 
@@ -77,7 +80,7 @@ def card_text(
     verdict: BundleVerdict,
     judged: JudgedVariant,
     deployable: Deployable,
-    evaluations: Mapping[str, StageRecord],
+    evaluations: Mapping[str, Evaluation],
 ) -> str:
     """The whole card: front matter and body."""
     metadata = front_matter(verdict, judged, deployable, evaluations)
@@ -88,7 +91,7 @@ def front_matter(
     verdict: BundleVerdict,
     judged: JudgedVariant,
     deployable: Deployable,
-    evaluations: Mapping[str, StageRecord],
+    evaluations: Mapping[str, Evaluation],
 ) -> str:
     """The card's metadata as YAML, `model-index` among it, written by the Hub's own library."""
     from huggingface_hub import EvalResult, ModelCardData
@@ -156,11 +159,10 @@ def body(verdict: BundleVerdict, judged: JudgedVariant, deployable: Deployable) 
 def facts(verdict: BundleVerdict, judged: JudgedVariant, deployable: Deployable) -> dict[str, Any]:
     """What the template asks for."""
     variant, source = verdict.variant, verdict.source
-    policy = judged.judge.parameters["policy"]
-    quantization = judged.quantize.parameters["quantization"]
-    result = judged.quantize.result
-    ratio = judged.check_weights.result.get("size_ratio")
-    workload = judged.benchmark.parameters["workload"]
+    judge, result = judged.judge.parameters, judged.quantize.result
+    quantization = judged.quantize.parameters.quantization
+    ratio = judged.check_weights.result.size_ratio
+    workload = judged.benchmark.parameters.workload
     engine = find_engine(deployable.serving.engine)
     return {
         "title": title(verdict),
@@ -168,18 +170,18 @@ def facts(verdict: BundleVerdict, judged: JudgedVariant, deployable: Deployable)
         "verdict": variant.verdict,
         "reason": variant.reason,
         "recipe": verdict.recipe,
-        "policy": policy["name"],
+        "policy": judge.policy.name,
         "base_words": base_words(source),
         "licence_words": licence_words(source),
-        "gigabytes": f"{result['weights_bytes'] / 1e9:.3g}",
+        "gigabytes": f"{result.weights_bytes / 1e9:.3g}",
         "size_ratio": f"{100 * ratio:.0f}" if ratio else "",
         "quantization_words": quantization_words(quantization, result),
         "optimization_words": optimization_words(quantization, result),
-        "ignored": ", ".join(f"`{markdown_code(each)}`" for each in quantization.get("ignore", [])),
+        "ignored": ", ".join(f"`{markdown_code(each)}`" for each in quantization.ignore),
         "calibration_words": calibration_words(quantization, result),
         "noise_words": noise_words(judged.check_weights.result),
         "kv_cache": kv_cache_words(deployable, quantization),
-        "fallbacks": judged.judge.parameters.get("fallbacks", {}),
+        "fallbacks": judge.fallbacks,
         "hardware": hardware_words(deployable.hardware),
         "engine_version": deployable.engine_version,
         "engine": engine,
@@ -188,11 +190,11 @@ def facts(verdict: BundleVerdict, judged: JudgedVariant, deployable: Deployable)
         "trust_remote_code": judged.trust_remote_code,
         "prepare_command": verdict.command,
         "creation": creation(verdict, judged, deployable),
-        "bound_level": f"{100 * (1 - policy['alpha']):g}",
+        "bound_level": f"{100 * (1 - judge.policy.alpha):g}",
         "gates": [(gate, gate_row(gate)) for gate in variant.gates],
         "throughput": variant.throughput,
-        "workload": f"{workload['requests']} requests of {workload['input_tokens']} tokens in and "
-        f"{workload['output_tokens']} out, {workload['concurrency']} at once",
+        "workload": f"{workload.requests} requests of {workload.input_tokens} tokens in and "
+        f"{workload.output_tokens} out, {workload.concurrency} at once",
         "tried": verdict.tried,
     }
 
@@ -204,10 +206,10 @@ def title(verdict: BundleVerdict) -> str:
 
 def tags(verdict: BundleVerdict, judged: JudgedVariant, deployable: Deployable) -> list[str]:
     """As the field tags such checkpoints."""
-    versions = judged.quantize.result.get("versions", {})
-    kind = judged.quantize.parameters["quantization"]["kind"]
+    versions = judged.quantize.result.versions
+    kind = judged.quantize.parameters.quantization.kind
     libraries = [name for name in ("llmcompressor", "compressed-tensors") if name in versions]
-    family, engine = judged.judge.parameters["family"], deployable.serving.engine
+    family, engine = judged.judge.parameters.family, deployable.serving.engine
     return list(dict.fromkeys([family, kind, engine, *libraries, verdict.recipe]))
 
 
@@ -242,23 +244,23 @@ def creation(
         ("source", f"`{verdict.source.digest}`"),
         ("source's revision", verdict.source.revision and f"`{verdict.source.revision}`"),
         ("prepare", __version__),
-        *sorted((name, str(text)) for name, text in result.get("versions", {}).items()),
+        *sorted((name, str(text)) for name, text in result.versions.items()),
         (find_engine(deployable.serving.engine).title, deployable.engine_version),
-        ("calibration tokens", f"`{result.get('calibration_digest', '')}`".replace("``", "")),
+        ("calibration tokens", f"`{result.calibration_digest or ''}`".replace("``", "")),
         ("weights", f"`{deployable.weights}`"),
-        ("quantized", judged.quantize.finished),
-        ("judged", judged.judge.finished),
+        ("quantized", judged.quantize.record.finished),
+        ("judged", judged.judge.record.finished),
         ("run", verdict.run),
     ]
     return [(name, text) for name, text in rows if text]
 
 
-def dataset_of(gate: GateReport, evaluation: StageRecord) -> tuple[str, str]:
+def dataset_of(gate: GateReport, evaluation: Evaluation) -> tuple[str, str]:
     """A suite's dataset on the Hub, and its name with how much of it was asked.
 
     Of one that the Hub does not have it is what the policy calls it.
     """
-    suite = evaluation.parameters["suite"]
+    suite = evaluation.parameters.suite
     if suite["kind"] in HUB_BENCHMARKS:
         dataset, _, words, whole = HUB_BENCHMARKS[suite["kind"]]
         return dataset, f"{words}, {gate.n:,} of {whole:,} questions"
@@ -267,7 +269,7 @@ def dataset_of(gate: GateReport, evaluation: StageRecord) -> tuple[str, str]:
 
 
 def hub_entries(
-    verdict: BundleVerdict, evaluations: Mapping[str, StageRecord]
+    verdict: BundleVerdict, evaluations: Mapping[str, Evaluation]
 ) -> list[dict[str, Any]]:
     """Results for the Hub's leaderboards: only of benchmarks that were asked as a whole.
 
@@ -279,15 +281,15 @@ def hub_entries(
     entries = []
     for gate in verdict.variant.gates:
         evaluation = evaluations[gate.suite]
-        known = HUB_BENCHMARKS.get(evaluation.parameters["suite"]["kind"])
+        suite = evaluation.parameters.suite
+        known = HUB_BENCHMARKS.get(suite["kind"])
         if known is not None and gate.n == known[3]:
-            suite = evaluation.parameters["suite"]
             entries.append(
                 EvalResultEntry(
                     dataset_id=known[0],
                     task_id=known[1],
                     value=percent(gate.candidate),
-                    date=evaluation.finished,
+                    date=evaluation.record.finished,
                     notes=f"{gate.metric}, form {suite['form']}, quantized by {verdict.recipe}",
                 )
             )

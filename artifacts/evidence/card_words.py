@@ -6,8 +6,17 @@ from typing import Any
 
 from artifacts.deployable import Deployable
 from artifacts.serving_arguments import KV_DTYPE
+from artifacts.stages.check_weights import CheckResult
+from artifacts.stages.quantize import QuantizeResult
 from pipeline.checkpoint.source_facts import SourceFacts
 from pipeline.core.foreign.text import markdown, markdown_code, markdown_link
+from recipes.quantization import (
+    AutoAwqQuantization,
+    AwqQuantization,
+    GptqQuantization,
+    PresetQuantization,
+    Quantization,
+)
 
 PRESETS = {
     "FP8_DYNAMIC": "FP8 weights (one scale an output channel), FP8 activations (one scale a token, "
@@ -44,21 +53,22 @@ def licence_words(source: SourceFacts) -> str:
     return f"{markdown(name)}, as the source's"
 
 
-def quantization_words(quantization: dict[str, Any], result: dict[str, Any]) -> str:
+def quantization_words(quantization: Quantization, result: QuantizeResult) -> str:
     """Number format and granularity, as far as the recipe's kind is known here."""
-    kind = quantization["kind"]
-    if kind == "preset":
-        return PRESETS.get(quantization["scheme"], str(quantization["scheme"]))
-    groups = f" in groups of {result['group_size']}" if result.get("group_size") else ""
-    if kind == "gptq":
-        return f"{GPTQ_SCHEMES.get(quantization['scheme'], quantization['scheme'])}{groups}"
-    if kind in ("awq", "autoawq"):
-        points = "" if quantization.get("symmetric") else ", with zero points"
-        return f"{quantization.get('bits', 4)}-bit weights{groups}{points}, 16-bit activations"
-    return str(kind)
+    groups = f" in groups of {result.group_size}" if result.group_size else ""
+    if isinstance(quantization, PresetQuantization):
+        return PRESETS[quantization.scheme]
+    if isinstance(quantization, GptqQuantization):
+        return f"{GPTQ_SCHEMES[quantization.scheme]}{groups}"
+    if isinstance(quantization, AwqQuantization):
+        points = "" if quantization.symmetric else ", with zero points"
+        return f"{quantization.bits}-bit weights{groups}{points}, 16-bit activations"
+    if isinstance(quantization, AutoAwqQuantization):
+        return f"4-bit weights{groups}, with zero points, 16-bit activations"
+    return quantization.kind
 
 
-def optimization_words(quantization: dict[str, Any], result: dict[str, Any]) -> str:
+def optimization_words(quantization: Quantization, result: QuantizeResult) -> str:
     """How the weights of the linear layers were quantized, as sentences."""
     ways = {
         "preset": "Weights are rounded to nearest, by llm-compressor.",
@@ -68,28 +78,30 @@ def optimization_words(quantization: dict[str, Any], result: dict[str, Any]) -> 
         "gptq": "GPTQ (arXiv 2210.17323), by llm-compressor: each rounding is compensated by the "
         "weights that follow.",
     }
-    modules = result.get("quantized_modules")
+    modules = result.quantized_modules
     count = f" of {modules} linear layers" if modules else " of the linear layers"
-    smoothed = quantization.get("smoothing_strength")
+    smoothed = (
+        quantization.smoothing_strength if isinstance(quantization, GptqQuantization) else None
+    )
     smoothing = (
         f" SmoothQuant (arXiv 2211.10438) before it, strength {smoothed:g}." if smoothed else ""
     )
-    way = ways.get(quantization["kind"], "")
+    way = ways.get(quantization.kind, "")
     return f"{quantization_words(quantization, result)}{count}. {way}{smoothing}".strip()
 
 
-def calibration_words(quantization: dict[str, Any], result: dict[str, Any]) -> str:
+def calibration_words(quantization: Quantization, result: QuantizeResult) -> str:
     """What it was calibrated with; '' where the recipe needs no data."""
-    calibration = quantization.get("calibration")
+    calibration = quantization.calibration
     if not calibration:
         return ""
-    name = calibration["dataset"]
+    name = str(calibration.dataset)
     data = "the texts that `prepare` carries" if name == "carried" else f"`{markdown_code(name)}`"
-    blocks = result.get("calibration_blocks", calibration["samples"])
-    return f"Calibrated with {blocks} blocks of {calibration['max_tokens']} tokens from {data}."
+    blocks = result.calibration_blocks or calibration.samples
+    return f"Calibrated with {blocks} blocks of {calibration.max_tokens} tokens from {data}."
 
 
-def kv_cache_words(deployable: Deployable, quantization: dict[str, Any]) -> str:
+def kv_cache_words(deployable: Deployable, quantization: Quantization) -> str:
     """The KV cache's type, and what it does to attention.
 
     On a GPU, vLLM with an FP8 cache computes attention in FP8 too, by one scale a layer; those are
@@ -101,19 +113,19 @@ def kv_cache_words(deployable: Deployable, quantization: dict[str, Any]) -> str:
         return name
     scales = (
         "queries' scales are 1.0, keys' and values' are calibrated"
-        if quantization.get("kv_cache_scales")
+        if isinstance(quantization, PresetQuantization) and quantization.kv_cache_scales
         else "the scales of queries, keys and values are 1.0"
     )
     return f"{name}, and so is attention: queries are quantized as well; {scales}"
 
 
-def noise_words(verified: dict[str, Any]) -> str:
+def noise_words(checked: CheckResult) -> str:
     """How far the weights are from the source's; '' where the stage did not measure it."""
-    noise = verified.get("sqnr")
-    if not isinstance(noise, dict) or noise.get("median_db") is None:
+    noise = checked.sqnr
+    if noise is None or noise.median_db is None:
         return ""
     return (
-        f"Signal to quantization noise of the weights: {noise['median_db']:.1f} dB in the median "
+        f"Signal to quantization noise of the weights: {noise.median_db:.1f} dB in the median "
         "layer (every layer's is in the bundle)."
     )
 

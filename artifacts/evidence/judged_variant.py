@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from artifacts.served_model import ServedModel
+from artifacts.stages.adopt import ADOPT
+from artifacts.stages.benchmark import BENCHMARK, BenchmarkParameters, BenchmarkResult
+from artifacts.stages.check_weights import CHECK_WEIGHTS, CheckParameters, CheckResult
+from artifacts.stages.coherence import COHERENCE, CoherenceResult
+from artifacts.stages.evaluate import EVALUATE, EvaluateParameters, EvaluateResult
+from artifacts.stages.judge import JUDGE, JudgeParameters, JudgeResult
+from artifacts.stages.quantize import QUANTIZE, MadeWeights, QuantizeResult
 from pipeline.core.errors import EvidenceError
+from pipeline.core.stage import Kept
 from pipeline.core.stage_record import StageRecord, StageReference
 
 Find = Callable[[str, str], StageRecord | None]
@@ -15,12 +24,12 @@ Find = Callable[[str, str], StageRecord | None]
 class JudgedVariant:
     """The records of the stages that a verdict rests on."""
 
-    judge: StageRecord  # gives the verdict
-    quantize: StageRecord  # made the weights
-    check_weights: StageRecord  # saw that they are sound
-    coherence: StageRecord  # the candidate's; has the server's command line
-    benchmark: StageRecord  # the candidate's load test
-    baseline_benchmark: StageRecord  # the baseline's
+    judge: Kept[JudgeParameters, JudgeResult]  # gives the verdict
+    quantize: Kept[MadeWeights, QuantizeResult]  # made the weights, or took them in
+    check_weights: Kept[CheckParameters, CheckResult]  # saw that they are sound
+    coherence: Kept[ServedModel, CoherenceResult]  # of the candidate; with the server's facts
+    benchmark: Kept[BenchmarkParameters, BenchmarkResult]  # the candidate's load test
+    baseline_benchmark: Kept[BenchmarkParameters, BenchmarkResult]  # the baseline's
 
     @classmethod
     def load_by_key(cls, find: Find, key: str) -> JudgedVariant:
@@ -38,26 +47,32 @@ class JudgedVariant:
             )
         benchmark = record_of(find, judge.inputs["candidate.benchmark"])
         check_weights = record_of(find, benchmark.inputs["weights"])
+        made = record_of(find, check_weights.inputs["weights"])
         return cls(
-            judge=judge,
-            quantize=record_of(find, check_weights.inputs["weights"]),
-            check_weights=check_weights,
-            coherence=record_of(find, benchmark.inputs["coherence"]),
-            benchmark=benchmark,
-            baseline_benchmark=record_of(find, judge.inputs["baseline.benchmark"]),
+            judge=JUDGE.kept(judge),
+            quantize=ADOPT.kept(made) if made.stage == ADOPT.name else QUANTIZE.kept(made),
+            check_weights=CHECK_WEIGHTS.kept(check_weights),
+            coherence=COHERENCE.kept(record_of(find, benchmark.inputs["coherence"])),
+            benchmark=BENCHMARK.kept(benchmark),
+            baseline_benchmark=BENCHMARK.kept(record_of(find, judge.inputs["baseline.benchmark"])),
         )
 
     @property
     def trust_remote_code(self) -> bool:
         """Whether it was served with code of the checkpoint's own."""
-        return bool(self.benchmark.parameters["trust_remote_code"])
+        return self.benchmark.parameters.trust_remote_code
 
-    def evaluations(self, find: Find) -> dict[str, StageRecord]:
+    def evaluations(self, find: Find) -> dict[str, Kept[EvaluateParameters, EvaluateResult]]:
         """The candidate's last round of each suite."""
         return {
-            suite: record_of(find, self.judge.inputs[f"candidate.{suite}"])
-            for suite in self.judge.parameters["policy"]["suites"]
+            suite: EVALUATE.kept(record_of(find, self.judge.record.inputs[f"candidate.{suite}"]))
+            for suite in self.judge.parameters.policy.suites
         }
+
+    def is_of(self, weights: str) -> bool:
+        """Whether these are the weights that were made, checked and judged, by their digest."""
+        checked, made = self.check_weights.result, self.quantize.result
+        return weights == checked.weights_digest == made.weights_digest
 
 
 def record_of(find: Find, reference: StageReference) -> StageRecord:

@@ -15,20 +15,23 @@ from typing import Any
 from artifacts.evidence.asked import find_misasked, find_miscounted, identify
 from artifacts.evidence.sides import mixed_sides
 from artifacts.evidence.source import EvidenceSource, StoredEvidence
-from artifacts.evidence.trials import Trial, Trials
+from artifacts.evidence.trials import Trials
 from artifacts.evidence.tries import CANDIDATE, find_miscounts
-from artifacts.run_record import RunReport, VariantReport, report_unjudged
+from artifacts.evidence.verdict import SPEED, judge_evidence
+from artifacts.run_record import RunReport, VariantReport, report_judged, report_unjudged
 from artifacts.selection import NOT_PREFERRED, correct
+from artifacts.stages.evaluate import EVALUATE
+from artifacts.stages.judge import JUDGE, JudgeResult
+from artifacts.stages.questions import QUESTIONS as ASKED
+from artifacts.stages.speed import SPEED as LOADED
 from eval_gates.answers import ANSWERS, QUESTIONS
-from eval_gates.planned_bets import PLANNED_BETS, planned_bets_of
+from eval_gates.planned_bets import planned_bets_of
 from eval_gates.speed.load import LOADS, MeasuredLoad
 from eval_gates.statistics.multiplicity import share_of
-from eval_gates.verdict import SPEED, judge_evidence, number_in
 from pipeline.core.digest import digest_json
 from pipeline.core.errors import PrepareError, UsageError
 from pipeline.core.stage_record import StageRecord, StageReference
 from pipeline.core.store import Store
-from recipes.policy import Policy
 
 # Sums of floating-point numbers may differ in the last digits on another machine.
 RELATIVE_TOLERANCE = 1e-9
@@ -87,11 +90,9 @@ def find_uncounted(claims: Claims, recipe: str, store: Store) -> Iterator[str]:
     """That the store does not count the trial that a verdict says it is, in words."""
     key = claims.judges.get(recipe)
     judge = store.find("judge", key) if key is not None else None
-    kept = judge.parameters.get("trial") if judge is not None else None
-    if kept is not None:
-        trial = Trial.model_validate(kept)
-        if Trials(store.root).find(trial.count, trial.number) != trial:
-            yield f"trial {trial.number} of its baseline is not the one that the store counts"
+    trial = JUDGE.parameters_of(judge).trial if judge is not None else None
+    if trial is not None and Trials(store.root).find(trial.count, trial.number) != trial:
+        yield f"trial {trial.number} of its baseline is not the one that the store counts"
 
 
 def claims_of(report: RunReport) -> Claims:
@@ -139,20 +140,16 @@ def check_claims(claims: Claims, source: EvidenceSource) -> list[VariantCheck]:
 
 
 def select_again(
-    claims: Claims, again: dict[str, dict[str, Any] | None], evidence: dict[str, Evidence]
+    claims: Claims, again: dict[str, JudgeResult | None], evidence: dict[str, Evidence]
 ) -> dict[str, VariantReport]:
     """The computed reports of single variants, with the correction for their number."""
     computed = {}
     for variant in claims.variants:
         found = again.get(variant.recipe)
         if found is not None:
-            computed[variant.recipe] = VariantReport(
-                recipe=variant.recipe,
-                weights_bytes=variant.weights_bytes,
-                promoted=variant.promoted,
-                registry_version=variant.registry_version,
-                **found,
-            )
+            report = report_judged(variant.recipe, variant.weights_bytes, found)
+            kept = {"promoted": variant.promoted, "registry_version": variant.registry_version}
+            computed[variant.recipe] = report.model_copy(update=kept)
     # Nothing shows what one without evidence says of itself, so it counts as one that lost.
     reports = [
         computed.get(variant.recipe)
@@ -202,27 +199,29 @@ class Evidence:
                 if role.startswith((CANDIDATE, SPEED)) and reference.stage in ("evaluate", "speed")
                 if (record := self._find(reference)) is not None
             }
-            self.problems += find_miscounts(self._judge, recipe, tried, rounds)
+            parameters = JUDGE.parameters_of(self._judge)
+            self.problems += find_miscounts(parameters, recipe, tried, rounds)
             found = self._find_inputs()
             self.problems += mixed_sides(self._judge, found)
             if not self._has_gap:
                 self._check_asked(found)
 
-    def judge_again(self) -> dict[str, Any] | None:
+    def judge_again(self) -> JudgeResult | None:
         """The verdict that follows from the evidence; None where it cannot be computed."""
         judge = self._judge
         if judge is None or self._has_gap:
             return None
         try:
-            policy = Policy.model_validate(judge.parameters["policy"])
-            self.alpha = policy.alpha * share_of(number_in(judge.parameters))
-            planned = planned_bets_of(policy, judge.parameters["family"])
-            if judge.parameters.get(PLANNED_BETS, planned) != planned:
+            kept = JUDGE.kept(judge)
+            policy = kept.parameters.policy
+            self.alpha = policy.alpha * share_of(kept.parameters.number)
+            planned = planned_bets_of(policy, kept.parameters.family)
+            if kept.parameters.planned_bets not in (None, planned):
                 self.problems.append("its bets are not those that its policy plans")
             again = judge_evidence(
-                judge.parameters, set(judge.inputs), self._answers, self._record, self._loads
+                kept.parameters, set(judge.inputs), self._answers, self._record, self._loads
             )
-            ours, theirs = single_report(judge.result), single_report(again)
+            ours, theirs = (report_judged("", None, each) for each in (kept.result, again))
         except (ValueError, KeyError, TypeError, OSError, PrepareError) as error:
             self.problems.append(f"the verdict cannot be computed: {error}")
             return None
@@ -339,24 +338,25 @@ class Evidence:
 
     def _check_questions(self, role: str, reference: StageReference, record: StageRecord) -> None:
         digest = self._digest_of(reference, QUESTIONS, role)
-        if digest is not None and digest != record.result["questions_digest"]:
+        if digest is not None and digest != ASKED.result_of(record).questions_digest:
             self.problems.append(
                 f"{role}: {self._place(reference)}/{QUESTIONS}: the questions are not those that "
                 "were asked"
             )
 
     def _check_answers(self, role: str, reference: StageReference, record: StageRecord) -> None:
+        found = EVALUATE.result_of(record)
         digest = self._digest_of(reference, ANSWERS, role)
-        if digest is not None and digest != record.result["answers_digest"]:
+        if digest is not None and digest != found.answers_digest:
             self.problems.append(
                 f"{role}: {self._place(reference)}/{ANSWERS}: the answers are not those that were "
                 "given"
             )
-        self.answers += int(record.result["n"])
+        self.answers += found.n
 
     def _check_loads(self, role: str, reference: StageReference, record: StageRecord) -> None:
         digest = self._digest_of(reference, LOADS, role)
-        if digest is not None and digest != record.result["loads_digest"]:
+        if digest is not None and digest != LOADED.result_of(record).loads_digest:
             self.problems.append(
                 f"{role}: {self._place(reference)}/{LOADS}: the timings are not those that were "
                 "measured"
@@ -372,11 +372,6 @@ class Evidence:
         if digest is None:
             self.problems.append(f"{role}: {file} is missing")
         return digest
-
-
-def single_report(result: Mapping[str, Any]) -> VariantReport:
-    """What a stage `judge` found, before the correction; raises ValueError where it is no such."""
-    return VariantReport(recipe="", weights_bytes=None, promoted=False, **result)
 
 
 def find_differing(kept: VariantReport, computed: VariantReport | None) -> list[str]:

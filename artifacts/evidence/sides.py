@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from eval_gates.verdict import SPEED
+from artifacts.evidence.verdict import SPEED
 from pipeline.core.stage_record import StageRecord
 
 # Of the roles of a judge stage, by side: `again` is the baseline, asked a second time.

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Protocol
 
+from artifacts.stages import newest_revision
 from eval_gates.answers import parse_answers
 from eval_gates.speed.load import LOADS, MeasuredLoad, read_loads
 from pipeline.core.digest import digest_file
@@ -91,4 +92,5 @@ class StoredEvidence:
 
     def key_of(self, record: StageRecord) -> str:
         """By the code that is here."""
-        return stage_key(record.stage, record.parameters, record.inputs)
+        revision = newest_revision(record.stage)
+        return stage_key(record.stage, revision, record.parameters, record.inputs)

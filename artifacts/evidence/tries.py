@@ -9,60 +9,63 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
 
-from eval_gates.planned_bets import bets_in
+from artifacts.evidence.verdict import SPEED
+from artifacts.stages.evaluate import EVALUATE
+from artifacts.stages.judge import JudgeParameters
+from artifacts.stages.speed import SPEED as LOADED
 from eval_gates.statistics.multiplicity import level_of
-from eval_gates.verdict import SPEED, number_in
 from pipeline.core.stage_record import StageRecord
 
 CANDIDATE = "candidate."
 
 
 def find_miscounts(
-    judge: StageRecord, recipe: str, tried: Sequence[str], rounds: dict[str, StageRecord]
+    judge: JudgeParameters, recipe: str, tried: Sequence[str], rounds: dict[str, StageRecord]
 ) -> Iterator[str]:
     """In what a judge stage and its rounds contradict who is said to have been tried, in words.
 
     The verdict is said to be on `recipe` and to count `tried`; `rounds` are the last ones by role.
 
     Raises:
-        KeyError, TypeError: a record is none that prepare wrote.
+        EvidenceError: a record is none that prepare wrote.
     """
-    names, counted = sorted(set(tried)), judge.parameters.get("tried")
+    names, counted = sorted(set(tried)), judge.tried
     if len(names) != len(tried):
         yield "a variant is named twice among those tried"
-    if judge.parameters.get("recipe", recipe) != recipe:
-        yield f"its stage 'judge' is on another variant, {judge.parameters['recipe']!r}"
+    if judge.recipe not in (None, recipe):
+        yield f"its stage 'judge' is on another variant, {judge.recipe!r}"
     if counted is not None and counted != names:
         yield (
-            f"its verdict counts {len(counted)} variants tried ({', '.join(map(str, counted))}), "
+            f"its verdict counts {len(counted)} variants tried ({', '.join(counted)}), "
             f"and {len(names)} are named ({', '.join(names)})"
         )
-    trial = judge.parameters.get("trial")
-    if trial is not None:
-        if trial["number"] != len(trial["earlier"]) + 1:
-            yield f"it claims to be trial {trial['number']}, after {len(trial['earlier'])} others"
-        if sorted(trial["variants"]) != names:
-            yield f"its trial is of {', '.join(sorted(trial['variants']))}"
+    if (trial := judge.trial) is not None:
+        if trial.number != len(trial.earlier) + 1:
+            yield f"it claims to be trial {trial.number}, after {len(trial.earlier)} others"
+        if sorted(trial.variants) != names:
+            yield f"its trial is of {', '.join(sorted(trial.variants))}"
     levels = 0
     for role, record in rounds.items():
         if role.startswith(SPEED):
             yield from _mislevelled(judge, role, record, len(names))
             continue
-        rule = _rule_of(judge, role.removeprefix(CANDIDATE), len(names))
-        if rule is None:
+        name = role.removeprefix(CANDIDATE)
+        suite = judge.policy.suites[name]
+        if suite.test != "sequential" or not names:
             continue
-        kept = record.parameters.get("rule") or {}
+        rule = EVALUATE.parameters_of(record).rule
+        asked_at = rule.alpha if rule else None
+        level = level_of(judge.policy.alpha, len(names), judge.number)
         levels += 1
-        if not math.isclose(kept.get("alpha", math.nan), rule["alpha"], rel_tol=1e-9):
+        if asked_at is None or not math.isclose(asked_at, level, rel_tol=1e-9):
             yield (
-                f"{role}: asked at the level {kept.get('alpha')}, and with {len(names)} variants "
-                f"tried the policy's is {rule['alpha']:g}"
+                f"{role}: asked at the level {asked_at}, and with {len(names)} variants "
+                f"tried the policy's is {level:g}"
             )
-        if kept.get("margin") != rule["margin"]:
+        if rule is None or rule.margin != suite.margins.get(judge.family):
             yield f"{role}: asked by another margin than the policy's"
-        if kept.get("planned_bet") != rule["planned_bet"]:
+        if (rule and rule.planned_bet) != (judge.planned_bets or {}).get(name):
             yield f"{role}: asked by another bet than it is judged by"
     if counted is None and levels == 0:
         yield (
@@ -71,25 +74,14 @@ def find_miscounts(
         )
 
 
-def _mislevelled(judge: StageRecord, role: str, record: StageRecord, tried: int) -> Iterator[str]:
+def _mislevelled(
+    judge: JudgeParameters, role: str, record: StageRecord, tried: int
+) -> Iterator[str]:
     """That loads were measured until another level than the number of variants calls for."""
-    level = level_of(judge.parameters["policy"]["alpha"], tried, number_in(judge.parameters))
-    kept = record.parameters["rule"].get("alpha", math.nan)
+    level = level_of(judge.policy.alpha, tried, judge.number)
+    kept = LOADED.parameters_of(record).rule.get("alpha", math.nan)
     if not math.isclose(kept, level, rel_tol=1e-9):
         yield (
             f"{role}: measured at the level {kept}, and with {tried} variants tried the policy's "
             f"is {level:g}"
         )
-
-
-def _rule_of(judge: StageRecord, suite: str, tried: int) -> dict[str, Any] | None:
-    """What must have ended the asking of a suite; None where all its questions are asked."""
-    policy = judge.parameters["policy"]
-    kept = policy["suites"][suite]
-    if kept.get("test", "sequential") != "sequential" or not tried:
-        return None
-    return {
-        "alpha": level_of(policy["alpha"], tried, number_in(judge.parameters)),
-        "margin": kept["margins"][judge.parameters["family"]],
-        "planned_bet": bets_in(judge.parameters).get(suite),
-    }

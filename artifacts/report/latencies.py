@@ -12,8 +12,10 @@ from typing import Any
 
 from artifacts.report.figure import ALL_AT_ONE_X, Figure, Names, Table, axis, colour, label, symbol
 from artifacts.report.run_evidence import RunEvidence
-from pipeline.core.stage_record import StageRecord
+from artifacts.stages.benchmark import BENCHMARK, BenchmarkParameters, BenchmarkResult
+from pipeline.core.stage import Kept
 from recipes.catalog import BASELINE
+from recipes.schema import Workload
 
 PERCENTILES = (50, 90, 95, 99)
 METRICS = {
@@ -23,6 +25,7 @@ METRICS = {
     "e2e": "end to end",
 }
 Percentiles = dict[int, float]
+Measured = Kept[BenchmarkParameters, BenchmarkResult]
 
 
 def latency_figures(evidence: RunEvidence, names: Names) -> list[Figure]:
@@ -30,10 +33,10 @@ def latency_figures(evidence: RunEvidence, names: Names) -> list[Figure]:
     sides: dict[str, dict[str, Percentiles]] = {}
     loads: dict[str, list[str]] = {}
     for side in (BASELINE, *evidence.recipes):
-        record = evidence.record("benchmark", side)
-        if record is not None:
-            sides[side] = percentiles_of(evidence, record)
-            loads.setdefault(_load(record), []).append(side)
+        kept = evidence.kept(BENCHMARK, side)
+        if kept is not None:
+            sides[side] = percentiles_of(evidence, kept)
+            loads.setdefault(_load(kept), []).append(side)
     figures = []
     for metric, title in METRICS.items():
         found = {side: values[metric] for side, values in sides.items() if values.get(metric)}
@@ -43,18 +46,19 @@ def latency_figures(evidence: RunEvidence, names: Names) -> list[Figure]:
     return figures
 
 
-def percentiles_of(evidence: RunEvidence, record: StageRecord) -> dict[str, Percentiles]:
+def percentiles_of(evidence: RunEvidence, kept: Measured) -> dict[str, Percentiles]:
     """By metric, milliseconds by percentile."""
-    requests = evidence.requests(record)
+    requests = evidence.requests(kept.record)
     if requests is not None:
         timings = timings_of(requests)
         if timings["ttft"]:
             return {metric: _percentiles(values) for metric, values in timings.items() if values}
+    known = kept.result.model_dump()
     return {
         metric: {
             percentile: float(value)
             for percentile in PERCENTILES
-            if (value := record.result.get(f"{metric}_ms_p{percentile}")) is not None
+            if (value := known.get(f"{metric}_ms_p{percentile}")) is not None
         }
         for metric in METRICS
     }
@@ -83,19 +87,15 @@ def _percentiles(values: list[float]) -> Percentiles:
     return {p: float(np.percentile(values, p)) for p in PERCENTILES}
 
 
-def _load(record: StageRecord) -> str:
-    workload = record.parameters.get("workload") or {}
-    size = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in workload.items())
-    failed = record.result.get("failed_requests", 0)
-    return f"{size}; {failed} requests failed{burst(workload)}"
+def _load(kept: Measured) -> str:
+    workload = kept.parameters.workload
+    size = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in workload)
+    return f"{size}; {kept.result.failed_requests} requests failed{burst(workload)}"
 
 
-def burst(workload: dict[str, Any]) -> str:
+def burst(workload: Workload) -> str:
     """How many requests begin together: a share of the TTFTs that no steady load has."""
-    together, requests = workload.get("concurrency", 0), workload.get("requests", 0)
-    if not together or not requests:
-        return ""
-    share = min(together / requests, 1)
+    share = min(workload.concurrency / workload.requests, 1)
     return f"; {share:.0%} of the requests begin together, at the start, and wait for each other"
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from artifacts.report.figure import Figure, Names, Table, axis, label
 from artifacts.report.run_evidence import RunEvidence
+from artifacts.stages.check_weights import CHECK_WEIGHTS, CheckResult
 from eval_gates.suites.json_lines import read_rows
 from pipeline.core.errors import EvaluationDataError
 from pipeline.core.stage_record import StageRecord
@@ -27,10 +28,10 @@ def layer_figures(evidence: RunEvidence, names: Names) -> list[Figure]:
     """A heat map a variant whose table of layers is kept."""
     figures = []
     for recipe in evidence.recipes:
-        record = evidence.record("check_weights", recipe)
-        rows = layers_of(evidence, record) if record is not None else []
-        if record is not None and any(is_drawn(row) for row in rows):
-            figures.append(_figure(recipe, rows, record, names))
+        kept = evidence.kept(CHECK_WEIGHTS, recipe)
+        rows = layers_of(evidence, kept.record) if kept is not None else []
+        if kept is not None and any(is_drawn(row) for row in rows):
+            figures.append(_figure(recipe, rows, kept.result, names))
     return figures
 
 
@@ -62,7 +63,7 @@ def is_drawn(row: Row) -> bool:
     return row["sqnr_db"] is not None and place_of(str(row["name"]))[0] is not None
 
 
-def _figure(recipe: str, rows: list[Row], record: StageRecord, names: Names) -> Figure:
+def _figure(recipe: str, rows: list[Row], found: CheckResult, names: Names) -> Figure:
     lowest: dict[tuple[str, int], float] = {}
     for row in rows:
         layer, kind = place_of(str(row["name"]))
@@ -107,21 +108,21 @@ def _figure(recipe: str, rows: list[Row], record: StageRecord, names: Names) -> 
             ("worst layers", "SQNR, dB"),
             [(str(row["name"]), f"{row['sqnr_db']:.1f}") for row in worst[:WORST]],
         ),
-        notes=_notes(record, rows),
+        notes=_notes(found, rows),
         height=130 + ROW_HEIGHT * max(3, len(kinds)),
     )
 
 
-def _notes(record: StageRecord, rows: list[Row]) -> tuple[str, ...]:
+def _notes(found: CheckResult, rows: list[Row]) -> tuple[str, ...]:
     notes = (
         ["of several modules in one place (experts), the worst is shown"]
         if any(re.search(r"\.experts\.\d+\.", str(row["name"])) for row in rows)
         else []
     )
-    known = record.result.get("sqnr") or {}
-    if known.get("median_db") is not None and known.get("floor_db") is not None:
+    known = found.sqnr
+    if known is not None and known.median_db is not None and known.floor_db is not None:
         notes.append(
-            f"median {known['median_db']:.1f} dB; a layer under {known['floor_db']:.1f} dB "
+            f"median {known.median_db:.1f} dB; a layer under {known.floor_db:.1f} dB "
             "would have failed the stage check_weights"
         )
     return tuple(notes)

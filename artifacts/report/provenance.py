@@ -9,6 +9,10 @@ from artifacts.command_line import without_password
 from artifacts.report.figure import Table
 from artifacts.report.run_evidence import RunEvidence
 from artifacts.run_record import RunReport
+from artifacts.stages.adopt import ADOPT
+from artifacts.stages.benchmark import BENCHMARK
+from artifacts.stages.coherence import COHERENCE
+from artifacts.stages.quantize import QUANTIZE
 from recipes.catalog import BASELINE
 
 Facts = dict[str, str]
@@ -42,32 +46,33 @@ def run_facts(evidence: RunEvidence) -> Facts:
 def tuple_facts(evidence: RunEvidence, recipe: str) -> Facts:
     """What a verdict is about: a change in any of these makes it say nothing."""
     facts: Facts = {}
-    quantized = evidence.record("quantize", recipe) or evidence.record("adopt", recipe)
+    adopted = evidence.kept(ADOPT, recipe)
+    quantized = evidence.kept(QUANTIZE, recipe) or adopted
     if quantized is not None:
-        facts["weights' digest"] = str(quantized.result.get("weights_digest"))
-        facts["quantization"] = _text(quantized.parameters.get("quantization"))
-        for name, version in (quantized.result.get("versions") or {}).items():
-            facts[f"version of {name}"] = str(version)
-        facts["environment quantize"] = _text(quantized.parameters.get("environment"))
-        facts["calibration data"] = _text(quantized.parameters.get("calibration_data"))
-    served = evidence.record("coherence", recipe)
+        made = quantized.parameters
+        facts["weights' digest"] = quantized.result.weights_digest
+        facts["quantization"] = _text(made.quantization.model_dump())
+        for name, version in quantized.result.versions.items():
+            facts[f"version of {name}"] = version
+        facts["environment quantize"] = made.environment
+        facts["calibration data"] = _text(made.calibration_data)
+    served = evidence.kept(COHERENCE, recipe)
     if served is not None:
-        facts["environment serve"] = _text(served.parameters.get("engine"))
-        serving = served.parameters.get("serving") or {}
-        for name, value in (serving.get("engine_arguments") or {}).items():
+        facts["environment serve"] = served.parameters.engine
+        for name, value in served.parameters.serving.engine_arguments.items():
             facts[f"serving --{name}"] = _text(value)
-        for name, value in (serving.get("environment") or {}).items():
-            facts[f"serving ${name}"] = _text(value)
-        for name, value in (served.parameters.get("hardware") or {}).items():
+        for name, text in served.parameters.serving.environment.items():
+            facts[f"serving ${name}"] = text
+        for name, value in served.parameters.hardware.items():
             facts[f"hardware {name}"] = _text(value)
-    measured = evidence.record("benchmark", recipe)
+    measured = evidence.kept(BENCHMARK, recipe)
     if measured is not None:
-        facts["engine's version"] = _text(measured.result.get("engine_version"))
-        facts["load"] = _text(measured.parameters.get("workload"))
-        facts["machine"] = _text(measured.parameters.get("machine"))
+        facts["engine's version"] = measured.result.engine_version
+        facts["load"] = _text(measured.parameters.workload.model_dump())
+        facts["machine"] = measured.parameters.machine
     answers = evidence.collect_answers(recipe)
     if answers:
-        facts["environment evaluate"] = _text(answers[0][1].parameters.get("environment"))
+        facts["environment evaluate"] = answers[0][1].parameters.environment
     return facts
 
 

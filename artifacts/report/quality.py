@@ -7,6 +7,8 @@ from typing import Any
 from artifacts.report.figure import Figure, Names, Table, axis, colour, label, symbol
 from artifacts.report.run_evidence import RunEvidence
 from artifacts.run_record import VariantReport
+from artifacts.stages.check_weights import CHECK_WEIGHTS
+from artifacts.stages.judge import JUDGE
 from artifacts.written_numbers import format_points
 from eval_gates.records import GateReport
 from eval_gates.stopping import comparison_of
@@ -37,9 +39,9 @@ def quality_figures(evidence: RunEvidence, names: Names) -> list[Figure]:
 def baseline_megabytes(evidence: RunEvidence) -> float | None:
     """The unquantized weights, by what `check_weights` says of any variant."""
     for recipe in evidence.recipes:
-        record = evidence.record("check_weights", recipe)
-        if record is not None and record.result.get("size_ratio"):
-            return float(record.result["weights_bytes"] / record.result["size_ratio"] / 1e6)
+        found = evidence.kept(CHECK_WEIGHTS, recipe)
+        if found is not None and found.result.size_ratio and found.result.weights_bytes:
+            return float(found.result.weights_bytes / found.result.size_ratio / 1e6)
     return None
 
 
@@ -165,10 +167,10 @@ def _allowed_drop(evidence: RunEvidence, variant: VariantReport, gate: GateRepor
     """The drop in mean score that lies on the margin, as a fraction."""
     if gate.threshold < 0:
         return -gate.threshold
-    judge, policy = evidence.record("judge", variant.recipe), evidence.policy(variant.recipe)
+    judge, policy = evidence.kept(JUDGE, variant.recipe), evidence.policy(variant.recipe)
     if judge is None or policy is None or gate.suite not in policy.suites:
         return None
-    margin = policy.suites[gate.suite].margins[judge.parameters["family"]]
+    margin = policy.suites[gate.suite].margins[judge.parameters.family]
     return comparison_of(margin.model_dump()).allowed_drop(gate.baseline)
 
 

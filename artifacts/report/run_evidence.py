@@ -13,11 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from artifacts.run_record import SCHEMA_VERSION, RunReport
+from artifacts.stages.evaluate import EVALUATE, EvaluateParameters, EvaluateResult
+from artifacts.stages.judge import JUDGE
+from artifacts.stages.questions import QUESTIONS as ASKED
 from eval_gates.answers import ANSWERS, QUESTIONS, parse_answers
-from eval_gates.planned_bets import bets_in
 from eval_gates.suites.json_lines import read_rows
 from pipeline.core.digest import digest_bytes
-from pipeline.core.errors import EvaluationDataError, StoreError
+from pipeline.core.errors import EvaluationDataError, EvidenceError, StoreError
+from pipeline.core.stage import Kept, Parameters, Result, Stage
 from pipeline.core.stage_record import StageRecord, StageReference
 from pipeline.core.store import Store
 from recipes.catalog import BASELINE
@@ -70,61 +73,64 @@ class RunEvidence:
         """The folder of a stage's outputs."""
         return self.store.stage_folder(record.stage, record.key)
 
+    def kept(
+        self, stage: Stage[Parameters, Any, Result], variant: str
+    ) -> Kept[Parameters, Result] | None:
+        """As `record`, in its shapes."""
+        return self._shaped(stage, self.record(stage.name, variant))
+
     def policy(self, recipe: str) -> Policy | None:
         """The policy that the variant was judged by."""
-        judge = self.record("judge", recipe)
-        if judge is None:
-            return None
-        try:
-            return Policy.model_validate(judge.parameters["policy"])
-        except (ValueError, KeyError):
-            self._miss(f"{recipe}: its policy is of another version of prepare")
-            return None
+        judge = self.kept(JUDGE, recipe)
+        return judge.parameters.policy if judge is not None else None
 
     def find_answers(self, recipe: str, suite: str) -> Answered | None:
         """What both sides answered to one suite; None where that is not kept any more."""
         if (recipe, suite) not in self._answered:
-            try:
-                found = self._read_answered(recipe, suite)
-            except KeyError as error:
-                self._miss(f"{recipe} {suite}: a stage's record lacks {error}")
-                found = None
-            self._answered[recipe, suite] = found
+            self._answered[recipe, suite] = self._read_answered(recipe, suite)
         return self._answered[recipe, suite]
 
     def _read_answered(self, recipe: str, suite: str) -> Answered | None:
-        judge, policy = self.record("judge", recipe), self.policy(recipe)
-        if judge is None or policy is None or suite not in policy.suites:
+        judge = self.kept(JUDGE, recipe)
+        if judge is None or suite not in judge.parameters.policy.suites:
             return None
+        policy = judge.parameters.policy
         settings = policy.suites[suite]
-        baseline = self._answers(judge, f"baseline.{suite}", f"{BASELINE} {suite}")
-        candidate = self._answers(judge, f"candidate.{suite}", f"{recipe} {suite}")
+        baseline = self._answers(judge.record, f"baseline.{suite}", f"{BASELINE} {suite}")
+        candidate = self._answers(judge.record, f"candidate.{suite}", f"{recipe} {suite}")
         if not baseline or not candidate:
             return None
         baseline = baseline[: len(candidate)]
         if [row["id"] for row in baseline] != [row["id"] for row in candidate]:
             self._miss(f"{recipe} {suite}: the answers are not to the same questions")
             return None
-        asked = self._input(judge, f"questions.{suite}", f"the questions of {suite}")
+        asked = self._shaped(
+            ASKED, self._input(judge.record, f"questions.{suite}", f"the questions of {suite}")
+        )
         about_all = settings.about == "population" or asked is None
         return Answered(
             baseline=baseline,
             candidate=candidate,
-            questions=self._questions(asked),
+            questions=self._questions(asked.record if asked else None),
             suite=settings,
-            margin=settings.margins[judge.parameters["family"]],
+            margin=settings.margins[judge.parameters.family],
             alpha=policy.alpha,
-            population=None if about_all or asked is None else int(asked.result["questions"]),
-            planned_bet=bets_in(judge.parameters).get(suite),
+            population=None if about_all or asked is None else asked.result.questions,
+            planned_bet=(judge.parameters.planned_bets or {}).get(suite),
         )
 
-    def collect_answers(self, recipe: str) -> list[tuple[str, StageRecord]]:
+    def collect_answers(
+        self, recipe: str
+    ) -> list[tuple[str, Kept[EvaluateParameters, EvaluateResult]]]:
         """By suite, the last round's answers of a variant, judged or not."""
         last: dict[str, str] = {}
         for (name, variant), found in self._finished.items():
             if variant == recipe and found.stage == "evaluate" and not name.endswith(" again"):
                 last[name.removeprefix("evaluate ").partition(", round ")[0]] = name
-        records = [(suite, self.record(name, recipe)) for suite, name in last.items()]
+        records = [
+            (suite, self._shaped(EVALUATE, self.record(name, recipe)))
+            for suite, name in last.items()
+        ]
         return [(suite, record) for suite, record in records if record is not None]
 
     def requests(self, benchmark: StageRecord) -> dict[str, Any] | None:
@@ -138,10 +144,10 @@ class RunEvidence:
             return None
 
     def _answers(self, judge: StageRecord, role: str, words: str) -> Rows | None:
-        record = self._input(judge, role, f"the answers of {words}")
-        if record is None:
+        kept = self._shaped(EVALUATE, self._input(judge, role, f"the answers of {words}"))
+        if kept is None:
             return None
-        file = self.place(record) / ANSWERS
+        file = self.place(kept.record) / ANSWERS
         try:
             content = file.read_bytes()
             rows = parse_answers(content)
@@ -151,10 +157,24 @@ class RunEvidence:
         if not usable:
             self._miss(f"the answers of {words} cannot be read")
             return None
-        if digest_bytes(content) != record.result["answers_digest"]:
+        if digest_bytes(content) != kept.result.answers_digest:
             self._miss(f"the answers of {words} were changed since they were given")
             return None
         return rows
+
+    def _shaped(
+        self, stage: Stage[Parameters, Any, Result], record: StageRecord | None
+    ) -> Kept[Parameters, Result] | None:
+        """The record in its shapes; None, which is reported, where it is not of them."""
+        if record is None:
+            return None
+        kept = stage.kept(record)
+        try:
+            _ = kept.parameters, kept.result
+        except EvidenceError as error:
+            self._miss(f"{record.variant}: {error.what}")
+            return None
+        return kept
 
     def _questions(self, asked: StageRecord | None) -> dict[str, dict[str, Any]]:
         if asked is None:

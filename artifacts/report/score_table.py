@@ -48,9 +48,9 @@ def variant_parts(evidence: RunEvidence) -> list[VariantPart]:
 def collected_words(evidence: RunEvidence, recipe: str) -> list[str]:
     """Scores that were measured and not judged."""
     return [
-        f"{suite}: {format_percent(record.result['score'], 1)} of {record.result['n']} questions"
-        for suite, record in evidence.collect_answers(recipe)
-        if isinstance(record.result.get("score"), float)
+        f"{suite}: {format_percent(kept.result.score, 1)} of {kept.result.n} questions"
+        for suite, kept in evidence.collect_answers(recipe)
+        if kept.result.score is not None
     ]
 
 

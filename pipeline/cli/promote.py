@@ -61,6 +61,7 @@ def promote(
     (also: no variant passed).
     """
     from artifacts.kept_runs import find_run
+    from artifacts.stages.promote import PROMOTE
     from pipeline.core.store import Store
     from pipeline.environments.settings import load_settings
     from pipeline.plan.prepare import registry_uri
@@ -80,14 +81,13 @@ def promote(
     )
     with open_display(as_json=as_json) as progress:
         record = promote_run(report, found, order, progress)
-    result = record.result
+    promoted = PROMOTE.result_of(record)
     if as_json:
-        print_json({"schema_version": 1, "run": report.run, **result})
+        print_json({"schema_version": 1, "run": report.run, **promoted.model_dump()})
         return
-    champion = result["champion"]
-    replaced = f", replacing version {result['replaced']}" if result["replaced"] else ""
+    replaced = f", replacing version {promoted.replaced}" if promoted.replaced else ""
     print(
-        f"{result['name']}@{result['alias']} is version {result['versions'][champion]} "
-        f"({champion}){replaced}\n  {result['registry']}\n"
-        f"Next: prepare registry history {result['name']}"
+        f"{promoted.name}@{promoted.alias} is version {promoted.versions[promoted.champion]} "
+        f"({promoted.champion}){replaced}\n  {promoted.registry}\n"
+        f"Next: prepare registry history {promoted.name}"
     )

@@ -12,8 +12,15 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeGuard
 
-from pipeline.core.stage_record import StageRecord
+from artifacts.served_model import ServedModel
+from artifacts.stages import known_of
+from artifacts.stages.check_weights import CheckParameters
+from artifacts.stages.coherence import CoherenceResult
+from artifacts.stages.quantize import QuantizeParameters, QuantizeResult
+from pipeline.core.record import Record
+from pipeline.core.stage import Kept
 from pipeline.core.store import Store
 from pipeline.forecast.stage_needs import limit_calibration
 from pipeline.inspection.inspection import Inspection
@@ -39,7 +46,7 @@ SEQUENTIAL_PASSES = 2  # layer by layer: once to see activations, once to pass t
 AWQ_SHARE_OF_LAYER = 1.3
 AUTOAWQ_GRID_POINTS = 20  # fixed in AutoAWQ 0.2.9
 SAME_SIZE = 0.02  # a variant of the same model differs by no more
-MEASURED = ("coherence", "evaluate", "benchmark", "speed")
+Known = Kept[Record, Record]
 
 
 @dataclass(frozen=True)
@@ -62,22 +69,19 @@ class SeenStages:
     @classmethod
     def of(cls, store: Path, gpu: Gpu, weights: dict[str, VariantWeights]) -> SeenStages:
         """Look through the store's records; the checkpoint is recognized by its variants' sizes."""
-        records = list(Store(store).records(leave_out_damaged=True))
+        records = list(known_of(Store(store).records(leave_out_damaged=True)))
         digests = _digests_on(records, gpu) & _digests_of(records, weights)
         seen = cls()
         measured: dict[tuple[str, str], float] = {}
-        for record in records:
-            digest, stage = record.parameters.get("checkpoint"), record.stage
-            if digest not in digests:
-                continue
-            if stage in ("quantize", "check_weights"):
-                seen._add(stage, record.variant, record.seconds)
-            elif stage in MEASURED and _gpu_of(record) == gpu.driver_name:
-                label = (record.variant, digest)
+        for kept in records:
+            record, of = kept.record, kept.parameters
+            if isinstance(of, QuantizeParameters | CheckParameters) and of.checkpoint in digests:
+                seen._add(record.stage, record.variant, record.seconds)
+            elif _is_on(of, gpu) and of.checkpoint in digests:
+                label = (record.variant, of.checkpoint)
                 measured[label] = measured.get(label, 0.0) + record.seconds
-                if stage == "coherence":
-                    ready = float(record.result["server"]["ready_seconds"])
-                    seen._add("serve", record.variant, ready)
+                if isinstance(kept.result, CoherenceResult):
+                    seen._add("serve", record.variant, kept.result.ready_seconds)
         for (variant, _), total in measured.items():
             seen._add("measure", variant, total)
         return seen
@@ -162,29 +166,22 @@ def forward_passes(quantization: Quantization) -> float | None:
     return SEQUENTIAL_PASSES + AWQ_SHARE_OF_LAYER * (points + 1)  # and once as it is
 
 
-def _gpu_of(record: StageRecord) -> str | None:
-    hardware = record.parameters.get("hardware") or {}
-    gpu: str | None = hardware.get("gpu")
-    return gpu
+def _is_on(of: Record, gpu: Gpu) -> TypeGuard[ServedModel]:
+    return isinstance(of, ServedModel) and of.hardware.get("gpu") == gpu.driver_name
 
 
-def _digests_on(records: list[StageRecord], gpu: Gpu) -> set[str]:
+def _digests_on(records: list[Known], gpu: Gpu) -> set[str]:
     """Checkpoints that were served on such a GPU."""
-    return {
-        record.parameters["checkpoint"]
-        for record in records
-        if record.stage == "coherence"
-        and _gpu_of(record) == gpu.driver_name
-        and "checkpoint" in record.parameters
-    }
+    return {kept.parameters.checkpoint for kept in records if _is_on(kept.parameters, gpu)}
 
 
-def _digests_of(records: list[StageRecord], weights: dict[str, VariantWeights]) -> set[str]:
+def _digests_of(records: list[Known], weights: dict[str, VariantWeights]) -> set[str]:
     """Checkpoints of which a variant was made that is as large as planned."""
     return {
-        record.parameters["checkpoint"]
-        for record in records
-        if record.stage == "quantize"
-        and record.variant in weights
-        and abs(record.result["weights_bytes"] / weights[record.variant].bytes - 1) <= SAME_SIZE
+        kept.parameters.checkpoint
+        for kept in records
+        if isinstance(kept.parameters, QuantizeParameters)
+        and isinstance(kept.result, QuantizeResult)
+        and kept.record.variant in weights
+        and abs(kept.result.weights_bytes / weights[kept.record.variant].bytes - 1) <= SAME_SIZE
     }

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipeline.core.stage_key import REVISIONS, stage_spec
+from artifacts.stages.check_weights import CHECK_WEIGHTS
+from artifacts.stages.dry_run import DRY_RUN, DryRunParameters
+from artifacts.stages.quantize import QUANTIZE
 from pipeline.core.stage_record import StageSpec
 from pipeline.inspection.cut_checkpoint import KEPT_LAYERS
+from recipes.schema import CalibrationLimit
 
 # From this size on a calibration takes so long that a minute before it is well spent.
 WORTH_BYTES = 2_000_000_000
@@ -30,25 +33,21 @@ def dry_run_stage(quantize: StageSpec, check_weights: StageSpec) -> StageSpec | 
     Returns:
         None for a recipe without calibration: it is a matter of minutes, and fails at once.
     """
-    quantization = dict(quantize.parameters["quantization"])
-    calibration = quantization.get("calibration")
+    parameters = QUANTIZE.parameters_of(quantize)
+    calibration = parameters.quantization.calibration
     if calibration is None:
         return None
-    quantization["calibration"] = {
-        **calibration,
-        "samples": min(SAMPLES, calibration["samples"]),
-        "max_tokens": min(TOKENS, calibration["max_tokens"]),
-    }
-    return stage_spec(
-        "dry_run",
+    limit = CalibrationLimit(samples=SAMPLES, max_tokens=TOKENS)
+    few = parameters.quantization.model_copy(update={"calibration": limit.limit(calibration)})
+    return DRY_RUN.spec(
         quantize.variant,
-        {
-            "layers": KEPT_LAYERS,
-            "quantize": {**quantize.parameters, "quantization": quantization},
-            "check_weights": check_weights.parameters,
-            "revisions": {name: REVISIONS[name] for name in ("quantize", "check_weights")},
-        },
+        DryRunParameters(
+            layers=KEPT_LAYERS,
+            quantize=parameters.model_copy(update={"quantization": few}),
+            check_weights=CHECK_WEIGHTS.parameters_of(check_weights),
+            revisions={each.name: each.revision for each in (QUANTIZE, CHECK_WEIGHTS)},
+        ),
         {},
-        {**check_weights.runtime, **quantize.runtime},
+        QUANTIZE.runtime_of(quantize),
         Path(quantize.store),
     )

@@ -7,8 +7,8 @@ errs in 7 to 15 % of runs where 5 is promised; by the means of passages (`cluste
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
+from artifacts.stages.questions import QuestionsResult
 from pipeline.core.errors import UsageError
 from pipeline.core.events import Progress
 from recipes.policy import AnySuite, Policy
@@ -38,7 +38,9 @@ def check_known_tasks(policy: Policy, progress: Progress) -> None:
             _check(name, suite, CLUSTERED_TASKS[suite.task], progress)
 
 
-def check_laid_out(policy: Policy, laid_out: Mapping[str, Any], progress: Progress) -> None:
+def check_laid_out(
+    policy: Policy, laid_out: Mapping[str, QuestionsResult], progress: Progress
+) -> None:
     """Once the questions are laid out: of those that have long texts in common.
 
     Args:
@@ -50,7 +52,7 @@ def check_laid_out(policy: Policy, laid_out: Mapping[str, Any], progress: Progre
         UsageError: as :func:`check_known_tasks`.
     """
     for name, suite in policy.suites.items():
-        shared = laid_out.get(name, {}).get("shared_text")
+        shared = laid_out[name].shared_text if name in laid_out else None
         if shared is not None:
             _check(name, suite, shared, progress)
 

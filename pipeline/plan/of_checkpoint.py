@@ -9,11 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from artifacts.evidence.trials import Count, Trial, variant_key
+from artifacts.served_model import ServedModel, ServerRuntime
 from artifacts.serving_arguments import ServingArguments
+from artifacts.stages.benchmark import BENCHMARK, BenchmarkParameters, BenchmarkRuntime
+from artifacts.stages.check_weights import CHECK_WEIGHTS, CheckParameters, CheckRuntime
+from artifacts.stages.coherence import COHERENCE
+from artifacts.stages.quantize import QUANTIZE, Compute, QuantizeParameters, QuantizeRuntime
 from pipeline.checkpoint.folder import Checkpoint
 from pipeline.core.cpu_features import limiting_variables
 from pipeline.core.hardware import machine
-from pipeline.core.stage_key import stage_spec
 from pipeline.core.stage_record import StageSpec
 from pipeline.inspection.ignored import added_words, ignore_list
 from pipeline.inspection.source import Source, read_folder
@@ -209,7 +213,7 @@ class Planner:
                 *sides,
                 tokenizer=baseline.model,
                 environment=self.identities.get("serve", ""),
-                again=self._pair_load_tests(),
+                beside=self._beside,
             )
         )
 
@@ -235,46 +239,45 @@ class Planner:
     def _quantize_stage(self, recipe: Recipe, quantization: Quantization) -> StageSpec:
         environment = quantizer_of(quantization.kind).environment
         tensors, config = self.source.tensors, self.source.config
-        runtime: dict[str, Any] = {
-            "checkpoint": self.checkpoint.model_dump(mode="json"),
-            "environment": environment,
-            "recipe": recipe.model_dump(mode="json"),
-            "left_alone": added_words(
-                tensors, config, recipe.quantization.ignore, quantization.ignore
-            ),
-        }
         data: dict[str, Any] = {}
-        compute = {} if is_streamed(quantization.model_dump()) else self._compute()
+        file: Path | None = None
+        needs_hub = False
+        compute = Compute() if is_streamed(quantization.model_dump()) else self._compute()
         if quantization.calibration is not None:
             calibration, data, file = self.sources.calibration(
                 quantization.calibration, self.profile.calibration_limit, recipe.name
             )
             quantization = quantization.model_copy(update={"calibration": calibration})
-            runtime["calibration_file"] = str(file) if file else None
-            runtime["needs_hub"] = file is None
-        return stage_spec(
-            "quantize",
+            needs_hub = file is None
+        return QUANTIZE.spec(
             recipe.name,
-            {
-                "checkpoint": self.checkpoint.digest,
-                "quantization": quantization.model_dump(),
-                "calibration_data": data,
-                "environment": self.identities[environment],
-                "trust_remote_code": self.trust_remote_code,
-                **({"compute": compute} if compute else {}),
-            },
+            QuantizeParameters(
+                checkpoint=self.checkpoint.digest,
+                quantization=quantization,
+                calibration_data=data,
+                environment=self.identities[environment],
+                trust_remote_code=self.trust_remote_code,
+                compute=compute,
+            ),
             {},
-            runtime,
+            QuantizeRuntime(
+                checkpoint=self.checkpoint,
+                environment=environment,
+                recipe=recipe.model_dump(mode="json"),
+                left_alone=added_words(
+                    tensors, config, recipe.quantization.ignore, quantization.ignore
+                ),
+                calibration_file=str(file) if file else None,
+                needs_hub=needs_hub,
+            ),
             self.store,
         )
 
-    def _compute(self) -> dict[str, Any]:
+    def _compute(self) -> Compute:
         """What changes the numbers of a calibration; empty where it is done in the model's type."""
         limits = limiting_variables() if self.profile.accelerator == "cpu" else {}
-        return {
-            **({"dtype": "float32"} if self.profile.quantizes_in_float32 else {}),
-            **({"environment": limits} if limits else {}),
-        }
+        dtype = "float32" if self.profile.quantizes_in_float32 else None
+        return Compute(dtype=dtype, environment=limits)
 
     def _quantization(self, recipe: Recipe) -> Quantization:
         """The recipe's, its ignore list made right for the checkpoint's architecture."""
@@ -284,18 +287,15 @@ class Planner:
     def _check_stage(
         self, recipe: Recipe, quantization: Quantization, quantize: StageSpec
     ) -> StageSpec:
-        return stage_spec(
-            "check_weights",
+        if quantization.calibration is not None:
+            # Where the calibration data lies is not in the key; what it is, is in `quantize`'s.
+            nowhere = quantization.calibration.model_copy(update={"dataset": None})
+            quantization = quantization.model_copy(update={"calibration": nowhere})
+        return CHECK_WEIGHTS.spec(
             recipe.name,
-            {
-                "checkpoint": self.checkpoint.digest,
-                # Where the calibration data lies is not in the key; what it is, is in `quantize`'s.
-                "quantization": quantization.model_dump(
-                    mode="json", exclude={"calibration": {"dataset"}}
-                ),
-            },
+            CheckParameters(checkpoint=self.checkpoint.digest, quantization=quantization),
             {"weights": quantize},
-            {"checkpoint": self.checkpoint.model_dump(mode="json")},
+            CheckRuntime(checkpoint=self.checkpoint),
             self.store,
         )
 
@@ -303,29 +303,21 @@ class Planner:
         self, recipe: Recipe, arguments: ServingArguments, inputs: dict[str, StageSpec]
     ) -> StageSpec:
         identity = self._identity(arguments)
-        return stage_spec("coherence", recipe.name, identity, inputs, {}, self.store)
+        return COHERENCE.spec(recipe.name, identity, inputs, ServerRuntime(), self.store)
 
     def _benchmark_stage(self, served: Served) -> StageSpec:
-        return stage_spec(
-            "benchmark",
+        return BENCHMARK.spec(
             served.recipe.name,
-            {
-                **served.identity,
-                "workload": self.profile.workload.model_dump(),
-                "machine": machine(),
-                **self._pair_load_tests(),
-            },
+            BenchmarkParameters(
+                **dict(served.identity),
+                workload=self.profile.workload,
+                machine=machine(),
+                beside=self._beside,
+            ),
             served.after,
-            {"tokenizer": str(served.tokenizer), "environment": "serve"},
+            BenchmarkRuntime(tokenizer=str(served.tokenizer), environment="serve"),
             self.store,
         )
-
-    def _pair_load_tests(self) -> dict[str, Any]:
-        """Of weights that were there already: both load tests belong together.
-
-        The baseline's that is kept may be of another day, when the machine had less or more to do.
-        """
-        return {"beside": sorted(stage.key for stage in self.made.values())} if self.made else {}
 
     def _describe_served(
         self,
@@ -336,16 +328,24 @@ class Planner:
     ) -> Served:
         return Served(recipe, self._identity(arguments), after, model, self._max_length())
 
-    def _identity(self, arguments: ServingArguments) -> dict[str, Any]:
+    @property
+    def _beside(self) -> list[str]:
+        """Of weights that were there already: both load tests belong together.
+
+        The baseline's that is kept may be of another day, when the machine had less or more to do.
+        """
+        return sorted(stage.key for stage in self.made.values())
+
+    def _identity(self, arguments: ServingArguments) -> ServedModel:
         """What answers, and how it is served; the weights come by the stages before."""
-        return {
-            "checkpoint": self.checkpoint.digest,
-            "serving": arguments.to_dict(),
-            "engine": self.identities[find_engine(arguments.engine).environment],
-            "hardware": self.hardware,
-            "trust_remote_code": self.trust_remote_code,
-            **({"again": self.again} if self.again else {}),
-        }
+        return ServedModel(
+            checkpoint=self.checkpoint.digest,
+            serving=arguments,
+            engine=self.identities[find_engine(arguments.engine).environment],
+            hardware=self.hardware,
+            trust_remote_code=self.trust_remote_code,
+            again=self.again,
+        )
 
     def _max_length(self) -> int:
         """Tokens that prompt and answer may have together: the engine's limit, or the model's."""

@@ -5,16 +5,17 @@ The same for two servers of this run, and for two endpoints that someone else se
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from artifacts.served_model import ServedModel
+from artifacts.stages.speed import SPEED, SpeedParameters, SpeedRuntime
 from eval_gates.speed.ratio import allowance_for
 from pipeline.core.digest import digest_file
 from pipeline.core.errors import UsageError
 from pipeline.core.hardware import machine
-from pipeline.core.stage_key import stage_spec
 from pipeline.core.stage_record import StageSpec
 from recipes.catalog import load_workload
 from recipes.policy import Policy
@@ -139,7 +140,7 @@ class Side:
     """
 
     variant: str
-    identity: Mapping[str, Any]
+    identity: ServedModel
     coherence: StageSpec
 
 
@@ -150,7 +151,7 @@ def speed_stages(
     *,
     tokenizer: Path,
     environment: str,
-    again: Mapping[str, Any],
+    beside: Sequence[str] = (),
 ) -> dict[str, StageSpec]:
     """The stages that measure the claims on this machine, by role.
 
@@ -160,35 +161,34 @@ def speed_stages(
         candidate: the variant.
         tokenizer: folder, of both.
         environment: identity of the load generator's.
-        again: distinguishes this measuring from others of the same tuples; may be empty.
+        beside: distinguishes this measuring from others of the same tuples.
     """
     stages = {}
     for claim in claims:
         sides = {"candidate": candidate, **({"baseline": baseline} if claim.compares else {})}
-        workload, runtime = dump_workload(claim)
-        stages[ROLE + claim.gate] = stage_spec(
-            "speed",
+        workload, file = dump_workload(claim)
+        stages[ROLE + claim.gate] = SPEED.spec(
             candidate.variant,
-            {
-                **{"claim": claim.kind, "name": claim.name, "workload": workload},
-                "rule": dict(claim.rule),
-                "sides": {name: dict(side.identity) for name, side in sides.items()},
-                "environment": environment,
-                "machine": machine(),
-                **again,
-            },
+            SpeedParameters(
+                claim=claim.kind,
+                name=claim.name,
+                workload=workload,
+                rule=dict(claim.rule),
+                sides={name: side.identity for name, side in sides.items()},
+                environment=environment,
+                machine=machine(),
+                beside=list(beside),
+            ),
             {name: side.coherence for name, side in sides.items()},
-            {
-                **runtime,
-                **{"tokenizer": str(tokenizer), "environment": "serve"},
-                "claim": claim.gate,
-            },
+            SpeedRuntime(
+                tokenizer=str(tokenizer), environment="serve", claim=claim.gate, file=file
+            ),
             Path(candidate.coherence.store),
         )
     return stages
 
 
-def dump_workload(claim: Claim) -> tuple[dict[str, Any], dict[str, Any]]:
+def dump_workload(claim: Claim) -> tuple[dict[str, Any], str | None]:
     """The workload as parameters, which say what a file holds, and where the file lies.
 
     Raises:
@@ -196,8 +196,8 @@ def dump_workload(claim: Claim) -> tuple[dict[str, Any], dict[str, Any]]:
     """
     workload = claim.workload
     if not isinstance(workload, (RequestsWorkload, TraceWorkload)):
-        return workload.model_dump(), {}
+        return workload.model_dump(), None
     found, path = read_traffic(workload, claim.where), Path(workload.file)
     digest = digest_file(path)
     times = {"times": list(found.times)} if workload.arrivals.trace else {}
-    return {**workload.model_dump(), "file": digest, **times}, {"file": str(path)}
+    return {**workload.model_dump(), "file": digest, **times}, str(path)

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from artifacts.evidence.trials import Trial
+from artifacts.served_model import ServedModel
+from artifacts.stages.evaluate import EVALUATE, EvaluateParameters, EvaluateRuntime, Rule
+from artifacts.stages.questions import QUESTIONS, QuestionsParameters, QuestionsRuntime
 from eval_gates.planned_bets import planned_bet_of, typical_change
 from eval_gates.rounds import expected_questions, round_sizes
 from eval_gates.statistics.multiplicity import level_of
-from pipeline.core.stage_key import stage_spec
 from pipeline.core.stage_record import StageSpec
 from pipeline.plan.data_sources import SourceResolver, SuiteSource
 from pipeline.plan.plan import Rounds, repeat_role
@@ -38,7 +40,7 @@ class Served:
     """
 
     recipe: Recipe
-    identity: Mapping[str, Any]
+    identity: ServedModel
     after: Mapping[str, StageSpec]
     tokenizer: Path
     max_length: int
@@ -98,12 +100,16 @@ class EvaluationPlanner:
         for name, suite in self.policy.suites.items():
             first = rounds[name][0]
             if suite.repeat:
-                parameters = {**first.parameters, "upto": suite.repeat, "repeat": 1}
+                asked_again = {"upto": suite.repeat, "repeat": 1}
                 # Other neighbours in the batches, as another day would have them.
                 concurrency = max(1, suite.concurrency // 2)
-                runtime = {**first.runtime, "suite": repeat_role(name), "concurrency": concurrency}
-                repeats[repeat_role(name)] = stage_spec(
-                    "evaluate", first.variant, parameters, first.inputs, runtime, self.store
+                slower = {"suite": repeat_role(name), "concurrency": concurrency}
+                repeats[repeat_role(name)] = EVALUATE.spec(
+                    first.variant,
+                    EVALUATE.parameters_of(first).model_copy(update=asked_again),
+                    first.inputs,
+                    EVALUATE.runtime_of(first).model_copy(update=slower),
+                    self.store,
                 )
         return repeats
 
@@ -120,20 +126,19 @@ class EvaluationPlanner:
 
     def _question_stage(self, name: str) -> StageSpec:
         source = self.found[name]
-        return stage_spec(
-            "questions",
+        return QUESTIONS.spec(
             name,
-            {
-                "suite": describe_asked(self.policy.suites[name]),
-                "source": source.identity,
-                "seed": QUESTION_SEED,
-            },
+            QuestionsParameters(
+                suite=describe_asked(self.policy.suites[name]),
+                source=source.identity,
+                seed=QUESTION_SEED,
+            ),
             {},
-            {
-                "folder": str(source.folder) if source.folder else None,
-                "environment": "evaluate",
-                "suite": name,
-            },
+            QuestionsRuntime(
+                folder=str(source.folder) if source.folder else None,
+                environment="evaluate",
+                suite=name,
+            ),
             self.store,
         )
 
@@ -143,25 +148,24 @@ class EvaluationPlanner:
             inputs = {**served.after, "questions": self.questions[f"questions.{name}"]}
             if baseline is not None:
                 inputs["baseline"] = baseline[name][number]
-            spec = stage_spec(
-                "evaluate",
+            spec = EVALUATE.spec(
                 served.recipe.name,
-                {
-                    **served.identity,
-                    "suite": describe_asked(suite),
-                    "environment": self.environment,
-                    "max_length": served.max_length,
-                    "upto": upto,
-                    "batch": suite.batch,
-                    "rule": self._rule(suite, served.recipe) if baseline is not None else None,
-                },
+                EvaluateParameters(
+                    **dict(served.identity),
+                    suite=describe_asked(suite),
+                    environment=self.environment,
+                    max_length=served.max_length,
+                    upto=upto,
+                    batch=suite.batch,
+                    rule=self._rule(suite, served.recipe) if baseline is not None else None,
+                ),
                 inputs,
-                {
-                    "tokenizer": str(served.tokenizer),
-                    "environment": "evaluate",
-                    "suite": name if number == 0 else f"{name}, round {number + 1}",
-                    "concurrency": suite.concurrency,
-                },
+                EvaluateRuntime(
+                    tokenizer=str(served.tokenizer),
+                    environment="evaluate",
+                    suite=name if number == 0 else f"{name}, round {number + 1}",
+                    concurrency=suite.concurrency,
+                ),
                 self.store,
             )
             specs.append(spec)
@@ -184,19 +188,19 @@ class EvaluationPlanner:
         )
         return round_sizes(expected, suite.batch, cap)
 
-    def _rule(self, suite: AnySuite, recipe: Recipe) -> dict[str, Any] | None:
+    def _rule(self, suite: AnySuite, recipe: Recipe) -> Rule | None:
         """What decides a gate, and so ends the asking; None where all questions are asked."""
         if suite.test == "fixed" or recipe.family == "baseline":
             return None
-        return {
-            "margin": suite.margins[recipe.family].model_dump(),
-            "alpha": self.level(),
-            "planned_bet": planned_bet_of(suite, recipe.family),
-            "about": suite.about,
-            "minutes": suite.minutes,
+        return Rule(
+            margin=suite.margins[recipe.family],
+            alpha=self.level(),
+            planned_bet=planned_bet_of(suite, recipe.family),
+            about=suite.about,
+            minutes=suite.minutes,
             # What a time budget left open, a higher cap continues, as a larger budget does.
-            "cap": suite.questions if suite.minutes is not None else None,
-        }
+            cap=suite.questions if suite.minutes is not None else None,
+        )
 
 
 def describe_asked(suite: AnySuite) -> dict[str, Any]:

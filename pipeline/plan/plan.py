@@ -12,15 +12,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise
 from pathlib import Path
+from typing import Literal
 
 from artifacts.evidence.trials import Trial
 from artifacts.serving_arguments import ServingArguments
-from eval_gates.planned_bets import PLANNED_BETS, planned_bets_of
+from artifacts.stages.evaluate import EVALUATE
+from artifacts.stages.judge import JUDGE, JudgeParameters
+from eval_gates.planned_bets import planned_bets_of
 from eval_gates.statistics.multiplicity import share_of
-from pipeline.core.stage_key import stage_spec
+from pipeline.core.stage import NoRuntime
 from pipeline.core.stage_record import StageRecord, StageReference, StageSpec
 from recipes.policy import Policy
-from recipes.schema import Recipe
+from recipes.schema import AcceleratorName, Recipe
 
 Rounds = Mapping[str, tuple[StageSpec, ...]]
 Find = Callable[[StageSpec], StageRecord | None]
@@ -94,10 +97,10 @@ class Plan:
     shared: Mapping[str, StageSpec]
     baseline: VariantPlan
     variants: tuple[VariantPlan, ...]
-    accelerator: str = ""
+    accelerator: AcceleratorName | Literal[""] = ""
     throughput_note: str | None = None
     rungs: tuple[str, ...] = ()
-    fallbacks: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    fallbacks: dict[str, dict[str, str]] = field(default_factory=dict)
     tried: tuple[str, ...] = ()
     trial: Trial | None = None
 
@@ -147,7 +150,7 @@ class Plan:
         by_name = {each.recipe.name: each for each in self.variants}
         for before, rung in pairwise(by_name[name] for name in self.rungs):
             judged = find(self.judge_stage(before, self.last_rounds(before, find)))
-            if judged is None or judged.result["verdict"] == "pass":
+            if judged is None or JUDGE.result_of(judged).verdict == "pass":
                 break
             reached.append(rung)
         return tuple(reached)
@@ -183,22 +186,21 @@ class Plan:
             inputs["baseline.benchmark"] = self.baseline.stages["benchmark"]
             inputs["candidate.benchmark"] = variant.stages["benchmark"]
         inputs |= {role: spec for role, spec in variant.stages.items() if spec.stage == "speed"}
-        return stage_spec(
-            "judge",
+        return JUDGE.spec(
             variant.recipe.name,
-            {
-                "policy": self.policy.model_dump(),
-                "recipe": variant.recipe.name,
-                "tried": list(self.counted),
-                **({"trial": self.trial.model_dump(mode="json")} if self.trial else {}),
-                "family": variant.recipe.family,
-                PLANNED_BETS: planned_bets_of(self.policy, variant.recipe.family),
-                "accelerator": self.accelerator,
-                "throughput_note": self.throughput_note,
-                **({"fallbacks": self.fallbacks} if self.fallbacks else {}),
-            },
+            JudgeParameters(
+                policy=self.policy,
+                recipe=variant.recipe.name,
+                tried=list(self.counted),
+                trial=self.trial,
+                family=variant.recipe.family,
+                planned_bets=planned_bets_of(self.policy, variant.recipe.family),
+                accelerator=self.accelerator,
+                throughput_note=self.throughput_note,
+                fallbacks=self.fallbacks,
+            ),
             inputs,
-            {},
+            NoRuntime(),
             Path(variant.stages["coherence"].store),
         )
 
@@ -228,12 +230,12 @@ def trial_words(plan: Plan) -> str:
 
 def wants_more(record: StageRecord | None) -> bool:
     """Whether that round is done and left its gate open, with more questions to ask."""
-    return record is not None and bool(record.result["more"])
+    return record is not None and EVALUATE.result_of(record).more
 
 
 def has_failed(record: StageRecord | None) -> bool:
     """Whether that round is done and decided against the variant."""
-    return record is not None and record.result.get("state") == "fail"
+    return record is not None and EVALUATE.result_of(record).state == "fail"
 
 
 def repeat_role(suite: str) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from artifacts.evidence.trials import Count, Trial, Trials
+from artifacts.stages.demo_checkpoint import DEMO_CHECKPOINT, DemoParameters
 from eval_gates.statistics.multiplicity import level_of
 from pipeline.checkpoint.demo_model import DEMO_LOCK
 from pipeline.checkpoint.folder import (
@@ -30,7 +31,7 @@ from pipeline.core.digest import digest_bytes
 from pipeline.core.errors import UsageError
 from pipeline.core.events import Progress, Silent
 from pipeline.core.hardware import gpu_name, hardware
-from pipeline.core.stage_key import stage_spec
+from pipeline.core.stage import WorkerRuntime
 from pipeline.core.stage_record import StageSpec
 from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import Settings
@@ -307,16 +308,15 @@ def load_named_profile(name: str) -> ServingProfile:
 def demo_stage(choices: Choices, settings: Settings) -> StageSpec:
     """The stage that makes the demo checkpoint."""
     accelerator = Accelerator(choices.profile.accelerator)
-    return stage_spec(
-        "demo_checkpoint",
+    return DEMO_CHECKPOINT.spec(
         "demo",
-        {
-            "model": choices.reference.name,
-            "package": digest_bytes(DEMO_LOCK.read_bytes()),
-            "environment": identity("quantize", accelerator, settings),
-        },
+        DemoParameters(
+            model=choices.reference.name,
+            package=digest_bytes(DEMO_LOCK.read_bytes()),
+            environment=identity("quantize", accelerator, settings),
+        ),
         {},
-        {"environment": "quantize"},
+        WorkerRuntime(environment="quantize"),
         settings.store,
     )
 

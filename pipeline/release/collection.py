@@ -22,6 +22,7 @@ from artifacts.kept_runs import RUN_RECORD, is_alive, read_run
 from artifacts.registry.hub_registry import SCHEME as HUB
 from artifacts.registry.mlflow_registry import EMBEDDED
 from artifacts.registry.registry import Registry, Version, open_registry
+from artifacts.stages.promote import PROMOTE
 from pipeline.core.errors import RegistryError, StoreError
 from pipeline.core.events import Progress
 from pipeline.core.stage_record import StageRecord, StageReference, StageSpec
@@ -129,7 +130,7 @@ def registries_of(store: Store, others: Iterable[str]) -> list[str]:
     own = store.root.resolve() / "registry.db"
     if own.is_file():
         uris[f"{EMBEDDED}{own}"] = None
-    promoted = [str(record.parameters["registry"]) for record in store.records("promote")]
+    promoted = [PROMOTE.parameters_of(each).registry for each in store.records(PROMOTE.name)]
     for uri in (*promoted, *list_rechecked(store)):
         # A file that is gone names nothing; making an empty one would not help.
         if not uri.startswith(EMBEDDED) or Path(uri.removeprefix(EMBEDDED)).is_file():
@@ -155,9 +156,9 @@ def keep_named(store: Store, registry: Registry, kept: Kept) -> None:
         RegistryError: a model that this store promoted there is not shown to us.
     """
     promoted = {
-        str(record.parameters["name"])
-        for record in store.records("promote")
-        if record.parameters["registry"] == registry.uri
+        each.name
+        for each in map(PROMOTE.parameters_of, store.records(PROMOTE.name))
+        if each.registry == registry.uri
     }
     for name in sorted({*registry.names(), *promoted}):
         versions = registry.versions(name)

@@ -10,15 +10,15 @@ from artifacts.command_line import command_line
 from artifacts.evidence.judged_variant import JudgedVariant, collect_stages
 from artifacts.evidence.recompute import claims_of
 from artifacts.run_record import RunReport
+from artifacts.stages.evidence import EVIDENCE, EvidenceParameters, EvidenceRuntime
 from pipeline.checkpoint.source_facts import source_of
 from pipeline.core.digest import digest_json
 from pipeline.core.errors import UsageError
 from pipeline.core.events import Progress
-from pipeline.core.stage_key import stage_spec
 from pipeline.core.stage_record import StageRecord, StageReference, StageSpec
 from pipeline.core.store import Store
 from pipeline.stages.context import execute
-from pipeline.stages.evidence import JUDGE
+from pipeline.stages.evidence import JUDGE_OF
 
 
 def write_evidence(
@@ -63,37 +63,40 @@ def evidence_stage(
         )
     judged = JudgedVariant.load_by_key(store.find, claims.judges[recipe])
     inputs = {
-        "weights": judged.quantize.as_reference(),
-        "check_weights": judged.check_weights.as_reference(),
+        "weights": judged.quantize.record.as_reference(),
+        "check_weights": judged.check_weights.record.as_reference(),
         **{
-            JUDGE + each: StageReference(stage="judge", key=key)
+            JUDGE_OF + each: StageReference(stage="judge", key=key)
             for each, key in claims.judges.items()
         },
     }
-    outcomes = {v.recipe: v.verdict for v in claims.variants if v.recipe not in claims.judges}
+    outcomes = {
+        v.recipe: v.verdict
+        for v in claims.variants
+        if v.recipe not in claims.judges and v.verdict not in ("pass", "undecided")
+    }
     tried = sorted(claims.tried)
     source = run.checkpoint.source or source_of(run.checkpoint.ref, run.checkpoint.digest, None)
-    return stage_spec(
-        "evidence",
+    return EVIDENCE.spec(
         recipe,
-        {
-            "recipe": recipe,
-            "override": override,
-            "name": name or run.registered_name or recipe,
-            "profile": str(run.command.get("profile", "")),
-            "policy": str(run.command.get("policy", "")),
-            "source": source.model_dump(),
-            "tried": tried,
-            "unjudged": outcomes,
+        EvidenceParameters(
+            recipe=recipe,
+            override=override,
+            name=name or run.registered_name or recipe,
+            profile=str(run.command.get("profile", "")),
+            policy=str(run.command.get("policy", "")),
+            source=source,
+            tried=tried,
+            unjudged=outcomes,
             # Versions point to the folder: what came out otherwise another time has another.
-            "rests_on": digest_json(
+            rests_on=digest_json(
                 [
                     [r.stage, r.key, r.result]
                     for r in collect_stages(store.find, list(inputs.values()))
                 ]
             ),
-        },
+        ),
         inputs,
-        {"run": run.run, "command": command_line(run.kind, run.command, public=True)},
+        EvidenceRuntime(run=run.run, command=command_line(run.kind, run.command, public=True)),
         store.root,
     )

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
-
 from artifacts.deployable import Deployable, verdict_tags
 from artifacts.evidence.bundle import BUNDLE, BundleVerdict
 from artifacts.evidence.bundle_check import check_bundle, find_bundle, read_verdict
@@ -18,11 +16,11 @@ from artifacts.evidence.manifest import read_manifest
 from artifacts.evidence.trials import Count, Trial
 from artifacts.registry.registry import POLICY_TAG, TUPLE_TAG, WEIGHTS_TAG, Version
 from artifacts.serving_arguments import KV_DTYPE, ServingArguments
-from pipeline.core.digest import digest_json
+from artifacts.stages.judge import JUDGE, policy_digest
+from artifacts.stages.questions import QUESTIONS
 from pipeline.core.errors import CheckpointError, EvidenceError, RegistryError
 from recipes.policy import Policy
-from recipes.quantization import Quantization
-from recipes.schema import Family, Recipe, ServingProfile, Workload
+from recipes.schema import Fallback, Family, Recipe, ServingProfile
 
 # Versions from before these tags existed have none of them, and nothing is taken from them.
 LATER_TAGS = ("prepare.override", "prepare.trust_remote_code", POLICY_TAG)
@@ -46,15 +44,14 @@ class PastVerdict:
     @property
     def policy(self) -> Policy:
         """That judged."""
-        return Policy.model_validate(self.judged.judge.parameters["policy"])
+        return self.judged.judge.parameters.policy
 
     @property
     def trial_of_then(self) -> Callable[[Count, Mapping[str, str]], Trial] | None:
         """Counts a recheck as the trial that it checks: it has the same share and no new one."""
-        kept = self.judged.judge.parameters.get("trial")
-        if kept is None:
+        trial = self.judged.judge.parameters.trial
+        if trial is None:
             return None
-        trial = Trial.model_validate(kept)
         return lambda count, variants: trial
 
     @property
@@ -62,7 +59,7 @@ class PastVerdict:
         """Those of a promotion that say what was judged."""
         return verdict_tags(
             self.deployable,
-            policy=self.judged.judge.parameters["policy"],
+            policy=policy_digest(self.judged.judge.record),
             recipe=self.bundle.recipe,
             verdict=self.bundle.variant.verdict,
             override=self.bundle.override,
@@ -72,19 +69,16 @@ class PastVerdict:
     @property
     def checkpoint_digest(self) -> str:
         """Of the source that the baseline was."""
-        return str(self.judged.coherence.parameters["checkpoint"])
+        return self.judged.coherence.parameters.checkpoint
 
     @property
     def recipe(self) -> Recipe:
         """The variant's, as it was carried out."""
-        quantization: Quantization = TypeAdapter(Quantization).validate_python(
-            self.judged.quantize.parameters["quantization"]
-        )
         return Recipe(
             name=self.bundle.recipe,
             summary="registered weights",
-            family=self.judged.judge.parameters["family"],
-            quantization=quantization,
+            family=self.judged.judge.parameters.family,
+            quantization=self.judged.quantize.parameters.quantization,
         )
 
     @property
@@ -116,23 +110,26 @@ class PastVerdict:
         self.deployable.check_servable(f"{BUNDLE}/stages/benchmark")
         serving = self.deployable.serving
         arguments = dict(serving.engine_arguments)
-        baseline = judged.baseline_benchmark.parameters["serving"]
+        baseline = judged.baseline_benchmark.parameters.serving
         profile = ServingProfile(
             name=self.bundle.profile or "judged",
             summary="as judged",
-            accelerator=judged.judge.parameters["accelerator"],
+            accelerator=self.deployable.accelerator.value,
             engine=serving.engine,
             kv_cache_dtype=str(arguments.pop(KV_DTYPE)),
-            baseline_kv_cache_dtype=baseline["engine_arguments"][KV_DTYPE],
+            baseline_kv_cache_dtype=str(baseline.engine_arguments[KV_DTYPE]),
             engine_arguments=arguments,
             environment=serving.environment,
             ready_timeout_seconds=READY_TIMEOUT_SECONDS,
-            workload=Workload.model_validate(judged.benchmark.parameters["workload"]),
-            throughput_note=judged.judge.parameters["throughput_note"],
-            fallbacks=judged.judge.parameters.get("fallbacks", {}),
+            workload=judged.benchmark.parameters.workload,
+            throughput_note=judged.judge.parameters.throughput_note,
+            fallbacks={
+                name: Fallback.model_validate(each)
+                for name, each in judged.judge.parameters.fallbacks.items()
+            },
         )
         profile = profile.apply_fallbacks(profile.fallbacks)
-        if ServingArguments.of(profile, is_baseline=True).to_dict() != baseline:
+        if ServingArguments.of(profile, is_baseline=True) != baseline:
             raise EvidenceError(
                 "baseline and variant were served with other engine arguments than the KV dtype",
                 where=f"{BUNDLE}/stages/benchmark",
@@ -181,7 +178,7 @@ def read_past(version: Version, folder: Path) -> PastVerdict:
         judged=judged,
         deployable=deployable,
         source=source_of(version, verdict),
-        families={n: j.parameters["family"] for n, j in judges.items() if j is not None},
+        families={n: JUDGE.parameters_of(j).family for n, j in judges.items() if j is not None},
         sources=sources_of(judged, evidence.find),
     )
 
@@ -198,8 +195,10 @@ def source_of(version: Version, verdict: BundleVerdict) -> str:
 def sources_of(judged: JudgedVariant, find: Find) -> dict[str, Any]:
     """Where each suite's questions came from, as its stage's parameters say."""
     return {
-        suite: record_of(find, judged.judge.inputs[f"questions.{suite}"]).parameters.get("source")
-        for suite in judged.judge.parameters["policy"]["suites"]
+        suite: QUESTIONS.parameters_of(
+            record_of(find, judged.judge.record.inputs[f"questions.{suite}"])
+        ).source
+        for suite in judged.judge.parameters.policy.suites
     }
 
 
@@ -210,7 +209,7 @@ def check_same(
     pairs = {
         WEIGHTS_TAG: ("weights", deployable.weights),
         TUPLE_TAG: ("deployable tuple", deployable.digest),
-        POLICY_TAG: ("policy", digest_json(judged.judge.parameters["policy"])),
+        POLICY_TAG: ("policy", policy_digest(judged.judge.record)),
     }
     for tag, (words, digest) in pairs.items():
         if version.tags.get(tag) != digest:

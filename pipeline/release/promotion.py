@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from datetime import datetime
 
 from artifacts.deployable import Deployable
 from artifacts.evidence.judged_variant import JudgedVariant
@@ -16,9 +16,15 @@ from artifacts.evidence.recompute import check_run, claims_of
 from artifacts.registry.registry import who_am_i
 from artifacts.run_record import RunReport, VariantReport
 from artifacts.selection import first_of_the_ladder
+from artifacts.stages.promote import (
+    PROMOTE,
+    Candidate,
+    PromotedSource,
+    PromoteParameters,
+    PromoteRuntime,
+)
 from pipeline.core.errors import StoreError, UsageError
 from pipeline.core.events import Progress
-from pipeline.core.stage_key import stage_spec
 from pipeline.core.stage_record import StageRecord, StageReference, StageSpec
 from pipeline.core.store import Store
 from pipeline.release.evidence import evidence_stage, write_evidence
@@ -46,7 +52,7 @@ def promotion_stage(
     order: Order,
     store: Store,
     *,
-    runtime: dict[str, Any],
+    since: datetime | None = None,
 ) -> StageSpec:
     """The stage that registers the chosen variants of a run, and moves the alias to one.
 
@@ -58,57 +64,57 @@ def promotion_stage(
     inputs: dict[str, StageReference] = {}
     candidates = []
     keys = claims_of(run).judges
-    policy: dict[str, Any] = {}
+    policy: Policy | None = None
     reasons: dict[str, str] = {}
     for variant in chosen:
         judged = JudgedVariant.load_by_key(store.find, keys[variant.recipe])
-        policy = judged.judge.parameters["policy"]
+        policy = judged.judge.parameters.policy
         reasons[variant.recipe] = reason_of(judged, variant)
         inputs[f"weights.{variant.recipe}"] = evidence_stage(
             run, variant.recipe, store, override=order.override, name=order.name
         ).as_reference()
-        inputs[f"judge.{variant.recipe}"] = StageReference(stage="judge", key=judged.judge.key)
+        inputs[f"judge.{variant.recipe}"] = judged.judge.record.as_reference()
         if variant.throughput is None:
             raise ValueError(f"{variant.recipe} was judged without a load test")
         candidates.append(
-            {
-                "recipe": variant.recipe,
-                "weights_bytes": variant.weights_bytes,
-                "throughput_ratio": variant.throughput.ratio,
-                "verdict": variant.verdict,
-                "trust_remote_code": judged.trust_remote_code,
-                "deployable": Deployable.of_evidence(judged, store.find).members,
-            }
+            Candidate(
+                recipe=variant.recipe,
+                weights_bytes=judged.quantize.result.weights_bytes,
+                throughput_ratio=variant.throughput.ratio,
+                verdict=variant.verdict,
+                trust_remote_code=judged.trust_remote_code,
+                deployable=Deployable.of_evidence(judged, store.find),
+            )
         )
-    aliases = Policy.model_validate(policy).promotion
-    alias = order.alias or aliases.alias
-    if run.checkpoint is None:
+    if run.checkpoint is None or policy is None:
         raise ValueError("a run with a judged variant has a checkpoint")
-    return stage_spec(
-        "promote",
+    aliases = policy.promotion
+    alias = order.alias or aliases.alias
+    return PROMOTE.spec(
         "registry",
-        {
-            "policy": policy,
-            "candidates": candidates,
-            "name": order.name or run.registered_name or run.command["name"],
-            "registry": order.registry,
-            "alias": alias,
-            "previous_alias": aliases.previous_alias if alias == aliases.alias else None,
-            "override": order.override,
-            "source": {
-                "checkpoint": run.checkpoint.digest,
-                "ref": run.checkpoint.ref,
-                "revision": run.checkpoint.source.revision if run.checkpoint.source else "",
-            },
-        },
+        PromoteParameters(
+            policy=policy,
+            candidates=candidates,
+            name=order.name or run.registered_name or run.command["name"],
+            registry=order.registry,
+            alias=alias,
+            previous_alias=aliases.previous_alias if alias == aliases.alias else None,
+            override=order.override,
+            source=PromotedSource(
+                checkpoint=run.checkpoint.digest,
+                ref=run.checkpoint.ref,
+                revision=run.checkpoint.source.revision if run.checkpoint.source else "",
+            ),
+        ),
         inputs,
-        {
-            **runtime,
-            **({"replaces": order.replaces} if order.replaces is not None else {}),
-            "run": run.run,
-            "who": who_am_i(),
-            "reasons": reasons,
-        },
+        PromoteRuntime(
+            explicit=since is None,
+            since=since.isoformat() if since is not None else None,
+            replaces=order.replaces,
+            run=run.run,
+            who=who_am_i(),
+            reasons=reasons,
+        ),
         store.root,
     )
 
@@ -116,7 +122,7 @@ def promotion_stage(
 def reason_of(judged: JudgedVariant, variant: VariantReport) -> str:
     """Why it got its verdict; where all variants together changed that, the record says so."""
     own = judged.judge.result
-    return str(own["reason"] if own["verdict"] == variant.verdict else variant.reason)
+    return own.reason if own.verdict == variant.verdict else variant.reason
 
 
 def promote_run(run: RunReport, store: Store, order: Order, progress: Progress) -> StageRecord:
@@ -139,7 +145,7 @@ def promote_run(run: RunReport, store: Store, order: Order, progress: Progress) 
         write_evidence(
             run, variant.recipe, store, progress, override=order.override, name=order.name
         )
-    spec = promotion_stage(run, chosen, order, store, runtime={"explicit": True})
+    spec = promotion_stage(run, chosen, order, store)
     found = store.find(spec.stage, spec.key)
     if found is not None:
         if (

@@ -18,6 +18,7 @@ from artifacts.evidence.recompute import check_run, claims_of
 from artifacts.kept_runs import find_run
 from artifacts.registry.registry import Version, who_am_i
 from artifacts.run_record import VariantReport
+from artifacts.stages.judge import policy_digest
 from eval_gates.records import Verdict
 from pipeline.core.errors import PrepareError, RegistryError
 from pipeline.core.record import Record
@@ -126,7 +127,7 @@ def proven_tuple(record: RecheckRecord, past: PastVerdict, store: Store) -> Depl
         and found.digest == record.tuple_digest
         and found.weights == past.deployable.weights
         and judged.trust_remote_code == past.judged.trust_remote_code
-        and judged.judge.parameters["policy"] == past.judged.judge.parameters["policy"]
+        and policy_digest(judged.judge.record) == policy_digest(past.judged.judge.record)
     )
     held = same and stands(past.bundle.variant.verdict, str(check.computed))
     return found if held else None

@@ -11,10 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from artifacts.stages import known_of, stage_named
+from artifacts.stages.coherence import CoherenceResult
 from pipeline.checkpoint.folder import Checkpoint
 from pipeline.checkpoint.hub import bytes_to_download
 from pipeline.core.errors import PrepareError
 from pipeline.core.events import Progress
+from pipeline.core.record import Record
 from pipeline.core.stage_record import StageRecord, StageSpec
 from pipeline.core.store import Store
 from pipeline.environments.environment import Accelerator, EnvironmentStatus, status
@@ -280,7 +283,7 @@ def has_inputs(spec: StageSpec, store: Store) -> bool:
 
 def plan_stage(spec: StageSpec, store: Store, seen: Seen) -> PlannedStage:
     """One stage with what the store knows of such stages."""
-    kind = kind_of(spec.stage, spec.parameters)
+    kind = kind_of(stage_named(spec.stage).parameters_of(spec))
     times = seen.get((spec.stage, kind))
     part = spec.runtime.get("suite") or spec.runtime.get("claim")
     return PlannedStage(
@@ -291,25 +294,18 @@ def plan_stage(spec: StageSpec, store: Store, seen: Seen) -> PlannedStage:
     )
 
 
-def kind_of(stage: str, parameters: dict[str, Any]) -> str:
+def kind_of(parameters: Record) -> str:
     """What a stage's duration depends on most."""
-    if stage in ("evaluate", "questions"):
-        repeated = " again" if parameters.get("repeat") else ""
-        return f"{parameters['suite']['kind']}{repeated}"
-    if stage == "dry_run":
-        return str(parameters["quantize"]["quantization"]["kind"])
-    if stage == "quantize":
-        return str(parameters["quantization"]["kind"])
-    return ""
+    return str(getattr(parameters, "kind", ""))
 
 
 def seen_seconds(store: Store) -> Seen:
     """Durations of the finished stages in the store, by stage and kind."""
     seen: Seen = {}
-    for record in store.records(leave_out_damaged=True):  # `prepare model` says it if it needs one
-        kind = kind_of(record.stage, record.parameters)
-        seen.setdefault((record.stage, kind), []).append(record.seconds)
-        if record.stage == "coherence":
-            ready = float(record.result["server"]["ready_seconds"])
-            seen.setdefault(("serve", ""), []).append(ready)
+    # `prepare model` reports a damaged record if it needs it.
+    for kept in known_of(store.records(leave_out_damaged=True)):
+        stage = kept.record.stage, kind_of(kept.parameters)
+        seen.setdefault(stage, []).append(kept.record.seconds)
+        if isinstance(kept.result, CoherenceResult):
+            seen.setdefault(("serve", ""), []).append(kept.result.ready_seconds)
     return seen

@@ -15,11 +15,12 @@ from typing import Any
 from artifacts.evidence.trials import Count, Trials, variant_key
 from artifacts.run_record import RunReport
 from artifacts.selection import exit_code_of
+from artifacts.served_model import ServedElsewhere, ServedModel, ServerRuntime
+from artifacts.stages.coherence import COHERENCE
 from pipeline.checkpoint.folder import SMALL_FILES
 from pipeline.core.digest import FileDigests, digest_json
 from pipeline.core.errors import ExitCode, UsageError
 from pipeline.core.events import Progress
-from pipeline.core.stage_key import stage_spec
 from pipeline.core.stage_record import StageSpec
 from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import Settings
@@ -162,7 +163,10 @@ def plan_of(
     served = digest_json(
         [
             length_of(request),
-            *(describe_served(request, name, asked_as) for name in ("baseline", "candidate")),
+            *(
+                describe_served(request, name, asked_as).model_dump()
+                for name in ("baseline", "candidate")
+            ),
         ]
     )
     trial = begin(
@@ -180,13 +184,12 @@ def plan_of(
     speed = speed_stages(
         claims,
         *(
-            Side(each.recipe.name, describe_served(request, each.recipe.name, asked_as), coherence)
+            Side(each.recipe.name, COHERENCE.parameters_of(coherence), coherence)
             for each in (baseline, variant)
             for coherence in (each.stages["coherence"],)
         ),
         tokenizer=request.tokenizer,
         environment=identity("serve", Accelerator.CPU, settings) if claims else "",
-        again={},
     )
     return Plan(
         trial=trial,
@@ -203,7 +206,9 @@ def tokenizer_digest(folder: Path, digests: FileDigests) -> str:
     return digest_json([[path.name, digests.of(path)] for path in sorted(files)])
 
 
-def describe_served(request: GateRequest, name: str, asked_as: Mapping[str, str]) -> dict[str, str]:
+def describe_served(
+    request: GateRequest, name: str, asked_as: Mapping[str, str]
+) -> ServedElsewhere:
     """What distinguishes a side's answers from others.
 
     Another day another model may answer there: answers are kept for one session only. And a model
@@ -215,7 +220,7 @@ def describe_served(request: GateRequest, name: str, asked_as: Mapping[str, str]
         asked_as: session and tokenizer, of both sides.
     """
     endpoint = request.baseline if name == "baseline" else request.candidate
-    return {"side": name, "endpoint": endpoint.url, "model": endpoint.model, **asked_as}
+    return ServedElsewhere(side=name, url=endpoint.url, model=endpoint.model, **asked_as)
 
 
 def length_of(request: GateRequest) -> int:
@@ -242,12 +247,14 @@ def side(
     recipe = candidate
     if baseline is None:
         recipe = candidate.model_copy(update={"name": "baseline", "family": "baseline"})
-    identity_of_side = describe_served(request, recipe.name, asked_as)
+    identity_of_side = ServedModel(endpoint=describe_served(request, recipe.name, asked_as))
     before = {"baseline": baseline.stages["coherence"]} if baseline is not None else {}
-    coherence = stage_spec("coherence", recipe.name, identity_of_side, before, {}, planner.store)
+    coherence = COHERENCE.spec(
+        recipe.name, identity_of_side, before, ServerRuntime(), planner.store
+    )
     served = Served(
         recipe,
-        {**identity_of_side, "trust_remote_code": False},
+        identity_of_side,
         {"coherence": coherence},
         request.tokenizer,
         length_of(request),

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from artifacts.stages.coherence import COHERENCE
+from artifacts.stages.speed import SPEED
 from pipeline.core.errors import PrepareError, ServingError
 from pipeline.core.stage_record import StageSpec
 from pipeline.plan.plan import Plan, VariantPlan
@@ -94,15 +96,15 @@ class Measurement:
             raise
         if needs_endpoint:
             self._endpoints.check_alive()  # else something else may have answered
-        if spec.stage == "coherence" and record.result["incoherent"]:
-            raise IncoherentModelError(record.result["incoherent"])
+        if spec.stage == COHERENCE.name and (why := COHERENCE.result_of(record).incoherent):
+            raise IncoherentModelError(why)
 
     def _open(self, variant: VariantPlan, spec: StageSpec) -> dict[str, Any]:
         """What the stage must know of whom it asks; of speed, both sides are up at once."""
-        if spec.stage != "speed":
+        if spec.stage != SPEED.name:
             return self._endpoints.open_variant(variant)
         sides = {"baseline": self._plan.baseline, "candidate": variant}
-        wanted = spec.parameters["sides"]
+        wanted = SPEED.parameters_of(spec).sides
         return {"endpoints": {name: self._endpoints.open_variant(sides[name]) for name in wanted}}
 
     def _is_answered(self, spec: StageSpec) -> bool:

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 
 from artifacts.run_record import RunReport
 from artifacts.selection import NOT_PREFERRED, exit_code_of, first_of_the_ladder
+from artifacts.stages.promote import PROMOTE
 from pipeline.core.errors import ExitCode
 from pipeline.plan.plan import Plan
 from pipeline.release.evidence import evidence_stage
@@ -51,17 +52,17 @@ class Promotion:
             Order(registry, name=name),
             self._stages.store,
             # Whoever moved the champion while we measured may not have meant to be replaced.
-            runtime={"since": start_of(run).isoformat(), "explicit": False},
+            since=start_of(run),
         )
-        record = self._stages.run(spec)
+        promoted = PROMOTE.result_of(self._stages.run(spec))
         for report in passed:
-            champion = record.result["champion"]
+            champion = promoted.champion
             is_champion = report.recipe == champion
             self._log.note_variant(
                 report.model_copy(
                     update={
                         "promoted": is_champion,
-                        "registry_version": record.result["versions"][report.recipe],
+                        "registry_version": promoted.versions[report.recipe],
                         "reason": report.reason
                         if is_champion
                         else f"{report.reason}{NOT_PREFERRED}{champion} was preferred for the "

@@ -13,15 +13,15 @@ from artifacts.kept_runs import read_run
 from artifacts.registry.registry import Version
 from artifacts.run_record import report_unjudged
 from artifacts.selection import correct
+from artifacts.stages.adopt import ADOPT, AdoptParameters, AdoptRuntime
+from artifacts.stages.questions import QUESTIONS
 from eval_gates.statistics.multiplicity import share_of
-from eval_gates.verdict import number_in
 from pipeline.checkpoint.folder import Checkpoint, inspect_folder
 from pipeline.checkpoint.reference import parse_reference
 from pipeline.checkpoint.source_facts import report_checkpoint
 from pipeline.core.digest import FileDigests
 from pipeline.core.errors import CheckpointError, StoreError, UsageError
 from pipeline.core.events import Progress
-from pipeline.core.stage_key import stage_spec
 from pipeline.core.stage_record import StageSpec
 from pipeline.core.store import Store
 from pipeline.environments.settings import Settings
@@ -167,26 +167,25 @@ class Remeasurement:
             digests=settings.digests,
         )
         made = self.past.judged.quantize
-        return stage_spec(
-            "adopt",
+        return ADOPT.spec(
             self.past.bundle.recipe,
-            {
-                "checkpoint": checkpoint.digest,
-                "files": {file.name: file.sha256 for file in registered.files},
-                "quantization": made.parameters["quantization"],
-                "calibration_data": made.parameters.get("calibration_data", {}),
-                "environment": made.parameters["environment"],
-                "made": made.result,
-            },
+            AdoptParameters(
+                checkpoint=checkpoint.digest,
+                files={file.name: file.sha256 for file in registered.files},
+                quantization=made.parameters.quantization,
+                calibration_data=made.parameters.calibration_data,
+                environment=made.parameters.environment,
+                made=made.result,
+            ),
             {},
-            {"folder": str(self.folder)},
+            AdoptRuntime(folder=str(self.folder)),
             settings.store,
         )
 
     def _tell_of_questions(self, plan: Plan, progress: Progress) -> None:
         """Say where the questions come from another source than they did."""
         for suite, then in self.past.sources.items():
-            now = plan.shared[f"questions.{suite}"].parameters["source"]
+            now = QUESTIONS.parameters_of(plan.shared[f"questions.{suite}"]).source
             if now != then:
                 progress.note(
                     f"{suite}: its questions come from another source than then: {now}, not {then}"
@@ -199,7 +198,7 @@ class Remeasurement:
             report_unjudged(recipe.name, "skipped", "not rechecked", None)
             for recipe in self.past.tried[1:]
         ]
-        alpha = self.past.policy.alpha * share_of(number_in(self.past.judged.judge.parameters))
+        alpha = self.past.policy.alpha * share_of(self.past.judged.judge.parameters.number)
         for changed in correct([report, *others], alpha):
             log.note_variant(changed)
 
@@ -217,7 +216,7 @@ def discard_if_gone(plan: Plan, store: Store, digests: FileDigests) -> None:
         try:
             same = all(
                 digests.of(output / name) == digest
-                for name, digest in spec.parameters["files"].items()
+                for name, digest in ADOPT.parameters_of(spec).files.items()
             )
         except CheckpointError:
             same = False

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
-from artifacts.run_record import VariantReport, report_unjudged
+from artifacts.run_record import VariantReport, report_judged, report_unjudged
 from artifacts.selection import correct
+from artifacts.stages.judge import JUDGE
+from artifacts.stages.quantize import QUANTIZE
+from artifacts.stages.questions import QUESTIONS
+from artifacts.stages.speed import SPEED
 from eval_gates.sandbox import choose_isolation
 from pipeline.core.errors import PrepareError
 from pipeline.plan.independence import check_laid_out
@@ -76,7 +80,7 @@ class Runner:
             name: self._plan.shared.get(f"questions.{name}") for name in self._plan.policy.suites
         }
         found = {name: self._stages.find_reusable(spec) for name, spec in stages.items() if spec}
-        laid_out = {name: record.result for name, record in found.items() if record}
+        laid_out = {name: QUESTIONS.result_of(record) for name, record in found.items() if record}
         check_laid_out(self._plan.policy, laid_out, self._stages.progress)
 
     def _prove(self, variants: Sequence[VariantPlan]) -> None:
@@ -167,8 +171,8 @@ class Runner:
     def _compares_speed(self, variants: list[VariantPlan]) -> bool:
         """Whether a claim on speed is still to be measured on both sides."""
         return any(
-            spec.stage == "speed"
-            and "baseline" in spec.parameters["sides"]
+            spec.stage == SPEED.name
+            and "baseline" in SPEED.parameters_of(spec).sides
             and not self._stages.is_reusable(spec)
             for variant in variants
             for spec in variant.stages.values()
@@ -177,20 +181,8 @@ class Runner:
     def _judge(self, variant: VariantPlan) -> None:
         last = self._plan.last_rounds(variant, self._stages.find_reusable)
         judged = self._stages.run(self._plan.judge_stage(variant, last))
-        report = VariantReport(
-            recipe=variant.recipe.name,
-            weights_bytes=self._weights(variant),
-            verdict=judged.result["verdict"],
-            reason=judged.result["reason"],
-            p_value=judged.result["p_value"],
-            trial=judged.result["trial"],
-            promoted=False,
-            registry_version=None,
-            gates=judged.result["gates"],
-            throughput=judged.result["throughput"],
-            speed=judged.result.get("speed", []),
-        )
-        self._log.note_variant(report)
+        found = JUDGE.result_of(judged)
+        self._log.note_variant(report_judged(variant.recipe.name, self._weights(variant), found))
 
     def _select(self) -> None:
         """Of several variants that pass alone, those that pass together."""
@@ -210,4 +202,4 @@ class Runner:
     def _weights(self, variant: VariantPlan) -> int | None:
         spec = variant.stages.get("quantize")
         record = self._stages.store.find(spec.stage, spec.key) if spec else None
-        return int(record.result["weights_bytes"]) if record else None
+        return QUANTIZE.result_of(record).weights_bytes if record else None

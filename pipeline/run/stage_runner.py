@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from artifacts.run_record import StageReport, StageStatus
+from artifacts.stages.evaluate import EVALUATE
+from artifacts.stages.speed import SPEED
 from pipeline.core.errors import StoreError
 from pipeline.core.events import Progress
 from pipeline.core.private_files import keep_private
@@ -15,7 +17,7 @@ from pipeline.core.stage_record import StageRecord, StageSpec
 from pipeline.core.store import Store, write_atomically
 from pipeline.run.executors import Executor, Job
 from pipeline.run.run_log import RunLog
-from pipeline.stages import stage_module
+from pipeline.stages import stage_code
 
 PythonOf = Callable[[str], Path]
 ExtraRuntime = Callable[[], Mapping[str, Any]]
@@ -110,7 +112,7 @@ class StageRunner:
         record = self.store.find(spec.stage, spec.key)
         if record is None:
             return None
-        still_holds = getattr(stage_module(spec.stage), "still_holds", None)
+        still_holds = getattr(stage_code(spec.stage), "still_holds", None)
         if self.find_reusable(spec) is None or (
             still_holds is not None and not still_holds(record)
         ):
@@ -140,8 +142,10 @@ class StageRunner:
     def _report(self, spec: StageSpec, status: StageStatus, started: float) -> None:
         seconds = time.monotonic() - started
         name = spec.stage
-        if part := spec.runtime.get("suite" if name == "evaluate" else "claim"):
-            name = f"{name} {part}"
+        if name == EVALUATE.name:
+            name = f"{name} {EVALUATE.runtime_of(spec).suite}"
+        elif name == SPEED.name:
+            name = f"{name} {SPEED.runtime_of(spec).claim}"
         self.log.stage(
             StageReport(
                 stage=spec.stage,

@@ -1,4 +1,4 @@
-"""The stages: one module each, with `run(context) -> result`, and a line in core/stage_key.py.
+"""The code of the stages: a module each, beside the declaration of that name in artifacts/stages.
 
 A stage reads its parameters, its inputs' folders and its runtime, and writes into its own folder;
 nothing else.
@@ -7,13 +7,29 @@ nothing else.
 from __future__ import annotations
 
 from importlib import import_module
-from types import ModuleType
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from pipeline.core.stage_key import REVISIONS
+from artifacts.stages import stage_names
+from pipeline.core.record import Record
+
+if TYPE_CHECKING:
+    from pipeline.stages.context import StageContext
 
 
-def stage_module(name: str) -> ModuleType:
+class StageCode(Protocol):
+    """A module of this folder.
+
+    It may have two more: `still_holds(record)`, whether what a finished stage says of the world
+    outside of the store is so today, else it runs again; and RESUMED, the name of a folder in the
+    stage's own that a killed try leaves to the next.
+    """
+
+    def run(self, context: StageContext[Any, Any], /) -> Record:
+        """Do it; what the stage found, in the declared shape."""
+
+
+def stage_code(name: str) -> StageCode:
     """The module of that stage; raises KeyError when there is none."""
-    if name not in REVISIONS:
+    if name not in stage_names():
         raise KeyError(name)
-    return import_module(f"pipeline.stages.{name}")
+    return cast(StageCode, import_module(f"{__name__}.{name}"))

@@ -10,8 +10,9 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
-from typing import Any
 
+from artifacts.stages.adopt import AdoptParameters, AdoptRuntime
+from artifacts.stages.quantize import QuantizeResult
 from pipeline.checkpoint.weight_files import weight_files, weights_digest
 from pipeline.core.digest import digest_file
 from pipeline.core.errors import StageError, raise_as
@@ -21,25 +22,26 @@ from pipeline.stages.context import StageContext
 NO_HARD_LINK = (errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOTSUP)
 
 
-def run(context: StageContext) -> dict[str, Any]:
+def run(context: StageContext[AdoptParameters, AdoptRuntime]) -> QuantizeResult:
     """Link every file of the registered checkpoint that counts.
 
     Raises:
         StageError: a file is missing, or not the one that was registered.
     """
-    folder = Path(context.runtime["folder"])
+    folder = Path(context.runtime.folder)
     output = context.output_folder()
-    wanted: dict[str, str] = context.parameters["files"]
+    wanted = context.parameters.files
     for number, (name, digest) in enumerate(sorted(wanted.items())):
         context.advance("adopt", number, len(wanted), "files")
         link(folder / name, output / name)
         check(output / name, digest, folder / name)
     context.advance("adopt", len(wanted), len(wanted), "files")
-    return {
-        **context.parameters["made"],
-        "weights_digest": weights_digest(output, lambda file: wanted[file.name]),
-        "weights_bytes": sum(file.stat().st_size for file in weight_files(output)),
-    }
+    return context.parameters.made.model_copy(
+        update={
+            "weights_digest": weights_digest(output, lambda file: wanted[file.name]),
+            "weights_bytes": sum(file.stat().st_size for file in weight_files(output)),
+        }
+    )
 
 
 def link(source: Path, place: Path) -> None:

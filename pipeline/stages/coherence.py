@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from artifacts.served_model import ServedModel, ServerRuntime
+from artifacts.stages.coherence import COHERENCE, CoherenceResult
 from pipeline.core.errors import ServingError
 from pipeline.serving.openai_endpoint import authorization
 from pipeline.stages.context import StageContext
-from recipes.engines import read_engine
+from recipes.engines import find_engine
 
 PASSAGE = (
     "The old library stood at the corner of the market square. Every morning the doors were "
@@ -28,39 +30,35 @@ TIMEOUT_SECONDS = 300
 REFUSALS = (400, 404, 405, 422, 501)
 
 
-def run(context: StageContext) -> dict[str, Any]:
+def run(context: StageContext[ServedModel, ServerRuntime]) -> CoherenceResult:
     """Score the passage and generate a few words.
-
-    Returns:
-        perplexity (None where it is not a number, or the endpoint does not score prompts), the
-        sample, facts about the server, and `incoherent`: why the model must be held to be broken,
-        or "" when it is not.
 
     Raises:
         ServingError: the server does not answer.
     """
-    ask = Asking(context.runtime["url"], context.runtime["model"], context.runtime.get("socket"))
+    parameters, runtime = context.parameters, context.runtime
+    ask = Asking(runtime.url, runtime.model, runtime.socket)
     text = ask.complete()
     scored = True
     try:
         perplexity = ask.passage_perplexity()
     except UnsupportedRequestError as error:
         # Of our own server it is known whether it does.
-        is_ours = "endpoint" not in context.parameters
-        if is_ours and read_engine(context.parameters["serving"]).dialect.scores_prompts:
+        dialect = find_engine(parameters.serving.engine).dialect
+        if parameters.endpoint is None and dialect.scores_prompts:
             raise
         perplexity, scored = None, False
         context.note(f"perplexity not measured, the endpoint does not score prompts: {error.what}")
     baseline = None
     if "baseline" in context.spec.inputs:
-        baseline = context.input_record("baseline").result["perplexity"]
-    return {
-        "perplexity": perplexity,
-        "perplexity_ratio": perplexity / baseline if perplexity and baseline else None,
-        "sample": text,
-        "incoherent": incoherence(perplexity, baseline, text) if scored else silence(text),
-        "server": context.runtime["server"],
-    }
+        baseline = COHERENCE.result_of(context.input_record("baseline")).perplexity
+    return CoherenceResult(
+        perplexity=perplexity,
+        perplexity_ratio=perplexity / baseline if perplexity and baseline else None,
+        sample=text,
+        incoherent=incoherence(perplexity, baseline, text) if scored else silence(text),
+        server=runtime.server,
+    )
 
 
 def incoherence(perplexity: float | None, baseline: float | None, text: str) -> str:

@@ -10,16 +10,18 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic
 
+from artifacts.stages import stage_named
 from pipeline.core import errors
 from pipeline.core.digest import digest_json
 from pipeline.core.events import EVENTS_FD_VARIABLE, Progress
 from pipeline.core.process_environment import Need, server_environment
 from pipeline.core.processes import GuardedProcess
+from pipeline.core.stage import Parameters, Runtime
 from pipeline.core.stage_record import StageRecord, StageSpec
 from pipeline.core.store import RECORD, Store, write_atomically
-from pipeline.stages import stage_module
+from pipeline.stages import stage_code
 
 # A thread that waits sleeps rather than spins: where another process wants the core, spinning
 # threads take it from the one that they wait for.
@@ -28,7 +30,7 @@ BOOTSTRAP = Path(__file__).parents[1] / "workers" / "bootstrap.py"
 
 
 @dataclass
-class StageContext:
+class StageContext(Generic[Parameters, Runtime]):
     """One stage's parameters, inputs, output folder and way to report progress."""
 
     spec: StageSpec
@@ -39,14 +41,16 @@ class StageContext:
     peak_memory_bytes: int | None = None
 
     @property
-    def parameters(self) -> dict[str, Any]:
+    def parameters(self) -> Parameters:
         """What can change the output."""
-        return self.spec.parameters
+        found: Parameters = stage_named(self.spec.stage).parameters_of(self.spec)
+        return found
 
     @property
-    def runtime(self) -> dict[str, Any]:
+    def runtime(self) -> Runtime:
         """Where to do it."""
-        return self.spec.runtime
+        found: Runtime = stage_named(self.spec.stage).runtime_of(self.spec)
+        return found
 
     def input_folder(self, role: str) -> Path:
         """The outputs of the earlier stage in that role."""
@@ -111,20 +115,21 @@ class StageContext:
         spec_file = self.folder / "worker-spec.json"
         result_file = self.folder / "worker-result.json"
         log = self.folder / "worker.log"
+        python = str(self.spec.runtime["python"])  # of every stage that has a worker
         spec_file.write_text(json.dumps(worker_spec))
         events_read, events_write = os.pipe()
         forwarder = threading.Thread(target=self._forward, args=(events_read,), daemon=True)
         variables = server_environment(
             os.environ,
             {**WORKER_VARIABLES, **(environment or {}), EVENTS_FD_VARIABLE: str(events_write)},
-            python=Path(self.runtime["python"]),
+            python=Path(python),
             needs=needs,
         )
         try:
             with log.open("ab") as log_file:
                 process = GuardedProcess(
                     [
-                        self.runtime["python"],
+                        python,
                         str(BOOTSTRAP),
                         f"pipeline.workers.{worker}",
                         *(str(path) for path in (spec_file, result_file, output or self.folder)),
@@ -176,17 +181,17 @@ def execute(spec: StageSpec, progress: Progress) -> StageRecord:
         PrepareError: why it failed; what it wrote stays in `<key>.partial` for a look.
     """
     store = Store(Path(spec.store))
-    module = stage_module(spec.stage)
-    with store.open_for_writing(spec.stage, spec.key, getattr(module, "RESUMED", None)) as folder:
+    code = stage_code(spec.stage)
+    with store.open_for_writing(spec.stage, spec.key, getattr(code, "RESUMED", None)) as folder:
         if folder is not None:
             started = time.monotonic()
-            context = StageContext(spec, folder, store, progress)
-            result = module.run(context)
+            context: StageContext[Any, Any] = StageContext(spec, folder, store, progress)
+            result = code.run(context)
             record = StageRecord(
                 **spec.model_dump(include={"stage", "variant", "key", "parameters"}),
                 inputs=spec.inputs,
                 input_digests=context.input_digests(),
-                result=result,
+                result=result.model_dump(mode="json"),
                 notes=context.notes,
                 seconds=time.monotonic() - started,
                 finished=datetime.now(UTC).isoformat(timespec="seconds"),

@@ -11,34 +11,38 @@ from __future__ import annotations
 
 import shutil
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from artifacts.stages.check_weights import CheckRuntime
+from artifacts.stages.dry_run import DryRunParameters, DryRunResult
+from artifacts.stages.quantize import QuantizeRuntime
 from pipeline.checkpoint.folder import Checkpoint, inspect_folder
 from pipeline.core.digest import FileDigests
 from pipeline.core.errors import PrepareError, StageError, StoreError
+from pipeline.core.record import Record
 from pipeline.core.stage_record import StageRecord
 from pipeline.inspection.cut_checkpoint import KEPT_LAYERS, cut_checkpoint
-from pipeline.stages import stage_module
+from pipeline.stages import check_weights, quantize
 from pipeline.stages.context import StageContext
 
 CUT = "cut"
 
 
 @dataclass
-class PartContext(StageContext):
+class PartContext(StageContext[Any, Any]):
     """One of the two stages inside the dry run: its parameters, and its input from memory.
 
     Args:
-        part: name of the stage.
-        checkpoint: the cut one.
+        asked: parameters of that stage.
+        place: its runtime, with the cut checkpoint.
         made: what `quantize` returned.
     """
 
-    part: str = ""
-    checkpoint: Checkpoint | None = None
-    made: dict[str, Any] = field(default_factory=dict)
+    asked: Record | None = None
+    place: Record | None = None
+    made: Record | None = None
 
     def input_folder(self, role: str) -> Path:
         """The weights that were just made lie in this stage's own folder."""
@@ -46,28 +50,27 @@ class PartContext(StageContext):
 
     def input_record(self, role: str) -> StageRecord:
         """The record that `quantize` would have left."""
+        assert self.made is not None
         return StageRecord(
             **self.spec.model_dump(include={"variant", "key", "parameters"}),
             stage="quantize",
             inputs={},
             input_digests={},
-            result=self.made,
+            result=self.made.model_dump(mode="json"),
             notes=[],
             seconds=0.0,
             finished="",
         )
 
     @property
-    def runtime(self) -> dict[str, Any]:
+    def runtime(self) -> Any:
         """As of the whole checkpoint, but for its place."""
-        assert self.checkpoint is not None
-        return {**self.spec.runtime, "checkpoint": self.checkpoint.model_dump(mode="json")}
+        return self.place
 
     @property
-    def parameters(self) -> dict[str, Any]:
+    def parameters(self) -> Any:
         """Those of the stage that is tried."""
-        parameters: dict[str, Any] = self.spec.parameters[self.part]
-        return parameters
+        return self.asked
 
     def advance(self, task: str, done: int, total: int | None, unit: str = "") -> None:
         """Report progress, named as that of a dry run."""
@@ -78,39 +81,46 @@ class PartContext(StageContext):
         super().note(f"dry run: {text}")
 
 
-def run(context: StageContext) -> dict[str, Any]:
+def run(context: StageContext[DryRunParameters, QuantizeRuntime]) -> DryRunResult:
     """Cut, quantize, check, delete.
-
-    Returns:
-        the layers that were tried, their bytes, and the seconds that each step took.
 
     Raises:
         PrepareError: what went wrong, said to be of the dry run.
     """
-    folder = context.folder / CUT
-    source = Checkpoint.model_validate(context.runtime["checkpoint"])
+    folder, wanted = context.folder / CUT, context.parameters
+    source = context.runtime.checkpoint
     try:
         started = time.monotonic()
         cut = cut_checkpoint(source.path, folder)
         checkpoint = _inspect(source, folder)
-        cutting = time.monotonic() - started
-        made, quantizing = _part(context, "quantize", checkpoint, {})
-        found, checking = _part(context, "check_weights", checkpoint, made)
+        began = time.monotonic()
+        place = context.runtime.model_copy(update={"checkpoint": checkpoint})
+        first = _part(context, wanted.quantize, place)
+        made = quantize.run(first)
+        context.peak_memory_bytes = first.peak_memory_bytes
+        quantized = time.monotonic()
+        at_cut = CheckRuntime(checkpoint=checkpoint)
+        found = check_weights.run(_part(context, wanted.check_weights, at_cut, made))
+        checked = time.monotonic()
     except PrepareError as error:
         raise explain(error, context) from error
     finally:
         for each in (folder, context.folder / "output"):
             shutil.rmtree(each, ignore_errors=True)
-    return {
-        "layers": list(cut.layers),
-        "source_bytes": cut.weights_bytes,
-        "weights_bytes": made["weights_bytes"],
-        "seconds": {"cut": cutting, "quantize": quantizing, "check_weights": checking},
-        "verified": found,
-    }
+    return DryRunResult(
+        layers=list(cut.layers),
+        source_bytes=cut.weights_bytes,
+        weights_bytes=made.weights_bytes,
+        seconds={
+            "cut": began - started,
+            "quantize": quantized - began,
+            "check_weights": checked - quantized,
+        },
+        verified=found,
+    )
 
 
-def explain(error: PrepareError, context: StageContext) -> PrepareError:
+def explain(error: PrepareError, context: StageContext[Any, Any]) -> PrepareError:
     """The error, saying that it came up before the whole checkpoint was worked on."""
     kind = type(error) if isinstance(error, (StageError, StoreError)) else StageError
     return kind(
@@ -122,23 +132,19 @@ def explain(error: PrepareError, context: StageContext) -> PrepareError:
 
 
 def _part(
-    context: StageContext, name: str, checkpoint: Checkpoint, made: dict[str, Any]
-) -> tuple[dict[str, Any], float]:
-    """Run one of the two stages on the cut checkpoint; its result, and its seconds."""
-    started = time.monotonic()
-    part = PartContext(
+    context: StageContext[Any, Any], asked: Record, place: Record, made: Record | None = None
+) -> PartContext:
+    """One of the two stages on the cut checkpoint."""
+    return PartContext(
         spec=context.spec,
         folder=context.folder,
         store=context.store,
         progress=context.progress,
         notes=context.notes,
-        part=name,
-        checkpoint=checkpoint,
+        asked=asked,
+        place=place,
         made=made,
     )
-    result: dict[str, Any] = stage_module(name).run(part)
-    context.peak_memory_bytes = part.peak_memory_bytes or context.peak_memory_bytes
-    return result, time.monotonic() - started
 
 
 def _inspect(source: Checkpoint, folder: Path) -> Checkpoint:

@@ -21,6 +21,13 @@ from typing import Any
 
 from filelock import FileLock
 
+from artifacts.stages.evaluate import (
+    EVALUATE,
+    EvaluateParameters,
+    EvaluateResult,
+    EvaluateRuntime,
+)
+from artifacts.stages.questions import QUESTIONS as ASKED
 from eval_gates.answers import ANSWERS, QUESTIONS, AnswerBook, read_answers
 from eval_gates.clusters import labels_of
 from eval_gates.ignorance import State, sights_of, state_of
@@ -29,15 +36,15 @@ from eval_gates.suites.json_lines import read_rows, write_rows
 from pipeline.core.digest import digest_bytes, digest_json
 from pipeline.core.errors import StageError, StoreError
 from pipeline.core.process_environment import Need
-from pipeline.core.stage_key import REVISIONS
 from pipeline.core.stage_record import StageRecord, StageSpec
 from pipeline.core.store import Store
 from pipeline.stages.context import StageContext
-from recipes.engines import read_engine
+from recipes.engines import find_engine
 
 # What only says how far to go, and against whom; not what a question's answer depends on.
 NOT_OF_THE_ANSWER = ("upto", "batch", "rule")
 NOT_OF_THE_MODEL = ("baseline", "coherence")
+Context = StageContext[EvaluateParameters, EvaluateRuntime]
 
 
 @dataclass(frozen=True)
@@ -72,21 +79,17 @@ def is_answered(spec: StageSpec, store: Store) -> bool:
     return round_of(spec, store).is_over()
 
 
-def run(context: StageContext) -> dict[str, Any]:
+def run(context: Context) -> EvaluateResult:
     """Ask until the round is over.
-
-    Returns:
-        n, score (mean), state (pass, fail, blind or open), `more` (open, and another round could
-        ask more), ended_by (decided, asked, time), and the answers' digest.
 
     Raises:
         StageError: an answer is missing.
     """
     todo = round_of(context.spec, context.store)
-    facts: dict[str, Any] = {"ended_by": "asked", "metric": metric_of(context)}
+    facts: dict[str, Any] = {"ended_by": "asked"}
     with lock_book(todo.book_file):
         if not todo.is_over():
-            is_ours = "socket" in context.runtime
+            is_ours = context.runtime.socket is not None
             facts |= context.run_worker(
                 "evaluate",
                 worker_spec(context, todo),
@@ -100,58 +103,60 @@ def run(context: StageContext) -> dict[str, Any]:
     state = todo.state(scores)
     if state != "open":
         facts["ended_by"] = "decided"
-        context.note(f"{context.runtime['suite']}: decided after {len(rows)} questions ({state})")
-    return {
+        context.note(f"{context.runtime.suite}: decided after {len(rows)} questions ({state})")
+    return EvaluateResult(
         **facts,
-        "n": len(rows),
-        "available": todo.available,
-        "score": sum(scores) / len(scores),
-        "state": state,
-        "more": state == "open" and facts["ended_by"] == "asked" and len(rows) < todo.available,
-        "answers_digest": digest_bytes((context.folder / ANSWERS).read_bytes()),
-    }
+        metric=metric_of(context),
+        n=len(rows),
+        available=todo.available,
+        score=sum(scores) / len(scores),
+        state=state,
+        more=state == "open" and facts["ended_by"] == "asked" and len(rows) < todo.available,
+        answers_digest=digest_bytes((context.folder / ANSWERS).read_bytes()),
+    )
 
 
-def metric_of(context: StageContext) -> str:
+def metric_of(context: Context) -> str:
     """What a score is, as the field calls it."""
-    suite = context.parameters["suite"]
+    suite = context.parameters.suite
     if suite["kind"] == "mmlu":
         return "acc" if suite["form"] == "letter" else "acc_norm"
     if suite["kind"] in ("humaneval", "mbpp"):
         return f"pass@{suite['k']}"
     if suite["kind"] == "lm_eval":  # its own, known since its documents were laid out
-        return str(context.input_record("questions").result["metric"])
+        return str(ASKED.result_of(context.input_record("questions")).metric)
     return str(suite["metric"])
 
 
 def round_of(spec: StageSpec, store: Store) -> Round:
     """What the stage has to do; raises StoreError where an input is not in the store."""
-    parameters = spec.parameters
+    parameters = EVALUATE.parameters_of(spec)
     questions_file = folder_of(spec, store, "questions") / QUESTIONS
     questions = [row for _, row in read_rows(questions_file)]
     ids = [row["id"] for row in questions]
-    clusters = labels_of(questions) if parameters["suite"].get("cluster") else None
-    upto = min(parameters["upto"] or len(ids), len(ids))
+    clusters = labels_of(questions) if parameters.suite.get("cluster") else None
+    upto = min(parameters.upto or len(ids), len(ids))
     baseline: list[dict[str, Any]] = []
     rule: dict[str, Any] | None = None
     sight: State = "open"
     if "baseline" in spec.inputs:
         baseline = read_answers(folder_of(spec, store, "baseline"))
         upto = min(upto, len(baseline))
-    if wanted := parameters["rule"]:
+    if wanted := parameters.rule:
         units = len(set(clusters)) if clusters else len(ids)
-        population = units if wanted["about"] == "benchmark" else None
-        rule = rule_of(wanted["margin"], wanted["alpha"], population, wanted.get("planned_bet"))
-        guessing = record_of(spec, store, "questions").result["guessing"]
-        sights = sights_of(baseline, guessing, comparison_of(wanted["margin"]), population)
-        sight = state_of(sights, wanted["alpha"])
+        population = units if wanted.about == "benchmark" else None
+        margin = wanted.margin.model_dump()
+        rule = rule_of(margin, wanted.alpha, population, wanted.planned_bet)
+        guessing = ASKED.result_of(record_of(spec, store, "questions")).guessing
+        sights = sights_of(baseline, guessing, comparison_of(margin), population)
+        sight = state_of(sights, wanted.alpha)
     return Round(
         questions_file=questions_file,
         ids=ids,
         available=len(ids),
         book_file=store.root / "answers" / f"{book_key(spec, store)}.jsonl",
         stopping=Stopping(
-            upto, parameters["batch"], rule, [row["score"] for row in baseline], clusters
+            upto, parameters.batch, rule, [row["score"] for row in baseline], clusters
         ),
         sight=sight,
     )
@@ -166,16 +171,16 @@ def book_key(spec: StageSpec, store: Store) -> str:
         if role not in NOT_OF_THE_MODEL
     }
     return digest_json(
-        {"stage": spec.stage, "revision": REVISIONS[spec.stage], **asked, "inputs": inputs}
+        {"stage": spec.stage, "revision": EVALUATE.revision, **asked, "inputs": inputs}
     )
 
 
-def worker_spec(context: StageContext, todo: Round) -> dict[str, Any]:
+def worker_spec(context: Context, todo: Round) -> dict[str, Any]:
     """The worker's input."""
-    parameters, stopping = context.parameters, todo.stopping
+    parameters, runtime, stopping = context.parameters, context.runtime, todo.stopping
     return {
-        "name": context.runtime["suite"],
-        "suite": parameters["suite"],
+        "name": runtime.suite,
+        "suite": parameters.suite,
         "questions": str(todo.questions_file),
         "book": str(todo.book_file),
         "stopping": {
@@ -185,16 +190,16 @@ def worker_spec(context: StageContext, todo: Round) -> dict[str, Any]:
             "baseline": list(stopping.baseline),
             "clusters": stopping.clusters,
         },
-        "minutes": (parameters["rule"] or {}).get("minutes"),
-        "concurrency": context.runtime["concurrency"],
-        "url": context.runtime["url"],
-        "socket": context.runtime.get("socket"),
-        "model": context.runtime["model"],
-        "tokenizer": context.runtime["tokenizer"],
-        "max_length": parameters["max_length"],
-        "trust_remote_code": parameters["trust_remote_code"],
+        "minutes": parameters.rule.minutes if parameters.rule else None,
+        "concurrency": runtime.concurrency,
+        "url": runtime.url,
+        "socket": runtime.socket,
+        "model": runtime.model,
+        "tokenizer": runtime.tokenizer,
+        "max_length": parameters.max_length,
+        "trust_remote_code": parameters.trust_remote_code,
         # Of somebody's endpoint it is not known, and tried.
-        "asks_once": read_engine(parameters.get("serving", {})).dialect.scores_tokens,
+        "asks_once": find_engine(parameters.serving.engine).dialect.scores_tokens,
     }
 
 

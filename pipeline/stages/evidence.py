@@ -13,7 +13,6 @@ import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from artifacts.deployable import Deployable
 from artifacts.evidence.bundle import (
@@ -26,34 +25,34 @@ from artifacts.evidence.bundled_evidence import revision_of
 from artifacts.evidence.card import write_card
 from artifacts.evidence.judged_variant import JudgedVariant, collect_stages
 from artifacts.evidence.manifest import MANIFEST, Manifest, plain_files
-from artifacts.run_record import VariantReport, report_unjudged
+from artifacts.run_record import VariantReport, report_judged, report_unjudged
 from artifacts.selection import correct
+from artifacts.stages import newest_revision
+from artifacts.stages.evidence import EvidenceParameters, EvidenceResult, EvidenceRuntime
+from artifacts.stages.judge import JUDGE
 from eval_gates.statistics.multiplicity import share_of
-from eval_gates.verdict import number_in
-from pipeline.checkpoint.source_facts import SourceFacts
 from pipeline.checkpoint.weight_files import weights_digest
 from pipeline.core.digest import digest_file
 from pipeline.core.errors import EvidenceError
-from pipeline.core.stage_key import newest_revision
 from pipeline.core.stage_record import StageRecord, StageSpec
 from pipeline.core.store import Store
 from pipeline.environments.definition import define
 from pipeline.stages.context import StageContext
-from recipes.policy import Policy
 
-JUDGE = "judge."  # role of a judge stage, before the recipe's name
+JUDGE_OF = "judge."  # role of a judge stage, before the recipe's name
 NO_ROOM_FOR_LINKS = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP)
+Context = StageContext[EvidenceParameters, EvidenceRuntime]
 
 
-def run(context: StageContext) -> dict[str, Any]:
+def run(context: Context) -> EvidenceResult:
     """Lay the weights, the card and the bundle into `output/`.
 
     Raises:
         EvidenceError: a stage that the verdict rests on is gone, or the weights have changed since.
     """
-    recipe = context.parameters["recipe"]
+    recipe = context.parameters.recipe
     find = context.store.find
-    judged = JudgedVariant.load_by_key(find, context.spec.inputs[JUDGE + recipe].key)
+    judged = JudgedVariant.load_by_key(find, context.spec.inputs[JUDGE_OF + recipe].key)
     records = tuple(collect_stages(find, list(context.spec.inputs.values())))
     verdict = verdict_of(context, records)
     output = context.output_folder()
@@ -71,41 +70,39 @@ def run(context: StageContext) -> dict[str, Any]:
         ),
     )
     check_weights(output, manifest, judged)
-    return {
-        "recipe": recipe,
-        "verdict": verdict.variant.verdict,
-        "override": verdict.override,
-        "weights_digest": judged.quantize.result["weights_digest"],
-        # Of the list of every file: whoever has it can check all of them.
-        "manifest_digest": digest_file(output / BUNDLE / MANIFEST),
-        "files": len(manifest.bundle) + len(manifest.beside),
-        "bundle_bytes": sum(each.size for each in manifest.bundle),
-    }
+    return EvidenceResult(
+        recipe=recipe,
+        verdict=verdict.variant.verdict,
+        override=verdict.override,
+        weights_digest=judged.quantize.result.weights_digest,
+        manifest_digest=digest_file(output / BUNDLE / MANIFEST),
+        files=len(manifest.bundle) + len(manifest.beside),
+        bundle_bytes=sum(each.size for each in manifest.bundle),
+    )
 
 
-def verdict_of(context: StageContext, records: tuple[StageRecord, ...]) -> BundleVerdict:
+def verdict_of(context: Context, records: tuple[StageRecord, ...]) -> BundleVerdict:
     """The verdicts on all variants of the run, after the correction for their number."""
     parameters = context.parameters
     judges = {
-        role.removeprefix(JUDGE): reference.key
+        role.removeprefix(JUDGE_OF): reference.key
         for role, reference in context.spec.inputs.items()
-        if role.startswith(JUDGE)
+        if role.startswith(JUDGE_OF)
     }
-    reports = [report_of(context, recipe, judges) for recipe in parameters["tried"]]
-    judge = context.input_record(JUDGE + parameters["recipe"])
-    alpha = Policy.model_validate(judge.parameters["policy"]).alpha
-    alpha *= share_of(number_in(judge.parameters))
+    reports = [report_of(context, recipe, judges) for recipe in parameters.tried]
+    judge = JUDGE.parameters_of(context.input_record(JUDGE_OF + parameters.recipe))
+    alpha = judge.policy.alpha * share_of(judge.number)
     changed = {report.recipe: report for report in correct(reports, alpha)}
     return BundleVerdict(
-        run=context.runtime["run"],
-        recipe=parameters["recipe"],
-        override=parameters["override"],
-        registered_name=parameters["name"],
-        profile=parameters["profile"],
-        policy=parameters["policy"],
-        command=context.runtime["command"],
-        source=SourceFacts.model_validate(parameters["source"]),
-        tried=tuple(parameters["tried"]),
+        run=context.runtime.run,
+        recipe=parameters.recipe,
+        override=parameters.override,
+        registered_name=parameters.name,
+        profile=parameters.profile,
+        policy=parameters.policy,
+        command=context.runtime.command,
+        source=parameters.source,
+        tried=tuple(parameters.tried),
         judges=judges,
         variants=tuple(changed.get(report.recipe, report) for report in reports),
         revisions=revisions_of(records),
@@ -132,19 +129,13 @@ def revisions_of(records: tuple[StageRecord, ...]) -> dict[str, tuple[int, ...]]
     return {stage: tuple(sorted(numbers)) for stage, numbers in sorted(found.items())}
 
 
-def report_of(context: StageContext, recipe: str, judges: dict[str, str]) -> VariantReport:
+def report_of(context: Context, recipe: str, judges: dict[str, str]) -> VariantReport:
     """A variant's own verdict; of one without gates, that it has none."""
     if recipe not in judges:
-        outcome = context.parameters["unjudged"].get(recipe, "skipped")
+        outcome = context.parameters.unjudged.get(recipe, "skipped")
         return report_unjudged(recipe, outcome, "has no verdict by gates", None)
     judged = JudgedVariant.load_by_key(context.store.find, judges[recipe])
-    return VariantReport(
-        recipe=recipe,
-        weights_bytes=judged.quantize.result["weights_bytes"],
-        promoted=False,
-        registry_version=None,
-        **judged.judge.result,
-    )
+    return report_judged(recipe, judged.quantize.result.weights_bytes, judged.judge.result)
 
 
 def link_weights(source: Path, output: Path) -> None:
@@ -164,14 +155,10 @@ def check_weights(output: Path, manifest: Manifest, judged: JudgedVariant) -> No
     """Raise EvidenceError where the weights are not those that were verified and judged."""
     digests = {each.path: each.sha256 for each in manifest.beside}
     digest = weights_digest(output, lambda file: digests[file.name])
-    if (
-        not digest
-        == judged.check_weights.result["weights_digest"]
-        == judged.quantize.result["weights_digest"]
-    ):
+    if not judged.is_of(digest):
         raise EvidenceError(
             "the weights are not those that were judged: somebody changed them since",
-            where=f"stages/quantize/{judged.quantize.key}/output",
+            where=f"stages/quantize/{judged.quantize.record.key}/output",
             cure="delete that folder and run the model again",
         )
 
@@ -188,11 +175,11 @@ def locks_of(deployable: Deployable) -> dict[str, str]:
 
 def server_logs(store: Store, judged: JudgedVariant) -> dict[str, Path]:
     """The servers' output of every run that asked baseline or variant, as far as it is kept."""
-    baseline = judged.baseline_benchmark.inputs["coherence"].key
+    baseline = judged.baseline_benchmark.record.inputs["coherence"].key
     return {
         f"{run.name}.{log.name}": log
         for run in store.run_folders()
-        for key in (judged.coherence.key, baseline)
+        for key in (judged.coherence.record.key, baseline)
         for variant in variants_started(run, key)
         for log in sorted(run.iterdir())
         if re.fullmatch(rf"server\.{re.escape(variant)}(\.\d+)?\.log", log.name)

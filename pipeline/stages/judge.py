@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from artifacts.evidence.verdict import judge_evidence
+from artifacts.stages.judge import JudgeParameters, JudgeResult
 from eval_gates.answers import read_answers
 from eval_gates.speed.load import LOADS, read_loads
-from eval_gates.verdict import judge_evidence
 from pipeline.core.errors import EvaluationDataError
+from pipeline.core.stage import NoRuntime
 from pipeline.stages.context import StageContext
 
 
-def run(context: StageContext) -> dict[str, Any]:
+def run(context: StageContext[JudgeParameters, NoRuntime]) -> JudgeResult:
     """Judge every suite and every claim on speed, and the throughput where one was measured.
 
     Raises:

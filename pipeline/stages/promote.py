@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
-from artifacts.deployable import Deployable, as_tag, verdict_tags
+from artifacts.deployable import as_tag, verdict_tags
 from artifacts.evidence.manifest import digest_of_other_files
 from artifacts.registry.history import Cause, HistoryEntry, Move
 from artifacts.registry.registry import (
@@ -18,13 +17,22 @@ from artifacts.registry.registry import (
     open_registry,
     still_has,
 )
+from artifacts.stages.judge import policy_digest
+from artifacts.stages.promote import (
+    PROMOTE,
+    Candidate,
+    PromoteParameters,
+    PromoteResult,
+    PromoteRuntime,
+)
 from pipeline.core.errors import RegistryError
 from pipeline.core.stage_record import StageRecord
 from pipeline.stages.context import StageContext
-from recipes.policy import Policy
+
+Context = StageContext[PromoteParameters, PromoteRuntime]
 
 
-def run(context: StageContext) -> dict[str, Any]:
+def run(context: Context) -> PromoteResult:
     """Register each candidate, then move the alias to one of them.
 
     The alias must point to what it did when the run began (`since`), or to the version that is
@@ -34,22 +42,22 @@ def run(context: StageContext) -> dict[str, Any]:
         RegistryError: the registry refused or cannot be reached; the alias has moved meanwhile; or
             the chosen version was rolled back. The versions stay registered, no alias has moved.
     """
-    prefer = Policy.model_validate(context.parameters["policy"]).promotion.prefer
-    candidates: list[dict[str, Any]] = context.parameters["candidates"]
-    registry = open_registry(context.parameters["registry"])
-    name, alias = context.parameters["name"], context.parameters["alias"]
+    parameters, candidates = context.parameters, context.parameters.candidates
+    registry = open_registry(parameters.registry)
+    name, alias = parameters.name, parameters.alias
     registry.settle(name)
     replaces = replaced_version(context, registry)
     versions = {
-        candidate["recipe"]: registry.register(
-            name, weights_folder(context, candidate["recipe"]), tags(context, candidate)
+        candidate.recipe: registry.register(
+            name, weights_folder(context, candidate.recipe), tags(context, candidate)
         )
         for candidate in candidates
     }
+    prefer = parameters.policy.promotion.prefer
     chosen = max(candidates, key=lambda candidate: preference(candidate, prefer))
-    version = versions[str(chosen["recipe"])]
-    if not context.runtime["explicit"]:
-        refuse_after_rollback(registry, name, alias, version, context.runtime["run"])
+    version = versions[chosen.recipe]
+    if not context.runtime.explicit:
+        refuse_after_rollback(registry, name, alias, version, context.runtime.run)
     entry = registry.move_alias(
         name,
         Move(
@@ -57,18 +65,18 @@ def run(context: StageContext) -> dict[str, Any]:
             version=version,
             replaces=replaces,
             cause=cause(context, chosen),
-            previous_alias=context.parameters["previous_alias"],
+            previous_alias=parameters.previous_alias,
         ),
     )
-    return {
-        "name": name,
-        "versions": versions,
-        "champion": chosen["recipe"],
-        "alias": alias,
-        "registry": context.parameters["registry"],
-        "replaced": entry.replaced if entry else None,
-        "moved": entry is not None,
-    }
+    return PromoteResult(
+        name=name,
+        versions=versions,
+        champion=chosen.recipe,
+        alias=alias,
+        registry=parameters.registry,
+        replaced=entry.replaced if entry else None,
+        moved=entry is not None,
+    )
 
 
 def still_holds(record: StageRecord) -> bool:
@@ -77,22 +85,22 @@ def still_holds(record: StageRecord) -> bool:
     Or moved the alias on: who asks again for this promotion gets it again, unless it was rolled
     back.
     """
-    result = record.result
+    result = PROMOTE.result_of(record)
     return still_has(
-        result["registry"],
-        result["name"],
-        result["versions"].values(),
-        {result["alias"]: result["versions"][result["champion"]]},
+        result.registry,
+        result.name,
+        result.versions.values(),
+        {result.alias: result.versions[result.champion]},
     )
 
 
-def replaced_version(context: StageContext, registry: Registry) -> str | None:
+def replaced_version(context: Context, registry: Registry) -> str | None:
     """The version that the alias must still point to when it is moved; None for none."""
-    name, alias = context.parameters["name"], context.parameters["alias"]
-    if "replaces" in context.runtime:
-        return str(context.runtime["replaces"])
-    if "since" in context.runtime:
-        since = datetime.fromisoformat(context.runtime["since"])
+    name, alias = context.parameters.name, context.parameters.alias
+    if context.runtime.replaces is not None:
+        return context.runtime.replaces
+    if context.runtime.since is not None:
+        since = datetime.fromisoformat(context.runtime.since)
         return find_pointed_to(registry.history(name), alias, since)
     return registry.aliases(name).get(alias)
 
@@ -132,47 +140,47 @@ def refuse_after_rollback(
         )
 
 
-def cause(context: StageContext, chosen: dict[str, Any]) -> Cause:
+def cause(context: Context, chosen: Candidate) -> Cause:
     """What the history keeps of the promotion."""
-    override = context.parameters["override"]
+    override = context.parameters.override
     return Cause(
         action="promote" if override is None else "override",
-        who=context.runtime["who"],
-        run=context.runtime["run"],
-        verdict=chosen["verdict"],
-        reason=override or context.runtime["reasons"][chosen["recipe"]],
+        who=context.runtime.who,
+        run=context.runtime.run,
+        verdict=chosen.verdict,
+        reason=override or context.runtime.reasons[chosen.recipe],
     )
 
 
-def preference(candidate: dict[str, Any], prefer: str) -> float:
+def preference(candidate: Candidate, prefer: str) -> float:
     """Larger is better: by measured throughput ratio, or by small weights."""
     if prefer == "throughput":
-        return float(candidate["throughput_ratio"])
-    return -float(candidate["weights_bytes"])
+        return candidate.throughput_ratio
+    return -float(candidate.weights_bytes)
 
 
-def weights_folder(context: StageContext, recipe: str) -> Path:
+def weights_folder(context: Context, recipe: str) -> Path:
     """The folder that a registered version points to: weights, card and evidence."""
     return context.input_folder(f"weights.{recipe}") / "output"
 
 
-def tags(context: StageContext, candidate: dict[str, Any]) -> dict[str, str]:
+def tags(context: Context, candidate: Candidate) -> dict[str, str]:
     """The deployable tuple and where it comes from, as text tags of the version."""
     parameters, inputs = context.parameters, context.spec.inputs
-    recipe = str(candidate["recipe"])
+    recipe, judge = candidate.recipe, f"judge.{candidate.recipe}"
     return {
         **verdict_tags(
-            Deployable.model_validate(candidate["deployable"]),
-            policy=parameters["policy"],
+            candidate.deployable,
+            policy=policy_digest(context.input_record(judge)),
             recipe=recipe,
-            verdict=candidate["verdict"],
-            override=parameters["override"],
-            trust_remote_code=candidate["trust_remote_code"],
+            verdict=candidate.verdict,
+            override=parameters.override,
+            trust_remote_code=candidate.trust_remote_code,
         ),
         EVIDENCE_TAG: inputs[f"weights.{recipe}"].key,
         FILES_TAG: digest_of_other_files(weights_folder(context, recipe)),
-        "prepare.run": context.runtime["run"],
-        "prepare.policy": parameters["policy"]["name"],
-        "prepare.verdict.stage": inputs[f"judge.{recipe}"].key,
-        **{f"prepare.source.{key}": as_tag(v) for key, v in parameters["source"].items()},
+        "prepare.run": context.runtime.run,
+        "prepare.policy": parameters.policy.name,
+        "prepare.verdict.stage": inputs[judge].key,
+        **{f"prepare.source.{key}": as_tag(v) for key, v in parameters.source.model_dump().items()},
     }

@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
-from pydantic import TypeAdapter
-
+from artifacts.stages.quantize import QuantizeParameters, QuantizeResult, QuantizeRuntime
 from pipeline.checkpoint.folder import CARRIED_OVER, Checkpoint, matches
 from pipeline.checkpoint.weight_files import weight_files, weights_digest
 from pipeline.core.digest import digest_file
@@ -23,64 +21,65 @@ RESUMED = "output"  # a stream keeps the files that a killed try has finished
 RESOLVED_RECIPE = "recipe.json"
 
 
-def run(context: StageContext) -> dict[str, Any]:
+def run(context: StageContext[QuantizeParameters, QuantizeRuntime]) -> QuantizeResult:
     """Quantize, then put the source's own tokenizer files in place of re-saved ones.
 
     Saving a tokenizer again can change it (a truncation length set while calibrating is saved
     with it, for one), so what the source has is copied as it is.
     """
     output = context.output_folder()
-    if not is_streamed(context.parameters["quantization"]):
+    parameters, runtime = context.parameters, context.runtime
+    quantization = parameters.quantization.model_dump()
+    if not is_streamed(quantization):
         shutil.rmtree(output)
         output.mkdir()
-    source = Checkpoint.model_validate(context.runtime["checkpoint"])
-    check_space(output, source.path, context.parameters["quantization"])
+    source = runtime.checkpoint
+    check_space(output, source.path, parameters.quantization)
     keep_recipe(context)
-    if left_alone := context.runtime.get("left_alone"):
-        context.note(f"left in 16 bits besides the recipe's own list: {left_alone}")
-    compute = context.parameters.get("compute", {})
+    if runtime.left_alone:
+        context.note(f"left in 16 bits besides the recipe's own list: {runtime.left_alone}")
     facts = context.run_worker(
-        quantizer_of(context.parameters["quantization"]["kind"]).worker,
+        quantizer_of(parameters.quantization.kind).worker,
         {
             "checkpoint": str(source.path),
-            "quantization": context.parameters["quantization"],
-            "calibration_file": context.runtime.get("calibration_file"),
-            "trust_remote_code": context.parameters["trust_remote_code"],
-            "compute_dtype": compute.get("dtype"),
+            "quantization": quantization,
+            "calibration_file": runtime.calibration_file,
+            "trust_remote_code": parameters.trust_remote_code,
+            "compute_dtype": parameters.compute.dtype,
         },
         output=output,
-        environment=compute.get("environment", {}),
-        needs=[Need.HUB] if context.runtime.get("needs_hub") else [],
+        environment=parameters.compute.environment,
+        needs=[Need.HUB] if runtime.needs_hub else [],
     )
     copy_carried_over(source, output)
-    weights = weight_files(output)
-    facts["weights_digest"] = weights_digest(output, digest_file)
-    facts["weights_bytes"] = sum(file.stat().st_size for file in weights)
-    return facts
+    return QuantizeResult(
+        **facts,
+        weights_digest=weights_digest(output, digest_file),
+        weights_bytes=sum(file.stat().st_size for file in weight_files(output)),
+    )
 
 
-def keep_recipe(context: StageContext) -> None:
+def keep_recipe(context: StageContext[QuantizeParameters, QuantizeRuntime]) -> None:
     """Keep the recipe beside the record: what it extends merged in, what is pinned filled in."""
-    quantization = context.parameters["quantization"]
-    resolved = {**context.runtime.get("recipe", {}), "quantization": quantization}
+    quantization = context.parameters.quantization.model_dump(mode="json")
+    resolved = {**context.runtime.recipe, "quantization": quantization}
     text = json.dumps(resolved, indent=2) + "\n"
     (context.folder / RESOLVED_RECIPE).write_text(text, encoding="utf-8")
 
 
-def check_space(folder: Path, source: Path, quantization: dict[str, Any]) -> None:
+def check_space(folder: Path, source: Path, quantization: Quantization) -> None:
     """See that the disk has room: the preflight may have been hours ago.
 
     Args:
         folder: for the variant; what an earlier try has left in it is used or removed.
         source: the checkpoint's folder.
-        quantization: of the recipe, as plain data.
+        quantization: of the recipe.
 
     Raises:
         StoreError: it has not.
     """
-    recipe: Quantization = TypeAdapter(Quantization).validate_python(quantization)
     there = sum(file.stat().st_size for file in folder.iterdir())
-    needed = estimated_bytes(source, recipe) - there
+    needed = estimated_bytes(source, quantization) - there
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise StoreError(

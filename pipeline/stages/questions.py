@@ -5,28 +5,28 @@ Every variant, and the baseline, is asked exactly these, so that answers can be 
 
 from __future__ import annotations
 
-from typing import Any
-
+from artifacts.stages.questions import QuestionsParameters, QuestionsResult, QuestionsRuntime
 from eval_gates.answers import QUESTIONS
 from pipeline.core.digest import digest_bytes
 from pipeline.core.process_environment import Need
 from pipeline.stages.context import StageContext
 
 
-def run(context: StageContext) -> dict[str, Any]:
+def run(context: StageContext[QuestionsParameters, QuestionsRuntime]) -> QuestionsResult:
     """Write questions.jsonl; worked examples stand in each question's own row."""
-    source = context.parameters["source"]
+    parameters, source = context.parameters, context.parameters.source
     facts = context.run_worker(
         "questions",
         {
-            "suite": context.parameters["suite"],
+            "suite": parameters.suite,
             "source": source,
-            "seed": context.parameters["seed"],
-            "folder": context.runtime.get("folder"),
+            "seed": parameters.seed,
+            "folder": context.runtime.folder,
         },
         needs=[Need.HUB] if source["kind"] == "hub" or source.get("dataset") else [],
     )
-    if facts["dropped"]:
-        context.note(f"{facts['dropped']} {facts['dropped_why']}")
-    content = (context.folder / QUESTIONS).read_bytes()
-    return {**facts, "questions_digest": digest_bytes(content)}
+    digest = digest_bytes((context.folder / QUESTIONS).read_bytes())
+    found = QuestionsResult(**facts, questions_digest=digest)
+    if found.dropped:
+        context.note(f"{found.dropped} {found.dropped_why}")
+    return found

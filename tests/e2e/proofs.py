@@ -26,6 +26,8 @@ QUANTIZING = (
     "pipeline/verification/*.py",
     "pipeline/inspection/*.py",
     "pipeline/checkpoint/*.py",
+    "artifacts/stages/quantize.py",
+    "artifacts/stages/check_weights.py",
     "pipeline/stages/quantize.py",
     "pipeline/stages/check_weights.py",
     "recipes/*",

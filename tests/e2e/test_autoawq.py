@@ -17,11 +17,11 @@ from pydantic import TypeAdapter
 import pipeline
 import recipes
 from artifacts.serving_arguments import ServingArguments
+from artifacts.stages.quantize import QUANTIZE, Compute, QuantizeParameters, QuantizeRuntime
 from pipeline.checkpoint.folder import inspect_folder
 from pipeline.core.digest import FileDigests
 from pipeline.core.errors import PrepareError
 from pipeline.core.events import Silent
-from pipeline.core.stage_key import stage_spec
 from pipeline.environments.environment import Accelerator, Environment, ensure
 from pipeline.environments.settings import load_settings
 from pipeline.serving.server import Server
@@ -343,23 +343,24 @@ def variant(
         digests=FileDigests(folder / "digests.json"),
         progress=Silent(),
     )
-    quantization = load_recipe("autoawq-w4a16").quantization.model_dump()
-    quantization["calibration"] |= {"dataset": "carried", "samples": 4, "max_tokens": 128}
-    quantization["calibration"] |= {"column": "text"}
-    spec = stage_spec(
-        "quantize",
+    quantization = load_recipe("autoawq-w4a16").quantization
+    assert quantization.calibration is not None
+    few = {"dataset": "carried", "column": "text", "samples": 4, "max_tokens": 128}
+    calibration = quantization.calibration.model_copy(update=few)
+    spec = QUANTIZE.spec(
         "autoawq-w4a16",
-        {
-            "quantization": quantization,
-            "trust_remote_code": False,
-            "compute": {"dtype": "float32"} if cpu_profile.quantizes_in_float32 else {},
-        },
+        QuantizeParameters(
+            checkpoint=checkpoint.digest,
+            quantization=quantization.model_copy(update={"calibration": calibration}),
+            environment="",
+            compute=Compute(dtype="float32" if cpu_profile.quantizes_in_float32 else None),
+        ),
         {},
-        {
-            "checkpoint": checkpoint.model_dump(mode="json"),
-            "calibration_file": str(TEXTS),
-            "python": str(environment.python),
-        },
+        QuantizeRuntime(
+            checkpoint=checkpoint,
+            calibration_file=str(TEXTS),
+            python=str(environment.python),
+        ),
         folder,
     )
     record = execute(spec, Silent())

@@ -16,6 +16,7 @@ import pytest
 from proofs import QUANTIZING
 from pydantic import TypeAdapter
 
+from artifacts.stages.quantize import QUANTIZE, Compute, QuantizeParameters, QuantizeRuntime
 from pipeline.checkpoint.folder import Checkpoint, inspect_folder
 from pipeline.checkpoint.ignored_modules import is_ignored
 from pipeline.checkpoint.safetensors_header import Tensor
@@ -23,7 +24,6 @@ from pipeline.checkpoint.weight_files import read_json
 from pipeline.core.digest import FileDigests
 from pipeline.core.errors import StageError
 from pipeline.core.events import Silent
-from pipeline.core.stage_key import stage_spec
 from pipeline.core.stage_record import StageRecord
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
@@ -132,22 +132,21 @@ class Workshop:
         if recipe.quantization.calibration is not None:
             few = {"dataset": "carried", "column": "text", "samples": BLOCKS, "max_tokens": TOKENS}
             changes["calibration"] = recipe.quantization.calibration.model_copy(update=few)
-        spec = stage_spec(
-            "quantize",
+        spec = QUANTIZE.spec(
             name,
-            {
-                "checkpoint": source.digest,
-                "quantization": recipe.quantization.model_copy(update=changes).model_dump(),
-                "trust_remote_code": False,
-                **({"compute": {"dtype": compute}} if compute else {}),
-            },
+            QuantizeParameters(
+                checkpoint=source.digest,
+                quantization=recipe.quantization.model_copy(update=changes),
+                environment="",
+                compute=Compute(dtype=compute),
+            ),
             {},
-            {
-                "checkpoint": source.model_dump(mode="json"),
-                "python": str(self.python),
-                "calibration_file": str(CARRIED_CALIBRATION),
-                "recipe": recipe.model_dump(mode="json"),
-            },
+            QuantizeRuntime(
+                checkpoint=source,
+                python=str(self.python),
+                calibration_file=str(CARRIED_CALIBRATION),
+                recipe=recipe.model_dump(mode="json"),
+            ),
             self.folder / "store",
         )
         record = execute(spec, Silent())

@@ -23,6 +23,7 @@ from artifacts.evidence.manifest import MANIFEST, read_manifest
 from artifacts.registry import model_pack
 from artifacts.registry.registry import Version
 from artifacts.run_command import kind_of
+from artifacts.stages.coherence import COHERENCE
 from eval_gates.speed.load import parse_loads
 from eval_gates.suites import mbpp
 from eval_gates.suites.completions_model import Item, read_answer
@@ -208,8 +209,23 @@ def parse_load(content: bytes) -> object:
     return parse_loads([content.replace(b"\n", b"")])
 
 
+COHERENT = b"""{"stage": "coherence", "variant": "v", "key": "k", "notes": [], "inputs": {},
+ "parameters": {"checkpoint": "c", "serving": {"engine_arguments": {"dtype": "auto"},
+ "environment": {"A": "1"}}, "engine": "e", "hardware": {"cores": 2}, "trust_remote_code": false},
+ "input_digests": {}, "result": {"perplexity": 22.5, "perplexity_ratio": null, "sample": " Paris",
+ "incoherent": "", "server": {"ready_seconds": 20.5}}, "seconds": 1.0, "finished": "2026"}"""
+
+
 def parse_stage(content: bytes) -> object:
     return parse_record(content, StageRecord)
+
+
+def shape_of(path: Path) -> object:
+    try:
+        kept = COHERENCE.kept(parse_record(path.read_bytes(), StageRecord))
+    except ForeignJsonError:
+        return None
+    return kept.parameters, kept.result
 
 
 def answer_in(content: bytes) -> object:
@@ -256,6 +272,7 @@ READERS: dict[str, tuple[str, bytes, Reader]] = {
     "kept rows": ("a.jsonl.gz", gzip.compress(ROWS, mtime=0), kept_rows_of),
     "record": ("a.json", STAGE, one_error(parse_stage, ForeignJsonError)),
     "load": ("a.jsonl", LOAD, one_error(parse_load, ValueError)),
+    "stage": ("a.json", COHERENT, shape_of),
     "answer": (
         "a.json",
         b'{"choices": [{"text": " A", "logprobs": {"token_logprobs": [-0.5],'

@@ -35,6 +35,7 @@ from artifacts.evidence.manifest import digest_of_other_files
 from artifacts.registry.mlflow_registry import MlflowRegistry
 from artifacts.registry.registry import EVIDENCE_TAG, FILES_TAG, Version
 from artifacts.run_record import RunReport, VariantReport
+from artifacts.stages.judge import policy_digest
 from pipeline.checkpoint.folder import Checkpoint, inspect_folder
 from pipeline.checkpoint.source_facts import CheckpointReport, source_of
 from pipeline.core.digest import FileDigests
@@ -276,7 +277,7 @@ class FakeRun:
         judged = JudgedVariant.load_by_key(self.store.find, self.folder("judge", recipe).name)
         tags = verdict_tags(
             Deployable.of_evidence(judged, self.store.find),
-            policy=judged.judge.parameters["policy"],
+            policy=policy_digest(judged.judge.record),
             recipe=recipe,
             verdict="pass",
             override=None,

@@ -27,7 +27,7 @@ from pipeline.core.events import Progress
 from pipeline.core.stage_record import StageRecord, StageSpec
 from pipeline.core.store import RECORD, Store, write_atomically
 from pipeline.plan.plan import VariantPlan
-from pipeline.stages import stage_module
+from pipeline.stages import stage_code
 from pipeline.stages.context import StageContext
 from pipeline.workers.evaluate import ask_until_over
 from pipeline.workers.speed import generate_units, measure_until_decided
@@ -143,7 +143,7 @@ class PretendJob:
         """Nothing to end."""
 
 
-class PretendContext(StageContext):
+class PretendContext(StageContext[Any, Any]):
     """A stage's context whose evaluate worker asks the pretended models."""
 
     models: PretendModels
@@ -218,8 +218,7 @@ def result_of(context: PretendContext, models: PretendModels) -> dict[str, Any]:
     """What the stage finds: pretended, or by its own code."""
     stage, variant = context.spec.stage, context.spec.variant
     if stage in ("adopt", "evaluate", "speed", "judge"):
-        result: dict[str, Any] = stage_module(stage).run(context)
-        return result
+        return stage_code(stage).run(context).model_dump(mode="json")
     if stage == "questions":
         rows = [{"id": str(number)} for number in range(models.questions)]
         random.Random(1).shuffle(rows)  # as the real one lays them out

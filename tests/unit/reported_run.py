@@ -14,15 +14,17 @@ from typing import Any
 
 from finished_stage import put_record, stage_record
 from sample_reports import COMMAND, DIGEST, run_report, stage_report, variant_report
+from sample_stages import PARAMETERS, RESULTS
 from three_suites import three_suites
 
+from artifacts.evidence.verdict import judge_evidence
 from artifacts.kept_runs import RUN_RECORD
 from artifacts.run_record import RunReport, StageReport
+from artifacts.stages.judge import JudgeParameters
 from eval_gates.answers import read_answers
 from eval_gates.planned_bets import planned_bets_of
 from eval_gates.speed.load import LOADS, read_loads
 from eval_gates.suites.json_lines import write_rows
-from eval_gates.verdict import judge_evidence
 from pipeline.core.digest import digest_bytes
 from pipeline.core.stage_record import StageRecord, StageReference
 from pipeline.core.store import Store, write_atomically
@@ -63,7 +65,9 @@ class ReportedRun:
         """Lay a stage's record into the store and name it in the run."""
         name = more.pop("name", stage)
         key = f"{name}-{variant}".replace(" ", "-")
-        more = {"parameters": {}, "inputs": {}, "input_digests": {}} | more
+        asked = PARAMETERS.get(stage, {}) | more.pop("parameters", {})
+        more = {"parameters": asked, "inputs": {}, "input_digests": {}} | more
+        result = RESULTS.get(stage, {}) | result
         put_record(
             self.store, stage_record(stage=stage, variant=variant, key=key, result=result, **more)
         )
@@ -107,7 +111,7 @@ def reported_run(
             "quantize",
             recipe,
             {"weights_digest": DIGEST, "weights_bytes": 10**8, "versions": {"torch": "2.13"}},
-            parameters={"quantization": {"kind": "preset"}, "environment": "1" * 64},
+            parameters={"environment": "1" * 64},
         )
         put_layers(made, recipe)
         candidate = put_side(made, recipe, questions, lost)
@@ -189,7 +193,7 @@ def put_side(
             "tpot_ms_p50": 1000 * seconds,
             "itl_ms_p50": 1000 * seconds,
         },
-        parameters={"workload": {"input_tokens": 128}, "machine": "m"},
+        parameters={"machine": "m"},
     )
     timings = {
         "ttfts": [0.1] * 8,
@@ -276,20 +280,21 @@ def put_verdict(
         **{f"baseline.{suite}": reference for suite, reference in baseline.items()},
         **{f"candidate.{suite}": reference for suite, reference in candidate.items()},
     }
-    parameters = {
-        "policy": three_suites().model_dump(),
-        "family": family,
-        "planned_bets": planned_bets_of(three_suites(), family),
-        "accelerator": "cpu",
-        "throughput_note": None,
-    }
-    result = judge_evidence(
-        parameters,
+    asked = JudgeParameters(
+        policy=three_suites(),
+        family=family,
+        planned_bets=planned_bets_of(three_suites(), family),
+        accelerator="cpu",
+    )
+    parameters = asked.model_dump(mode="json")
+    found = judge_evidence(
+        asked,
         set(inputs),
         lambda role: read_answers(made.folder(inputs[role])),
         lambda role: made.record(inputs[role]),
         lambda role: read_loads(made.folder(inputs[role]) / LOADS),
     )
+    result = found.model_dump(mode="json")
     made.put(
         "judge",
         recipe,

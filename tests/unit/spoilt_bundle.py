@@ -14,6 +14,7 @@ from pretend_stages import edit
 from artifacts.evidence.bundle import BUNDLE, RESOLVED, VERDICT, pack
 from artifacts.evidence.bundle_check import BundleCheck, check_bundle
 from artifacts.evidence.manifest import MANIFEST, list_files
+from artifacts.stages import newest_revision
 from pipeline.core.errors import EvidenceError
 from pipeline.core.stage_key import stage_key
 from pipeline.core.stage_record import StageRecord
@@ -61,7 +62,7 @@ def change_packed(file: Path, change: Callable[[bytes], bytes]) -> None:
 def rename_stage(deployed: Path, folder: Path) -> None:
     """Give a stage, whose record was changed, the key that follows, wherever it is named."""
     record = StageRecord.model_validate_json((folder / RECORD).read_text())
-    key = stage_key(record.stage, record.parameters, record.inputs)
+    key = stage_key(record.stage, newest_revision(record.stage), record.parameters, record.inputs)
     edit(folder / RECORD, lambda data: data.update(key=key))
     for file in [deployed / BUNDLE / VERDICT, deployed / BUNDLE / RESOLVED]:
         file.write_text(file.read_text().replace(record.key, key))

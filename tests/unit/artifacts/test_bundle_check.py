@@ -23,10 +23,10 @@ from artifacts.evidence.bundle_check import check_bundle
 from artifacts.evidence.manifest import MANIFEST
 from pipeline.core.digest import digest_bytes, digest_json
 from pipeline.core.errors import EvidenceError
-from pipeline.core.stage_key import stage_spec
+from pipeline.core.stage import Stage
+from pipeline.core.stage_key import stage_key
 from pipeline.core.stage_record import StageSpec
 from pipeline.core.store import RECORD
-from pipeline.plan import of_suites, plan
 
 CLOSE = 2  # answers lost, with which it passes alone and not beside another
 
@@ -35,15 +35,18 @@ CLOSE = 2  # answers lost, with which it passes alone and not beside another
 def before_planned_bets() -> Iterator[None]:
     """Plan as was done before half of a stake lay on a planned bet."""
 
-    def without(stage: str, variant: str, parameters: dict[str, Any], *more: Any) -> StageSpec:
-        parameters = {k: v for k, v in parameters.items() if k != "planned_bets"}
+    today = Stage.spec
+
+    def without(self: Stage[Any, Any, Any], *asked: Any) -> StageSpec:
+        spec = today(self, *asked)
+        parameters = {k: v for k, v in spec.parameters.items() if k != "planned_bets"}
         if rule := parameters.get("rule"):
             parameters["rule"] = {k: v for k, v in rule.items() if k != "planned_bet"}
-        return stage_spec(stage, variant, parameters, *more)
+        key = stage_key(self.name, self.revision, parameters, spec.inputs)
+        return spec.model_copy(update={"parameters": parameters, "key": key})
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plan, "stage_spec", without)
-        patch.setattr(of_suites, "stage_spec", without)
+        patch.setattr(Stage, "spec", without)
         yield
 
 

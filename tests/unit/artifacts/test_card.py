@@ -37,7 +37,10 @@ from artifacts.evidence.card_words import (
 )
 from artifacts.evidence.judged_variant import JudgedVariant
 from artifacts.serving_arguments import ServingArguments
+from artifacts.stages.quantize import QuantizeResult
 from pipeline.checkpoint.source_facts import SourceFacts, front_matter, source_of
+from pipeline.core.stage import Kept
+from recipes.quantization import AwqQuantization, Calibration, GptqQuantization, NoQuantization
 
 RECIPE = "fp8-dynamic"
 
@@ -166,9 +169,8 @@ class TestBody:
         verdict = read_verdict(run.bundle() / "prepare-evidence")
         judged = JudgedVariant.load_by_key(run.store.find, verdict.judges[RECIPE])
         told = {"without": "avx512f", "because": "vLLM has no FP8 KV cache here"}
-        parameters = {**judged.judge.parameters, "fallbacks": {"kv-cache-not-fp8": told}}
-        other = judged.judge.model_copy(update={"parameters": parameters})
-        changed = JudgedVariant(**{**vars(judged), "judge": other})
+        other = asked_otherwise(judged.judge, fallbacks={"kv-cache-not-fp8": told})
+        changed = replace(judged, judge=other)
         row = "| Fallback `kv-cache-not-fp8` | vLLM has no FP8 KV cache here |"
         assert row in text_of(run, verdict, changed)
         assert "Fallback" not in text
@@ -179,14 +181,13 @@ class TestBody:
     ) -> None:
         verdict = read_verdict(run.bundle() / "prepare-evidence")
         judged = JudgedVariant.load_by_key(run.store.find, verdict.judges[RECIPE])
-        gpu = {**judged.benchmark.parameters, "hardware": {"accelerator": "cuda", "gpu": "H100"}}
-        recipe = {**judged.quantize.parameters["quantization"], "kv_cache_scales": scales}
+        gpu = {"accelerator": "cuda", "gpu": "H100"}
+        quantization = judged.quantize.parameters.quantization.model_dump()
+        recipe = {**quantization, "kv_cache_scales": scales}
         changed = replace(
             judged,
-            benchmark=judged.benchmark.model_copy(update={"parameters": gpu}),
-            quantize=judged.quantize.model_copy(
-                update={"parameters": {**judged.quantize.parameters, "quantization": recipe}}
-            ),
+            benchmark=asked_otherwise(judged.benchmark, hardware=gpu),
+            quantize=asked_otherwise(judged.quantize, quantization=recipe),
         )
         card = text_of(run, verdict, changed)
         assert "| KV cache | `fp8`, and so is attention: queries are quantized as well; " in card
@@ -273,24 +274,36 @@ class TestSource:
         assert front_matter(tmp_path / "README.md") == {}
 
 
-AWQ = {"kind": "awq", "bits": 4, "symmetric": False, "group_size": 128}
+AWQ = AwqQuantization(kind="awq", calibration=Calibration())
+
+
+def asked_otherwise(kept: Kept[Any, Any], **changes: Any) -> Kept[Any, Any]:
+    """The stage's record with other parameters."""
+    parameters = {**kept.record.parameters, **changes}
+    return kept.stage.kept(kept.record.model_copy(update={"parameters": parameters}))
+
+
+MADE = QuantizeResult(weights_digest="d", weights_bytes=1)
 
 
 class TestWords:
     def test_group_size_is_the_one_that_was_used(self) -> None:
-        words = quantization_words(AWQ, {"group_size": 64})
+        words = quantization_words(AWQ, MADE.model_copy(update={"group_size": 64}))
         assert words == "4-bit weights in groups of 64, with zero points, 16-bit activations"
 
     def test_gptq_with_smoothquant(self) -> None:
-        recipe = {"kind": "gptq", "scheme": "W8A8", "smoothing_strength": 0.8}
-        words = optimization_words(recipe, {})
+        recipe = GptqQuantization(
+            kind="gptq", scheme="W8A8", smoothing_strength=0.8, calibration=Calibration()
+        )
+        words = optimization_words(recipe, MADE)
         assert "8-bit activations" in words
         assert "SmoothQuant (arXiv 2211.10438) before it, strength 0.8" in words
 
     def test_calibration(self) -> None:
-        recipe = {"calibration": {"dataset": "org/texts", "samples": 256, "max_tokens": 512}}
-        assert "256 blocks of 512 tokens from `org/texts`" in calibration_words(recipe, {})
-        assert calibration_words({}, {}) == ""
+        calibration = Calibration(dataset="org/texts", samples=256, max_tokens=512)
+        recipe = AwqQuantization(kind="awq", calibration=calibration)
+        assert "256 blocks of 512 tokens from `org/texts`" in calibration_words(recipe, MADE)
+        assert calibration_words(NoQuantization(), MADE) == ""
 
     def test_licence(self) -> None:
         assert (
@@ -301,7 +314,7 @@ class TestWords:
         for arguments in ({"kv-cache-dtype": "auto"}, {"kv-cache-dtype": "bfloat16"}, {}):
             serving = ServingArguments(dict(arguments), {})
             on_a_gpu = deployable(run, hardware={"accelerator": "cuda"}, serving=serving)
-            words = kv_cache_words(on_a_gpu, {})
+            words = kv_cache_words(on_a_gpu, NoQuantization())
             assert words == f"`{arguments.get('kv-cache-dtype', 'auto')}`"
 
     def test_machines(self) -> None:

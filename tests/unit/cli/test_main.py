@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import typer
 from filelock import FileLock
+from loose_stage import stage_spec
 from sample_reports import run_report
 from typer.testing import CliRunner
 
@@ -23,7 +24,6 @@ from artifacts.kept_runs import RUN_RECORD
 from pipeline import __version__
 from pipeline.cli.main import app
 from pipeline.core.errors import UsageError
-from pipeline.core.stage_key import stage_spec
 from pipeline.core.store import Store
 
 HEAVY = {

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from eval_gates.planned_bets import bets_in, planned_bet_of, planned_bets_of
+from eval_gates.planned_bets import planned_bet_of, planned_bets_of
 from eval_gates.statistics.comparison import Comparison
 from eval_gates.statistics.sequential import log_evidence
 from pipeline.plan.gate_power import policy_power
@@ -69,10 +69,3 @@ def test_the_power_that_is_told_is_that_of_the_gate_with_its_bet() -> None:
     assert told.chance_of_pass is not None
     assert told.chance_of_pass == pytest.approx(passes(0.56), abs=0.06)
     assert told.chance_of_pass > passes(None) + 0.04
-
-
-def test_bets_that_are_kept() -> None:
-    assert bets_in({}) == {}
-    assert bets_in({"planned_bets": {"mine": 0.5}}) == {"mine": 0.5}
-    with pytest.raises(TypeError, match="names no bets"):
-        bets_in({"planned_bets": [0.5]})

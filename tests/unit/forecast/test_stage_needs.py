@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from finished_stage import put_record, stage_record
 from published_models import LLAMA_3_8B, inspected
+from sample_stages import PARAMETERS as ASKED
+from sample_stages import RESULTS
 
 from pipeline.core.store import Store
 from pipeline.forecast.gpu_plan import CapacityPlan, capacity_plan
@@ -154,11 +156,11 @@ class TestSeen:
             stage=stage,
             variant=variant,
             key=f"{stage}{variant}{seconds:.0f}",
-            parameters=parameters,
+            parameters=ASKED[stage] | parameters,
             inputs={},
             input_digests={},
             seconds=seconds,
-            result=changes.pop("result", {}),
+            result=RESULTS[stage] | changes.pop("result", {}),
         )
         put_record(Store(store), record)
 

@@ -11,10 +11,16 @@ from listener import Listener
 from quantized_checkpoint import inspected, source_files
 from small_checkpoint import safetensors, write_files
 
+from artifacts.stages.check_weights import (
+    CHECK_WEIGHTS,
+    CheckParameters,
+    CheckResult,
+    CheckRuntime,
+)
+from artifacts.stages.quantize import QUANTIZE, QuantizeParameters, QuantizeRuntime
 from pipeline.checkpoint.folder import Checkpoint
 from pipeline.core.errors import PrepareError, StageError, VerificationError, WorkerError
 from pipeline.core.events import Progress
-from pipeline.core.stage_key import stage_spec
 from pipeline.core.stage_record import StageSpec
 from pipeline.core.store import Store
 from pipeline.plan.dry_run import WORTH_BYTES, dry_run_stage, is_worth_it
@@ -23,27 +29,25 @@ from pipeline.stages.context import StageContext
 
 CALIBRATION = {"samples": 256, "max_tokens": 512, "batch_size": 4, "seed": 1, "column": "text"}
 AWQ = {"kind": "awq", "bits": 4, "group_size": 32, "ignore": ["lm_head"]}
+FP8 = {"kind": "preset", "scheme": "FP8_DYNAMIC"}
 
 
-def stages(checkpoint: Checkpoint, store: Path, **quantization: Any) -> tuple[StageSpec, StageSpec]:
-    quantize = stage_spec(
-        "quantize",
+def stages(
+    checkpoint: Checkpoint, store: Path, quantization: dict[str, Any]
+) -> tuple[StageSpec, StageSpec]:
+    asked = {"checkpoint": checkpoint.digest, "quantization": quantization}
+    quantize = QUANTIZE.spec(
         "mine",
-        {
-            "checkpoint": checkpoint.digest,
-            "quantization": AWQ | quantization,
-            "trust_remote_code": False,
-        },
+        QuantizeParameters.model_validate(asked | {"environment": "e"}),
         {},
-        {"checkpoint": checkpoint.model_dump(mode="json"), "python": "python"},
+        QuantizeRuntime(checkpoint=checkpoint, python="python"),
         store,
     )
-    check_weights = stage_spec(
-        "check_weights",
+    check_weights = CHECK_WEIGHTS.spec(
         "mine",
-        {"checkpoint": checkpoint.digest, "quantization": {"kind": "awq", "ignore": ["lm_head"]}},
+        CheckParameters.model_validate(asked),
         {"weights": quantize},
-        {},
+        CheckRuntime(checkpoint=checkpoint),
         store,
     )
     return quantize, check_weights
@@ -65,24 +69,25 @@ def test_from_which_size_on() -> None:
 
 class TestStage:
     def test_few_samples_and_else_the_same(self, checkpoint: Checkpoint, tmp_path: Path) -> None:
-        quantize, check_weights = stages(checkpoint, tmp_path, calibration=CALIBRATION)
+        quantize, check_weights = stages(checkpoint, tmp_path, AWQ | {"calibration": CALIBRATION})
         spec = dry_run_stage(quantize, check_weights)
         assert spec is not None
-        few = CALIBRATION | {"samples": 4, "max_tokens": 128}
-        wanted = {**quantize.parameters, "quantization": AWQ | {"calibration": few}}
+        asked = quantize.parameters["quantization"]
+        few = asked["calibration"] | {"samples": 4, "max_tokens": 128}
+        wanted = {**quantize.parameters, "quantization": asked | {"calibration": few}}
         assert spec.parameters["quantize"] == wanted
         assert spec.parameters["check_weights"] == check_weights.parameters
         assert spec.runtime == quantize.runtime
-        assert quantize.parameters["quantization"]["calibration"] == CALIBRATION
+        assert asked["calibration"]["samples"] == CALIBRATION["samples"]
 
     def test_no_more_samples_than_asked_for(self, checkpoint: Checkpoint, tmp_path: Path) -> None:
         own = CALIBRATION | {"samples": 2, "max_tokens": 64}
-        spec = dry_run_stage(*stages(checkpoint, tmp_path, calibration=own))
+        spec = dry_run_stage(*stages(checkpoint, tmp_path, AWQ | {"calibration": own}))
         assert spec is not None
-        assert spec.parameters["quantize"]["quantization"]["calibration"] == own
+        assert spec.parameters["quantize"]["quantization"]["calibration"].items() >= own.items()
 
     def test_none_without_calibration(self, checkpoint: Checkpoint, tmp_path: Path) -> None:
-        assert dry_run_stage(*stages(checkpoint, tmp_path, calibration=None)) is None
+        assert dry_run_stage(*stages(checkpoint, tmp_path, FP8)) is None
 
 
 @dataclass
@@ -110,14 +115,16 @@ class StandIns:
         write_files(output, {"model.safetensors": safetensors({"x": ("I32", (64, 8))})})
         return {"group_size": 32}
 
-    def check_weights(self, context: StageContext) -> dict[str, Any]:
+    def check_weights(self, context: StageContext[CheckParameters, CheckRuntime]) -> CheckResult:
         if self.unsound is not None:
             raise self.unsound
-        source = Checkpoint.model_validate(context.runtime["checkpoint"])
+        source = context.runtime.checkpoint
         assert context.input_folder("weights") / "cut" == source.path
         assert (context.input_folder("weights") / "output" / "model.safetensors").is_file()
-        assert context.parameters == context.spec.parameters["check_weights"]
-        return {"digest": context.input_record("weights").result["weights_digest"]}
+        asked = context.parameters.model_dump(mode="json")
+        assert asked == context.spec.parameters["check_weights"]
+        made = QUANTIZE.result_of(context.input_record("weights"))
+        return CheckResult(weights_digest=made.weights_digest)
 
 
 @pytest.fixture
@@ -137,7 +144,9 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> StandIns:
 class TestRun:
     @pytest.fixture
     def context(self, checkpoint: Checkpoint, tmp_path: Path) -> StageContext:
-        spec = dry_run_stage(*stages(checkpoint, tmp_path / "store", calibration=CALIBRATION))
+        spec = dry_run_stage(
+            *stages(checkpoint, tmp_path / "store", AWQ | {"calibration": CALIBRATION})
+        )
         assert spec is not None
         folder = tmp_path / "stage"
         folder.mkdir()
@@ -151,11 +160,11 @@ class TestRun:
         self, context: StageContext, stand_ins: StandIns
     ) -> None:
         result = dry_run.run(context)
-        assert result["layers"] == [0, 1]
-        assert result["seconds"].keys() == {"cut", "quantize", "check_weights"}
-        assert all(seconds >= 0 for seconds in result["seconds"].values())
-        assert len(result["verified"]["digest"]) == 64
-        assert result["weights_bytes"] > 64 * 8 * 4
+        assert result.layers == [0, 1]
+        assert result.seconds.keys() == {"cut", "quantize", "check_weights"}
+        assert all(seconds >= 0 for seconds in result.seconds.values())
+        assert len(result.verified.weights_digest) == 64
+        assert result.weights_bytes > 64 * 8 * 4
         assert context.peak_memory_bytes == 5
         assert self.left(context) == {"worker.log", "recipe.json"}
 
@@ -183,10 +192,10 @@ class TestRun:
     def test_what_it_notes_is_told_as_the_dry_runs(
         self, context: StageContext, stand_ins: StandIns
     ) -> None:
-        context.spec.runtime["left_alone"] = ["mlp.gate"]
+        context.spec.runtime["left_alone"] = "mlp.gate"
         dry_run.run(context)
         (note,) = context.notes
-        assert note == "dry run: left in 16 bits besides the recipe's own list: ['mlp.gate']"
+        assert note == "dry run: left in 16 bits besides the recipe's own list: mlp.gate"
         assert isinstance(context.progress, Listener)
         assert context.progress.notes == [f"{context.spec.variant}: {note}"]
 

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from loose_stage import stage_spec
 
+from artifacts.served_model import ServedModel
 from eval_gates.speed.rule import rule_of
 from pipeline.core.errors import UsageError
-from pipeline.core.stage_key import stage_spec
 from pipeline.core.stage_record import StageSpec
 from pipeline.plan.of_speed import Side, find_claims, speed_stages
 from recipes.catalog import load_policy, load_profile
@@ -91,7 +92,7 @@ def test_a_gpu_has_not_the_memory_for_two_servers() -> None:
 
 def side(tmp_path: Path, name: str) -> Side:
     coherence = stage_spec("coherence", name, {"of": name}, {}, {}, tmp_path)
-    return Side(name, {"of": name}, coherence)
+    return Side(name, ServedModel(checkpoint=name), coherence)
 
 
 def stages(tmp_path: Path, **changes: Any) -> dict[str, StageSpec]:
@@ -99,7 +100,7 @@ def stages(tmp_path: Path, **changes: Any) -> dict[str, StageSpec]:
         "claims": find_claims(policy(slo=[SLO, {**SLO, "compare": "baseline"}]), profile()),
         "baseline": side(tmp_path, "baseline"),
         "candidate": side(tmp_path, "fp8"),
-        **{"tokenizer": tmp_path, "environment": "e", "again": {}, **changes},
+        **{"tokenizer": tmp_path, "environment": "e", **changes},
     }
     return speed_stages(**given)
 

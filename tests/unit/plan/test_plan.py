@@ -344,7 +344,12 @@ class TestRounds:
             return StageRecord(
                 **spec.model_dump(include={"stage", "variant", "key", "parameters", "inputs"}),
                 input_digests={},
-                result={"more": open_rounds[spec.key]},
+                result={
+                    "metric": "acc",
+                    "n": 1,
+                    "answers_digest": "d",
+                    "more": open_rounds[spec.key],
+                },
                 notes=[],
                 seconds=1,
                 finished="",
@@ -380,7 +385,10 @@ class TestMachine:
         calibrated = of((AWQ,), MADE)
         assert changed(wanted, other) == ALL_SERVED | JUDGES | calibrated
         awq = next(v for v in other.plan().variants if v.recipe.name == AWQ)
-        assert awq.stages["quantize"].parameters["compute"] == {"dtype": "float32"}
+        assert awq.stages["quantize"].parameters["compute"] == {
+            "dtype": "float32",
+            "environment": {},
+        }
         assert awq.arguments is not None
         assert awq.arguments.engine_arguments["kv-cache-dtype"] == "auto"
         assert awq.arguments.engine_arguments["dtype"] == "float32"
@@ -391,7 +399,7 @@ class TestMachine:
         fitted = wanted.profile.fit_to(("avx2", "avx512f", "avx512_bf16"))
         assert changed(wanted, replace(wanted, profile=fitted)) == set()
         judge = wanted.plan().judge_stage(wanted.plan().variants[0], {})
-        assert "fallbacks" not in judge.parameters
+        assert judge.parameters["fallbacks"] == {}
 
     def test_features_to_do_with_are_in_every_key(
         self, wanted: Wanted, monkeypatch: pytest.MonkeyPatch
@@ -400,7 +408,10 @@ class TestMachine:
         limits = {"ATEN_CPU_CAPABILITY": "avx2"}
         monkeypatch.setattr(planner, "limiting_variables", lambda: limits)
         awq = next(v for v in wanted.plan().variants if v.recipe.name == AWQ)
-        assert awq.stages["quantize"].parameters["compute"] == {"environment": limits}
+        assert awq.stages["quantize"].parameters["compute"] == {
+            "dtype": None,
+            "environment": limits,
+        }
         assert awq.stages["quantize"].key != before.variants[1].stages["quantize"].key
 
     def test_hardware(self, wanted: Wanted) -> None:

@@ -95,7 +95,7 @@ class TestPromoteRun:
             str(s.key) for s in mixed.report.stages if (s.name, s.variant) == ("quantize", TWO)
         }
         folder = mixed.store.stage_folder("quantize", quantize)
-        edit(folder / "stage.json", lambda record: record["result"].update(made="again"))
+        edit(folder / "stage.json", lambda record: record["result"].update(device="another"))
         mixed.run()
         mixed.promote()
         versions = mixed.registry.versions("model")

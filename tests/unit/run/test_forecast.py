@@ -10,6 +10,7 @@ import pytest
 from finished_stage import put_record, stage_record
 from listener import Listener
 from quantized_checkpoint import SIZE, source_files
+from sample_stages import PARAMETERS, RESULTS
 from small_checkpoint import write_files
 
 from pipeline.core.errors import CheckpointError, UsageError
@@ -82,12 +83,12 @@ class Planning:
         *,
         more: bool = False,
     ) -> None:
-        result: dict[str, Any] = SERVER_FACTS if stage == "coherence" else {"more": more}
+        found = {"coherence": SERVER_FACTS, "evaluate": {"more": more}}.get(stage, {})
         record = stage_record(
             stage=stage,
             key=key,
-            parameters=parameters,
-            result=result,
+            parameters=PARAMETERS.get(stage, {}) | parameters,
+            result=RESULTS[stage] | found,
             seconds=seconds,
             inputs={},
             input_digests={},
@@ -221,10 +222,11 @@ class TestTimes:
         assert found.total().endswith("time not known yet")
 
     def test_the_median_of_such_stages(self, planning: Planning) -> None:
-        preset = {"quantization": {"kind": "preset"}}
+        preset = {"quantization": {"kind": "preset", "scheme": "FP8_DYNAMIC"}}
+        awq = {"quantization": {"kind": "awq", "calibration": {}}}
         for number, seconds in enumerate((10.0, 20.0, 90.0)):
             planning.remember("quantize", f"old{number}", preset, seconds)
-        planning.remember("quantize", "awq", {"quantization": {"kind": "awq"}}, 1000.0)
+        planning.remember("quantize", "awq", awq, 1000.0)
         planning.remember("evaluate", "old", {"suite": {"kind": "rouge"}}, 33.0)
         planning.remember("coherence", "old", {}, 2.0)
         for variant, served in ((RECIPE, SERVED), ("baseline", OF_BASELINE)):

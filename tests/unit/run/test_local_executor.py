@@ -21,7 +21,9 @@ from filelock import FileLock
 from finished_stage import put_record, stage_record
 from here_executor import HereExecutor
 from listener import Listener
+from loose_stage import stage_spec
 from quantized_checkpoint import inspected
+from sample_stages import RESULTS
 from small_checkpoint import write_files
 from sound_variants import (
     LINEAR,
@@ -42,7 +44,6 @@ from pipeline.core.errors import (
     WorkerError,
 )
 from pipeline.core.processes import GuardedProcess
-from pipeline.core.stage_key import stage_spec
 from pipeline.core.stage_record import StageReference, StageSpec
 from pipeline.core.store import Store
 from pipeline.environments.settings import Settings, load_settings
@@ -71,7 +72,7 @@ class Run:
         write_files(self.folder / "source", source_files())
         write_files(self.variant(), variant_files("fp8-dynamic"))
         made = {"stage": "quantize", "key": "made", "inputs": {}, "input_digests": {}}
-        put_record(self.store, stage_record(**made, result={"weights_digest": "0" * 64}))
+        put_record(self.store, stage_record(**made, result=RESULTS["quantize"]))
         source = inspected(self.folder / "source")
         quantization = recipe("fp8-dynamic")
         return stage_spec(

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from listener import Listener
+from loose_stage import stage_spec
 from pydantic import ValidationError
 from tiny_engine import Tiny
 
@@ -17,7 +18,6 @@ from artifacts.deployable import Deployable
 from artifacts.serving_arguments import ServingArguments
 from pipeline.core.errors import EvidenceError, ServingError, UsageError
 from pipeline.core.events import Silent
-from pipeline.core.stage_key import stage_spec
 from pipeline.core.store import Store
 from pipeline.serving.engine_version import engine_version
 from pipeline.serving.server import Server

@@ -11,9 +11,9 @@ import pytest
 from completions_stand_in import CompletionsStandIn
 from finished_stage import put_record, stage_record
 from listener import Listener
+from loose_stage import stage_spec
 
 from pipeline.core.errors import ServingError
-from pipeline.core.stage_key import stage_spec
 from pipeline.core.stage_record import StageRecord, StageReference
 from pipeline.core.store import Store
 from pipeline.serving.server_address import free_port
@@ -28,6 +28,9 @@ SERVER_FACTS = {"ready_seconds": 50.0, "kv_cache_tokens": "4096"}
 def server() -> Iterator[CompletionsStandIn]:
     with CompletionsStandIn() as stand_in:
         yield stand_in
+
+
+ELSEWHERE = {"side": "candidate", "url": "u", "model": "m", "session": "s", "tokenizer": "t"}
 
 
 @pytest.fixture
@@ -45,7 +48,7 @@ def run(store: Store, url: str, baseline: float | None = None, **parameters: Any
         )
         inputs["baseline"] = StageReference(stage="coherence", key="base")
     runtime: dict[str, Any] = {"url": url, "model": SERVED_NAME, "server": SERVER_FACTS}
-    parameters = {"serving": {}, **parameters}
+    parameters = {"serving": {"engine_arguments": {}, "environment": {}}, **parameters}
     return execute(
         stage_spec("coherence", "fp8", parameters, inputs, runtime, store.root), Listener()
     )
@@ -144,14 +147,14 @@ class TestServedBySomeoneElse:
         self, store: Store, server: CompletionsStandIn
     ) -> None:
         server.scores = False
-        record = run(store, server.url, baseline=7.0, endpoint=server.url)
+        record = run(store, server.url, baseline=7.0, endpoint=ELSEWHERE)
         assert (record.result["perplexity"], record.result["incoherent"]) == (None, "")
         assert "perplexity not measured" in record.notes[0]
 
     def test_and_must_speak(self, store: Store, server: CompletionsStandIn) -> None:
         server.scores = False
         server.text = ""
-        assert run(store, server.url, endpoint=server.url).result["incoherent"]
+        assert run(store, server.url, endpoint=ELSEWHERE).result["incoherent"]
 
     def test_ours_must_score(self, store: Store, server: CompletionsStandIn) -> None:
         server.scores = False
@@ -162,7 +165,7 @@ class TestServedBySomeoneElse:
         self, store: Store, server: CompletionsStandIn, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("OPENAI_API_KEY", "a key")
-        run(store, server.url, endpoint=server.url)
+        run(store, server.url, endpoint=ELSEWHERE)
         assert {sent["Authorization"] for sent in server.headers} == {"Bearer a key"}
 
 

@@ -25,5 +25,5 @@ MARGINS: Any = {"fp8": Margin(points=0.1)}
     ],
 )
 def test_the_metric_of_each_kind(suite: AnySuite, metric: str) -> None:
-    context: Any = SimpleNamespace(parameters={"suite": describe_asked(suite)})
+    context: Any = SimpleNamespace(parameters=SimpleNamespace(suite=describe_asked(suite)))
     assert metric_of(context) == metric

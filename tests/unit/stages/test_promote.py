@@ -12,6 +12,7 @@ import pytest
 from empty_registry import tables
 from finished_stage import put_record, stage_record
 from listener import Listener
+from loose_stage import stage_spec
 
 from artifacts.registry.mlflow_registry import MlflowRegistry
 from artifacts.registry.registry import (
@@ -24,7 +25,6 @@ from artifacts.registry.registry import (
 )
 from pipeline.core.digest import digest_bytes, digest_json
 from pipeline.core.errors import RegistryError
-from pipeline.core.stage_key import stage_spec
 from pipeline.core.stage_record import StageRecord, StageReference, StageSpec
 from pipeline.core.store import Store
 from pipeline.stages.context import execute
@@ -104,7 +104,9 @@ class Promotion:
         spec = self.spec(*candidates, **how)
         store = Store(self.store)
         for reference in spec.inputs.values():
-            put_record(store, stage_record(**reference.model_dump(), inputs={}))
+            asked = {"policy": spec.parameters["policy"]}
+            record = stage_record(**reference.model_dump(), inputs={}, parameters=asked)
+            put_record(store, record)
             if reference.stage == "evidence":
                 output = store.stage_folder(reference.stage, reference.key) / "output"
                 output.mkdir(exist_ok=True)

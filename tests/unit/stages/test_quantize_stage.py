@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 from listener import Listener
+from loose_stage import stage_spec
 from quantized_checkpoint import inspected
 from small_checkpoint import checkpoint_files, safetensors, write_files
 
 from pipeline.core.errors import StoreError, WorkerError
-from pipeline.core.stage_key import stage_spec
 from pipeline.core.stage_record import StageSpec
 from pipeline.core.store import Store
 from pipeline.inspection.variant_size import estimated_bytes
@@ -38,6 +38,7 @@ def test_the_recipe_as_it_was_used(tmp_path: Path) -> None:
     recipe = load_recipe("awq-w4a16-sym")
     calibration = recipe.quantization.calibration
     assert calibration is not None
+    source = inspected(write_files(tmp_path / "model", checkpoint_files())).model_dump(mode="json")
     used = recipe.quantization.model_copy(
         update={
             "calibration": calibration.model_copy(update={"samples": 8}),
@@ -47,9 +48,9 @@ def test_the_recipe_as_it_was_used(tmp_path: Path) -> None:
     spec = stage_spec(
         "quantize",
         recipe.name,
-        {"quantization": used.model_dump()},
+        {"checkpoint": "c", "environment": "e", "quantization": used.model_dump()},
         {},
-        {"recipe": recipe.model_dump(mode="json")},
+        {"checkpoint": source, "recipe": recipe.model_dump(mode="json")},
         tmp_path / "store",
     )
     keep_recipe(StageContext(spec, tmp_path, Store(tmp_path / "store"), Listener()))
@@ -119,7 +120,7 @@ def test_only_a_stream_goes_on_with_a_killed_trys_files(
     spec = stage_spec(
         "quantize",
         recipe.name,
-        {"quantization": recipe.quantization.model_dump(), "trust_remote_code": False},
+        {"checkpoint": "c", "environment": "e", "quantization": recipe.quantization.model_dump()},
         {},
         {"checkpoint": source.model_dump(mode="json")},
         store.root,
@@ -161,10 +162,10 @@ class TestSpace:
         needed = estimated_bytes(source, quantization)
         assert 2**20 * bits // 8 < needed < 2**20 * (bits + 1) // 8
         self.disk(monkeypatch, needed)
-        check_space(output, source, quantization.model_dump())
+        check_space(output, source, quantization)
         self.disk(monkeypatch, needed - 1)
         with pytest.raises(StoreError, match=r"the disk has 0\.0") as caught:
-            check_space(output, source, quantization.model_dump())
+            check_space(output, source, quantization)
         assert caught.value.where == str(output)
         assert "--store DIR" in caught.value.cure
 
@@ -174,7 +175,7 @@ class TestSpace:
         quantization = load_recipe("fp8-dynamic").quantization
         (output / FIRST).write_bytes(bytes(2**19))
         self.disk(monkeypatch, estimated_bytes(source, quantization) - 2**19)
-        check_space(output, source, quantization.model_dump())
+        check_space(output, source, quantization)
         (output / FIRST).unlink()
         with pytest.raises(StoreError):
-            check_space(output, source, quantization.model_dump())
+            check_space(output, source, quantization)

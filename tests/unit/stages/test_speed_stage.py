@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 from listener import Listener
+from loose_stage import stage_spec
 
+from artifacts.stages.speed import SpeedParameters, SpeedRuntime
 from eval_gates.speed.load import LOADS
 from pipeline.core.errors import ServingError
 from pipeline.core.process_environment import Need
-from pipeline.core.stage_key import stage_spec
 from pipeline.core.store import Store
 from pipeline.stages import speed
 from pipeline.stages.context import StageContext
@@ -20,7 +21,7 @@ from pipeline.stages.context import StageContext
 RANDOM = {"kind": "random", "input_tokens": 8, "output_tokens": 4}
 
 
-class Context(StageContext):
+class Context(StageContext[SpeedParameters, SpeedRuntime]):
     """Its worker measures nothing."""
 
     asked: dict[str, Any]
@@ -47,7 +48,7 @@ def context(tmp_path: Path, workload: dict[str, Any], **runtime: Any) -> Context
         "fp8",
         {
             **{"claim": "ratio", "name": "chat", "workload": workload, "rule": {"minimum": 1.0}},
-            "sides": {"baseline": {}, "candidate": {"serving": {"engine": "vllm"}}},
+            "sides": {"baseline": {}, "candidate": {}},
         },
         {},
         {"endpoints": endpoints, "tokenizer": "t", **runtime},
@@ -61,8 +62,8 @@ def context(tmp_path: Path, workload: dict[str, Any], **runtime: Any) -> Context
 def test_it_says_whom_to_ask_and_draws_its_traffic_anew(tmp_path: Path) -> None:
     stage = context(tmp_path, RANDOM)
     first, second = speed.run(stage), speed.run(stage)
-    assert (first["state"], first["units"]) == ("pass", 3)
-    assert first["seed"] != second["seed"]
+    assert (first.state, first.units) == ("pass", 3)
+    assert first.seed != second.seed
     assert stage.given["environment"]["PYTHONHASHSEED"] == "0"
     assert stage.given["needs"] == []
     endpoint = stage.asked["endpoints"]["candidate"]

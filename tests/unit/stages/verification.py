@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from finished_stage import put_record, stage_record
 from listener import Listener
+from loose_stage import stage_spec
 from quantized_checkpoint import inspected
 from small_checkpoint import write_files
 from sound_variants import (
@@ -21,7 +22,6 @@ from sound_variants import (
 )
 
 from pipeline.core.errors import VerificationError
-from pipeline.core.stage_key import stage_spec
 from pipeline.core.stage_record import StageRecord, StageReference
 from pipeline.core.store import Store
 from pipeline.stages.context import execute
@@ -42,7 +42,9 @@ class Verification:
         self.kind = kind
         write_files(self.source, source_files(tied=tied))
         write_files(self.variant, variant_files(kind, tied=tied, scale=scale))
-        made = stage_record(stage="quantize", key="made", result={"weights_digest": "d" * 64})
+        made = stage_record(
+            stage="quantize", key="made", result={"weights_digest": "d" * 64, "weights_bytes": 1}
+        )
         put_record(Store(self.folder / "store"), made)
 
     def write_variant_weights(self, tensors: Tensors) -> None:

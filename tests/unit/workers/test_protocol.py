@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 from listener import Listener
+from loose_stage import stage_spec
 
 from pipeline.core.errors import EvaluationDataError, WorkerError
 from pipeline.core.events import EVENTS_FD_VARIABLE
-from pipeline.core.stage_key import stage_spec
 from pipeline.core.store import Store
 from pipeline.stages.context import BOOTSTRAP, StageContext
 

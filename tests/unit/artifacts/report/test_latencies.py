@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from reported_run import reported_run
@@ -11,6 +10,7 @@ from reported_run import reported_run
 from artifacts.report.figure import Names
 from artifacts.report.latencies import burst, latency_figures, timings_of
 from artifacts.report.run_evidence import RunEvidence
+from recipes.schema import Workload
 
 
 def test_timings_of_requests() -> None:
@@ -37,17 +37,18 @@ def test_a_figure_a_metric(tmp_path: Path) -> None:
     assert [row[0] for row in figures[1].table.rows] == ["baseline", "fp8-dynamic", "awq-w4a16"]
     assert figures[1].table.rows[0][1:] == ("20.0",) * 4
     assert figures[3].table.rows[1][1] == "140.0"
-    assert figures[0].notes == (
-        "baseline, fp8-dynamic, awq-w4a16: input tokens 128; 0 requests failed",
-    )
+    (note,) = figures[0].notes
+    assert note.startswith("baseline, fp8-dynamic, awq-w4a16: input tokens 128, output tokens 32")
+    assert "; 0 requests failed; 50% of the requests begin together" in note
 
 
 @pytest.mark.parametrize(
     ("workload", "share"),
     [({"requests": 256, "concurrency": 64}, "25%"), ({"requests": 4, "concurrency": 8}, "100%")],
 )
-def test_the_share_of_the_starting_burst_is_told(workload: dict[str, Any], share: str) -> None:
-    assert f"; {share} of the requests begin together" in burst(workload)
+def test_the_share_of_the_starting_burst_is_told(workload: dict[str, int], share: str) -> None:
+    told = burst(Workload(input_tokens=1, output_tokens=1, **workload))
+    assert f"; {share} of the requests begin together" in told
 
 
 def test_percentiles_of_the_record_where_requests_are_gone(tmp_path: Path) -> None:

@@ -38,8 +38,8 @@ def test_the_answers_of_all_rounds_are_found(bench: FakeRun) -> None:
         assert path is not None
         assert "as recorded" in path.note
         assert path.questions[-1] == gate.n
-        ((suite, record),) = evidence.collect_answers(variant.recipe)
-        assert (suite, record.result["n"]) == ("code", gate.n)
+        ((suite, kept),) = evidence.collect_answers(variant.recipe)
+        assert (suite, kept.result.n) == ("code", gate.n)
     assert evidence.missing == []
 
 

@@ -6,17 +6,18 @@ import dataclasses
 from typing import Any
 
 import pytest
+from finished_stage import stage_record
 from measured_loads import blocks, load_in_waves, round_of
 from sample_reports import gate_report
 
 from artifacts.ci.case import speed_case
+from artifacts.evidence.verdict import speed_of
 from artifacts.gate_row import speed_row
+from artifacts.stages.judge import JudgeParameters
 from eval_gates.judge import overall
 from eval_gates.records import Tier
 from eval_gates.speed.load import MeasuredLoad
 from eval_gates.speed.report import SpeedReport, judge_speed
-from eval_gates.verdict import speed_of
-from pipeline.core.stage_record import StageRecord
 from recipes.policy import Policy
 
 SPEED: dict[str, Any] = {
@@ -39,10 +40,13 @@ def policy(speed: dict[str, Any] | None = SPEED) -> Policy:
 
 def judged(loads: dict[str, list[MeasuredLoad]], **rule: Any) -> list[SpeedReport]:
     """By the policy, of what was measured of each of its claims."""
-    record = StageRecord.model_construct(parameters={"rule": {"hit_rate": None, **rule}})
-    return speed_of(
-        policy(), {"accelerator": "cpu"}, set(loads), lambda _: record, lambda role: loads[role]
-    )
+    measured = {
+        **{"claim": "ratio", "name": "chat", "workload": {}, "sides": {}},
+        "rule": {"hit_rate": None, **rule},
+    }
+    record = stage_record(stage="speed", parameters=measured)
+    asked = JudgeParameters(policy=policy(), family="fp8", accelerator="cpu")
+    return speed_of(asked, set(loads), lambda _: record, lambda role: loads[role])
 
 
 def of_ratio(*ratios: float, tier: Tier = "critical") -> SpeedReport:
@@ -70,7 +74,8 @@ def test_each_claim_is_judged_by_the_policy() -> None:
 
 def test_what_was_not_measured_is_undecided() -> None:
     assert {each.verdict for each in judged({})} == {"undecided"}
-    assert speed_of(policy(None), {}, set(), None, None) == []  # type: ignore[arg-type]
+    asked = JudgeParameters(policy=policy(None), family="fp8")
+    assert speed_of(asked, set(), None, None) == []  # type: ignore[arg-type]
 
 
 def test_an_allowance_for_lives_is_taken_from_the_stage() -> None:

@@ -5,17 +5,20 @@ A pure function of what the stage `judge` has at hand, so that anyone can comput
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
+from artifacts.stages.benchmark import BENCHMARK
+from artifacts.stages.evaluate import EVALUATE
+from artifacts.stages.judge import JudgeParameters, JudgeResult
+from artifacts.stages.questions import QUESTIONS
+from artifacts.stages.speed import SPEED as LOADED
 from eval_gates.judge import judge_suite, overall
-from eval_gates.planned_bets import bets_in
 from eval_gates.records import ThroughputReport
 from eval_gates.speed.load import MeasuredLoad
 from eval_gates.speed.report import SpeedReport, judge_speed
 from eval_gates.throughput import judge_throughput
 from pipeline.core.stage_record import StageRecord
-from recipes.policy import Policy
 
 Answers = Callable[[str], list[dict[str, Any]]]
 Record = Callable[[str], StageRecord]
@@ -26,12 +29,12 @@ SPEED = "speed."  # begins the role of a stage that measured a claim on speed
 
 
 def judge_evidence(
-    parameters: dict[str, Any],
+    parameters: JudgeParameters,
     roles: set[str],
     answers: Answers,
     record: Record,
     loads: Loads,
-) -> dict[str, Any]:
+) -> JudgeResult:
     """The verdict from kept evidence; nothing else is read, so anyone can compute it again.
 
     Args:
@@ -42,55 +45,52 @@ def judge_evidence(
         record: of a stage, by role.
         loads: of a stage `speed`, in the order of measuring, by role.
     """
-    policy = Policy.model_validate(parameters["policy"])
-    planned = bets_in(parameters)
+    policy, planned = parameters.policy, parameters.planned_bets or {}
+    questions = {name: QUESTIONS.result_of(record(f"questions.{name}")) for name in policy.suites}
     gates = [
         judge_suite(
             name,
             suite,
-            metric=record(f"candidate.{name}").result["metric"],
+            metric=EVALUATE.result_of(record(f"candidate.{name}")).metric,
             baseline=answers(f"baseline.{name}"),
             candidate=answers(f"candidate.{name}"),
             again=answers(f"again.{name}") if f"again.{name}" in roles else [],
-            available=units_of(record(f"questions.{name}").result),
-            guessing=record(f"questions.{name}").result["guessing"],
-            family=parameters["family"],
+            available=questions[name].units,
+            guessing=questions[name].guessing,
+            family=parameters.family,
             alpha=policy.alpha,
             planned_bet=planned.get(name),
         )
         for name, suite in policy.suites.items()
     ]
-    throughput = throughput_of(policy, parameters, record) if has_load_test(roles) else None
-    speed = speed_of(policy, parameters, roles, record, loads)
+    throughput = throughput_of(parameters, record) if has_load_test(roles) else None
+    speed = speed_of(parameters, roles, record, loads)
     verdict, reason, p_value = overall(gates, throughput, speed)
-    number = number_in(parameters)
-    return {
-        "verdict": verdict,
-        "reason": reason if number in (None, 1) else f"{reason}; trial {number} of this baseline",
-        "p_value": p_value,
-        "trial": number,
-        "gates": [gate.model_dump() for gate in gates],
-        "throughput": throughput.model_dump() if throughput else None,
-        # A policy that claims none has verdicts as they were before there were such claims.
-        **({"speed": [each.model_dump() for each in speed]} if policy.speed else {}),
-    }
+    number = parameters.number
+    return JudgeResult(
+        verdict=verdict,
+        reason=reason if number in (None, 1) else f"{reason}; trial {number} of this baseline",
+        p_value=p_value,
+        trial=number,
+        gates=gates,
+        throughput=throughput,
+        speed=speed,
+    )
 
 
 def speed_of(
-    policy: Policy, parameters: Mapping[str, Any], roles: set[str], record: Record, loads: Loads
+    parameters: JudgeParameters, roles: set[str], record: Record, loads: Loads
 ) -> list[SpeedReport]:
     """A report for each of the policy's claims on speed; one that was not measured is undecided.
 
     Of what a stage says of its rule, only how its server's lives were arranged is taken; the rest
     is the policy's.
     """
-    if policy.speed is None:
-        return []
-    reports = []
-    for claim in policy.speed.claims:
+    policy, reports = parameters.policy, []
+    for claim in policy.speed.claims if policy.speed else ():
         role = f"{SPEED}{claim.name}"
-        kept = record(role).parameters["rule"] if role in roles else {}
-        rule = claim.rule(parameters["accelerator"] or None, policy.alpha, kept.get("hit_rate"))
+        kept = LOADED.parameters_of(record(role)).rule if role in roles else {}
+        rule = claim.rule(parameters.accelerator or None, policy.alpha, kept.get("hit_rate"))
         lives = {key: kept[key] for key in OF_LIVES if key in kept}
         reports.append(
             judge_speed(
@@ -106,29 +106,24 @@ def speed_of(
     return reports
 
 
-def units_of(questions: dict[str, Any]) -> int:
-    """How many questions there are; where they belong together, how many clusters."""
-    return int(questions.get("clusters") or questions["questions"])
-
-
 def has_load_test(roles: set[str]) -> bool:
     """Whether there is a load test; endpoints that someone else serves have none."""
     return "candidate.benchmark" in roles
 
 
-def throughput_of(policy: Policy, parameters: dict[str, Any], record: Record) -> ThroughputReport:
+def throughput_of(parameters: JudgeParameters, record: Record) -> ThroughputReport:
     """The throughput gate."""
+    policy, accelerator = parameters.policy, parameters.accelerator
+    if not accelerator:
+        raise ValueError("it does not say what the load test was on")
+    baseline, candidate = (
+        BENCHMARK.result_of(record(f"{side}.benchmark")) for side in ("baseline", "candidate")
+    )
     return judge_throughput(
-        record("baseline.benchmark").result,
-        record("candidate.benchmark").result,
-        minimum_ratio=policy.throughput.minimum_ratio[parameters["accelerator"]],
+        baseline.model_dump(),
+        candidate.model_dump(),
+        minimum_ratio=policy.throughput.minimum_ratio[accelerator],
         maximum_failed_requests=policy.throughput.maximum_failed_requests,
         tier=policy.throughput.tier,
-        note=parameters["throughput_note"],
+        note=parameters.throughput_note,
     )
-
-
-def number_in(parameters: Mapping[str, Any]) -> int | None:
-    """Which trial a judge stage's parameters say that it is; None before trials were counted."""
-    trial = parameters.get("trial")
-    return int(trial["number"]) if trial is not None else None

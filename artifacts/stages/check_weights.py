@@ -1,0 +1,54 @@
+"""The stage that compares a variant's weights with their source."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from pipeline.checkpoint.folder import Checkpoint
+from pipeline.core.record import Record
+from pipeline.core.stage import Stage
+from recipes.quantization import Quantization
+
+
+class CheckParameters(Record):
+    """What they must be."""
+
+    checkpoint: str = Field(description="digest of the source")
+    quantization: Quantization
+
+
+class CheckRuntime(Record):
+    """Where the source lies."""
+
+    checkpoint: Checkpoint
+
+
+class Sqnr(Record):
+    """Signal to quantization noise of the layers."""
+
+    median_db: float | None
+    floor_db: float | None
+    worst: list[dict[str, Any]] = Field([], fail_fast=True)
+
+
+class CheckResult(Record):
+    """What was found of sound weights."""
+
+    weights_digest: str = Field(
+        description="so that what was measured of other weights is stale when they are made again"
+    )
+    weights_bytes: int | None = None
+    planned_bytes: int | None = None
+    size_ratio: float | None = Field(None, description="to the source's")
+    quantized_tensors: int | None = None
+    kept_tensors: int | None = None
+    merged_tensors: int | None = None
+    altered_tensors: dict[str, str] = Field({}, description="how each is stored otherwise")
+    scales_checked: int | None = None
+    sqnr: Sqnr | None = None
+    config_keys_dropped: list[str] = Field([], fail_fast=True)
+
+
+CHECK_WEIGHTS = Stage("check_weights", 4, CheckParameters, CheckRuntime, CheckResult)

@@ -1,0 +1,52 @@
+"""The stage that makes the folder to deploy: weights, card and bundle."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from eval_gates.records import Verdict
+from pipeline.checkpoint.source_facts import SourceFacts
+from pipeline.core.record import Record
+from pipeline.core.stage import Stage
+
+
+class EvidenceParameters(Record):
+    """What the bundle is about."""
+
+    recipe: str
+    override: str | None = Field(description="why it is promoted though it did not pass")
+    name: str = Field(description="in the registry")
+    profile: str
+    policy: str
+    source: SourceFacts
+    tried: list[str] = Field(fail_fast=True, description="recipes whose number counts")
+    unjudged: dict[str, Literal["fail", "error", "skipped"]] = Field(
+        description="what became of those without gates"
+    )
+    rests_on: str = Field(description="digest of all results that it rests on")
+
+
+class EvidenceRuntime(Record):
+    """Of which run it tells."""
+
+    run: str
+    command: str
+
+
+class EvidenceResult(Record):
+    """What was made."""
+
+    recipe: str
+    verdict: Verdict | Literal["error", "skipped"]
+    override: str | None
+    weights_digest: str
+    manifest_digest: str = Field(
+        description="of the list of every file: whoever has it can check all of them"
+    )
+    files: int
+    bundle_bytes: int
+
+
+EVIDENCE = Stage("evidence", 2, EvidenceParameters, EvidenceRuntime, EvidenceResult)

@@ -1,0 +1,68 @@
+"""The stage that registers variants and moves an alias."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from artifacts.deployable import Deployable
+from pipeline.core.record import Record
+from pipeline.core.stage import Stage
+from recipes.policy import Policy
+
+
+class Candidate(Record, serialize_by_alias=True):
+    """A variant that is to be registered."""
+
+    recipe: str
+    weights_bytes: int
+    throughput_ratio: float
+    verdict: str
+    trust_remote_code: bool
+    deployable: Deployable
+
+
+class PromotedSource(Record):
+    """The checkpoint that the variants were made of."""
+
+    checkpoint: str
+    ref: str
+    revision: str
+
+
+class PromoteParameters(Record, serialize_by_alias=True):
+    """What goes where."""
+
+    policy: Policy
+    candidates: list[Candidate] = Field(fail_fast=True)
+    name: str
+    registry: str
+    alias: str
+    previous_alias: str | None
+    override: str | None
+    source: PromotedSource
+
+
+class PromoteRuntime(Record):
+    """Who promotes, and what the alias must point to."""
+
+    explicit: bool = Field(description="asked for by name, and not the end of a run")
+    since: str | None = Field(None, description="what it pointed to then")
+    replaces: str | None = Field(None, description="this version")
+    run: str
+    who: str
+    reasons: dict[str, str]
+
+
+class PromoteResult(Record):
+    """What is registered now."""
+
+    name: str
+    versions: dict[str, str]
+    champion: str
+    alias: str
+    registry: str
+    replaced: str | None
+    moved: bool
+
+
+PROMOTE = Stage("promote", 2, PromoteParameters, PromoteRuntime, PromoteResult)

@@ -1,0 +1,76 @@
+"""The stage that makes a variant's weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from pipeline.checkpoint.folder import Checkpoint
+from pipeline.core.record import Record
+from pipeline.core.stage import Stage, WorkerRuntime
+from recipes.quantization import Quantization
+
+
+class MadeWeights(Record):
+    """How weights are made, or were that are taken in."""
+
+    checkpoint: str = Field(description="digest of the source")
+    quantization: Quantization
+    calibration_data: dict[str, Any] = Field({}, description="identity of the texts")
+    environment: str = Field(description="identity of the one that quantizes")
+
+
+class Compute(Record):
+    """What changes the numbers of a calibration."""
+
+    dtype: str | None = Field(None, description="None for the model's own")
+    environment: dict[str, str] = Field({}, description="variables that limit the CPU's features")
+
+
+class QuantizeParameters(MadeWeights):
+    """How weights are made."""
+
+    trust_remote_code: bool = False
+    compute: Compute = Compute()
+
+    @property
+    def kind(self) -> str:
+        """What its duration depends on most."""
+        return self.quantization.kind
+
+
+class QuantizeRuntime(WorkerRuntime):
+    """Where the source and the texts lie."""
+
+    checkpoint: Checkpoint
+    recipe: dict[str, Any] = Field({}, description="as it is kept beside the weights")
+    left_alone: str = Field("", description="what stays in 16 bits besides the recipe's own list")
+    calibration_file: str | None = None
+    needs_hub: bool = False
+
+
+class QuantizeResult(Record):
+    """What was made; what a quantizer does not tell is None."""
+
+    weights_digest: str
+    weights_bytes: int
+    versions: dict[str, str] = Field({}, description="of the libraries")
+    scheme: str | None = None
+    group_size: int | None = None
+    quantized_modules: int | None = None
+    calibration_blocks: int | None = None
+    calibration_tokens: int | None = None
+    calibration_digest: str | None = None
+    experts: int | None = None
+    least_tokens_of_an_expert: int | None = None
+    shards: int | None = None
+    shards_reused: int | None = None
+    source_bytes: int | None = None
+    device: str | None = None
+    worst_scaling_error: float | None = None
+    divergence_nats: float | None = None
+    same_next_token: float | None = None
+
+
+QUANTIZE = Stage("quantize", 5, QuantizeParameters, QuantizeRuntime, QuantizeResult)

@@ -1,0 +1,54 @@
+"""The stage that lays out a suite's questions in the order of asking."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from pipeline.core.record import Record
+from pipeline.core.stage import Stage, WorkerRuntime
+
+
+class QuestionsParameters(Record):
+    """Which questions."""
+
+    suite: dict[str, Any] = Field(description="of the policy, without the keys of the test")
+    source: dict[str, Any] = Field(description="identity of what they are read from")
+    seed: int = Field(description="of their order")
+
+    @property
+    def kind(self) -> str:
+        """What its duration depends on most."""
+        return str(self.suite["kind"])
+
+
+class QuestionsRuntime(WorkerRuntime):
+    """Where they lie."""
+
+    folder: str | None = Field(None, description="of --eval-data, or of a task's file")
+    suite: str = Field("", description="its name in the policy")
+
+
+class QuestionsResult(Record):
+    """What was laid out."""
+
+    questions: int
+    questions_digest: str
+    guessing: float = Field(description="mean score of one who guesses")
+    clusters: int | None = Field(None, description="of questions that belong together")
+    source: dict[str, Any] = Field({}, description="as in the parameters")
+    dropped: int = 0
+    dropped_why: str = ""
+    task: str | None = Field(None, description="of lm-eval, as its metric and revision")
+    metric: str | None = None
+    revision: str | None = None
+    shared_text: str | None = Field(None, description="field that several of them have in common")
+
+    @property
+    def units(self) -> int:
+        """How many questions there are; where they belong together, how many clusters."""
+        return self.clusters or self.questions
+
+
+QUESTIONS = Stage("questions", 5, QuestionsParameters, QuestionsRuntime, QuestionsResult)
