@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -189,22 +188,24 @@ class Evidence:
         else:
             self._judge = self._find(StageReference(stage="judge", key=key))
         self._inputs = self._judge.inputs if self._judge is not None else {}
+        self._records: dict[str, StageRecord] = {}
         if self._judge is not None:
             self._check_record(self._judge)
             for role, reference in self._inputs.items():
-                self._check_input(role, reference, self._judge)
+                if (record := self._find(reference)) is not None:
+                    self._records[role] = record
+                    self._check_input(role, reference, record, self._judge)
             rounds = {
                 role: record
-                for role, reference in self._inputs.items()
-                if role.startswith((CANDIDATE, SPEED)) and reference.stage in ("evaluate", "speed")
-                if (record := self._find(reference)) is not None
+                for role, record in self._records.items()
+                if role.startswith((CANDIDATE, SPEED))
+                and self._inputs[role].stage in ("evaluate", "speed")
             }
             parameters = JUDGE.parameters_of(self._judge)
             self.problems += find_miscounts(parameters, recipe, tried, rounds)
-            found = self._find_inputs()
-            self.problems += mixed_sides(self._judge, found)
+            self.problems += mixed_sides(self._judge, self._records)
             if not self._has_gap:
-                self._check_asked(found)
+                self._check_asked()
 
     def judge_again(self) -> JudgeResult | None:
         """The verdict that follows from the evidence; None where it cannot be computed."""
@@ -219,7 +220,11 @@ class Evidence:
             if kept.parameters.planned_bets not in (None, planned):
                 self.problems.append("its bets are not those that its policy plans")
             again = judge_evidence(
-                kept.parameters, set(judge.inputs), self._answers, self._record, self._loads
+                kept.parameters,
+                set(judge.inputs),
+                self._answers,
+                self._records.__getitem__,
+                self._loads,
             )
             ours, theirs = (report_judged("", None, each) for each in (kept.result, again))
         except (ValueError, KeyError, TypeError, OSError, PrepareError) as error:
@@ -233,23 +238,23 @@ class Evidence:
         """Whether something that the verdict rests on is not there."""
         return any("is missing" in problem for problem in self.problems)
 
-    def _check_asked(self, found: Mapping[str, StageRecord]) -> None:
+    def _check_asked(self) -> None:
         try:
-            self.problems += self._find_misasked(found)
+            self.problems += self._find_misasked()
         except PrepareError as error:
             self.problems.append(f"{error.where}: {error.what}; its evidence is missing")
 
-    def _find_misasked(self, found: Mapping[str, StageRecord]) -> Iterator[str]:
+    def _find_misasked(self) -> Iterator[str]:
         """Where answers are not those to the questions."""
-        for role, record in found.items():
+        for role, record in self._records.items():
             side, _, suite = role.partition(".")
             if side == "questions":
                 questions = identify(self._rows(role, QUESTIONS))
                 yield from find_miscounted(role, record, questions)
                 for other in (f"{each}.{suite}" for each in ("baseline", "candidate", "again")):
-                    if other in found:
+                    if other in self._records:
                         answers = identify(self._rows(other, ANSWERS))
-                        yield from find_misasked(other, found[other], answers, questions)
+                        yield from find_misasked(other, self._records[other], answers, questions)
 
     def _answers(self, role: str) -> list[dict[str, Any]]:
         return list(self._rows(role, ANSWERS))
@@ -262,12 +267,6 @@ class Evidence:
         reference = self._inputs[role]
         return self._source.rows(reference.stage, reference.key, name)
 
-    def _record(self, role: str) -> StageRecord:
-        record = self._find(self._inputs[role])
-        if record is None:
-            raise ValueError(f"{role} is missing")
-        return record
-
     def _find(self, reference: StageReference) -> StageRecord | None:
         place = self._place(reference)
         try:
@@ -278,15 +277,6 @@ class Evidence:
         if record is None:
             self.problems.append(f"{place} is missing")
         return record
-
-    def _find_inputs(self) -> dict[str, StageRecord]:
-        """What was judged, as far as it is there; what is missing has been reported."""
-        found = {}
-        for role, reference in self._inputs.items():
-            with suppress(PrepareError):
-                if record := self._source.find(reference.stage, reference.key):
-                    found[role] = record
-        return found
 
     def _place(self, reference: StageReference) -> str:
         return self._source.place(reference.stage, reference.key)
@@ -300,21 +290,42 @@ class Evidence:
                 "(or another version of prepare wrote them)"
             )
 
-    def _check_input(self, role: str, reference: StageReference, judge: StageRecord) -> None:
-        record = self._find(reference)
-        if record is None:
-            return
+    def _check_input(
+        self, role: str, reference: StageReference, record: StageRecord, judge: StageRecord
+    ) -> None:
         self._check_record(record)
-        place = self._place(reference)
         if digest_json(record.result) != judge.input_digests.get(role):
+            place = self._place(reference)
             self.problems.append(f"{role}: {place}: its result is not the one that was judged")
         self._check_rests(role, record)
         if reference.stage == "evaluate":
-            self._check_answers(role, reference, record)
+            found = EVALUATE.result_of(record)
+            self.answers += found.n
+            wrong = "the answers are not those that were given"
+            self._check_file(role, reference, ANSWERS, found.answers_digest, wrong)
         if reference.stage == "questions":
-            self._check_questions(role, reference, record)
+            digest = ASKED.result_of(record).questions_digest
+            wrong = "the questions are not those that were asked"
+            self._check_file(role, reference, QUESTIONS, digest, wrong)
         if reference.stage == "speed":
-            self._check_loads(role, reference, record)
+            digest = LOADED.result_of(record).loads_digest
+            wrong = "the timings are not those that were measured"
+            self._check_file(role, reference, LOADS, digest, wrong)
+
+    def _check_file(
+        self, role: str, reference: StageReference, name: str, kept: str, wrong: str
+    ) -> None:
+        """See that a file has the digest that its stage keeps; `wrong` is said where it has not."""
+        file = f"{self._place(reference)}/{name}"
+        try:
+            digest = self._source.digest(reference.stage, reference.key, name)
+        except PrepareError as error:
+            self.problems.append(f"{role}: {file}: {error.what}; its evidence is missing")
+            return
+        if digest is None:
+            self.problems.append(f"{role}: {file} is missing")
+        elif digest != kept:
+            self.problems.append(f"{role}: {file}: {wrong}")
 
     def _check_rests(self, role: str, record: StageRecord) -> None:
         """Answers of weights, or to questions, that were made again since say nothing of them."""
@@ -335,43 +346,6 @@ class Evidence:
                 self._rests_checked.add(reference.key)
                 self._check_record(source)
                 self._check_rests(role, source)
-
-    def _check_questions(self, role: str, reference: StageReference, record: StageRecord) -> None:
-        digest = self._digest_of(reference, QUESTIONS, role)
-        if digest is not None and digest != ASKED.result_of(record).questions_digest:
-            self.problems.append(
-                f"{role}: {self._place(reference)}/{QUESTIONS}: the questions are not those that "
-                "were asked"
-            )
-
-    def _check_answers(self, role: str, reference: StageReference, record: StageRecord) -> None:
-        found = EVALUATE.result_of(record)
-        digest = self._digest_of(reference, ANSWERS, role)
-        if digest is not None and digest != found.answers_digest:
-            self.problems.append(
-                f"{role}: {self._place(reference)}/{ANSWERS}: the answers are not those that were "
-                "given"
-            )
-        self.answers += found.n
-
-    def _check_loads(self, role: str, reference: StageReference, record: StageRecord) -> None:
-        digest = self._digest_of(reference, LOADS, role)
-        if digest is not None and digest != LOADED.result_of(record).loads_digest:
-            self.problems.append(
-                f"{role}: {self._place(reference)}/{LOADS}: the timings are not those that were "
-                "measured"
-            )
-
-    def _digest_of(self, reference: StageReference, name: str, role: str) -> str | None:
-        file = f"{self._place(reference)}/{name}"
-        try:
-            digest = self._source.digest(reference.stage, reference.key, name)
-        except PrepareError as error:
-            self.problems.append(f"{role}: {file}: {error.what}; its evidence is missing")
-            return None
-        if digest is None:
-            self.problems.append(f"{role}: {file} is missing")
-        return digest
 
 
 def find_differing(kept: VariantReport, computed: VariantReport | None) -> list[str]:
