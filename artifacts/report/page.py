@@ -22,6 +22,7 @@ from artifacts.report import (
     provenance,
     quality,
     score_table,
+    speed,
     two_runs,
 )
 from artifacts.report.figure import Figure, Names
@@ -36,6 +37,7 @@ def run_page(evidence: RunEvidence) -> str:
         "quality": quality.quality_figures(evidence, names),
         "evidence": evidence_paths.evidence_figures(evidence, names),
         "flips": changed_answers.flip_figures(evidence, names),
+        "speed": speed.speed_figures(evidence, names),
         "latency": latencies.latency_figures(evidence, names),
         "layers": layer_errors.layer_figures(evidence, names),
     }

@@ -11,10 +11,12 @@ from typing import Any
 import pretend_stages
 import pytest
 from fake_run import ONE, SERVING, TWO, FakeRun, equal, flipping, lost, policy
+from measured_loads import requests_in_waves
 from pretend_stages import PretendContext, PretendModels, edit
 
 from artifacts.evidence.recompute import check_run
 from artifacts.run_record import RunReport
+from eval_gates.speed.load import LOADS, lines_of, read_loads
 from pipeline.core.errors import PrepareError, ServingError, UsageError
 from pipeline.core.store import Store
 from recipes.speed import Speed
@@ -120,6 +122,27 @@ class TestSpeed:
         fast.run()
         judged = [record for record in Store(fast.root).records() if record.stage == "judge"]
         assert all("speed.ratio.chat" in record.inputs for record in judged)
+
+    def test_verify_computes_it_again_from_the_kept_timings(self, fast: FakeRun) -> None:
+        report, store = fast.run(), Store(fast.root)
+        assert all(not check.differences for check in check_run(report, store))
+        record = next(r for r in store.records() if r.stage == "speed" and r.variant == ONE)
+        file = store.stage_folder(record.stage, record.key) / LOADS
+        loads = read_loads(file)
+        slower = [
+            load.model_copy(update={"requests": requests_in_waves(10, 64, seconds=9.0)})
+            if load.side == "candidate"
+            else load
+            for load in loads
+        ]
+        file.write_text("".join(lines_of(slower)))
+        (one, two) = check_run(report, store)
+        assert not two.differences
+        assert one.computed == "fail"
+        assert any("timings are not those" in each for each in one.differences)
+        assert any(each.startswith("speed[0].verdict") for each in one.differences)
+        file.unlink()
+        assert any("is missing" in each for each in check_run(report, store)[0].differences)
 
     def test_again_measures_nothing(self, fast: FakeRun) -> None:
         fast.run()

@@ -71,6 +71,19 @@ def test_the_t_test_alone_would_err_more_often() -> None:
     assert alone[1] > 0.008
 
 
+@pytest.mark.parametrize(("from_block_to_block", "most", "least"), [(0.3, 0.06, 0), (0.6, 1, 0.1)])
+def test_blocks_that_depend_on_each_other_are_not_covered(
+    from_block_to_block: float, most: float, least: float
+) -> None:
+    """What docs/speed.md says of one side's speed wandering over many blocks."""
+    noise = np.random.default_rng(9).normal(0, 1, (RUNS, BLOCKS))
+    for block in range(1, BLOCKS):
+        own = math.sqrt(1 - from_block_to_block**2) * noise[:, block]
+        noise[:, block] = from_block_to_block * noise[:, block - 1] + own
+    wrong = float((log_evidence(noise)[0][:, -1] >= -math.log(0.05)).mean())
+    assert least <= wrong <= most
+
+
 @pytest.mark.parametrize(
     ("gain", "blocks", "share"), [(0.02, 20, 0.45), (0.05, 8, 0.99), (0.1, 5.5, 0.99)]
 )

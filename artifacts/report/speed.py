@@ -1,0 +1,136 @@
+"""Claims on speed: the evidence block by block, and latency against throughput load by load."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from artifacts.report.figure import Figure, Names, Table, axis, colour, label, symbol
+from artifacts.report.run_evidence import RunEvidence
+from artifacts.run_record import VariantReport
+from artifacts.written_numbers import format_percent
+from eval_gates.speed.report import LoadPoint, SpeedReport
+
+
+def speed_figures(evidence: RunEvidence, names: Names) -> list[Figure]:
+    """Two figures a claim of each variant; none of a claim that was not measured."""
+    return [
+        figure
+        for variant in evidence.report.variants
+        for claim in variant.speed
+        for figure in (
+            _evidence(variant, claim, names) if claim.trail else None,
+            _loads(variant, claim, names) if claim.points else None,
+        )
+        if figure is not None
+    ]
+
+
+def _evidence(variant: VariantReport, claim: SpeedReport, names: Names) -> Figure:
+    counts = [point.n for point in claim.trail]
+    needed = -math.log10(claim.alpha)
+    lines = (
+        ("the claim holds", "solid", [point.log10_e_pass for point in claim.trail]),
+        ("it does not", "dash", [point.log10_e_fail for point in claim.trail]),
+    )
+    data: list[dict[str, Any]] = [
+        {
+            "type": "scatter",
+            "mode": "lines+markers",
+            "name": f"for '{name}'",
+            "x": counts,
+            "y": heights,
+            "line": {"color": colour(0), "dash": dash},
+        }
+        for name, dash, heights in lines
+    ]
+    data.append(
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "name": "decided",
+            "x": [counts[0], counts[-1]],
+            "y": [needed, needed],
+            "line": {"color": "var(--ink)", "width": 1, "dash": "dot"},
+        }
+    )
+    return Figure(
+        name=names.of("speed", variant.recipe, claim.gate, "evidence"),
+        title=f"{variant.recipe}, speed {claim.gate}: the evidence after each of its {claim.unit}",
+        says=f"{claim.claim}. {claim.verdict}: {claim.reason}",
+        data=data,
+        layout={"xaxis": axis(claim.unit), "yaxis": axis("evidence, power of ten")},
+        table=Table(
+            (claim.unit, _estimate_of(claim), "for a pass", "for a fail"),
+            [
+                (
+                    str(point.n),
+                    f"{point.mean:.3f}",
+                    f"{point.log10_e_pass:.2f}",
+                    f"{point.log10_e_fail:.2f}",
+                )
+                for point in claim.trail
+            ],
+        ),
+        notes=(claim.claim, f"{claim.verdict}: {claim.reason}"),
+    )
+
+
+def _loads(variant: VariantReport, claim: SpeedReport, names: Names) -> Figure:
+    """Of limits requests/s against the time to first token, of a ratio output tokens/s."""
+    unit = "requests/s" if claim.kind == "slo" else "output tokens/s"
+
+    def speed(point: LoadPoint) -> float | None:
+        return point.requests_per_s if claim.kind == "slo" else point.output_tokens_per_s
+
+    data = [
+        {
+            "type": "scatter",
+            "mode": "markers",
+            "name": label(name),
+            "x": [speed(point) for point in points],
+            "y": [point.ttft_ms_p95 for point in points],
+            "marker": {"color": colour(number), "symbol": symbol(number), "size": 9},
+        }
+        for number, (name, points) in enumerate(_groups(claim).items())
+    ]
+    return Figure(
+        name=names.of("speed", variant.recipe, claim.gate, "loads"),
+        title=f"{variant.recipe}, speed {claim.gate}: latency against throughput, load by load",
+        says=f"{len(claim.points)} loads; the verdict is not computed from these two numbers",
+        data=data,
+        layout={"xaxis": axis(unit), "yaxis": axis("P95 of time to first token, ms")},
+        table=Table(
+            ("load", unit, "P50 TTFT, ms", "P95 TTFT, ms", "P95 TPOT, ms", "hits", "kept"),
+            [
+                (
+                    f"{point.side} {point.block}",
+                    _number(speed(point)),
+                    _number(point.ttft_ms_p50),
+                    _number(point.ttft_ms_p95),
+                    _number(point.tpot_ms_p95),
+                    format_percent(point.hit_rate, 0, nothing="-"),
+                    "-" if point.kept is None else "yes" if point.kept else "no",
+                )
+                for point in claim.points
+            ],
+            text=frozenset({0, 6}),
+        ),
+    )
+
+
+def _groups(claim: SpeedReport) -> dict[str, list[LoadPoint]]:
+    """The loads by side; of limits by whether the round kept them, too."""
+    words = {None: "", True: ", limits kept", False: ", limits not kept"}
+    groups: dict[str, list[LoadPoint]] = {}
+    for point in claim.points:
+        groups.setdefault(f"{point.side}{words[point.kept]}", []).append(point)
+    return groups
+
+
+def _estimate_of(claim: SpeedReport) -> str:
+    return "ratio" if claim.kind == "ratio" else "share kept"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.1f}"

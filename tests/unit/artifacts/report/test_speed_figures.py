@@ -1,0 +1,54 @@
+"""Claims on speed in the report."""
+
+from __future__ import annotations
+
+from measured_loads import blocks, round_of
+from reported_run import ReportedRun
+
+from artifacts.report.figure import Names
+from artifacts.report.page import run_page
+from artifacts.report.run_evidence import RunEvidence
+from artifacts.report.speed import speed_figures
+from eval_gates.speed.report import judge_speed
+
+
+def with_claims(made: ReportedRun) -> RunEvidence:
+    """The first variant has a ratio, limits, and a claim that was not measured."""
+    ratio = {"minimum": 1.0, "alpha": 0.05, "blocks": 20}
+    slo = {"limits": {"ttft_ms_p95": 800}, "share": 0.5, "alpha": 0.05, "rounds": 30}
+    rounds = [round_of(0, ttft_s=1.0), *(round_of(i) for i in range(1, 8))]
+    claims = [
+        judge_speed(f"{kind}.0", kind, workload="chat", tier="critical", rule=rule, loads=loads)
+        for kind, rule, loads in (
+            ("ratio", ratio, blocks([1.1] * 6)),
+            ("slo", slo, rounds),
+            ("slo", slo, []),
+        )
+    ]
+    first, *others = made.report.variants
+    report = made.save(variants=[first.model_copy(update={"speed": claims}), *others])
+    return RunEvidence(report, made.store)
+
+
+def test_evidence_and_loads_of_each_claim_that_was_measured(made: ReportedRun) -> None:
+    climbing, ratio, _, limits = speed_figures(with_claims(made), Names())
+    assert [row[0] for row in climbing.table.rows] == ["1", "2", "3", "4", "5", "6"]
+    passing, failing, decided = climbing.data
+    assert passing["y"] == sorted(passing["y"])
+    assert passing["y"][-1] > decided["y"][0] > max(failing["y"])
+    assert [trace["name"] for trace in ratio.data] == ["baseline", "candidate"]
+    assert len(ratio.table.rows) == 12
+    assert [trace["name"] for trace in limits.data] == [
+        "candidate, limits not kept",
+        "candidate, limits kept",
+    ]
+    assert [row[-1] for row in limits.table.rows] == ["no"] + ["yes"] * 7
+
+
+def test_the_page_has_the_section_where_there_are_claims(made: ReportedRun) -> None:
+    title = "Claims on speed</h2>"
+    assert title not in run_page(RunEvidence(made.report, made.store))
+    page = run_page(with_claims(made))
+    assert title in page
+    assert "speed ratio.0" in page
+    assert "speed slo.0" in page
