@@ -5,13 +5,10 @@ They lie below all who ask: a profile's shape, the environments, the model card 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from recipes.engines.engine import Dialect, Engine, Launch, options
 from recipes.engines.vllm import Vllm
 
-__all__ = ["DEFAULT", "Dialect", "Engine", "Launch", "find_engine", "options", "read_engine"]
+__all__ = ["DEFAULT", "Dialect", "Engine", "Launch", "find_engine", "options"]
 
 ENGINES: list[Engine] = [
     Vllm(),
@@ -27,8 +24,3 @@ def find_engine(name: str) -> Engine:
             return engine
     known = ", ".join(engine.name for engine in ENGINES)
     raise ValueError(f"there is no engine {ascii(name)[:80]}; there are: {known}")
-
-
-def read_engine(serving: Mapping[str, Any]) -> Engine:
-    """That of serving arguments as plain data; raises ValueError where there is no such engine."""
-    return find_engine(str(serving.get("engine", DEFAULT)))

@@ -7,9 +7,14 @@ from typing import Any
 import pytest
 from listener import Listener
 
+from artifacts.stages.questions import QuestionsResult
 from pipeline.core.errors import UsageError
 from pipeline.plan.independence import CLUSTERED_TASKS, check_known_tasks, check_laid_out
 from recipes.policy import Policy
+
+
+def laid_out(shared_text: str | None) -> QuestionsResult:
+    return QuestionsResult(questions=8, questions_digest="d", guessing=0.0, shared_text=shared_text)
 
 
 def policy(**suite: Any) -> Policy:
@@ -37,14 +42,14 @@ def test_a_task_with_passages_is_refused_by_name(task: str) -> None:
 def test_what_mends_it(mended: dict[str, str]) -> None:
     listener = Listener()
     check_known_tasks(policy(**mended), listener)
-    check_laid_out(policy(**mended), {"mine": {"shared_text": "passage"}}, listener)
+    check_laid_out(policy(**mended), {"mine": laid_out("passage")}, listener)
     assert listener.notes == []
 
 
 def test_texts_in_common_are_seen_in_the_questions_too() -> None:
     with pytest.raises(UsageError, match="one 'story'"):
-        check_laid_out(policy(task="tales"), {"mine": {"shared_text": "story"}}, Listener())
-    check_laid_out(policy(task="tales"), {"mine": {"shared_text": None}, "code": {}}, Listener())
+        check_laid_out(policy(task="tales"), {"mine": laid_out("story")}, Listener())
+    check_laid_out(policy(task="tales"), {"mine": laid_out(None)}, Listener())
 
 
 def test_an_advisory_suite_gets_a_note() -> None:

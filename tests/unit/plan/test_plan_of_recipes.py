@@ -81,7 +81,7 @@ def test_routers_are_ignored_by_both_stages_and_said(folder: Path, name: str) ->
     assert {key: told[key] for key in same} == {
         key: quantize.parameters["quantization"][key] for key in same
     }
-    assert "dataset" not in (told["calibration"] or {})
+    assert (told["calibration"] or {}).get("dataset") is None
     assert quantize.runtime["left_alone"] == "routers (1 layers)"
     assert quantize.runtime["recipe"]["name"] == name
 
