@@ -30,8 +30,8 @@ from pipeline.environments.settings import Settings, load_settings
 from pipeline.forecast.checks import find_unsuitable
 from pipeline.inspection.source import read_folder
 from pipeline.inspection.variant_size import variant_weights
+from pipeline.plan.choices import Choices, Request, choose, find_data, locate, make_plan
 from pipeline.plan.plan import VariantPlan
-from pipeline.plan.prepare import Choices, Request, choose, find_data, locate, make_plan
 from pipeline.run.session import Session
 from pipeline.run.stage_runner import StageRunner
 from recipes import catalog

@@ -11,11 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from artifacts.evidence.asked import find_misasked, find_miscounted, identify
+from artifacts.evidence.question_check import find_misasked, find_miscounted, identify
 from artifacts.evidence.sides import mixed_sides
 from artifacts.evidence.source import EvidenceSource, StoredEvidence
+from artifacts.evidence.trial_check import CANDIDATE, find_miscounts
 from artifacts.evidence.trials import Trials
-from artifacts.evidence.tries import CANDIDATE, find_miscounts
 from artifacts.evidence.verdict import SPEED, judge_evidence
 from artifacts.run_record import RunReport, VariantReport, report_judged, report_unjudged
 from artifacts.selection import NOT_PREFERRED, correct

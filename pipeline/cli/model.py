@@ -55,7 +55,7 @@ def model(
     Exit codes: 0 promoted, 1 error, 2 usage, 3 unexpected error,
     4 the gates said no, 5 undecided, 130 interrupted.
     """
-    from pipeline.plan.prepare import Request
+    from pipeline.plan.choices import Request
     from pipeline.run.model import run_model
 
     request = Request(

@@ -61,7 +61,7 @@ def plan(
     """
     from artifacts.ending import serving_lines
     from pipeline.environments.settings import load_settings
-    from pipeline.plan.prepare import Request
+    from pipeline.plan.choices import Request
     from pipeline.run.forecast import forecast
 
     request = Request(

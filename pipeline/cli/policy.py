@@ -101,9 +101,9 @@ def check(
     """
     from pipeline.environments.environment import Accelerator, identity
     from pipeline.environments.settings import load_settings
+    from pipeline.plan.choices import DEFAULT_RECIPES, check_margins
     from pipeline.plan.data_sources import SourceResolver
     from pipeline.plan.gate_power import check_decidable, joint_power, policy_power
-    from pipeline.plan.prepare import DEFAULT_RECIPES, check_margins
     from pipeline.plan.speed_power import check_claims_decidable, claim_powers
     from recipes import catalog
 

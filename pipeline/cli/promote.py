@@ -64,7 +64,7 @@ def promote(
     from artifacts.stages.promote import PROMOTE
     from pipeline.core.store import Store
     from pipeline.environments.settings import load_settings
-    from pipeline.plan.prepare import registry_uri
+    from pipeline.plan.choices import registry_uri
     from pipeline.release.promotion import Order, promote_run
 
     settings = load_settings(store)

@@ -11,7 +11,7 @@ from pipeline.environments.settings import Settings
 from pipeline.forecast.gpu_plan import CapacityPlan, capacity_plan
 from pipeline.inspection.inspection import inspect
 from pipeline.inspection.source import Source, read_folder, read_hub
-from pipeline.plan.prepare import Choices, Request, choose, demo_stage
+from pipeline.plan.choices import Choices, Request, choose, demo_stage
 from recipes import catalog
 
 

@@ -27,7 +27,7 @@ from pipeline.core.errors import StoreError, UsageError
 from pipeline.core.events import Progress
 from pipeline.core.stage_record import StageRecord, StageReference, StageSpec
 from pipeline.core.store import Store
-from pipeline.release.evidence import evidence_stage, write_evidence
+from pipeline.release.evidence_stage import evidence_stage, write_evidence
 from pipeline.stages.context import execute
 from pipeline.stages.promote import still_holds
 from recipes.policy import Policy

@@ -22,16 +22,14 @@ from pipeline.core.stage_record import StageRecord, StageSpec
 from pipeline.core.store import Store
 from pipeline.environments.environment import Accelerator, EnvironmentStatus, status
 from pipeline.environments.settings import Settings
-from pipeline.forecast.before_run import (
+from pipeline.forecast.preflight import line
+from pipeline.forecast.run_preflight import (
     early_faults,
     late_faults,
     preflight_of,
     registry_faults,
 )
-from pipeline.forecast.preflight import line
-from pipeline.plan.gate_power import GatePower, joint_power, policy_power
-from pipeline.plan.plan import Find, Plan, trial_words
-from pipeline.plan.prepare import (
+from pipeline.plan.choices import (
     Choices,
     Request,
     choose,
@@ -40,6 +38,8 @@ from pipeline.plan.prepare import (
     locate,
     make_plan,
 )
+from pipeline.plan.gate_power import GatePower, joint_power, policy_power
+from pipeline.plan.plan import Find, Plan, trial_words
 from pipeline.plan.quantizers import environments_for
 from pipeline.stages.evaluate import is_answered
 

@@ -26,12 +26,12 @@ from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import Settings
 from pipeline.forecast.preflight import refuse
 from pipeline.inspection.chat_template import folder_has_chat_template
+from pipeline.plan.choices import make_beginner
 from pipeline.plan.data_sources import SourceResolver
 from pipeline.plan.gate_power import check_decidable
 from pipeline.plan.of_speed import Side, find_claims, speed_stages
 from pipeline.plan.of_suites import EvaluationPlanner, Served
 from pipeline.plan.plan import Plan, VariantPlan, trial_words
-from pipeline.plan.prepare import make_beginner
 from pipeline.plan.suite_forms import form_faults, form_notes, with_forms
 from pipeline.run.runner import Runner
 from pipeline.run.session import Session

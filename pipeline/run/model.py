@@ -11,15 +11,14 @@ from pipeline.core.errors import ExitCode, PrepareError
 from pipeline.core.events import Progress
 from pipeline.environments.environment import Accelerator
 from pipeline.environments.settings import Settings
-from pipeline.forecast.before_run import (
+from pipeline.forecast.preflight import Preflight, refuse
+from pipeline.forecast.run_preflight import (
     early_faults,
     late_faults,
     preflight_of,
     registry_faults,
 )
-from pipeline.forecast.preflight import Preflight, refuse
-from pipeline.plan.plan import trial_words
-from pipeline.plan.prepare import (
+from pipeline.plan.choices import (
     Choices,
     Request,
     choose,
@@ -28,6 +27,7 @@ from pipeline.plan.prepare import (
     make_plan,
     registry_uri,
 )
+from pipeline.plan.plan import trial_words
 from pipeline.plan.suite_forms import form_notes
 from pipeline.run.promotion import Promotion
 from pipeline.run.runner import Runner

@@ -9,7 +9,7 @@ from artifacts.selection import NOT_PREFERRED, exit_code_of, first_of_the_ladder
 from artifacts.stages.promote import PROMOTE
 from pipeline.core.errors import ExitCode
 from pipeline.plan.plan import Plan
-from pipeline.release.evidence import evidence_stage
+from pipeline.release.evidence_stage import evidence_stage
 from pipeline.release.promotion import Order, promotion_stage
 from pipeline.run.stage_runner import StageRunner
 

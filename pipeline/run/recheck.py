@@ -23,7 +23,7 @@ from pipeline.core.hardware import gpu_name, hardware
 from pipeline.core.store import Store
 from pipeline.environments.environment import Accelerator, ensure, identity
 from pipeline.environments.settings import Settings
-from pipeline.plan.prepare import choose_profile, registry_uri
+from pipeline.plan.choices import choose_profile, registry_uri
 from pipeline.plan.suitability import check_processor
 from pipeline.release.deployment import check_files, find_version, folder_of
 from pipeline.release.past_verdict import PastVerdict, read_past, refuse_code

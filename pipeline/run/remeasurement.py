@@ -25,10 +25,10 @@ from pipeline.core.events import Progress
 from pipeline.core.stage_record import StageSpec
 from pipeline.core.store import Store
 from pipeline.environments.settings import Settings
-from pipeline.forecast.before_run import preflight_of
+from pipeline.forecast.run_preflight import preflight_of
+from pipeline.plan.choices import Asked, Choices, find_data, locate, make_planner
 from pipeline.plan.data_sources import SourceResolver
 from pipeline.plan.plan import Plan
-from pipeline.plan.prepare import Asked, Choices, find_data, locate, make_planner
 from pipeline.release.past_verdict import PastVerdict
 from pipeline.run.model import check_early
 from pipeline.run.run_log import RunLog

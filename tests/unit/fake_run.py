@@ -44,7 +44,7 @@ from pipeline.core.store import Store
 from pipeline.plan.data_sources import SuiteSource
 from pipeline.plan.of_checkpoint import Planner
 from pipeline.plan.plan import Plan
-from pipeline.release.evidence import write_evidence
+from pipeline.release.evidence_stage import write_evidence
 from pipeline.release.promotion import Order, promote_run
 from pipeline.run.run_log import RunLog
 from pipeline.run.runner import Runner

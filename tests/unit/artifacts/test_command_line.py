@@ -11,7 +11,7 @@ from sample_reports import COMMAND
 
 from artifacts.command_line import command_line
 from pipeline.environments.settings import Settings
-from pipeline.plan.prepare import Request, choose
+from pipeline.plan.choices import Request, choose
 from pipeline.run.gate import GateRequest
 from pipeline.run.recheck import RecheckRequest
 from pipeline.serving.openai_endpoint import OpenAIEndpoint

@@ -29,7 +29,7 @@ from artifacts.evidence.manifest import MANIFEST, ManifestFile, list_files
 from pipeline.core.digest import digest_file
 from pipeline.core.errors import EvidenceError, UsageError
 from pipeline.core.store import RECORD
-from pipeline.release.evidence import evidence_stage
+from pipeline.release.evidence_stage import evidence_stage
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from artifacts.evidence.trial_check import find_miscounts
 from artifacts.evidence.trials import Count, Trials, variant_key
-from artifacts.evidence.tries import find_miscounts
 from artifacts.run_record import VariantReport, report_unjudged
 from artifacts.selection import correct
 from eval_gates.statistics.comparison import Comparison

@@ -42,8 +42,8 @@ from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import Settings, load_settings
 from pipeline.forecast.machine import Machine
 from pipeline.forecast.preflight import Preflight
-from pipeline.plan import prepare
-from pipeline.plan.prepare import Choices
+from pipeline.plan import choices
+from pipeline.plan.choices import Choices
 from pipeline.release.deployment import find_version
 from pipeline.release.past_verdict import read_past
 from pipeline.release.promotion import Order, promote_run
@@ -141,7 +141,7 @@ def site(judged: FakeRun, promoted: Path, tmp_path: Path, monkeypatch: pytest.Mo
             module, "ensure", lambda *_: SimpleNamespace(identity=found.serve, python=Path("p"))
         )
     monkeypatch.setattr(recheck, "engine_version", lambda *_: found.engine)
-    for module in (recheck, prepare):
+    for module in (recheck, choices):
         monkeypatch.setattr(
             module,
             "identity",

@@ -14,8 +14,8 @@ from artifacts.selection import exit_code_of
 from pipeline.checkpoint.folder import Checkpoint
 from pipeline.core.errors import ExitCode
 from pipeline.environments.settings import Settings
+from pipeline.plan.choices import Request
 from pipeline.plan.plan import Plan
-from pipeline.plan.prepare import Request
 from pipeline.run import model as whole_run
 from recipes.catalog import load_policy
 

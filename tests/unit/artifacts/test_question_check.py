@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from artifacts.evidence.asked import find_misasked, find_miscounted, identify
+from artifacts.evidence.question_check import find_misasked, find_miscounted, identify
 from pipeline.core.stage_record import StageRecord
 
 QUESTIONS = [{"id": str(n), "cluster": f"c{n // 2}"} for n in range(6)]

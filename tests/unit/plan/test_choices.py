@@ -20,7 +20,7 @@ from pipeline.checkpoint.folder import Checkpoint
 from pipeline.core.errors import CheckpointError, UsageError
 from pipeline.core.stage_record import StageSpec
 from pipeline.environments.settings import Settings
-from pipeline.plan.prepare import Choices, Request, choose, find_data, locate, make_plan
+from pipeline.plan.choices import Choices, Request, choose, find_data, locate, make_plan
 from recipes.catalog import load_profile
 
 

@@ -15,9 +15,9 @@ from small_checkpoint import safetensors, write_files
 
 from pipeline.core.errors import ExitCode, PrepareError
 from pipeline.environments.settings import Settings
-from pipeline.forecast.before_run import early_faults, preflight_of
 from pipeline.forecast.machine import Machine
-from pipeline.plan.prepare import Request, choose, find_data, locate, make_plan
+from pipeline.forecast.run_preflight import early_faults, preflight_of
+from pipeline.plan.choices import Request, choose, find_data, locate, make_plan
 from pipeline.run.forecast import forecast
 from pipeline.run.model import run_model
 
@@ -67,7 +67,7 @@ def request(name: str) -> Request:
 
 def machine_of(monkeypatch: pytest.MonkeyPatch, **changes: int) -> None:
     found = Machine(**({"memory_bytes": 10**12, "free_disk_bytes": 10**12} | changes))
-    monkeypatch.setattr("pipeline.forecast.before_run.this_machine", lambda *_, **__: found)
+    monkeypatch.setattr("pipeline.forecast.run_preflight.this_machine", lambda *_, **__: found)
 
 
 def test_one_fault(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,7 +208,7 @@ class TestDownload:
         self, settings: Settings, monkeypatch: pytest.MonkeyPatch
     ) -> Callable[..., list[PrepareError]]:
         machine_of(monkeypatch, free_disk_bytes=20 * 10**9)
-        hub = "pipeline.forecast.before_run"
+        hub = "pipeline.forecast.run_preflight"
         model = source(LLAMA_3_8B, dense(LLAMA_3_8B))
         monkeypatch.setattr(f"{hub}.read_source", lambda *_: model)
         monkeypatch.setattr(f"{hub}.bytes_to_download", lambda *_: model.weights_bytes)
@@ -257,6 +257,6 @@ class TestDownload:
     def test_another_disk(
         self, told: Callable[..., list[PrepareError]], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        place = "pipeline.forecast.before_run._is_on_the_same_disk"
+        place = "pipeline.forecast.run_preflight._is_on_the_same_disk"
         monkeypatch.setattr(place, lambda _: False)
         assert told() == []

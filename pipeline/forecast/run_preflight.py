@@ -14,9 +14,9 @@ from pipeline.environments.settings import Settings
 from pipeline.forecast.gpu_request import read_source
 from pipeline.forecast.machine import Machine, existing_folder, this_machine
 from pipeline.forecast.preflight import Preflight
+from pipeline.plan.choices import Choices, registry_uri
 from pipeline.plan.of_speed import find_claims
 from pipeline.plan.plan import Find, Plan
-from pipeline.plan.prepare import Choices, registry_uri
 from pipeline.plan.suite_forms import form_faults
 
 
