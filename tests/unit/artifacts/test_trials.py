@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 
 from artifacts.evidence.trial_check import find_miscounts
-from artifacts.evidence.trials import Count, Trials, variant_key
+from artifacts.evidence.trials import Count, Trial, Trials, variant_key
 from artifacts.run_record import VariantReport, report_unjudged
 from artifacts.selection import correct
+from artifacts.stages.evaluate import EvaluateParameters, Rule
+from artifacts.stages.judge import JudgeParameters
 from eval_gates.statistics.comparison import Comparison
 from eval_gates.statistics.multiplicity import level_of, share_of
 from eval_gates.statistics.sequential import log_evidence
@@ -185,19 +187,37 @@ class TestShares:
         assert "in trial 2" in changed.reason
 
 
-def judge(**changes: Any) -> StageRecord:
-    trial = {"number": 2, "variants": {"a": "1"}, "earlier": [{"b": "2"}]}
-    return StageRecord(
-        stage="judge",
+def judge(**changes: Any) -> JudgeParameters:
+    trial = {
+        "count": COUNT,
+        "number": 2,
+        "variants": {"a": "1"},
+        "earlier": [{"b": "2"}],
+        "run": "",
+    }
+    return JudgeParameters(
+        policy=policy(),
+        family="fp8",
+        recipe="a",
+        tried=["a"],
+        trial=Trial.model_validate({**trial, **changes}),
+    )
+
+
+def asked_at(alpha: float, **more: Any) -> dict[str, StageRecord]:
+    margin = policy().suites["mine"].margins["fp8"]
+    asked = EvaluateParameters(
+        suite={"kind": "mmlu"},
+        environment="",
+        max_length=9,
+        batch=1,
+        rule=Rule(margin=margin, alpha=alpha, about="population", **more),
+    )
+    record = StageRecord(
+        stage="evaluate",
         variant="a",
         key="k",
-        parameters={
-            "policy": policy().model_dump(),
-            "family": "fp8",
-            "recipe": "a",
-            "tried": ["a"],
-            "trial": {**trial, **changes},
-        },
+        parameters=asked.model_dump(mode="json"),
         inputs={},
         input_digests={},
         result={},
@@ -205,12 +225,6 @@ def judge(**changes: Any) -> StageRecord:
         seconds=0,
         finished="",
     )
-
-
-def asked_at(alpha: float, **more: Any) -> dict[str, StageRecord]:
-    margin = policy().suites["mine"].margins["fp8"].model_dump()
-    rule = {"alpha": alpha, "margin": margin, **more}
-    record = judge().model_copy(update={"stage": "evaluate", "parameters": {"rule": rule}})
     return {"candidate.mine": record}
 
 
@@ -220,9 +234,7 @@ class TestEvidence:
 
     def test_asked_by_another_bet(self) -> None:
         record, level = judge(), level_of(0.05, 1, 2)
-        planned = record.model_copy(
-            update={"parameters": {**record.parameters, "planned_bets": {"mine": 0.3}}}
-        )
+        planned = record.model_copy(update={"planned_bets": {"mine": 0.3}})
         assert list(find_miscounts(planned, "a", ["a"], asked_at(level, planned_bet=0.3))) == []
         for judged, asked in (
             (planned, {}),
