@@ -12,9 +12,13 @@ from pipeline.core.stage_record import StageRecord
 QUESTIONS = [{"id": str(n), "cluster": f"c{n // 2}"} for n in range(6)]
 
 
-def record(parameters: dict[str, Any], **result: Any) -> StageRecord:
+ASKED = {"suite": {}, "environment": "", "max_length": 9, "batch": 1}
+RULE = {"alpha": 0.05, "margin": 0.01, "about": "population"}
+
+
+def record(stage: str, parameters: dict[str, Any], **result: Any) -> StageRecord:
     return StageRecord(
-        stage="evaluate",
+        stage=stage,
         variant="v",
         key="k",
         parameters=parameters,
@@ -27,9 +31,13 @@ def record(parameters: dict[str, Any], **result: Any) -> StageRecord:
     )
 
 
+def answered(n: int, **parameters: Any) -> StageRecord:
+    return record("evaluate", {**ASKED, **parameters}, n=n, metric="m", answers_digest="")
+
+
 def asked(n: int, *, told: int | None = None, **parameters: Any) -> list[str]:
     suite = {"kind": "rouge", "cluster": "passage"}
-    evaluate = record({"suite": suite, **parameters}, n=n if told is None else told)
+    evaluate = answered(n if told is None else told, suite=suite, **parameters)
     return list(find_misasked("r", evaluate, QUESTIONS[:n], QUESTIONS))
 
 
@@ -43,7 +51,7 @@ def test_a_round_ends_where_a_cluster_does() -> None:
 
 
 def test_what_a_rule_ended() -> None:
-    assert asked(2, rule={"alpha": 0.05}) == []
+    assert asked(2, rule=RULE) == []
 
 
 def test_another_number_than_is_told() -> None:
@@ -51,7 +59,7 @@ def test_another_number_than_is_told() -> None:
 
 
 def test_another_order() -> None:
-    evaluate = record({"suite": {}, "rule": {}}, n=6)
+    evaluate = answered(6, rule=RULE)
     (fault,) = find_misasked("r", evaluate, QUESTIONS[::-1], QUESTIONS)
     assert "not those to the first of the questions" in fault
 
@@ -69,7 +77,11 @@ def test_another_order() -> None:
     ],
 )
 def test_what_the_questions_are_said_to_be(kind: str, result: dict[str, Any], fault: str) -> None:
-    laid_out = record({"suite": {"kind": kind, "cluster": "passage"}}, **result)
+    laid_out = record(
+        "questions",
+        {"suite": {"kind": kind, "cluster": "passage"}, "source": {}, "seed": 0},
+        **{"questions_digest": "", "guessing": 0.0, **result},
+    )
     assert fault in "\n".join(find_miscounted("r", laid_out, QUESTIONS))
     assert bool(fault) == bool(list(find_miscounted("r", laid_out, QUESTIONS)))
 
