@@ -50,7 +50,7 @@ class Watch:
     # (second of the monotonic clock, running, waiting) of each look.
     looks: list[tuple[float, dict[str, int]]] = field(default_factory=list)
     # Seconds by which the client's event loop was late, tick by tick.
-    late: list[float] = field(default_factory=list)
+    late: list[tuple[float, float]] = field(default_factory=list)
 
     async def counters(self) -> dict[str, int] | None:
         """The counters without the queue; None where the endpoint does not tell."""
@@ -77,10 +77,12 @@ class Watch:
                 task.cancel()
             await asyncio.gather(*watching, return_exceptions=True)
 
-    @property
-    def lag_s(self) -> float | None:
-        """The 99th percentile of how late the client was."""
-        ordered = sorted(self.late)
+    def lag_between(self, begin: float, end: float) -> float | None:
+        """The 99th percentile of how late the client was between these seconds, if it was there.
+
+        Before the first request it draws prompts, which holds its loop up, and nothing else.
+        """
+        ordered = sorted(late for at, late in self.late if begin <= at <= end)
         return ordered[int(0.99 * (len(ordered) - 1))] if ordered else None
 
     async def _look(self) -> None:
@@ -95,7 +97,7 @@ class Watch:
         while True:
             before = time.perf_counter()
             await asyncio.sleep(TICK_SECONDS)
-            self.late.append(max(0.0, time.perf_counter() - before - TICK_SECONDS))
+            self.late.append((before, max(0.0, time.perf_counter() - before - TICK_SECONDS)))
 
     async def _fetch(self) -> dict[str, int] | None:
         import aiohttp

@@ -109,7 +109,7 @@ class LoadGenerator:
             "before": begun if begun not in (None, after) else before,
             "after": after,
             "samples": watch.queue_between(begin, begin + end),
-            "client_lag_s": watch.lag_s,
+            "client_lag_s": watch.lag_between(begin, begin + end),
         }
 
     def _warm_after(self, ends: list[float | None]) -> float:
