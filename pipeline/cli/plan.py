@@ -20,7 +20,7 @@ from pipeline.cli.options import (
     StoreOption,
     TrustOption,
 )
-from pipeline.cli.policy import print_power
+from pipeline.cli.policy import print_claims, print_power
 from pipeline.cli.tables import print_json, print_table
 
 
@@ -96,6 +96,7 @@ def plan(
     for line in serving_lines(found.choices.to_dict()):
         print(line)
     print_power(found.power)
+    print_claims(found.claims)
     if found.trial:
         print(found.trial)
     print_table(["environment", "state", "size"], found.environment_rows())

@@ -43,6 +43,7 @@ from pipeline.plan.of_checkpoint import Begin, Planner
 from pipeline.plan.of_speed import find_claims
 from pipeline.plan.plan import Plan
 from pipeline.plan.quantizers import environments_for
+from pipeline.plan.speed_power import check_claims_decidable, claim_powers
 from pipeline.plan.suitability import check_processor
 from pipeline.plan.suite_forms import with_forms
 from recipes import catalog
@@ -379,6 +380,9 @@ def find_data(choices: Choices, settings: Settings, progress: Progress) -> Sourc
     evaluate = identity("evaluate", Accelerator(choices.profile.accelerator), settings)
     sources = SourceResolver(choices.eval_data, evaluate, settings.digests, progress)
     check_decidable(choices.policy, choices.recipes, sources.counts(choices.policy), progress)
+    check_claims_decidable(
+        choices.policy, claim_powers(choices.policy, len(choices.recipes), choices.profile)
+    )
     return sources
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,10 +11,12 @@ from eval_gates.speed.report import claim_in_words
 from eval_gates.speed.rule import rule_of
 from eval_gates.statistics.multiplicity import level_of
 from pipeline.core.errors import UsageError
+from pipeline.plan.of_speed import find_claims
 from recipes.catalog import load_workload
 from recipes.policy import Policy
-from recipes.schema import AcceleratorName, ServingProfile
-from recipes.speed import Speed
+from recipes.schema import ServingProfile
+from recipes.speed import SloGate, Speed, SpeedClaim
+from recipes.workload import AnyWorkload, Arrivals, change_arrivals
 
 
 @dataclass(frozen=True)
@@ -38,44 +40,55 @@ class ClaimPower:
 
 
 def claim_powers(
-    policy: Policy,
-    tried: int,
-    accelerator: AcceleratorName | None = None,
-    profile: ServingProfile | None = None,
-) -> list[ClaimPower]:
-    """What each claim can show in the first trial; none where the policy claims nothing.
+    policy: Policy, tried: int, profile: ServingProfile | None = None, level: float | None = None
+) -> tuple[ClaimPower, ...]:
+    """What each claim can show; none where the policy claims nothing.
 
     Args:
         policy: whose claims they are.
         tried: number of variants.
-        accelerator: of a ratio's minimum; None: any that it has, for they are decided alike.
-        profile: whose workloads are looked at first; None: the carried ones alone.
+        profile: that a run serves with, whose workloads, accelerator and lives count; None: not
+            known, so a ratio has the first of its minimums and no allowance for lives.
+        level: at which claims are decided; that of a first trial when None.
+
+    Raises:
+        UsageError: with a profile, as `find_claims`.
     """
-    if policy.speed is None:
-        return []
-    alpha = level_of(policy.alpha, tried, 1)
-    found = []
-    for claim in policy.speed.claims:
-        if accelerator is None and policy.speed.ratio is not None:
-            accelerator = next(iter(policy.speed.ratio.minimum))
-        rule = rule_of(claim.kind, claim.rule(accelerator, alpha, None))
-        power = speed_power(rule)
-        seconds = _seconds_of(claim.workload, policy.speed, profile)
-        sides = 1 if getattr(rule, "compare", "baseline") == "absolute" else 2
-        found.append(
-            ClaimPower(
-                gate=claim.name,
-                tier=claim.tier,
-                claim=claim_in_words(rule, claim.workload, claim.at),
-                unit=rule.unit,
-                alpha=alpha,
-                most=rule.cap,
-                fewest=power.fewest,
-                minutes=sides * rule.cap * seconds / 60 if seconds is not None else None,
-                chances=power.chances,
-            )
+    speed = policy.speed
+    if speed is None:
+        return ()
+    alpha = level_of(policy.alpha, tried, 1) if level is None else level
+    if profile is not None:
+        laid_out = {each.gate: each for each in find_claims(policy, profile, alpha=alpha)}
+        return tuple(
+            _power_of(claim, laid_out[claim.name].rule, laid_out[claim.name].workload, alpha)
+            for claim in speed.claims
         )
-    return found
+    some = next(iter(speed.ratio.minimum)) if speed.ratio is not None else None
+    return tuple(
+        _power_of(claim, claim.rule(some, alpha, None), _carried(claim, speed), alpha)
+        for claim in speed.claims
+    )
+
+
+def _power_of(
+    claim: SpeedClaim, data: Mapping[str, Any], workload: AnyWorkload | None, alpha: float
+) -> ClaimPower:
+    rule = rule_of(claim.kind, data)
+    power = speed_power(rule)
+    sides = 1 if getattr(rule, "compare", "baseline") == "absolute" else 2
+    seconds = None if workload is None else sides * rule.cap * _seconds_of(workload)
+    return ClaimPower(
+        gate=claim.name,
+        tier=claim.tier,
+        claim=claim_in_words(rule, claim.workload, claim.at),
+        unit=rule.unit,
+        alpha=alpha,
+        most=rule.cap,
+        fewest=power.fewest,
+        minutes=None if seconds is None else seconds / 60,
+        chances=power.chances,
+    )
 
 
 def check_claims_decidable(policy: Policy, powers: Sequence[ClaimPower]) -> None:
@@ -96,12 +109,19 @@ def check_claims_decidable(policy: Policy, powers: Sequence[ClaimPower]) -> None
             )
 
 
-def _seconds_of(workload: str, speed: Speed, profile: ServingProfile | None) -> float | None:
-    """How long one load of it lasts at least, warm-up and end included; None: not known here."""
+def _carried(claim: SpeedClaim, speed: Speed) -> AnyWorkload | None:
+    """The workload where it is the policy's or a carried one; None: it may be a profile's."""
     try:
-        found, _ = load_workload(workload, speed, profile)
+        workload = load_workload(claim.workload, speed)[0]
     except UsageError:
         return None
-    if found.arrivals.concurrency is not None:
-        return found.seconds
-    return found.seconds + 2 * found.warmup_seconds
+    if isinstance(claim.gate, SloGate) and claim.gate.rate is not None:
+        return change_arrivals(workload, Arrivals(rate=claim.gate.rate))
+    return workload
+
+
+def _seconds_of(workload: AnyWorkload) -> float:
+    """How long one load of it lasts at least, warm-up and end included."""
+    if workload.arrivals.concurrency is not None:
+        return workload.seconds
+    return workload.seconds + 2 * workload.warmup_seconds

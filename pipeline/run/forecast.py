@@ -41,6 +41,7 @@ from pipeline.plan.choices import (
 from pipeline.plan.gate_power import GatePower, joint_power, policy_power
 from pipeline.plan.plan import Find, Plan, trial_words
 from pipeline.plan.quantizers import environments_for
+from pipeline.plan.speed_power import ClaimPower, claim_powers
 from pipeline.stages.evaluate import is_answered
 
 Seen = dict[tuple[str, str], list[float]]
@@ -69,6 +70,7 @@ class Forecast:
     checkpoint: Checkpoint | None
     stages: tuple[PlannedStage, ...]
     power: tuple[GatePower, ...]
+    claims: tuple[ClaimPower, ...]
     may_ask_more: bool
     environments: tuple[EnvironmentStatus, ...]
     weights_bytes: dict[str, int]
@@ -91,6 +93,7 @@ class Forecast:
             "rungs_that_may_follow": self.rungs_that_may_follow(),
             "gates": [gate.to_dict() for gate in self.power],
             "joint": [joint.to_dict() for joint in joint_power(self.power)],
+            **({"speed": [claim.to_dict() for claim in self.claims]} if self.claims else {}),
             "environments": [
                 {"environment": env.key, "state": str(env.state), "size_bytes": env.size_bytes}
                 for env in self.environments
@@ -218,6 +221,7 @@ def forecast(request: Request, settings: Settings, progress: Progress) -> Foreca
         not_here=not_here,
         stages=tuple(with_servers(specs, store, seen_seconds(store))),
         power=policy_power(choices.policy, choices.recipes, sources.counts(choices.policy), level),
+        claims=claim_powers(choices.policy, len(choices.recipes), choices.profile, level),
         trial=trial,
         may_ask_more=may_ask_more,
         weights_bytes={

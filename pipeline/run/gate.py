@@ -32,6 +32,7 @@ from pipeline.plan.gate_power import check_decidable
 from pipeline.plan.of_speed import Side, find_claims, speed_stages
 from pipeline.plan.of_suites import EvaluationPlanner, Served
 from pipeline.plan.plan import Plan, VariantPlan, trial_words
+from pipeline.plan.speed_power import check_claims_decidable, claim_powers
 from pipeline.plan.suite_forms import form_faults, form_notes, with_forms
 from pipeline.run.runner import Runner
 from pipeline.run.session import Session
@@ -155,6 +156,7 @@ def plan_of(
     )
     counts = {name: source.questions for name, source in planner.found.items()}
     check_decidable(policy, (candidate,), counts, progress)
+    check_claims_decidable(policy, claim_powers(policy, 1))
     asked_as = {
         "session": request.session or run_id,
         "tokenizer": tokenizer_digest(request.tokenizer, settings.digests),

@@ -8,6 +8,7 @@ import pytest
 
 from pipeline.core.errors import UsageError
 from pipeline.plan.speed_power import check_claims_decidable, claim_powers
+from recipes.catalog import load_profile
 from recipes.policy import Policy
 
 SLO = {"workload": "support", "rate": 4, "limits": {"ttft_ms_p95": 800}}
@@ -41,7 +42,7 @@ def test_each_claim_has_its_units_minutes_and_chances() -> None:
     assert slo.minutes > 0
     assert all(0 <= each.passes <= 1 for each in (*ratio.chances, *slo.chances))
     assert ratio.to_dict()["chances"][0]["truth"] == pytest.approx(1.224)
-    assert claim_powers(policy(), 1) == []
+    assert claim_powers(policy(), 1) == ()
 
 
 def test_more_variants_need_more() -> None:
@@ -73,3 +74,15 @@ def test_what_no_server_could_pass_is_refused_where_it_blocks() -> None:
             assert "speed.slo[0].rounds" in str(caught.value.where)
         else:
             check_claims_decidable(mine, powers)
+
+
+def test_a_profiles_lives_cost_power() -> None:
+    """Which `prepare plan` tells, and `prepare policy check` cannot know."""
+    mine = policy(ratio={"minimum": {"cpu": 1.0}, "workloads": ["chat"]})
+    profile = load_profile("cpu")
+    (alone,), (served,) = claim_powers(mine, 1), claim_powers(mine, 1, profile)
+    assert profile.life_spread > 0
+    assert alone.minutes == 20
+    assert served.minutes == 2 * 20 * profile.workloads["chat"].seconds / 60
+    for before, after in zip(alone.chances, served.chances, strict=True):
+        assert after.passes < before.passes or before.passes == after.passes == 1
