@@ -53,13 +53,16 @@ class Store:
                 f"a stage's record cannot be read: {error}", where=str(path)
             ) from error
         try:
-            return StageRecord.model_validate_json(text)
+            record = StageRecord.model_validate_json(text)
+            if (record.stage, record.key) != (stage, key):
+                raise ValueError("it is another stage's")
         except ValueError as error:
             raise StoreError(
                 "a stage's record is damaged",
                 where=str(path),
                 cure=f"delete the folder to have the stage run again: {path.parent}",
             ) from error
+        return record
 
     def records(
         self, stage: str = "*", *, leave_out_damaged: bool = False

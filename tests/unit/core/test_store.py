@@ -193,6 +193,16 @@ def test_a_damaged_record_says_which_folder_to_delete(store: Store, text: str) -
     assert str(folder) in caught.value.cure
 
 
+def test_another_stages_record_is_not_taken_for_this_ones(store: Store) -> None:
+    finish(store)
+    finish(store, key="other")
+    copied = (store.stage_folder("judge", "other") / RECORD).read_text()
+    (store.stage_folder("judge", "abc") / RECORD).write_text(copied)
+    with pytest.raises(StoreError) as caught:
+        store.find("judge", "abc")
+    assert caught.value.where == str(store.stage_folder("judge", "abc") / RECORD)
+
+
 def test_a_record_that_cannot_be_read_is_a_store_error(store: Store) -> None:
     (store.stage_folder("judge", "abc") / RECORD).mkdir(parents=True)
     with pytest.raises(StoreError, match="cannot be read"):
