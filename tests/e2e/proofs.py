@@ -22,7 +22,11 @@ SHARED = ("tests/e2e/conftest.py", "tests/e2e/tiny_models.py", "tests/e2e/fp8_re
 QUANTIZING = (
     "pipeline/environments/locks/quantize*",
     "pipeline/environments/locks/demo-model.txt",
-    "pipeline/workers/**/*.py",
+    "pipeline/workers/quantize*.py",
+    "pipeline/workers/fp8_stream/*.py",
+    *(f"pipeline/workers/{name}.py" for name in ("bootstrap", "protocol", "compute_type")),
+    *(f"pipeline/workers/{name}.py" for name in ("compressed", "experts", "calibration_blocks")),
+    *(f"pipeline/workers/{name}.py" for name in ("guarded_autoawq", "transformers4_form")),
     "pipeline/verification/*.py",
     "pipeline/inspection/*.py",
     "pipeline/checkpoint/*.py",
@@ -30,7 +34,8 @@ QUANTIZING = (
     "artifacts/stages/check_weights.py",
     "pipeline/stages/quantize.py",
     "pipeline/stages/check_weights.py",
-    "recipes/*",
+    "recipes/*.yaml",
+    *(f"recipes/{name}.py" for name in ("quantization", "group_sizes", "schema", "catalog")),
 )
 SERVING = (
     "pipeline/environments/locks/serve-cpu*",
@@ -40,13 +45,29 @@ SERVING = (
 )
 ASKING = (
     "pipeline/environments/locks/evaluate*",
-    "pipeline/workers/*.py",
+    *(f"pipeline/workers/{name}.py" for name in ("bootstrap", "protocol", "unix_socket")),
+    *(f"pipeline/workers/{name}.py" for name in ("evaluate", "questions", "suites")),
     "eval_gates/suites/*.py",
     "eval_gates/sandbox/*.py",
     "eval_gates/answers.py",
     "eval_gates/clusters.py",
     "eval_gates/stopping.py",
     "recipes/policy.py",
+)
+LOADING = (
+    "pipeline/workers/speed.py",
+    "pipeline/workers/load_generator.py",
+    "pipeline/workers/engine_metrics.py",
+    "pipeline/workers/benchmark.py",
+    "pipeline/workers/unix_socket.py",
+    "pipeline/stages/speed.py",
+    "pipeline/plan/of_speed.py",
+    "artifacts/stages/speed.py",
+    "eval_gates/speed/*.py",
+    "recipes/speed.py",
+    "recipes/workload.py",
+    "recipes/workloads/*.yaml",
+    "recipes/engines/*.py",
 )
 REGISTRIES = (
     "artifacts/registry/*.py",

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from proofs import LOADING, SERVING
 
 from eval_gates.speed.load import Requests
 from pipeline.core.events import Silent
@@ -19,7 +20,11 @@ from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
 
 # Building the environment is in it, where that is not there yet.
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.timeout(1800),
+    pytest.mark.rests_on(*SERVING, *LOADING),
+]
 
 ROOT = Path(__file__).parents[2]
 CLIENT = """

@@ -1,0 +1,118 @@
+"""`prepare gate` puts two real servers under load: the slow one fails its ratio, and the one
+without a prefix cache is refused where hits are declared."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from proofs import LOADING, SERVING
+
+from artifacts.serving_arguments import ServingArguments
+from pipeline.core.events import Silent
+from pipeline.environments.environment import Accelerator, ensure
+from pipeline.environments.settings import load_settings
+from pipeline.serving.server import Server
+from pipeline.serving.server_address import free_port
+from pipeline.serving.serving_names import SERVED_NAME
+from recipes.schema import ServingProfile
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.timeout(1800),
+    pytest.mark.rests_on(*SERVING, *LOADING),
+]
+
+SUMMARIES = {
+    **{"kind": "rouge", "about": "benchmark", "margins": {"fp8": 0.08}, "sources": ["carried"]},
+    **{"questions": 32, "batch": 32, "max_tokens": 8},
+}
+AT_ONCE = {"concurrency": 8}
+SMALL = {"kind": "random", "input_tokens": 16, "output_tokens": 8, "arrivals": AT_ONCE}
+SHARED = {
+    **{"kind": "shared_prefix", "prefix_tokens": 128, "suffix_tokens": 16, "output_tokens": 4},
+    **{"hit_rate": 0.88, "arrivals": AT_ONCE},
+}
+SPEED = {
+    "ratio": {"minimum": 0.8, "workloads": ["small", "shared"], "blocks": 6},
+    "workloads": {
+        "small": {**SMALL, "seconds": 1.0},
+        "shared": {**SHARED, "seconds": 1.0},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def narrow(
+    demo_model: Path, cpu_profile: ServingProfile, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    """As the shared server, with two requests at once and no prefix cache."""
+    arguments = ServingArguments.of(cpu_profile, is_baseline=True)
+    changes = {"max-model-len": 4096, "block-size": 32, "dtype": "float32"}
+    arguments.engine_arguments.update(
+        {**changes, "max-num-seqs": 2, "no-enable-prefix-caching": True}
+    )
+    python = ensure("serve", Accelerator.CPU, load_settings(), Silent()).python
+    log = tmp_path_factory.mktemp("narrow") / "server.log"
+    server = Server(python, demo_model, arguments, log, port=free_port())
+    try:
+        server.start(cpu_profile.ready_timeout_seconds, Silent())
+        yield server
+    finally:
+        server.stop()
+
+
+def prepare(store: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "pipeline.cli.main", *arguments],
+        env={**os.environ, "PREPARE_STORE": str(store)},
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+    )
+
+
+def judge(baseline: Server, candidate: Server, tokenizer: Path, store: Path) -> dict[str, Any]:
+    """What the command says of each claim, by its name."""
+    store.mkdir()
+    policy = store / "policy.yaml"
+    described = {"name": "fast", "summary": "speed", "suites": {"rouge": SUMMARIES}}
+    floor = {"minimum_ratio": {"cpu": 0.5}}
+    policy.write_text(yaml.safe_dump({**described, "throughput": floor, "speed": SPEED}))
+    answer = prepare(
+        store,
+        "gate",
+        *("--baseline", baseline.url, "--baseline-model", SERVED_NAME),
+        *("--candidate", candidate.url, "--candidate-model", SERVED_NAME),
+        *("--tokenizer", str(tokenizer), "--policy", str(policy), "--json"),
+    )
+    assert answer.returncode == 4, answer.stderr[-3000:]
+    (variant,) = json.loads(answer.stdout)["variants"]
+    return {claim["gate"]: claim for claim in variant["speed"]}
+
+
+def test_a_narrow_server_fails_and_one_without_a_cache_is_refused(
+    server: Server, narrow: Server, demo_model: Path, tmp_path: Path
+) -> None:
+    store = tmp_path / "store"
+    found = judge(server, narrow, demo_model, store)
+    small, shared = found["ratio.small"], found["ratio.shared"]
+    assert (small["verdict"], small["refused"]) == ("fail", [])
+    assert small["upper"] < small["threshold"]
+    assert shared["verdict"] != "pass"
+    assert {cause["kind"] for cause in shared["refused"]} == {"hit_rate"}
+    assert {cause["side"] for cause in shared["refused"]} == {"candidate"}
+    assert prepare(store, "verify").returncode == 0
+    changed = '"output_tokens":[8'
+    files = store.glob("stages/speed/*/loads.jsonl")
+    (loads,) = (file for file in files if changed in file.read_text())
+    loads.write_text(loads.read_text().replace(changed, '"output_tokens":[9', 1))
+    assert prepare(store, "verify").returncode == 1
