@@ -24,9 +24,12 @@ QUANTIZING = (
     "pipeline/environments/locks/demo-model.txt",
     "pipeline/workers/quantize*.py",
     "pipeline/workers/fp8_stream/*.py",
-    *(f"pipeline/workers/{name}.py" for name in ("bootstrap", "protocol", "compute_type")),
-    *(f"pipeline/workers/{name}.py" for name in ("compressed", "experts", "calibration_blocks")),
-    *(f"pipeline/workers/{name}.py" for name in ("guarded_autoawq", "transformers4_form")),
+    *(f"pipeline/workers/{name}.py" for name in ("bootstrap", "protocol", "convert_gguf")),
+    *(f"pipeline/workers/{name}.py" for name in ("compressed", "compute_type", "experts")),
+    *(
+        f"pipeline/workers/{name}.py"
+        for name in ("calibration_blocks", "guarded_autoawq", "transformers4_form")
+    ),
     "pipeline/verification/*.py",
     "pipeline/inspection/*.py",
     "pipeline/checkpoint/*.py",
