@@ -59,7 +59,7 @@ blocks = torch.randint(3, 40_000, (4, 64)).tolist()
 with torch.no_grad():
     before = model.model(torch.tensor(blocks)).logits.float()
 if guarded == "no":
-    guarded_autoawq.copied_state_dict = lambda module: contextlib.nullcontext()
+    guarded_autoawq.copy_state_dict = lambda module: contextlib.nullcontext()
 findings = guarded_autoawq.Findings(scaling_errors=[])
 told = {}
 try:
