@@ -23,7 +23,7 @@ from pipeline.inspection.ignored import added_words, ignore_list
 from pipeline.inspection.source import Source, read_folder
 from pipeline.plan.data_sources import SourceResolver
 from pipeline.plan.dry_run import dry_run_stage
-from pipeline.plan.of_speed import Side, find_claims, speed_stages
+from pipeline.plan.of_speed import Side, asked_of_speed, find_claims, speed_stages
 from pipeline.plan.of_suites import EvaluationPlanner, Served
 from pipeline.plan.plan import Plan, VariantPlan
 from pipeline.plan.quantizers import is_streamed, quantizer_of
@@ -83,11 +83,12 @@ class Planner:
         if self.begin is None:
             return None
         count = Count(baseline={"checkpoint": self.checkpoint.digest}, policy=self.policy.name)
+        asked = {**self._asking.asked, **asked_of_speed(self.policy, self.profile)}
         return self.begin(
             count,
             {
                 recipe.name: variant_key(
-                    self._coherence_of(recipe).key, self.policy, recipe.family, self._asking.asked
+                    self._coherence_of(recipe).key, self.policy, recipe.family, asked
                 )
                 for recipe in self.recipes
             },

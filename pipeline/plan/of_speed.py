@@ -13,7 +13,7 @@ from typing import Any, Literal
 from artifacts.served_model import ServedModel
 from artifacts.stages.speed import SPEED, SpeedParameters, SpeedRuntime
 from eval_gates.speed.ratio import allowance_for
-from pipeline.core.digest import digest_file
+from pipeline.core.digest import digest_file, digest_json
 from pipeline.core.errors import UsageError
 from pipeline.core.hardware import machine
 from pipeline.core.stage_record import StageSpec
@@ -121,6 +121,20 @@ def _check_arrivals(claim: SpeedClaim, workload: AnyWorkload, where: str) -> Non
             where=f"policy key {ROLE}{claim.name}",
             cure="add 'rate: 12' there",
         )
+
+
+def asked_of_speed(policy: Policy, profile: ServingProfile | None) -> dict[str, str]:
+    """What critical claims on speed ask and are decided by: changed, it is measured anew.
+
+    So even a larger cap is another chance of a lucky pass, and another trial (trials.py): blocks
+    of an earlier measurement are not continued. Empty where the policy has no such claim.
+    """
+    tiers = policy.speed.tiers if policy.speed is not None else {}
+    return {
+        ROLE + claim.gate: digest_json([claim.name, dump_workload(claim)[0], dict(claim.rule)])
+        for claim in find_claims(policy, profile)
+        if tiers[claim.gate] == "critical"
+    }
 
 
 def _allow_for_lives(spread: float, alpha: float) -> dict[str, float]:

@@ -29,7 +29,7 @@ from pipeline.inspection.chat_template import folder_has_chat_template
 from pipeline.plan.choices import make_beginner
 from pipeline.plan.data_sources import SourceResolver
 from pipeline.plan.gate_power import check_decidable
-from pipeline.plan.of_speed import Side, find_claims, speed_stages
+from pipeline.plan.of_speed import Side, asked_of_speed, find_claims, speed_stages
 from pipeline.plan.of_suites import EvaluationPlanner, Served
 from pipeline.plan.plan import Plan, VariantPlan, trial_words
 from pipeline.plan.speed_power import check_claims_decidable, claim_powers
@@ -177,7 +177,14 @@ def plan_of(
             baseline={"model": request.baseline.model, "tokenizer": asked_as["tokenizer"]},
             policy=policy.name,
         ),
-        {candidate.name: variant_key(served, policy, request.family, planner.asked)},
+        {
+            candidate.name: variant_key(
+                served,
+                policy,
+                request.family,
+                {**planner.asked, **asked_of_speed(policy, None)},
+            )
+        },
     )
     planner = replace(planner, trial=trial)
     baseline = side(planner, request, candidate, asked_as, None)

@@ -187,6 +187,23 @@ def test_claims_on_speed_are_measured_on_both_endpoints_in_this_session(
     assert tomorrow.stages["speed.ratio.small"].key != speed.key
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("workloads: [small]", "blocks: 21, workloads: [small]"), ("_tokens: 8", "_tokens: 9")],
+)
+def test_speed_that_is_measured_anew_is_another_trial(
+    request_of: GateRequest, tmp_path: Path, old: str, new: str
+) -> None:
+    """Else one could change a claim by nothing until its blocks are lucky."""
+    first = replace(fast(request_of, tmp_path), session="one")
+    changed = tmp_path / "changed.yaml"
+    changed.write_text(Path(first.policy).read_text().replace(old, new))
+    plans = [plan_for(each, "run") for each in (first, first, replace(first, policy=str(changed)))]
+    keys = [plan.variants[0].stages["speed.ratio.small"].key for plan in plans]
+    assert keys[0] == keys[1] != keys[2]
+    assert [plan.trial.number for plan in plans if plan.trial] == [1, 1, 2]
+
+
 def test_a_workload_longer_than_the_endpoints_take_is_refused(
     request_of: GateRequest, tmp_path: Path
 ) -> None:
