@@ -10,7 +10,7 @@ import itertools
 import json
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,6 +63,7 @@ class LoadGenerator:
         self._folder = folder
         self._serve = serve
         self._prompts = ""
+        self._lengths: list[int] = []
         # A tokenizer takes seconds to load, and every load wants it.
         serve.get_tokenizer = functools.cache(serve.get_tokenizer)
         serve.get_samples = self._note_prompts(serve.get_samples)
@@ -92,7 +93,7 @@ class LoadGenerator:
         clock, unix = time.perf_counter(), time.time()
         result = await watch.beside(self._serve.main_async(options))
         begin = min(result["start_times"])
-        columns = to_columns(result, begin)
+        columns = to_columns(result, begin, self._lengths)
         if all(columns["error"]):
             raise ServingError(
                 f"not one of {len(columns['error'])} requests was answered: {columns['error'][0]}"
@@ -204,6 +205,7 @@ class LoadGenerator:
                 samples = self._read_prompts(options.num_prompts, options.seed, tokenizer)
             else:
                 samples = get_samples(options, tokenizer)
+            self._lengths = [each.expected_output_len for each in samples]
             asked = [[each.prompt, each.expected_output_len, each.timestamp] for each in samples]
             self._prompts = hashlib.sha256(json.dumps(asked).encode()).hexdigest()
             return samples
@@ -211,19 +213,36 @@ class LoadGenerator:
         return get
 
 
-def to_columns(result: Mapping[str, Any], begin: float) -> dict[str, list[Any]]:
-    """Timings of every request in seconds since `begin`, from a detailed result of vLLM's."""
-    rows = list(_rows(result, begin))
+def to_columns(
+    result: Mapping[str, Any], begin: float, lengths: Sequence[int]
+) -> dict[str, list[Any]]:
+    """Timings of every request in seconds since `begin`, from a detailed result of vLLM's.
+
+    An answer of another length than was asked for is none: shorter ones are sooner there, and a
+    server that says it sent more would be faster by its own word.
+
+    Args:
+        result: of `main_async`, in the order of asking.
+        begin: second of the client's clock at which the load began.
+        lengths: tokens that were asked for, of each request.
+    """
+    rows = list(_rows(result, begin, lengths))
     return {name: [row[place] for row in rows] for place, name in enumerate(COLUMNS)}
 
 
-def _rows(result: Mapping[str, Any], begin: float) -> Iterator[tuple[Any, ...]]:
+def _rows(
+    result: Mapping[str, Any], begin: float, lengths: Sequence[int]
+) -> Iterator[tuple[Any, ...]]:
     columns = ("start_times", "ttfts", "latencies", "itls", "input_lens", "output_lens", "errors")
-    rows = sorted(zip(*(result[name] for name in columns), strict=True), key=lambda row: row[0])
-    for start, ttft, latency, pauses, asked, answered, error in rows:
+    rows = zip(*(result[name] for name in columns), lengths, strict=True)
+    for start, ttft, latency, pauses, asked, came, error, length in sorted(
+        rows, key=lambda row: row[0]
+    ):
         since = start - begin
-        if error or not answered:
-            words = (error.strip().splitlines() or ["no token came"])[-1][:LONGEST_ERROR]
+        words = (error.strip().splitlines() or [""])[-1][:LONGEST_ERROR]
+        if not words and came != length:
+            words = f"{came} tokens came, {length} were asked for" if came else "no token came"
+        if words:
             yield since, None, None, None, asked, 0, words
         else:
-            yield since, ttft, since + latency, max(pauses, default=0.0), asked, answered, None
+            yield since, ttft, since + latency, max(pauses, default=0.0), asked, came, None

@@ -92,11 +92,24 @@ def test_a_failed_request_has_an_error_and_no_timings() -> None:
         **{"ttfts": [0.0, 0.5], "latencies": [0.0, 2.0], "itls": [[], []]},
         **{"input_lens": [8, 8], "output_lens": [0, 1], "errors": ["Traceback\nOSError: x\n", ""]},
     }
-    columns = to_columns(result, 10.0)
+    columns = to_columns(result, 10.0, [1, 1])
     assert columns["start_s"] == [0, 1]
     assert columns["error"] == [None, "OSError: x"]
     assert columns["ttft_s"] == [0.5, None]
     assert columns["longest_pause_s"] == [0, None]
+    Requests(**columns)
+
+
+@pytest.mark.parametrize("came", [1, 2, 30])
+def test_an_answer_of_another_length_than_asked_is_none(came: int) -> None:
+    """Else a server that stops early, or counts more than it sends, would be faster."""
+    result = {
+        **{"start_times": [10.0], "ttfts": [0.1], "latencies": [0.2], "itls": [[0.1]]},
+        **{"input_lens": [8], "output_lens": [came], "errors": [""]},
+    }
+    columns = to_columns(result, 10.0, [3])
+    assert columns["error"] == [f"{came} tokens came, 3 were asked for"]
+    assert columns["output_tokens"] == [0]
     Requests(**columns)
 
 

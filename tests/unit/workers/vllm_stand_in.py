@@ -35,7 +35,7 @@ FLAGS = (
 class Sample:
     prompt: str
     prompt_len: int = 8
-    expected_output_len: int = 4
+    expected_output_len: int = 3
     timestamp: float | None = None
     request_overrides: dict[str, Any] = field(default_factory=dict)
 
@@ -83,6 +83,6 @@ class Serve:
             "itls": [[0.25, 0.5]] * n,
             "latencies": [1.0] * n,
             "input_lens": [8] * n,
-            "output_lens": [0 if is_dead else 3] * n,
+            "output_lens": [0 if is_dead else each.expected_output_len for each in self.sent[-1]],
             "errors": ["Traceback\nOSError: no server\n" if is_dead else ""] * n,
         }
