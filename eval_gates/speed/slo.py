@@ -18,7 +18,7 @@ from eval_gates.speed.finding import SpeedFinding, State
 from eval_gates.speed.load import Measured, MeasuredLoad
 from eval_gates.speed.ratio import first_crossing, paired, trail_of
 from eval_gates.speed.steady import NoSteadyPartError, latencies
-from eval_gates.speed.trust import Distrust, distrusted, over_saturated, unlike
+from eval_gates.speed.trust import Distrust, distrusted, failures, over_saturated, unlike
 from eval_gates.statistics.betting import log_wealth
 
 if TYPE_CHECKING:
@@ -121,7 +121,11 @@ class SloRule(Measured):
         found = figures(load, limits)
         if over_saturated(load):
             return False
-        return all(found[name] <= limit for name, limit in {"errors": 0.0, **limits}.items())
+        return all(
+            # Of a side without such a time nothing is known, and no multiple of it is a limit.
+            math.isfinite(found[name]) and math.isfinite(limit) and found[name] <= limit
+            for name, limit in {"errors": 0.0, **limits}.items()
+        )
 
     def _distrusted(self, loads: Sequence[MeasuredLoad]) -> tuple[Distrust, ...]:
         judged = None
@@ -131,13 +135,18 @@ class SloRule(Measured):
             judged = min(times) / 1e3 if times else None
         causes = distrusted(loads, declared=self.hit_rate, judged_s=judged)
         pairs = paired(loads) if self.compare == "baseline" else []
-        return (*causes, *(cause for pair in pairs for cause in unlike(*pair)))
+        return (
+            *causes,
+            *failures([baseline for baseline, _ in pairs]),
+            *(cause for pair in pairs for cause in unlike(*pair)),
+        )
 
 
 def figures(load: MeasuredLoad, names: Iterable[str]) -> dict[str, float]:
     """Percentiles in milliseconds by their names, and `errors`: failed requests of the load.
 
     A percentile of nothing is infinite: a round in which no request was answered keeps no limit.
+    So is the time of a request that failed, where `errors` allows some: refusing is not fast.
     """
     import numpy as np
 
@@ -151,8 +160,21 @@ def figures(load: MeasuredLoad, names: Iterable[str]) -> dict[str, float]:
             continue
         what, _, percentile = name.rpartition("_p")
         values = getattr(measured, what) if measured is not None else np.empty(0)
-        found[name] = float(np.percentile(values, int(percentile))) if values.size else math.inf
+        failed = measured.failed if measured is not None else 0
+        found[name] = percentile_of(values, failed, int(percentile))
     return found
+
+
+def percentile_of(values: FloatArray, failed: int, percentile: int) -> float:
+    """Of the times with so many infinite ones; infinite, too, where there is none."""
+    import numpy as np
+
+    if not values.size:
+        return math.inf
+    # Between a time and infinity nothing can be interpolated.
+    method: Literal["linear", "inverted_cdf"] = "inverted_cdf" if failed else "linear"
+    times = np.append(values, np.full(failed, np.inf))
+    return float(np.percentile(times, percentile, method=method))
 
 
 def share_bound(rounds: FloatArray, alpha: float) -> float:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from measured_loads import load_in_waves, requests_in_waves, round_of
 
-from eval_gates.speed.load import MeasuredLoad, Samples
+from eval_gates.speed.load import MeasuredLoad, Requests, Samples
 from eval_gates.speed.rule import rule_of
 from eval_gates.speed.slo import SloRule, figures, share_bound
 
@@ -165,3 +165,41 @@ def test_closed_loops_have_latencies_too() -> None:
     """Of the requests after the first wave."""
     load = load_in_waves(requests=requests_in_waves(seconds=1.0))
     assert figures(load, ["latency_ms_p95"])["latency_ms_p95"] == pytest.approx(1000)
+
+
+def with_failed(load: MeasuredLoad, numbers: range) -> MeasuredLoad:
+    """The same, with these requests refused."""
+    requests = load.requests.model_dump()
+    for number in numbers:
+        for column in ("ttft_s", "end_s", "longest_pause_s"):
+            requests[column][number] = None
+        requests["output_tokens"][number], requests["error"][number] = 0, "HTTP 429"
+    return load.model_copy(update={"requests": Requests(**requests)})
+
+
+def test_refusing_what_would_be_slow_is_not_fast() -> None:
+    """The limits allow failed requests; whose percentile they are in does not keep it."""
+    allowing = RULE.model_copy(
+        update={"limits": {"ttft_ms_p50": 800, "ttft_ms_p95": 800, "errors": 10}}
+    )
+    assert allowing.kept([with_failed(round_of(0), range(9, 19))]) == [False]
+    median = RULE.model_copy(update={"limits": {"ttft_ms_p50": 800, "errors": 10}})
+    assert median.kept([with_failed(round_of(0), range(9, 18))]) == [True]
+
+
+def test_a_baseline_without_such_a_time_is_no_limit() -> None:
+    """With one token an answer has no time per further token, on either side."""
+    requests = round_of(0).requests.model_dump() | {"output_tokens": [1] * 36}
+    compared = RULE.model_copy(update={"compare": "baseline", "limits": {"tpot_ms_p95": 1.1}})
+    baseline = round_of(0, side="baseline", requests=requests)
+    assert compared.kept([baseline, round_of(0)]) == [False]
+
+
+def test_a_baseline_that_failed_is_nothing_to_compare_with() -> None:
+    compared = RULE.model_copy(update={"compare": "baseline", "limits": {"ttft_ms_p95": 1.1}})
+    baseline = with_failed(round_of(0, side="baseline"), range(9, 10))
+    found = compared.finding([baseline, round_of(0)])
+    assert found.state == "refused"
+    assert {(cause.kind, cause.side) for cause in found.refused} == {
+        ("failed_requests", "baseline")
+    }
