@@ -13,6 +13,7 @@ from pipeline.core.foreign.lines import ForeignLinesError, read_lines
 from recipes.workload import AnyWorkload, RequestsWorkload, TraceWorkload
 
 TRACE_KEYS = ("timestamp", "input_length", "output_length")
+LARGEST = 10**15  # of a number in a trace
 A_LINE = '{"timestamp": 0, "input_length": 600, "output_length": 80, "hash_ids": [0, 1]}'
 
 
@@ -130,10 +131,15 @@ def _trace(workload: TraceWorkload, path: Path) -> TrafficFile:
 
 def _number(row: dict[str, Any], key: str, place: str) -> float:
     value = row.get(key)
-    least = 0 if key == "timestamp" else 1
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or value < least:
+    is_time = key == "timestamp"
+    kind, least = ("number", 0) if is_time else ("whole number", 1)
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (int, float) if is_time else int)
+        or not least <= value <= LARGEST
+    ):
         raise UsageError(
-            f"'{key}' is {value!r:.80}, no number of at least {least}"
+            f"'{key}' is {value!r:.80}, no {kind} from {least} to {LARGEST:,}"
             if key in row
             else f"'{key}' is missing",
             where=f"{place}, key {key}",

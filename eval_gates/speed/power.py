@@ -24,7 +24,8 @@ AHEAD = (0.02, 0.05, 0.1)
 KEPT = (0.8, 0.9, 0.99)
 """Shares of rounds that a server is taken to keep its limits in; those above the claimed one."""
 
-_REPLAYS, _SEED = 1_000, 20261122
+_REPLAYS, _FEWEST_REPLAYS, _SEED = 1_000, 50, 20261122
+_MOST_VALUES = 300_000  # of one truth: fewer replays of a rule with a large cap
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ def speed_power(rule: Rule) -> SpeedPower:
     import numpy as np
 
     chance = np.random.default_rng(_SEED)
-    shape = (_REPLAYS, rule.cap)
+    shape = (max(_FEWEST_REPLAYS, min(_REPLAYS, _MOST_VALUES // rule.cap)), rule.cap)
     chances = []
     if isinstance(rule, RatioRule):
         noise = chance.normal(0, NOISE * math.sqrt(2), shape)

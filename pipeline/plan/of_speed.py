@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from artifacts.served_model import ServedModel
 from artifacts.stages.speed import SPEED, SpeedParameters, SpeedRuntime
+from eval_gates.speed.load import MAX_REQUESTS
 from eval_gates.speed.ratio import allowance_for
 from pipeline.core.digest import digest_file, digest_json
 from pipeline.core.errors import UsageError
@@ -30,6 +31,7 @@ from recipes.workload import (
     change_arrivals,
 )
 
+FEWEST_WAVES = 10  # of a load of a fixed concurrency
 MANY_LIVES = 1_000  # a profile's spread is taken as known
 ROLE = "speed."  # of the stages' roles, before the gate's name
 
@@ -79,6 +81,7 @@ def find_claims(
                 "it a claim of 'slo' with compare: absolute",
             )
         check_workload(claim.workload, claim.where, max_length)
+        _check_size(claim.workload, claim.where)
     return claims
 
 
@@ -120,6 +123,42 @@ def _check_arrivals(claim: SpeedClaim, workload: AnyWorkload, where: str) -> Non
             "requests that come whether earlier ones are answered or not",
             where=f"policy key {ROLE}{claim.name}",
             cure="add 'rate: 12' there",
+        )
+
+
+def _check_size(workload: AnyWorkload, where: str) -> None:
+    """A load has so many requests at most: of a longer one, only its beginning would be sent."""
+    arrivals = workload.arrivals
+    lasts = workload.seconds + 2 * workload.warmup_seconds
+    requests, key = 0.0, "arrivals"
+    if arrivals.rate is not None:
+        requests = lasts * arrivals.rate
+    elif arrivals.concurrency is not None:
+        requests = FEWEST_WAVES * max(arrivals.concurrency, getattr(workload, "prefixes", 1))
+    elif isinstance(workload, TraceWorkload):
+        times, key = read_traffic(workload, where).times, "file"
+        requests = sum(each <= lasts for each in times)
+        ends = workload.warmup_seconds + workload.seconds
+        if times[-1] < ends:
+            raise UsageError(
+                f"the trace ends after {times[-1]:g} seconds, and a load of it lasts {ends:g} and "
+                "more",
+                where=f"{where}, key seconds",
+                cure="give fewer 'seconds' and 'warmup_seconds', or a longer trace",
+            )
+    if isinstance(workload, TraceWorkload) and not arrivals.trace:
+        there = read_traffic(workload, where).requests
+        if there < requests:
+            raise UsageError(
+                f"the trace has {there:,} requests, and a load of it {requests:,.0f}",
+                where=f"{where}, key file",
+                cure="name a longer trace, or ask for fewer requests at a time",
+            )
+    if requests > MAX_REQUESTS:
+        raise UsageError(
+            f"a load of it has {requests:,.0f} requests, and {MAX_REQUESTS:,} are the most",
+            where=f"{where}, key {key}",
+            cure="ask for fewer at a time, or give fewer 'seconds' and 'warmup_seconds'",
         )
 
 

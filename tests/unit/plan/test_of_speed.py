@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,13 @@ from recipes.speed import Speed
 
 SMALL = {"kind": "random", "input_tokens": 8, "output_tokens": 4, "arrivals": {"concurrency": 2}}
 SLO = {"workload": "chat", "rate": 2.0, "limits": {"ttft_ms_p95": 800.0}}
+
+TRACE = {"kind": "trace", "arrivals": "trace", "seconds": 1, "warmup_seconds": 0}
+
+
+def row_at(second: float) -> str:
+    row = {"timestamp": 1000 * second, "input_length": 8, "output_length": 4, "hash_ids": [1]}
+    return json.dumps(row) + "\n"
 
 
 def policy(**speed: Any) -> Policy:
@@ -83,6 +91,43 @@ def test_a_workload_longer_than_the_context_is_refused() -> None:
         find_claims(claims, profile(chat=SMALL), max_length=11)
 
 
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"arrivals": {"rate": 1000.0}, "seconds": 60}, "arrivals"),
+        ({"arrivals": {"rate": 1.0}, "seconds": 1, "warmup_seconds": 0}, None),
+        ({**TRACE, "seconds": 3}, "seconds"),
+        ({**TRACE, "seconds": 2}, None),
+        ({**TRACE, "seconds": 2, "arrivals": {"rate": 2.0}}, "file"),
+        ({**TRACE, "seconds": 2, "arrivals": {"rate": 1.0}}, None),
+    ],
+)
+def test_a_round_that_would_be_cut_short_is_refused(
+    tmp_path: Path, changes: dict[str, Any], key: str | None
+) -> None:
+    """Of 60 seconds at 1,000 a second the first 40 would be sent, and no queue seen to grow."""
+    if "kind" in changes:
+        file = tmp_path / "t.jsonl"
+        file.write_text(row_at(0) + row_at(2))
+        mine = {**changes, "file": str(file)}
+    else:
+        mine = {**SMALL, **changes}
+    claims = policy(slo=[{"workload": "mine", "limits": SLO["limits"]}])
+    if key is None:
+        find_claims(claims, profile(mine=mine))
+        return
+    with pytest.raises(UsageError) as caught:
+        find_claims(claims, profile(mine=mine))
+    assert caught.value.where == f"profile cpu, key workloads.mine, key {key}"
+
+
+def test_a_block_that_could_have_no_ten_waves_is_refused() -> None:
+    claims = policy(ratio={"minimum": 1.0, "workloads": ["chat"]})
+    find_claims(claims, profile(chat={**SMALL, "arrivals": {"concurrency": 5000}}))
+    with pytest.raises(UsageError, match="50,010 requests, and 50,000 are the most"):
+        find_claims(claims, profile(chat={**SMALL, "arrivals": {"concurrency": 5001}}))
+
+
 def test_a_gpu_has_not_the_memory_for_two_servers() -> None:
     with pytest.raises(UsageError, match="not the memory for both"):
         find_claims(policy(ratio={"minimum": 1.0, "workloads": ["chat"]}), profile("h100"))
@@ -123,11 +168,11 @@ def test_another_tuple_or_generator_is_another_measurement(tmp_path: Path) -> No
 
 
 def test_a_trace_is_known_by_what_it_holds_not_by_where_it_lies(tmp_path: Path) -> None:
-    row = '{"timestamp": 100, "input_length": 8, "output_length": 4, "hash_ids": [1]}\n'
+    first, last = (row_at(second) for second in (0.1, 2))
     keys = []
-    for name, text in (("a.jsonl", row), ("b.jsonl", row), ("c.jsonl", row * 2)):
-        (tmp_path / name).write_text(text)
-        trace = {"kind": "trace", "file": str(tmp_path / name), "arrivals": "trace"}
+    for name, text in (("a.jsonl", first), ("b.jsonl", first), ("c.jsonl", first * 2)):
+        (tmp_path / name).write_text(text + last)
+        trace = {**TRACE, "file": str(tmp_path / name)}
         slo = {"workload": "mine", "limits": {"ttft_ms_p95": 800.0}}
         claims = find_claims(policy(slo=[slo]), profile(mine=trace))
         (stage,) = stages(tmp_path, claims=claims).values()
