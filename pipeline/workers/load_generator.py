@@ -169,11 +169,17 @@ class LoadGenerator:
         ]
 
     def _trace(self, seed: int) -> Path:
-        """The trace with hash_ids that no other load has, so that the prompts are others."""
+        """The trace with hash_ids that no other load has, so that the prompts are others.
+
+        It begins at once, whatever time it says: the load generator would wait until then.
+        """
         path = self._folder / "trace.jsonl"
+        first: float | None = None
         with Path(self._workload["file"]).open() as lines, path.open("w") as changed:
-            for line in lines:
+            for line in filter(str.strip, lines):
                 row = json.loads(line)
+                first = row["timestamp"] if first is None else first
+                row["timestamp"] -= first
                 row["hash_ids"] = [each + seed * BLOCKS_APART for each in row["hash_ids"]]
                 changed.write(json.dumps(row) + "\n")
         return path

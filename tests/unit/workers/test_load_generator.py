@@ -152,6 +152,18 @@ def test_a_files_prompts_come_in_an_order_of_the_loads_own_and_not_from_the_cach
     assert len(set(sent)) == 24
 
 
+def test_a_trace_begins_at_once(tmp_path: Path) -> None:
+    """Its first request may be of noon, or follow an empty line, which the check lets pass."""
+    file = tmp_path / "given.jsonl"
+    row = {"input_length": 8, "output_length": 4, "hash_ids": [1]}
+    file.write_text(
+        "\n".join(json.dumps({**row, "timestamp": at}) + "\n" for at in (43_200_000, 43_200_500))
+    )
+    trace = {"kind": "trace", "file": str(file), "block_tokens": 16, "arrivals": IN_THEIR_TIME}
+    lines = Path(options(tmp_path, trace)["--dataset-path"]).read_text().splitlines()
+    assert [json.loads(line)["timestamp"] for line in lines] == [0, 500]
+
+
 def test_a_trace_shares_the_same_blocks_under_other_names_in_every_load(tmp_path: Path) -> None:
     file = tmp_path / "given.jsonl"
     row = {"timestamp": 0, "input_length": 20, "output_length": 4}
