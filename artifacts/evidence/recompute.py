@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from artifacts.evidence.load_check import find_misdrawn
 from artifacts.evidence.question_check import find_misasked, find_miscounted, identify
 from artifacts.evidence.sides import mixed_sides
 from artifacts.evidence.source import EvidenceSource, StoredEvidence
@@ -219,6 +220,10 @@ class Evidence:
             planned = planned_bets_of(policy, kept.parameters.family)
             if kept.parameters.planned_bets not in (None, planned):
                 self.problems.append("its bets are not those that its policy plans")
+            for role, record in self._records.items():
+                if record.stage == "speed":
+                    loads = self._loads(role)
+                    self.problems += find_misdrawn(role, record, loads, policy)
             again = judge_evidence(
                 kept.parameters,
                 set(judge.inputs),

@@ -8,7 +8,6 @@ would be measured that has every prompt in its cache.
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -69,17 +68,17 @@ def generate_units(
     spec: dict[str, Any], measure: Measure, progress: Progress
 ) -> Iterator[list[MeasuredLoad]]:
     """Block after block, or round after round, without an end: the loads of each."""
+    from eval_gates.speed.draw import Draw
     from eval_gates.speed.load import MeasuredLoad
 
-    chance = random.Random(spec["seed"])  # noqa: S311  # traffic, no secret
     workload = spec["workload"]
     sides = [side for side in SIDES if side in spec["endpoints"]]
+    draw = Draw(spec["seed"], sides)
     progress.advance(f"speed {spec['name']}", 0, None, "first look")
-    requests = count_requests(workload, sides, measure, chance)
+    requests = count_requests(workload, sides, measure, draw.look)
     block = 0
     while True:
-        seed = chance.getrandbits(32)
-        chance.shuffle(sides)
+        seed, order = draw.unit()
         yield [
             MeasuredLoad.model_validate(
                 {
@@ -89,7 +88,7 @@ def generate_units(
                     **measure(side, requests, seed),
                 }
             )
-            for place, side in enumerate(sides)
+            for place, side in enumerate(order)
         ]
         block += 1
 
@@ -126,7 +125,7 @@ def describe_arrivals(workload: dict[str, Any]) -> dict[str, Any]:
 
 
 def count_requests(
-    workload: dict[str, Any], sides: list[str], measure: Measure, chance: random.Random
+    workload: dict[str, Any], sides: list[str], measure: Measure, look: Callable[[], int]
 ) -> int:
     """How many requests a load has, the same on both sides.
 
@@ -142,9 +141,7 @@ def count_requests(
         return len([each for each in workload["times"] if each <= lasts])
     at_once = int(arrivals["concurrency"])
     first = FIRST_LOOK * max(at_once, int(workload.get("prefixes", 1)))
-    a_second: float = max(
-        first / measure(side, first, chance.getrandbits(32))["seconds"] for side in sides
-    )
+    a_second: float = max(first / measure(side, first, look())["seconds"] for side in sides)
     wanted = SPARE * a_second * float(workload["seconds"])
     waves = max(WAVES, 2 + math.ceil(wanted / at_once))
     return min(MOST_REQUESTS, waves * at_once)

@@ -14,6 +14,7 @@ from fake_run import ONE, SERVING, TWO, FakeRun, equal, flipping, lost, policy
 from measured_loads import requests_in_waves
 from pretend_stages import PretendContext, PretendModels, edit
 
+from artifacts.evidence.load_check import find_misdrawn
 from artifacts.evidence.recompute import check_run
 from artifacts.run_record import RunReport
 from eval_gates.speed.load import LOADS, lines_of, read_loads
@@ -143,6 +144,37 @@ class TestSpeed:
         assert any(each.startswith("speed[0].verdict") for each in one.differences)
         file.unlink()
         assert any("is missing" in each for each in check_run(report, store)[0].differences)
+
+    @pytest.mark.parametrize("change", ["dropped", "moved", "swapped", "more", "fewer"])
+    def test_verify_sees_blocks_that_were_changed_though_every_digest_is_right(
+        self, fast: FakeRun, change: str
+    ) -> None:
+        """As one who can write the whole store, and cannot measure, could leave it."""
+        fast.run()
+        store = Store(fast.root)
+        record = next(r for r in store.records() if r.stage == "speed" and r.variant == ONE)
+        loads = read_loads(store.stage_folder(record.stage, record.key) / LOADS)
+        policy = fast.policy
+        assert not list(find_misdrawn("speed.ratio.chat", record, loads, policy))
+        blocks = [loads[start : start + 2] for start in range(0, len(loads), 2)]
+        other = [
+            [load.model_copy(update={"side": side}) for load, side in zip(b, names, strict=True)]
+            for b in blocks
+            for names in [[load.side for load in reversed(b)]]
+        ]
+        changed = {
+            "dropped": [*blocks[:1], *blocks[2:]],
+            "moved": [blocks[1], blocks[0], *blocks[2:]],
+            "swapped": other,
+            "more": [*blocks, *blocks],
+            "fewer": blocks[:-1],
+        }[change]
+        result = {**record.result, "units": len(changed)}
+        forged = record.model_copy(update={"result": result})
+        kept = [load for block in changed for load in block]
+        found = list(find_misdrawn("speed.ratio.chat", forged, kept, policy))
+        wrong = "did not end" if change == "fewer" else "is not what its seed drew"
+        assert wrong in "".join(found)
 
     def test_again_measures_nothing(self, fast: FakeRun) -> None:
         fast.run()

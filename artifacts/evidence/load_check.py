@@ -1,0 +1,63 @@
+"""Whether kept loads are all that a stage measured, as it drew them, under the claim's conditions.
+
+Digests say that timings are those that were recorded. These say that no block was left out, moved
+or put in from another measurement, and that measuring ended where the rule ends it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from artifacts.stages.speed import SPEED
+from eval_gates.speed.draw import Draw
+from eval_gates.speed.load import MeasuredLoad
+from eval_gates.speed.rule import rule_of
+from pipeline.core.stage_record import StageRecord
+from recipes.policy import Policy
+from recipes.speed import SloGate
+
+SIDES = ("baseline", "candidate")
+
+
+def find_misdrawn(
+    role: str, record: StageRecord, loads: Sequence[MeasuredLoad], policy: Policy
+) -> Iterator[str]:
+    """In what the loads of a stage `speed` are not those that it measured, in words.
+
+    Raises:
+        EvidenceError: the record is none that prepare wrote.
+        ValueError: the rule in it is none, or the loads are no blocks or rounds.
+    """
+    kept = SPEED.kept(record)
+    asked, found = kept.parameters, kept.result
+    sides = [side for side in SIDES if side in asked.sides]
+    units = [loads[start : start + len(sides)] for start in range(0, len(loads), len(sides))]
+    rule = rule_of(asked.claim, asked.rule)
+    if len(units) != found.units:
+        yield f"{role}: its record counts {found.units} {rule.unit}, and there are {len(units)}"
+    draw = Draw(found.seed, sides)
+    if asked.workload["arrivals"]["concurrency"]:
+        for _ in sides:
+            draw.look()
+    for number, unit in enumerate(units):
+        seed, order = draw.unit()
+        wanted = [(side, number, place, seed) for place, side in enumerate(order)]
+        if [(each.side, each.block, each.place, each.seed) for each in unit] != wanted:
+            yield f"{role}: number {number} is not what its seed drew: {rule.unit} were changed"
+            return
+    arrivals = asked.workload["arrivals"]
+    if any(
+        (each.concurrency, each.rate) != (arrivals["concurrency"], arrivals["rate"])
+        for each in loads
+    ):
+        yield f"{role}: its requests came otherwise than its workload says"
+    for claim in policy.speed.claims if policy.speed is not None else ():
+        rate = claim.gate.rate if isinstance(claim.gate, SloGate) else None
+        if role.endswith(f".{claim.name}") and rate not in (None, arrivals["rate"]):
+            yield f"{role}: measured at {arrivals['rate']} requests/s, the policy says {rate:g}"
+    if units and (
+        rule.state(loads) != found.state
+        or rule.wants_more(loads)
+        or not rule.wants_more(loads[: -len(sides)])
+    ):
+        yield f"{role}: measuring did not end where its rule ends it"
