@@ -67,6 +67,7 @@ class LoadGenerator:
         # A tokenizer takes seconds to load, and every load wants it.
         serve.get_tokenizer = functools.cache(serve.get_tokenizer)
         serve.get_samples = self._note_prompts(serve.get_samples)
+        serve._align_prompts_to_server_tokenizer = keep_prompts
 
     def measure(self, endpoint: Endpoint, *, requests: int, seed: int) -> dict[str, Any]:
         """Send one load and wait until all of it is answered.
@@ -217,6 +218,15 @@ class LoadGenerator:
             return samples
 
         return get
+
+
+async def keep_prompts(_url: str, _model: str, requests: list[Any], *_: Any) -> list[Any]:
+    """The prompts as they were drawn, in the place of vLLM's alignment to the server's tokenizer.
+
+    That sends the prompts to the endpoint's `/tokenize`, and asks what its `/detokenize` answers:
+    a candidate would choose its own prompts, and the two sides would not be asked the same.
+    """
+    return requests
 
 
 def to_columns(

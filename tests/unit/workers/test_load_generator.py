@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,16 @@ def test_a_failed_request_has_an_error_and_no_timings() -> None:
     assert columns["ttft_s"] == [0.5, None]
     assert columns["longest_pause_s"] == [0, None]
     Requests(**columns)
+
+
+def test_a_server_does_not_choose_its_own_prompts(tmp_path: Path) -> None:
+    """vLLM asks a server that counts other tokens for shorter prompts, and sends these."""
+    serve = Serve()
+    load = generator(tmp_path, serve, **RANDOM).measure(endpoint(), requests=4, seed=7)
+    asked = [[each.prompt, each.expected_output_len, None] for each in serve.sent[0]]
+    assert not any(each.prompt == "short" for each in serve.sent[0])
+    digest = hashlib.sha256(json.dumps(asked).encode()).hexdigest()
+    assert load["prompts_sha256"] == digest
 
 
 @pytest.mark.parametrize("came", [1, 2, 30])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 # Of vLLM 0.32 and 0.33, those that are used.
@@ -70,10 +70,18 @@ class Serve:
         chance = random.Random(options.seed)
         return [Sample(str(chance.random())) for _ in range(options.num_prompts)]
 
+    async def _align_prompts_to_server_tokenizer(
+        self, _url: str, _model: str, requests: list[Sample], _ssl: Any = None
+    ) -> list[Sample]:
+        """As a server would have them whose `/tokenize` finds them too long."""
+        return [replace(each, prompt="short") for each in requests]
+
     async def main_async(self, options: argparse.Namespace) -> dict[str, Any]:
         self.asked.append(options)
         await asyncio.sleep(0)  # whoever looks on has begun
-        self.sent.append(self.get_samples(options, self.get_tokenizer(options.tokenizer)))
+        samples = self.get_samples(options, self.get_tokenizer(options.tokenizer))
+        url = options.base_url
+        self.sent.append(await self._align_prompts_to_server_tokenizer(url, "m", samples, None))
         n = len(self.sent[-1])
         is_dead = "dead" in options.base_url
         at_once = int(options.max_concurrency or n)
