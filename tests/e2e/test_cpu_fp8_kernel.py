@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from proofs import SERVING
 
+from pipeline.core.cpu_features import cpu_features
 from pipeline.core.events import Silent
 from pipeline.environments.environment import Accelerator, Environment, ensure
 from pipeline.environments.settings import load_settings
@@ -164,6 +165,10 @@ def test_same_numbers_within_the_rounding_of_a_sum(comparisons: list[Any]) -> No
         assert found["difference"] <= 1e-6 * found["largest"], found
 
 
+@pytest.mark.skipif(
+    "avx512f" not in cpu_features(),
+    reason="the profile computes in float32 here: products in bf16 are not the same twice",
+)
 def test_same_numbers_within_one_step_of_bfloat16(comparisons: list[Any]) -> None:
     half = [found for found in comparisons if found["dtypes"][0] == "torch.bfloat16"]
     assert len(half) == 8
