@@ -9,14 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from artifacts.stages.speed import SPEED
-from eval_gates.speed.draw import Draw
+from eval_gates.speed.draw import SIDES, Draw
 from eval_gates.speed.load import MeasuredLoad
 from eval_gates.speed.rule import rule_of
 from pipeline.core.stage_record import StageRecord
 from recipes.policy import Policy
 from recipes.speed import SloGate
-
-SIDES = ("baseline", "candidate")
 
 
 def find_misdrawn(

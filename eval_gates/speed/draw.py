@@ -9,6 +9,8 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable
 
+SIDES = ("baseline", "candidate")
+
 
 class Draw:
     """The draws of one measurement, in order.

@@ -24,6 +24,8 @@ LOADS = "loads.jsonl"
 MAX_LOADS = 20_000
 MAX_LETTERS = 64 * MEBIBYTE  # of one claim: some 1.5 million requests
 MAX_REQUESTS = 50_000  # of one load: eight values each, within what a record may hold
+# At least, of a load of a fixed concurrency: eight count, the first and the last are cut off.
+WAVES = 10
 
 Side = Literal["baseline", "candidate"]
 Seconds = Annotated[float, Field(ge=0, le=1e7)]

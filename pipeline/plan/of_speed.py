@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from artifacts.served_model import ServedModel
 from artifacts.stages.speed import SPEED, SpeedParameters, SpeedRuntime
-from eval_gates.speed.load import MAX_REQUESTS
+from eval_gates.speed.load import MAX_REQUESTS, WAVES
 from eval_gates.speed.ratio import allowance_for
 from pipeline.core.digest import digest_file, digest_json
 from pipeline.core.errors import UsageError
@@ -31,7 +31,6 @@ from recipes.workload import (
     change_arrivals,
 )
 
-FEWEST_WAVES = 10  # of a load of a fixed concurrency
 MANY_LIVES = 1_000  # a profile's spread is taken as known
 ROLE = "speed."  # of the stages' roles, before the gate's name
 
@@ -134,7 +133,7 @@ def _check_size(workload: AnyWorkload, where: str) -> None:
     if arrivals.rate is not None:
         requests = lasts * arrivals.rate
     elif arrivals.concurrency is not None:
-        requests = FEWEST_WAVES * max(arrivals.concurrency, getattr(workload, "prefixes", 1))
+        requests = WAVES * max(arrivals.concurrency, getattr(workload, "prefixes", 1))
     elif isinstance(workload, TraceWorkload):
         times, key = read_traffic(workload, where).times, "file"
         requests = sum(each <= lasts for each in times)

@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 SAMPLE_SECONDS = 1.0
 TICK_SECONDS = 0.02
 ANSWER_SECONDS = 10.0
+MAX_BYTES = 16 * 2**20
+MAX_COUNT = 2**53
 _LINE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{.*\})?\s+([-+.\deE]+)")
 QUEUE = ("running", "waiting")
 
@@ -24,6 +26,9 @@ def counters_in(text: str, names: Mapping[str, str]) -> dict[str, int]:
     Args:
         text: what `/metrics` answers.
         names: what to call them, and the engine's own name of each.
+
+    Raises:
+        ValueError: a value is no count.
     """
     ours = {theirs: name for name, theirs in names.items()}
     found: dict[str, float] = {}
@@ -32,6 +37,8 @@ def counters_in(text: str, names: Mapping[str, str]) -> dict[str, int]:
         if match and match[1] in ours:
             name = ours[match[1]]
             found[name] = found.get(name, 0.0) + float(match[2])
+    if not all(0 <= value <= MAX_COUNT for value in found.values()):
+        raise ValueError("a counter is negative, or beyond counting")
     return {name: round(value) for name, value in found.items()}
 
 
@@ -100,20 +107,27 @@ class Watch:
             self.late.append((before, max(0.0, time.perf_counter() - before - TICK_SECONDS)))
 
     async def _fetch(self) -> dict[str, int] | None:
+        """Its counters; None of an endpoint that tells none, or what nobody should read."""
         import aiohttp
 
         limit = aiohttp.ClientTimeout(total=ANSWER_SECONDS)
+        plain = {"Accept-Encoding": "identity"}  # what is packed has no bound until it is unpacked
         try:
             # Looked up here: `connect_through` replaces it.
             connector: Any = aiohttp.TCPConnector()
             async with (
                 aiohttp.ClientSession(
-                    connector=connector, timeout=limit, trust_env=True
+                    connector=connector, timeout=limit, trust_env=True, auto_decompress=False
                 ) as session,
-                session.get(f"{self.url}/metrics") as answer,
+                session.get(f"{self.url}/metrics", headers=plain, allow_redirects=False) as answer,
             ):
                 if answer.status != 200:
                     return None
-                return counters_in(await answer.text(), self.names)
-        except (aiohttp.ClientError, TimeoutError, OSError, UnicodeDecodeError):
+                body = bytearray()
+                async for chunk in answer.content.iter_any():
+                    body += chunk
+                    if len(body) > MAX_BYTES:
+                        return None
+                return counters_in(body.decode(), self.names)
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
             return None

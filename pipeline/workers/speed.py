@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from eval_gates.speed.draw import SIDES, Draw
 from pipeline.core.events import Progress
 from pipeline.workers.load_generator import Endpoint, LoadGenerator
 
@@ -19,11 +20,8 @@ if TYPE_CHECKING:  # both need more than the standard library
     from eval_gates.speed.load import MeasuredLoad
     from eval_gates.speed.rule import Rule
 
-SIDES = ("baseline", "candidate")
 FIRST_LOOK = 2  # waves of the load that says how many requests the counted ones need
-WAVES = 10  # at least, of a counted load: 8 count, the first and the last are cut off
 SPARE = 1.2  # loads are sized by a short one, and should not come out too short
-MOST_REQUESTS = 50_000
 
 Measure = Callable[[str, int, int], dict[str, Any]]
 """(side, requests, seed) to the fields of a load that come from measuring."""
@@ -68,7 +66,6 @@ def generate_units(
     spec: dict[str, Any], measure: Measure, progress: Progress
 ) -> Iterator[list[MeasuredLoad]]:
     """Block after block, or round after round, without an end: the loads of each."""
-    from eval_gates.speed.draw import Draw
     from eval_gates.speed.load import MeasuredLoad
 
     workload = spec["workload"]
@@ -133,10 +130,12 @@ def count_requests(
     as the warm-up after it. Of a concurrency a short load of each side tells how fast it is, and
     warms it up: the faster one is to be busy for the workload's seconds.
     """
+    from eval_gates.speed.load import MAX_REQUESTS, WAVES
+
     arrivals = workload["arrivals"]
     lasts = float(workload["seconds"] + 2 * workload["warmup_seconds"])
     if arrivals["rate"]:
-        return min(MOST_REQUESTS, math.ceil(lasts * float(arrivals["rate"])))
+        return min(MAX_REQUESTS, math.ceil(lasts * float(arrivals["rate"])))
     if arrivals["trace"]:
         return len([each for each in workload["times"] if each <= lasts])
     at_once = int(arrivals["concurrency"])
@@ -144,4 +143,4 @@ def count_requests(
     a_second: float = max(first / measure(side, first, look())["seconds"] for side in sides)
     wanted = SPARE * a_second * float(workload["seconds"])
     waves = max(WAVES, 2 + math.ceil(wanted / at_once))
-    return min(MOST_REQUESTS, waves * at_once)
+    return min(MAX_REQUESTS, waves * at_once)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from prepare_command import prepare
 
 from pipeline.serving.server import Server
 from pipeline.serving.serving_names import SERVED_NAME
@@ -45,17 +43,6 @@ def gate(server: Server, tokenizer: Path, store: Path, suites: str) -> tuple[int
         *("--tokenizer", str(tokenizer), "--policy", str(policy), "--json"),
     )
     return answer.returncode, json.loads(answer.stdout)
-
-
-def prepare(store: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-P", "-m", "pipeline.cli.main", *arguments],
-        env={**os.environ, "PREPARE_STORE": str(store)},
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
 
 
 def test_a_model_is_not_inferior_to_itself(

@@ -4,15 +4,13 @@ without a prefix cache is refused where hits are declared."""
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from prepare_command import prepare
 from proofs import LOADING, SERVING
 
 from artifacts.serving_arguments import ServingArguments
@@ -71,17 +69,6 @@ def narrow(
         yield server
     finally:
         server.stop()
-
-
-def prepare(store: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-P", "-m", "pipeline.cli.main", *arguments],
-        env={**os.environ, "PREPARE_STORE": str(store)},
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
 
 
 def judge(baseline: Server, candidate: Server, tokenizer: Path, store: Path) -> dict[str, Any]:

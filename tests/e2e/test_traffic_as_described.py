@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from answering_socket import answering
 from proofs import LOADING, SERVING
 
 from eval_gates.speed.load import Requests
@@ -52,16 +52,8 @@ IN_THEIR_TIME = {"rate": None, "concurrency": None, "trace": True}
 @pytest.fixture
 def socket(tmp_path: Path) -> Iterator[Path]:
     """That of a server that answers as vLLM does."""
-    stand_in = ROOT / "tests" / "unit" / "model_server_stand_in.py"
-    path = tmp_path / "s"
-    words = ["-m", "x", "--model", "m", "--served-model-name", "m", "--host", "h", "--uds"]
-    with subprocess.Popen([sys.executable, str(stand_in), *words, str(path)]) as server:
-        try:
-            while not path.exists():
-                assert server.poll() is None
-            yield path
-        finally:
-            server.kill()
+    with answering(tmp_path / "s") as path:
+        yield path
 
 
 def test_every_kind_is_sent_as_described(socket: Path, demo_model: Path, tmp_path: Path) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from answering_socket import answering
 
 from pipeline.core.events import Silent
 from pipeline.core.process_environment import server_environment
@@ -48,16 +48,8 @@ SETTINGS = {
 @pytest.fixture
 def socket(tmp_path: Path) -> Iterator[Path]:
     """That of a server like ours."""
-    stand_in = ROOT / "tests" / "unit" / "model_server_stand_in.py"
-    path = tmp_path / "s"
-    words = ["-m", "x", "--model", "m", "--served-model-name", "m", "--host", "h", "--uds"]
-    with subprocess.Popen([sys.executable, str(stand_in), *words, str(path)]) as server:
-        try:
-            while not path.exists():
-                assert server.poll() is None
-            yield path
-        finally:
-            server.kill()
+    with answering(tmp_path / "s") as path:
+        yield path
 
 
 @pytest.mark.parametrize("name", SETTINGS)

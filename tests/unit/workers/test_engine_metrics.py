@@ -24,6 +24,12 @@ def test_counters_are_summed_over_labels_and_what_is_not_there_is_left_out() -> 
     assert found == {"prefix_cache_hits": 192, "running": 3}
 
 
+@pytest.mark.parametrize("value", ["1e999", "-1", "1e300", "1e", "+-1"])
+def test_what_is_no_count(value: str) -> None:
+    with pytest.raises(ValueError, match=r"beyond counting|could not convert"):
+        counters_in(f"hits {value}", {"prefix_cache_hits": "hits"})
+
+
 def test_the_queue_and_the_clients_lag_are_looked_at_while_the_work_lasts() -> None:
     watch = Watch("http://m", {})
     answers = iter([{"running": 1, "waiting": 2}, {"prefix_cache_hits": 3}])

@@ -1,0 +1,24 @@
+"""The stand-in for a model server, on a Unix socket as ours are."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+STAND_IN = Path(__file__).parents[1] / "unit" / "model_server_stand_in.py"
+
+
+@contextmanager
+def answering(path: Path) -> Iterator[Path]:
+    """That server, until the end of the block; gives the path of its socket."""
+    words = ["-m", "x", "--model", "m", "--served-model-name", "m", "--host", "h", "--uds"]
+    with subprocess.Popen([sys.executable, str(STAND_IN), *words, str(path)]) as server:
+        try:
+            while not path.exists():
+                assert server.poll() is None
+            yield path
+        finally:
+            server.kill()

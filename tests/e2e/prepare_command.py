@@ -1,0 +1,20 @@
+"""The command, run as a user runs it, on a store of the test's own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+
+def prepare(store: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run `prepare` to its end, whatever that is."""
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "pipeline.cli.main", *arguments],
+        env={**os.environ, "PREPARE_STORE": str(store)},
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+    )
