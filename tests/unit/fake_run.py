@@ -19,8 +19,9 @@ answer book, judging, evidence, promotion. So a run of any shape is made by sayi
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from small_checkpoint import checkpoint_files, write_files
 from artifacts.deployable import Deployable, verdict_tags
 from artifacts.evidence.judged_variant import JudgedVariant
 from artifacts.evidence.manifest import digest_of_other_files
+from artifacts.kept_runs import RUN_RECORD
 from artifacts.registry.mlflow_registry import MlflowRegistry
 from artifacts.registry.registry import EVIDENCE_TAG, FILES_TAG, Version
 from artifacts.run_record import RunReport, VariantReport
@@ -40,7 +42,7 @@ from pipeline.checkpoint.folder import Checkpoint, inspect_folder
 from pipeline.checkpoint.source_facts import CheckpointReport, source_of
 from pipeline.core.digest import FileDigests
 from pipeline.core.stage_record import StageRecord
-from pipeline.core.store import Store
+from pipeline.core.store import Store, write_atomically
 from pipeline.plan.data_sources import SuiteSource
 from pipeline.plan.of_checkpoint import Planner
 from pipeline.plan.plan import Plan
@@ -142,12 +144,12 @@ def profile(serving: Mapping[str, Any], accelerator: Any) -> ServingProfile:
 class Sources:
     """Questions and calibration texts come from one place, and how many questions is known."""
 
-    def __init__(self, questions: int) -> None:
-        self.questions = questions
+    def __init__(self, models: PretendModels) -> None:
+        self.models = models
 
     def suite(self, name: str, suite: Any) -> SuiteSource:
         """Where the suite's questions come from."""
-        return SuiteSource({"kind": "pretended"}, questions=self.questions)
+        return SuiteSource({"kind": "pretended"}, questions=len(self.models.questions_of(name)))
 
     def calibration(self, wanted: Calibration, *_: Any) -> tuple[Calibration, dict[str, Any], Path]:
         """The texts that a recipe calibrates with, what they are, and their file."""
@@ -215,7 +217,7 @@ class FakeRun:
             baseline=recipe("baseline"),
             identities=self.identities,
             hardware=dict(self.hardware),
-            sources=Sources(self.models.questions),  # type: ignore[arg-type]
+            sources=Sources(self.models),  # type: ignore[arg-type]
             store=self.root,
             trust_remote_code=self.trust_remote_code,
             rungs=self.rungs,
@@ -246,6 +248,21 @@ class FakeRun:
         log.finish("finished", 0)
         self.report = log.report()
         return self.report
+
+    def save(self, **changes: Any) -> RunReport:
+        """Write the run's record with these changes."""
+        self.report = self.report.model_copy(update=changes)
+        folder = self.root / "runs" / self.report.run
+        folder.mkdir(exist_ok=True)
+        write_atomically(folder / RUN_RECORD, self.report.model_dump_json())
+        return self.report
+
+    def copy_to(self, root: Path) -> FakeRun:
+        """The same run in another store, to change as one likes."""
+        shutil.copytree(self.root, root)
+        made = replace(self, root=root)
+        made.report = self.report
+        return made
 
     @property
     def registry(self) -> MlflowRegistry:

@@ -70,6 +70,27 @@ class PretendModels:
     served: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
 
+    # --- as models ------------------------------------------------------------------------------
+
+    def questions_of(self, suite: str) -> Rows:
+        """Rows of questions.jsonl, in the order of asking."""
+        rows: Rows = [{"id": str(number)} for number in range(self.questions)]
+        random.Random(1).shuffle(rows)  # as the real stage lays them out
+        return rows
+
+    def answer(self, variant: str, suite: str, question: dict[str, Any]) -> dict[str, Any]:
+        """What a suite's worker keeps of an answer, beside the question's id."""
+        score = self.score(variant, suite, int(question["id"]))
+        return {"answer": "x", "score": score, "subject": "anatomy"}
+
+    def layers(self) -> Rows:
+        """Rows of layers.jsonl."""
+        return [{"layer": 0}]
+
+    def load_of(self, variant: str) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What a load test finds, and every request's timings."""
+        return LOAD, {"ttfts": [0.1]}
+
     # --- as endpoints ---------------------------------------------------------------------------
 
     open_now: set[str] = field(default_factory=set)
@@ -157,24 +178,19 @@ class PretendContext(StageContext[Any, Any]):
         assert worker == "evaluate"
         suite, variant = self.spec.runtime["suite"].partition(",")[0], self.spec.variant
         assert variant in self.models.open_now
-        ids = [row["id"] for _, row in read_rows(Path(worker_spec["questions"]))]
+        questions = [row for _, row in read_rows(Path(worker_spec["questions"]))]
         asked = 0
 
         def ask(batch: range) -> Rows:
             nonlocal asked
             asked += len(batch)
             return [
-                {
-                    "id": ids[place],
-                    "prompt_sha256": f"digest of {ids[place]}",
-                    "answer": "x",
-                    "score": self.models.score(variant, suite, int(ids[place])),
-                    "subject": "anatomy",
-                }
-                for place in batch
+                {"id": question["id"], "prompt_sha256": f"digest of {question['id']}"}
+                | self.models.answer(variant, suite, question)
+                for question in (questions[place] for place in batch)
             ]
 
-        book = AnswerBook(Path(worker_spec["book"]), ids)
+        book = AnswerBook(Path(worker_spec["book"]), [row["id"] for row in questions])
         stopping = Stopping(**worker_spec["stopping"])
         ended = ask_until_over(book, stopping, ask, worker_spec["minutes"], self.progress)
         self.models.asked.append((variant, suite, asked))
@@ -220,24 +236,27 @@ def result_of(context: PretendContext, models: PretendModels) -> dict[str, Any]:
     if stage in ("adopt", "evaluate", "speed", "judge"):
         return stage_code(stage).run(context).model_dump(mode="json")
     if stage == "questions":
-        rows = [{"id": str(number)} for number in range(models.questions)]
-        random.Random(1).shuffle(rows)  # as the real one lays them out
+        rows = models.questions_of(variant)
         write_rows(context.folder / "questions.jsonl", rows)
         content = (context.folder / "questions.jsonl").read_bytes()
-        return {"questions": len(rows), "questions_digest": digest_bytes(content), "guessing": 0.0}
+        guessing = 0.25 if variant == "mmlu" else 0.0
+        digest = digest_bytes(content)
+        return {"questions": len(rows), "questions_digest": digest, "guessing": guessing}
     if stage == "dry_run" and variant in models.unquantizable:
         raise StageError(f"{variant} cannot be quantized")
     if stage == "quantize":
         return quantized(context.output_folder(), variant)
     if stage == "check_weights":
-        write_rows(context.folder / "layers.jsonl", [{"layer": 0}])
+        write_rows(context.folder / "layers.jsonl", models.layers())
         made = context.input_record("weights").result
         return {name: made[name] for name in ("weights_digest", "weights_bytes")} | {
-            "size_ratio": 0.5
+            "size_ratio": 0.5,
+            "sqnr": {"median_db": 31.0, "floor_db": 25.0, "worst": []},
         }
     if stage == "benchmark":
-        (context.folder / "requests.json").write_text('{"ttfts": [0.1]}')
-        return {**LOAD, "engine_version": models.engine_version}
+        found, timings = models.load_of(variant)
+        (context.folder / "requests.json").write_text(json.dumps(timings))
+        return {**found, "engine_version": models.engine_version}
     if stage == "coherence":
         return {"perplexity": 10.0, "incoherent": "it babbles" * (variant in models.incoherent)}
     assert stage == "dry_run"

@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
-from reported_run import ReportedRun, reported_run
+from fake_run import FakeRun
+from reported_run import reported_run
 
 from artifacts.report.run_evidence import RunEvidence
-from pipeline.core.store import Store
 
 
 @pytest.fixture(scope="session")
-def kept_run(tmp_path_factory: pytest.TempPathFactory) -> ReportedRun:
+def kept_run(tmp_path_factory: pytest.TempPathFactory) -> FakeRun:
     """To read only."""
-    return reported_run(tmp_path_factory.mktemp("kept_run"))
+    return reported_run(tmp_path_factory.mktemp("kept_run") / "store")
 
 
 @pytest.fixture
-def made(kept_run: ReportedRun, tmp_path: Path) -> ReportedRun:
+def made(kept_run: FakeRun, tmp_path: Path) -> FakeRun:
     """To change as one likes."""
-    shutil.copytree(kept_run.store.root, tmp_path / "store")
-    return ReportedRun(
-        Store(tmp_path / "store"), kept_run.texts, list(kept_run.stages), kept_run.report
-    )
+    return kept_run.copy_to(tmp_path / "store")
 
 
 @pytest.fixture
-def evidence(made: ReportedRun) -> RunEvidence:
+def evidence(made: FakeRun) -> RunEvidence:
     """Of the run in the copy."""
     return RunEvidence(made.report, made.store)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from reported_run import QUESTIONS, ReportedRun, Texts, reported_run
+from fake_run import FakeRun
+from reported_run import QUESTIONS, Texts, reported_run
 
 from artifacts.report.changed_answers import EXAMPLES, Example, changed_answers, flip_figures
 from artifacts.report.figure import Names
@@ -28,15 +29,15 @@ QUESTION = {
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> ReportedRun:
+def made(tmp_path_factory: pytest.TempPathFactory) -> FakeRun:
     return reported_run(tmp_path_factory.mktemp("many changes"), lost=0.4)
 
 
-def evidence_of(made: ReportedRun) -> RunEvidence:
+def evidence_of(made: FakeRun) -> RunEvidence:
     return RunEvidence(made.report, made.store)
 
 
-def test_a_choice_and_its_score_agree(made: ReportedRun) -> None:
+def test_a_choice_and_its_score_agree(made: FakeRun) -> None:
     """What the report calls chosen is what was scored."""
     answered = evidence_of(made).find_answers("fp8-dynamic", "mmlu")
     assert answered is not None
@@ -46,7 +47,7 @@ def test_a_choice_and_its_score_agree(made: ReportedRun) -> None:
         assert right == (row["score"] == 1.0)
 
 
-def test_flips_are_counted_by_subject(made: ReportedRun) -> None:
+def test_flips_are_counted_by_subject(made: FakeRun) -> None:
     figure = flip_figures(evidence_of(made), Names())[0]
     gate = made.report.variants[0].gates[0]
     assert gate.flips > 0
@@ -60,7 +61,7 @@ def test_flips_are_counted_by_subject(made: ReportedRun) -> None:
     assert "virology" in to_wrong["y"]
 
 
-def test_examples_are_few_and_begin_with_losses(made: ReportedRun) -> None:
+def test_examples_are_few_and_begin_with_losses(made: FakeRun) -> None:
     found = {(each.recipe, each.suite): each for each in changed_answers(evidence_of(made))}
     assert set(found) == {
         (recipe, suite) for recipe in ("fp8-dynamic", "awq-w4a16") for suite in QUESTIONS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from reported_run import ReportedRun
+from fake_run import FakeRun
 
 from artifacts.report.evidence_paths import evidence_figures, path_of
 from artifacts.report.figure import Names
@@ -13,11 +13,11 @@ from artifacts.report.run_evidence import RunEvidence
 from eval_gates.records import GateReport
 
 
-def gate_of(made: ReportedRun, suite: str) -> GateReport:
+def gate_of(made: FakeRun, suite: str) -> GateReport:
     return next(gate for gate in made.report.variants[0].gates if gate.suite == suite)
 
 
-def test_it_is_the_path_that_was_judged(made: ReportedRun) -> None:
+def test_it_is_the_path_that_was_judged(made: FakeRun) -> None:
     gate = gate_of(made, "mmlu")
     path = path_of(RunEvidence(made.report, made.store), "fp8-dynamic", gate)
     assert path is not None
@@ -27,7 +27,7 @@ def test_it_is_the_path_that_was_judged(made: ReportedRun) -> None:
     assert path.for_fail == pytest.approx([point.log10_e_fail for point in gate.trail])
 
 
-def test_it_crosses_the_line_where_the_gate_was_decided(made: ReportedRun) -> None:
+def test_it_crosses_the_line_where_the_gate_was_decided(made: FakeRun) -> None:
     gate = gate_of(made, "mmlu")
     path = path_of(RunEvidence(made.report, made.store), "fp8-dynamic", gate)
     assert path is not None
@@ -37,8 +37,8 @@ def test_it_crosses_the_line_where_the_gate_was_decided(made: ReportedRun) -> No
     assert crossed[0] == gate.decided_at
 
 
-def test_changed_answers_are_not_used(made: ReportedRun) -> None:
-    file = made.store.stage_folder("evaluate", "evaluate-mmlu-fp8-dynamic") / "answers.jsonl"
+def test_changed_answers_are_not_used(made: FakeRun) -> None:
+    file = made.folder("evaluate", "fp8-dynamic") / "answers.jsonl"
     file.write_text(file.read_text().replace('"score": 1.0', '"score": 0.0', 1))
     evidence = RunEvidence(made.report, made.store)
     path = path_of(evidence, "fp8-dynamic", gate_of(made, "mmlu"))
@@ -49,20 +49,20 @@ def test_changed_answers_are_not_used(made: ReportedRun) -> None:
     ]
 
 
-def test_another_record_than_the_answers_give_is_told(made: ReportedRun) -> None:
+def test_another_record_than_the_answers_give_is_told(made: FakeRun) -> None:
     gate = gate_of(made, "mmlu").model_copy(update={"decided_at": 1})
     path = path_of(RunEvidence(made.report, made.store), "fp8-dynamic", gate)
     assert path is not None
     assert "prepare verify" in path.note
 
 
-def test_nothing_is_kept(made: ReportedRun) -> None:
-    made.store.discard("judge", "judge-fp8-dynamic")
+def test_nothing_is_kept(made: FakeRun) -> None:
+    made.store.discard("judge", made.folder("judge", "fp8-dynamic").name)
     gate = gate_of(made, "mmlu").model_copy(update={"trail": []})
     assert path_of(RunEvidence(made.report, made.store), "fp8-dynamic", gate) is None
 
 
-def test_one_figure_a_sequential_suite(made: ReportedRun) -> None:
+def test_one_figure_a_sequential_suite(made: FakeRun) -> None:
     figures = evidence_figures(RunEvidence(made.report, made.store), Names())
     assert [figure.title.partition(":")[0] for figure in figures] == ["mmlu", "humaneval", "rouge"]
     mmlu = figures[0]
@@ -75,7 +75,7 @@ def test_one_figure_a_sequential_suite(made: ReportedRun) -> None:
     assert len(mmlu.table.rows) == 2
 
 
-def test_certainty_does_not_flatten_the_plot(made: ReportedRun) -> None:
+def test_certainty_does_not_flatten_the_plot(made: FakeRun) -> None:
     """A benchmark that is answered whole ends at an infinite e-value."""
     figures = evidence_figures(RunEvidence(made.report, made.store), Names())
     humaneval = figures[1]
@@ -85,7 +85,7 @@ def test_certainty_does_not_flatten_the_plot(made: ReportedRun) -> None:
     assert humaneval.table.rows[0][3] == "certain"
 
 
-def test_a_blind_gate_is_undecided_however_the_path_ends(made: ReportedRun) -> None:
+def test_a_blind_gate_is_undecided_however_the_path_ends(made: FakeRun) -> None:
     first, *others = made.report.variants
     blind = gate_of(made, "mmlu").model_copy(
         update={"verdict": "undecided", "reason": "it is blind"}

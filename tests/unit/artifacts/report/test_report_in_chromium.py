@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from reported_run import ReportedRun, Texts, reported_run
+from fake_run import FakeRun
+from reported_run import Texts, reported_run
 
 from artifacts.report.page import comparison_page, run_page
 from artifacts.report.run_evidence import RunEvidence
@@ -62,7 +63,7 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def report(kept_run: ReportedRun, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def report(kept_run: FakeRun, tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("report") / "report.html"
     write_page(file, run_page(RunEvidence(kept_run.report, kept_run.store)))
     return file
@@ -212,7 +213,7 @@ def test_the_policy_stops_what_escaping_would_let_through(
 
 
 def test_two_runs_side_by_side(
-    opened: Callable[..., Opened], kept_run: ReportedRun, tmp_path: Path
+    opened: Callable[..., Opened], kept_run: FakeRun, tmp_path: Path
 ) -> None:
     side = RunEvidence(kept_run.report, kept_run.store)
     write_page(tmp_path / "two.html", comparison_page(side, side))

@@ -6,9 +6,10 @@ import shutil
 from pathlib import Path
 
 import pytest
+from fake_run import FakeRun
 from finished_stage import put_record
 from page_parts import PageParts
-from reported_run import ReportedRun, Texts, reported_run
+from reported_run import Texts, reported_run
 from sample_reports import failed_variant_report, gate_report, run_report, variant_report
 
 from artifacts.report.page import run_page
@@ -20,12 +21,12 @@ HALF_A_PAIR = "\ud800"
 SECTIONS = ("gates", "quality", "evidence", "flips", "answers", "latency", "layers", "provenance")
 
 
-def page_of(made: ReportedRun) -> PageParts:
+def page_of(made: FakeRun) -> PageParts:
     return PageParts(run_page(RunEvidence(made.report, made.store)))
 
 
 @pytest.fixture(scope="module")
-def page(kept_run: ReportedRun) -> PageParts:
+def page(kept_run: FakeRun) -> PageParts:
     return page_of(kept_run)
 
 
@@ -44,7 +45,7 @@ def test_every_section_and_a_way_to_it(page: PageParts) -> None:
 
 def test_the_table_of_gates(page: PageParts) -> None:
     for words in (
-        "mmlu acc_norm, supporting pass 78.12 % 76.56 % -1.56",
+        "mmlu acc_norm, supporting pass 81.25 % 79.17 % -2.08",
         "rouge rougeL pass 30.00 %",
         "throughput, output tokens/s pass 50.0 100.0 x 2.000 - at least 0.02",
         "15 points",
@@ -86,7 +87,7 @@ def uncoloured(value: object) -> object:
     return "#123456" if isinstance(value, str) and value.startswith("var(") else value
 
 
-def test_colours_are_those_of_the_style(kept_run: ReportedRun, page: PageParts) -> None:
+def test_colours_are_those_of_the_style(kept_run: FakeRun, page: PageParts) -> None:
     html = run_page(RunEvidence(kept_run.report, kept_run.store))
     style = html[html.index("<style>") : html.index("</style>")]
     for name in (
@@ -143,14 +144,14 @@ def test_what_a_model_says_is_inert(tmp_path: Path) -> None:
     assert page.figures  # a </script> in a label would have ended the JSON
 
 
-def test_passwords_of_a_registry_stay_at_home(made: ReportedRun) -> None:
+def test_passwords_of_a_registry_stay_at_home(made: FakeRun) -> None:
     made.save(command=made.report.command | {"registry": "postgresql://me:secret@db/mlflow"})
     page = page_of(made)
     assert "postgresql://***@db/mlflow" in page.words
     assert "secret" not in page.text
 
 
-def test_a_run_that_was_killed_says_what_it_has(made: ReportedRun) -> None:
+def test_a_run_that_was_killed_says_what_it_has(made: FakeRun) -> None:
     stages = [s for s in made.report.stages if s.name != "judge" and s.variant != "awq-w4a16"]
     made.save(status="killed", exit_code=None, variants=[], stages=stages)
     page = page_of(made)
@@ -189,7 +190,7 @@ def test_a_run_that_failed_shows_its_error(tmp_path: Path) -> None:
     assert len(html) < 50_000
 
 
-def test_a_run_whose_stages_were_collected(made: ReportedRun) -> None:
+def test_a_run_whose_stages_were_collected(made: FakeRun) -> None:
     """The record alone still gives verdicts, the quality plots and the kept trails."""
     shutil.rmtree(made.store.root / "stages")
     page = page_of(made)
@@ -204,7 +205,7 @@ def test_a_run_whose_stages_were_collected(made: ReportedRun) -> None:
 
 @pytest.mark.parametrize("stage", ["evaluate", "questions", "benchmark", "check_weights", "judge"])
 @pytest.mark.parametrize("damage", ["gone", "torn", "another version's"])
-def test_any_damaged_stage_leaves_a_report(made: ReportedRun, stage: str, damage: str) -> None:
+def test_any_damaged_stage_leaves_a_report(made: FakeRun, stage: str, damage: str) -> None:
     for folder in (made.store.root / "stages" / stage).iterdir():
         for file in folder.iterdir():
             if damage == "gone":

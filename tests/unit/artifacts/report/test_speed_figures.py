@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from fake_run import FakeRun
 from measured_loads import blocks, round_of
-from reported_run import ReportedRun
 
 from artifacts.report.figure import Names
 from artifacts.report.page import run_page
@@ -12,7 +12,7 @@ from artifacts.report.speed import speed_figures
 from eval_gates.speed.report import judge_speed
 
 
-def with_claims(made: ReportedRun) -> RunEvidence:
+def with_claims(made: FakeRun) -> RunEvidence:
     """The first variant has a ratio, limits, and a claim that was not measured."""
     ratio = {"minimum": 1.0, "alpha": 0.05, "blocks": 20}
     slo = {"limits": {"ttft_ms_p95": 800}, "share": 0.5, "alpha": 0.05, "rounds": 30}
@@ -30,7 +30,7 @@ def with_claims(made: ReportedRun) -> RunEvidence:
     return RunEvidence(report, made.store)
 
 
-def test_evidence_and_loads_of_each_claim_that_was_measured(made: ReportedRun) -> None:
+def test_evidence_and_loads_of_each_claim_that_was_measured(made: FakeRun) -> None:
     climbing, ratio, _, limits = speed_figures(with_claims(made), Names())
     assert [row[0] for row in climbing.table.rows] == ["1", "2", "3", "4", "5", "6"]
     passing, failing, decided = climbing.data
@@ -45,7 +45,7 @@ def test_evidence_and_loads_of_each_claim_that_was_measured(made: ReportedRun) -
     assert [row[-1] for row in limits.table.rows] == ["no"] + ["yes"] * 7
 
 
-def test_the_page_has_the_section_where_there_are_claims(made: ReportedRun) -> None:
+def test_the_page_has_the_section_where_there_are_claims(made: FakeRun) -> None:
     title = "Claims on speed</h2>"
     assert title not in run_page(RunEvidence(made.report, made.store))
     page = run_page(with_claims(made))

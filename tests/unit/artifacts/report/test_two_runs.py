@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from fake_run import FakeRun
 from page_parts import PageParts
-from reported_run import ReportedRun, reported_run
+from reported_run import reported_run
 from sample_reports import failed_variant_report, run_report
 
 from artifacts.report import two_runs
@@ -17,12 +18,11 @@ from pipeline.core.store import Store
 
 
 @pytest.fixture
-def sides(made: ReportedRun, tmp_path: Path) -> two_runs.Sides:
+def sides(made: FakeRun, tmp_path: Path) -> two_runs.Sides:
     """A run, and a worse one with another engine and a slower variant."""
-    second = reported_run(tmp_path / "second", run="20261122-100000-000001", lost=0.3)
-    for side in ("baseline", "fp8-dynamic", "awq-w4a16"):
-        file = second.store.stage_folder("benchmark", f"benchmark-{side}") / "stage.json"
-        file.write_text(file.read_text().replace("0.32.0", "0.33.0"))
+    second = reported_run(
+        tmp_path / "second", run="20261122-100000-000001", lost=0.3, engine_version="0.33.0"
+    )
     return (
         RunEvidence(made.report, made.store),
         RunEvidence(second.report, second.store),
@@ -59,7 +59,7 @@ def test_the_figure_has_both_runs(sides: two_runs.Sides) -> None:
     assert all(min(trace["error_x"]["array"]) >= 0 for trace in figure.data)
 
 
-def test_a_variant_of_one_run_only(made: ReportedRun, tmp_path: Path) -> None:
+def test_a_variant_of_one_run_only(made: FakeRun, tmp_path: Path) -> None:
     other = run_report(run="20261123-1", variants=[failed_variant_report()], stages=[])
     sides = (RunEvidence(made.report, made.store), RunEvidence(other, Store(tmp_path / "empty")))
     rows = {row[0]: row for row in two_runs.verdict_table(sides).rows}
