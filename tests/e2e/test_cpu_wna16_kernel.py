@@ -18,6 +18,7 @@ from pipeline.core.cpu_features import VARIABLE, cpu_features
 from pipeline.core.events import Silent
 from pipeline.environments.environment import Accelerator, Environment, ensure
 from pipeline.environments.settings import load_settings
+from recipes.catalog import load_profile
 
 SCRIPT = Path(__file__).with_name("wna16_comparison.py")
 STOCK = "CPUWNA16LinearKernel"
@@ -40,7 +41,13 @@ def answer_of(serving: Environment, features: str | None) -> dict[str, Any]:
         capture_output=True,
         text=True,
         timeout=300,
-        env={**variables, "VLLM_NO_USAGE_STATS": "1", **({VARIABLE: features} if features else {})},
+        env={
+            **variables,
+            # As served: else vLLM's kernel is another one, W4A8, on a CPU with AMX.
+            "VLLM_CPU_INT4_W4A8": load_profile("cpu").environment["VLLM_CPU_INT4_W4A8"],
+            "VLLM_NO_USAGE_STATS": "1",
+            **({VARIABLE: features} if features else {}),
+        },
         check=False,
     )
     assert answer.returncode == 0, answer.stderr[-3000:]
