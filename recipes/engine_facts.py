@@ -1,0 +1,49 @@
+"""The shape of what is known of an engine's command line beyond its own parser's data."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+import recipes
+from recipes.catalog import parse
+from recipes.described import Described, Name
+
+Lever = Literal[
+    "batching",
+    "prefix_caching",
+    "kv_cache_dtype",
+    "quantization",
+    "memory",
+    "parallelism",
+    "speculation",
+    "compilation",
+]
+Option = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$")]
+
+
+class EngineFacts(Described):
+    """What guides say of an engine that is no longer so, and what is so without being asked."""
+
+    name: Name
+    summary: str
+    versions: dict[Literal["cpu", "cuda"], str] = Field(description="that all this holds for")
+    resolved: dict[Literal["cpu", "cuda"], dict[Option, str]] = Field(
+        description="defaults that the engine finds when it starts"
+    )
+    levers: dict[Lever, str] = Field(description="what each is by default")
+    gone: dict[Option, str] = Field(description="options of before, and what to write instead")
+    idle: dict[Option, str] = Field(description="taken, and without effect")
+    slower: dict[str, str] = Field(description="`option=value` that costs speed, and why")
+    changes_answers: list[Option] = Field(description="with these, answers have to be gated again")
+    gone_variables: dict[str, str] = Field(description="of the environment, and what to do instead")
+
+
+@cache
+def vllm_facts() -> EngineFacts:
+    """Those of vLLM."""
+    file = Path(recipes.__file__).parent / "tuning" / "vllm-facts.yaml"
+    return parse(file, "facts", EngineFacts)

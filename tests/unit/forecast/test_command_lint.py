@@ -1,0 +1,137 @@
+"""Foreign command lines of vLLM's server: what is gone, default already, harmful."""
+
+from __future__ import annotations
+
+import shlex
+from typing import get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.core.errors import UsageError
+from pipeline.forecast.command_lint import Lint, lint
+from recipes.catalog import load_gpu
+from recipes.engine_facts import Lever, vllm_facts
+from recipes.engines import find_engine
+
+ENGINES = ("cpu", "cuda")
+
+
+def on_h100(text: str) -> Lint:
+    return lint(text, "cuda", load_gpu("h100"))
+
+
+def severities(found: Lint) -> dict[str, str]:
+    return {each.argument: each.severity for each in found.findings}
+
+
+class TestTheFacts:
+    @pytest.mark.parametrize("accelerator", ENGINES)
+    def test_hold_for_the_locked_engine_and_say_nothing_else_of_it(self, accelerator: str) -> None:
+        facts, options = vllm_facts(), find_engine("vllm").options_of(accelerator)
+        assert facts.versions[accelerator] == options.version, "look through vllm-facts.yaml"
+        assert not facts.gone.keys() & options.defaults.keys()
+        assert not facts.gone_variables.keys() & options.variables
+        known = {"disable-prefix-caching", *options.defaults}
+        assert facts.resolved[accelerator].keys() <= known
+        assert {*facts.changes_answers, *facts.idle} <= known
+        assert {each.partition("=")[0] for each in facts.slower} <= known
+
+    def test_each_lever_is_told(self) -> None:
+        assert vllm_facts().levers.keys() == set(get_args(Lever))
+
+    @pytest.mark.parametrize("accelerator", ENGINES)
+    def test_the_engines_own_defaults_are_read(self, accelerator: str) -> None:
+        options = find_engine("vllm").options_of(accelerator)
+        assert options.defaults["gpu-memory-utilization"] == "0.92"
+        assert options.defaults["enforce-eager"] == "false"
+        assert options.defaults["max-num-seqs"] is None
+        assert options.shorts["-tp"] == "tensor-parallel-size"
+        assert "VLLM_CPU_KVCACHE_SPACE" in options.variables
+
+
+@pytest.mark.parametrize(
+    ("words", "severity"),
+    [
+        ("--scheduler-policy continuous", "fails"),
+        ("--num-speculative-tokens 3", "fails"),
+        ("--portt 80", "fails"),
+        ("--max 3", "fails"),  # of several options the beginning
+        ("--max-num-seqs 256", "harms"),
+        ("--max-num-batched-tokens=2048", "harms"),
+        ("--enforce-eager", "harms"),
+        ("--no-enable-prefix-caching", "harms"),
+        ("--disable-prefix-caching", "harms"),
+        ("-O0", "harms"),
+        ("--max-num-seqs 1024", "idle"),
+        ("--gpu_memory_utilization 0.920", "idle"),
+        ("--enable-chunked-prefill", "idle"),
+        ("--no-enforce-eager", "idle"),
+        ("-tp 1", "idle"),
+        ("--disable-cascade-attn", "idle"),
+        ("--max-num-seq 2048", "note"),  # an abbreviation
+        ("--kv-cache-dtype fp8", "note"),
+    ],
+)
+def test_an_option_is_judged(words: str, severity: str) -> None:
+    found = on_h100(f"vllm serve org/name {words}")
+    assert [each.severity for each in found.findings] == [severity]
+    assert found.fails == (severity == "fails")
+
+
+@pytest.mark.parametrize(
+    "words", ["--max-num-seqs 2048", "-tp 2", "--port 80", "--compilation-config.level 3", ""]
+)
+def test_what_says_something_of_its_own_is_left_alone(words: str) -> None:
+    assert on_h100(f"vllm serve org/name {words}").findings == ()
+
+
+def test_the_same_number_is_more_than_stock_where_stock_is_less() -> None:
+    words = "vllm serve org/name --max-num-seqs 256"
+    assert severities(on_h100(words)) == {"--max-num-seqs": "harms"}
+    assert severities(lint(words, "cuda", load_gpu("a10g"))) == {"--max-num-seqs": "idle"}
+    assert severities(lint(words, "cpu", None)) == {}
+
+
+def test_what_is_around_the_server_is_no_part_of_it() -> None:
+    text = """
+    docker run -e VLLM_USE_V1=1 -e VLLM_LOGGING_LEVEL=DEBUG image \\
+      python3 -m vllm.entrypoints.openai.api_server --model x \\
+      --speculative-config '{"method": "ngram"}' --swap-space 4 | tee --swap log
+    """
+    assert severities(on_h100(text)) == {
+        "VLLM_USE_V1": "idle",
+        "--speculative-config": "note",
+        "--swap-space": "fails",
+    }
+
+
+def test_an_option_given_twice_is_told() -> None:
+    found = on_h100("vllm serve x --enable-prefix-caching --no-enable-prefix-caching").findings
+    assert [each.severity for each in found] == ["idle", "note", "harms"]
+
+
+@pytest.mark.parametrize("text", ["", "ls -l", "vllm bench serve-x", "vllm serve 'x", "serve x"])
+def test_what_is_no_server_is_refused(text: str) -> None:
+    with pytest.raises(UsageError) as error:
+        on_h100(text)
+    assert error.value.where == "--lint"
+
+
+@given(
+    st.lists(st.sampled_from(["--max-num-seqs", "-tp", "=", "4", "-", "--", "-O", "--a=b", ";"]))
+)
+def test_any_words_come_to_findings(words: list[str]) -> None:
+    found = on_h100("vllm serve x " + " ".join(words))
+    assert all(each.what for each in found.findings)
+
+
+@given(st.sampled_from(ENGINES), st.data())
+def test_every_default_that_is_written_out_is_idle(accelerator: str, data: st.DataObject) -> None:
+    options = find_engine("vllm").options_of(accelerator)
+    known = {n: d for n, d in options.defaults.items() if d not in (None, "true", "false")}
+    name = data.draw(st.sampled_from(sorted(known)))
+    gpu = load_gpu("h100") if accelerator == "cuda" else None
+    found = lint(f"vllm serve x --{name}={shlex.quote(known[name] or '')}", accelerator, gpu)
+    assert severities(found) == {f"--{name}": "idle"}
