@@ -28,7 +28,7 @@ from sound_variants import (
     source_tensors,
     variant_tensors,
 )
-from verification import INDEX, Verification, shard
+from verification import Verification, forget, shard
 
 from pipeline.core.errors import CheckpointError, VerificationError
 from pipeline.verification.tensor_files import StoredTensor
@@ -88,6 +88,12 @@ def numbers(tensors: Tensors, module: str) -> str:
     return next(f"{module}.{suffix}" for suffix in suffixes if f"{module}.{suffix}" in tensors)
 
 
+def left_as_it_is(kind: str) -> dict[str, Stored | None]:
+    """The changes that put the source's layer in the place of the quantized one."""
+    gone: dict[str, Stored | None] = dict.fromkeys(parts(variant_tensors(kind), LAYER))
+    return gone | {f"{LAYER}.weight": source_tensors()[f"{LAYER}.weight"]}
+
+
 def scale_of(tensors: Tensors, module: str) -> str:
     suffixes = ("weight_scale", "scales")
     return next(f"{module}.{suffix}" for suffix in suffixes if f"{module}.{suffix}" in tensors)
@@ -135,23 +141,17 @@ class TestSound:
         self, one: Verification, name: str
     ) -> None:
         """Some libraries store the shared tensor twice."""
-        tensors = source_tensors()
-        tensors[name] = tensors["model.embed_tokens.weight"]
-        (one.source / WEIGHTS).write_bytes(safetensors_of(tensors))
+        one.add_to_source({name: source_tensors()["model.embed_tokens.weight"]})
         assert one.run().result["merged_tensors"] == 1
 
     @pytest.mark.parametrize("name", HEADS)
     def test_a_tied_head_may_be_stored_again(self, one: Verification, name: str) -> None:
-        tensors = variant_tensors(one.kind)
-        tensors[name] = tensors["model.embed_tokens.weight"]
-        one.write_variant_weights(tensors)
+        one.write_changed(one.kind, {name: variant_tensors(one.kind)["model.embed_tokens.weight"]})
         assert one.run().result["merged_tensors"] == 1
 
     def test_a_tied_head_that_is_not_the_embedding(self, one: Verification) -> None:
-        tensors = variant_tensors(one.kind)
-        tensors["lm_head.weight"] = bf16(np.ones((VOCABULARY, HIDDEN)))
-        one.write_variant_weights(tensors)
-        assert "'lm_head.weight' is not the embedding" in one.fault().what
+        head = {"lm_head.weight": bf16(np.ones((VOCABULARY, HIDDEN)))}
+        assert "'lm_head.weight' is not the embedding" in one.fault_of(one.kind, head)
 
     def test_a_head_that_the_recipe_quantizes(self, verification: Verification) -> None:
         verification.write("fp8-dynamic", tied=False)
@@ -167,12 +167,12 @@ class TestSound:
 
     def test_awq_in_float16(self, verification: Verification) -> None:
         """AutoAWQ stores what it keeps in float16; that is named."""
-        verification.write("autoawq")
-        tensors = variant_tensors("autoawq")
-        for name, tensor in tensors.items():
-            if tensor.dtype == "BF16":
-                tensors[name] = Stored("F16", from_bf16(tensor).astype(np.float16))
-        verification.write_variant_weights(tensors)
+        halves = {
+            name: Stored("F16", from_bf16(tensor).astype(np.float16))
+            for name, tensor in variant_tensors("autoawq").items()
+            if tensor.dtype == "BF16"
+        }
+        verification.write_changed("autoawq", halves)
         record = verification.run()
         assert record.result["altered_tensors"][NORM] == "BF16 to F16"
         assert "stored differently" in record.notes[-1]
@@ -180,47 +180,31 @@ class TestSound:
 
 class TestScales:
     @pytest.mark.parametrize(
-        ("kind", "scale", "value"),
+        ("kind", "scale", "value", "words"),
         [
-            ("fp8-dynamic", "BF16", float("nan")),
-            ("fp8-dynamic", "F16", float("inf")),
-            ("fp8-block", "F32", float("nan")),
-            ("awq", "BF16", float("inf")),
-            ("gptq", "BF16", float("nan")),
-            ("int8", "F32", float("-inf")),
+            ("fp8-dynamic", "BF16", float("nan"), "finite"),
+            ("fp8-dynamic", "F16", float("inf"), "finite"),
+            ("fp8-block", "F32", float("nan"), "finite"),
+            ("awq", "BF16", float("inf"), "finite"),
+            ("gptq", "BF16", float("nan"), "finite"),
+            ("int8", "F32", float("-inf"), "finite"),
+            ("fp8-dynamic", "BF16", 0.0, "above zero"),
+            ("fp8-block", "BF16", -0.0, "above zero"),
+            ("awq", "F16", -0.5, "above zero"),
+            ("gptq", "F32", 0.0, "above zero"),
+            ("int8", "BF16", -0.5, "above zero"),
         ],
     )
-    def test_one_is_not_finite(
-        self, verification: Verification, kind: str, scale: str, value: float
+    def test_the_last_one_is_none(
+        self, verification: Verification, kind: str, scale: str, value: float, words: str
     ) -> None:
-        self.damage(verification, kind, scale, value)
-        words = f"'{LAYER}.weight_scale' holds a scale that is not finite"
-        error = verification.fault()
-        assert error.what == words
-        assert error.where == str(verification.variant / WEIGHTS)
-
-    @pytest.mark.parametrize(
-        ("kind", "scale", "value"),
-        [
-            ("fp8-dynamic", "BF16", 0.0),
-            ("fp8-block", "BF16", -0.0),
-            ("awq", "F16", -0.5),
-            ("gptq", "F32", 0.0),
-            ("int8", "BF16", -0.5),
-        ],
-    )
-    def test_one_is_zero_or_negative(
-        self, verification: Verification, kind: str, scale: str, value: float
-    ) -> None:
-        self.damage(verification, kind, scale, value)
-        words = f"'{LAYER}.weight_scale' holds a scale that is not above zero"
-        assert verification.fault().what == words
-
-    def damage(self, verification: Verification, kind: str, scale: str, value: float) -> None:
         verification.write(kind, scale=scale)
         stored = floating([value], scale).array.tobytes()
         last = variant_tensors(kind)[f"{LAYER}.weight_scale"].array.size - 1
         overwrite(verification.variant, f"{LAYER}.weight_scale", stored, element=last)
+        error = verification.fault()
+        assert error.what == f"'{LAYER}.weight_scale' holds a scale that is not {words}"
+        assert error.where == str(verification.variant / WEIGHTS)
 
     @pytest.mark.parametrize(
         ("kind", "name", "data"),
@@ -307,10 +291,8 @@ class TestWeights:
     @pytest.mark.parametrize("dtype", ["F16", "F32"])
     def test_a_kept_tensor_of_another_type(self, one: Verification, dtype: str) -> None:
         """The numbers are the source's: named, no error. In float16 most are not."""
-        tensors = variant_tensors(one.kind)
-        values = from_bf16(tensors[NORM])
-        tensors[NORM] = floating(values, dtype)
-        one.write_variant_weights(tensors)
+        values = from_bf16(variant_tensors(one.kind)[NORM])
+        one.write_changed(one.kind, {NORM: floating(values, dtype)})
         assert one.run().result["altered_tensors"] == {NORM: f"BF16 to {dtype}"}
 
     @pytest.mark.parametrize("kind", ["gptq", "awq"])
@@ -318,27 +300,21 @@ class TestWeights:
         self, verification: Verification, kind: str
     ) -> None:
         """As llm-compressor leaves Gemma's; of a norm in a block only where nothing rescales it."""
-        verification.write(kind)
         tensors = variant_tensors(kind)
         norms = ["model.norm.weight", *([] if kind in RESCALED else [NORM])]
         for name in norms:
             one_more = from_bf16(bf16(1 + from_bf16(source_tensors()[name])))
             tensors[name] = bf16(one_more - 1)
         damaged = {norms[-1]: bf16(from_bf16(tensors[norms[-1]]) * 1.02)}
-        verification.write_variant_weights(tensors | damaged)
-        assert f"'{norms[-1]}' differs" in verification.fault().what
+        assert f"'{norms[-1]}' differs" in verification.fault_of(kind, tensors | damaged)
         verification.write_variant_weights(tensors)
         altered = verification.run().result["altered_tensors"]
         assert altered == dict.fromkeys(norms, "BF16, rounded as 1 + w")
 
     def test_a_kept_tensor_that_lost_digits(self, verification: Verification) -> None:
-        verification.write("gptq")
-        tensors = source_tensors()
-        tensors[NORM] = Stored("F32", np.full(HIDDEN, 1 / 3, np.float32))
-        (verification.source / WEIGHTS).write_bytes(safetensors_of(tensors))
-        variant = variant_tensors("gptq")
-        variant[NORM] = bf16(tensors[NORM].array)
-        verification.write_variant_weights(variant)
+        thirds = np.full(HIDDEN, 1 / 3, np.float32)
+        verification.write_changed("gptq", {NORM: bf16(thirds)})
+        verification.add_to_source({NORM: Stored("F32", thirds)})
         assert f"'{NORM}' went from F32 to BF16" in verification.fault().what
 
 
@@ -348,14 +324,12 @@ class TestFloat32AmongBfloat16:
     def write(self, verification: Verification, kind: str, name: str, source: Any) -> None:
         """Put a tensor of float32 into the source."""
         verification.write(kind, tied=False)
-        tensors = source_tensors(tied=False) | {name: Stored("F32", source)}
-        (verification.source / WEIGHTS).write_bytes(safetensors_of(tensors))
+        verification.add_to_source({name: Stored("F32", source)}, tied=False)
 
     @pytest.mark.parametrize("kind", ["awq", "int8"])
     def test_a_norm_that_was_rescaled_too(self, verification: Verification, kind: str) -> None:
         finer = from_bf16(source_tensors()[NORM]) * np.float32(1.0001)
         self.write(verification, kind, NORM, finer)
-        verification.write_variant_weights(variant_tensors(kind, tied=False))
         assert verification.run().result["altered_tensors"] == {NORM: "F32 to BF16"}
 
     @pytest.mark.parametrize("kind", ["awq", "int8"])
@@ -386,7 +360,6 @@ class TestFloat32AmongBfloat16:
     def test_what_nothing_scales(self, verification: Verification, kind: str, name: str) -> None:
         finer = from_bf16(source_tensors(tied=False)[name]) * np.float32(1.0001)
         self.write(verification, kind, name, finer)
-        verification.write_variant_weights(variant_tensors(kind, tied=False))
         assert f"'{name}' went from F32 to BF16" in verification.fault().what
 
     def test_it_is_read_once(
@@ -400,10 +373,69 @@ class TestFloat32AmongBfloat16:
             return floats(self, *rows)
 
         self.write(verification, "gptq", embedding, from_bf16(source_tensors()[embedding]))
-        verification.write_variant_weights(variant_tensors("gptq", tied=False))
         monkeypatch.setattr(StoredTensor, "floats", counted)
         verification.run()
         assert reads == [(0, VOCABULARY)] * 2
+
+
+def unscaled(kind: str, *modules: str) -> Tensors:
+    """Layers quantized as if nothing had been rescaled."""
+    source, made = source_tensors(), Tensors()
+    for module in modules:
+        made |= quantized(module, from_bf16(source[f"{module}.weight"]), kind, "BF16")
+    return made
+
+
+def times(tensor: Stored, factor: float, first: int = 0, last: int | None = None) -> Stored:
+    """Some of its numbers multiplied."""
+    values = from_bf16(tensor) if tensor.dtype == "BF16" else tensor.array.copy()
+    values[first:last] *= factor
+    return floating(values, tensor.dtype)
+
+
+BIASES = [f"model.layers.1.{name}.bias" for name in ("input_layernorm", "mlp.up_proj")]
+UNSCALED = [f"model.layers.1.self_attn.{name}" for name in ("q_proj.bias", "sinks")]
+ATTENTION = [f"model.layers.1.self_attn.{name}" for name in ("q_proj", "k_proj")]
+LAST_NORM = "model.norm.weight"
+# What is changed, given the kind; and what is said of it.
+SCALED_WRONGLY: dict[str, tuple[Callable[[str], Tensors], str]] = {
+    "a norm was not divided": (
+        lambda kind: {NORM: source_tensors()[NORM]},
+        "the columns of 'model.layers.1.self_attn.",
+    ),
+    "only the norm was divided": (
+        lambda kind: unscaled(kind, *ATTENTION),
+        f"'{NORM}' before them were not rescaled alike",
+    ),
+    "one of two readers was left out": (
+        lambda kind: unscaled(kind, ATTENTION[1]),
+        f"the columns of '{ATTENTION[1]}' and '{NORM}'",
+    ),
+    "rows that nothing makes up for": (
+        lambda kind: unscaled(kind, OTHER),
+        "the rows of 'model.layers.1.mlp.up_proj' and the columns of",
+    ),
+    "the last norm is not the source's": (
+        lambda kind: {LAST_NORM: times(source_tensors()[LAST_NORM], 2)},
+        f"'{LAST_NORM}' differs",
+    ),
+    "a norm of zeros": (
+        lambda kind: {NORM: bf16(np.zeros(HIDDEN))},
+        f"'{NORM}' holds only zeros",
+    ),
+    "a norm of no numbers": (
+        lambda kind: {NORM: bf16(np.full(HIDDEN, np.inf))},
+        f"'{NORM}' holds no finite numbers",
+    ),
+}
+# Given the variant's own tensors and the name of one: what is there instead.
+WRONG_BIASES: dict[str, Callable[[Tensors, str], Stored]] = {
+    "times 1.5": lambda tensors, name: times(tensors[name], 1.5),
+    "times -1": lambda tensors, name: times(tensors[name], -1),
+    "times 0": lambda tensors, name: times(tensors[name], 0),
+    "not divided": lambda tensors, name: source_tensors()[name],
+    "another layer's": lambda tensors, name: tensors[name.replace("layers.1", "layers.2")],
+}
 
 
 # AWQ's and SmoothQuant's: what is compared are numbers, however they were stored.
@@ -411,106 +443,40 @@ class TestFloat32AmongBfloat16:
 class TestRescaling:
     """Scaling that does not leave the function as it was; every layer by itself looks sound."""
 
-    def fault(self, verification: Verification, kind: str, **changes: Any) -> str:
-        verification.write(kind)
-        verification.write_variant_weights(variant_tensors(kind) | changes)
-        return verification.fault().what
+    @pytest.mark.parametrize("case", SCALED_WRONGLY)
+    def test_a_fault_is_named(self, verification: Verification, kind: str, case: str) -> None:
+        change, words = SCALED_WRONGLY[case]
+        assert words in verification.fault_of(kind, change(kind))
 
-    def test_a_norm_was_not_divided(self, verification: Verification, kind: str) -> None:
-        what = self.fault(verification, kind, **{NORM: source_tensors()[NORM]})
-        assert "the columns of 'model.layers.1.self_attn." in what
-
-    def test_only_the_norm_was_divided(self, verification: Verification, kind: str) -> None:
-        source = source_tensors()
-        layers = ("self_attn.q_proj", "self_attn.k_proj")
-        changes: Tensors = {}
-        for name in (f"model.layers.1.{layer}" for layer in layers):
-            changes |= quantized(name, from_bf16(source[f"{name}.weight"]), kind, "BF16")
-        assert f"'{NORM}' before them were not rescaled alike" in self.fault(
-            verification, kind, **changes
-        )
-
-    def test_one_of_two_readers_was_left_out(self, verification: Verification, kind: str) -> None:
-        name = "model.layers.1.self_attn.k_proj"
-        plain = from_bf16(source_tensors()[f"{name}.weight"])
-        what = self.fault(verification, kind, **quantized(name, plain, kind, "BF16"))
-        assert f"the columns of '{name}' and '{NORM}'" in what
-
-    def test_rows_that_nothing_makes_up_for(self, verification: Verification, kind: str) -> None:
-        plain = from_bf16(source_tensors()[f"{OTHER}.weight"])
-        what = self.fault(verification, kind, **quantized(OTHER, plain, kind, "BF16"))
-        assert "the rows of 'model.layers.1.mlp.up_proj' and the columns of" in what
-
-    @pytest.mark.parametrize("factor", [1.5, -1.0, 0.0])
-    @pytest.mark.parametrize("vector", ["input_layernorm.bias", "mlp.up_proj.bias"])
+    @pytest.mark.parametrize("case", WRONG_BIASES)
+    @pytest.mark.parametrize("name", BIASES)
     def test_a_bias_does_not_fit(
-        self, verification: Verification, kind: str, vector: str, factor: float
+        self, verification: Verification, kind: str, name: str, case: str
     ) -> None:
-        name = f"model.layers.1.{vector}"
-        changed = bf16(from_bf16(variant_tensors(kind)[name]) * factor)
-        what = self.fault(verification, kind, **{name: changed})
-        assert what.startswith(f"'{name}' ")
+        changed = WRONG_BIASES[case](variant_tensors(kind), name)
+        assert verification.fault_of(kind, {name: changed}).startswith(f"'{name}' ")
 
-    @pytest.mark.parametrize("vector", ["input_layernorm.bias", "mlp.up_proj.bias"])
-    def test_a_bias_was_not_divided(
-        self, verification: Verification, kind: str, vector: str
-    ) -> None:
-        name = f"model.layers.1.{vector}"
-        what = self.fault(verification, kind, **{name: source_tensors()[name]})
-        assert what.startswith(f"'{name}' ")
-
-    @pytest.mark.parametrize("vector", ["input_layernorm.bias", "mlp.up_proj.bias"])
-    def test_a_bias_is_that_of_another_layer(
-        self, verification: Verification, kind: str, vector: str
-    ) -> None:
-        other = variant_tensors(kind)[f"model.layers.2.{vector}"]
-        name = f"model.layers.1.{vector}"
-        assert f"'{name}' " in self.fault(verification, kind, **{name: other})
-
-    @pytest.mark.parametrize("vector", ["self_attn.q_proj.bias", "self_attn.sinks"])
+    @pytest.mark.parametrize("name", UNSCALED)
     def test_a_vector_that_nothing_scales(
-        self, verification: Verification, kind: str, vector: str
+        self, verification: Verification, kind: str, name: str
     ) -> None:
         """One number of it differs."""
-        name = f"model.layers.1.{vector}"
-        tensor = source_tensors()[name]
-        values = from_bf16(tensor)
-        values[1] *= 1.1
-        what = self.fault(verification, kind, **{name: bf16(values)})
+        what = verification.fault_of(kind, {name: times(source_tensors()[name], 1.1, 1, 2)})
         assert "in 1 of" in what
         assert f"'{name}' " in what
 
-    def test_the_last_norm_is_the_sources(self, verification: Verification, kind: str) -> None:
-        name = "model.norm.weight"
-        values = from_bf16(source_tensors()[name])
-        what = self.fault(verification, kind, **{name: bf16(values * 2)})
-        assert f"'{name}' differs" in what
-
     def test_a_layer_is_doubled(self, verification: Verification, kind: str) -> None:
-        name = scale_of(variant_tensors(kind), LAYER)
-        doubled = variant_tensors(kind)[name]
-        values = from_bf16(doubled) if doubled.dtype == "BF16" else doubled.array
-        what = self.fault(verification, kind, **{name: floating(values * 2, doubled.dtype)})
+        tensors = variant_tensors(kind)
+        name = scale_of(tensors, LAYER)
+        what = verification.fault_of(kind, {name: times(tensors[name], 2)})
         factor = float(what.partition("is scaled by ")[2].split()[0])
         assert factor == pytest.approx(2, abs=0.1)
 
-    def test_a_norm_of_zeros(self, verification: Verification, kind: str) -> None:
-        what = self.fault(verification, kind, **{NORM: bf16(np.zeros(HIDDEN))})
-        assert what == f"'{NORM}' holds only zeros"
-
-    def test_a_norm_of_no_numbers(self, verification: Verification, kind: str) -> None:
-        what = self.fault(verification, kind, **{NORM: bf16(np.full(HIDDEN, np.inf))})
-        assert what == f"'{NORM}' holds no finite numbers"
-
 
 class TestTensors:
-    def test_a_layer_was_not_quantized(self, sound: Verification) -> None:
-        tensors = variant_tensors(sound.kind)
-        for name in parts(tensors, LAYER):
-            del tensors[name]
-        tensors[f"{LAYER}.weight"] = source_tensors()[f"{LAYER}.weight"]
-        sound.write_variant_weights(tensors)
-        assert f"'{LAYER}." in sound.fault().what
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_a_layer_was_not_quantized(self, verification: Verification, kind: str) -> None:
+        assert f"'{LAYER}." in verification.fault_of(kind, left_as_it_is(kind))
 
     @pytest.mark.parametrize(
         ("kind", "name"),
@@ -519,33 +485,26 @@ class TestTensors:
         + [("fp8-static", f"model.layers.2.self_attn.{key}") for key in ("k_scale", "v_scale")],
     )
     def test_any_one_missing(self, verification: Verification, kind: str, name: str) -> None:
-        verification.write(kind, tied=False)
-        tensors = variant_tensors(kind, tied=False)
-        del tensors[name]
-        verification.write_variant_weights(tensors)
-        what = verification.fault().what
+        what = verification.fault_of(kind, {name: None}, tied=False)
         assert f"'{name}'" in what
         assert "is missing" in what
 
     def test_a_stranger(self, one: Verification) -> None:
         name = "model.layers.0.mlp.extra.weight"
-        one.write_variant_weights(variant_tensors(one.kind) | {name: bf16(np.ones(8))})
-        assert f"'{name}' stems from no tensor of the source" in one.fault().what
+        what = one.fault_of(one.kind, {name: bf16(np.ones(8))})
+        assert f"'{name}' stems from no tensor of the source" in what
 
     def test_scales_of_a_kv_cache_that_nobody_asked_for(self, verification: Verification) -> None:
-        verification.write("fp8-dynamic")
         name = "model.layers.0.self_attn.k_scale"
-        extra = {name: bf16([0.5])}
-        verification.write_variant_weights(variant_tensors("fp8-dynamic") | extra)
-        assert f"'{name}' stems from no tensor" in verification.fault().what
+        what = verification.fault_of("fp8-dynamic", {name: bf16([0.5])})
+        assert f"'{name}' stems from no tensor" in what
 
     def test_stacked_experts(self, verification: Verification) -> None:
-        verification.write("fp8-dynamic")
-        experts = {"model.layers.0.mlp.experts.gate_up_proj": bf16(np.ones((2, 8, 8)))}
-        (verification.source / WEIGHTS).write_bytes(safetensors_of(source_tensors() | experts))
         name = "model.layers.0.mlp.experts.1.gate_proj"
         expert = quantized(name, np.ones((4, 8)), "fp8-dynamic", "BF16")
-        verification.write_variant_weights(variant_tensors("fp8-dynamic") | expert)
+        verification.write_changed("fp8-dynamic", expert)
+        stacked = "model.layers.0.mlp.experts.gate_up_proj"
+        verification.add_to_source({stacked: bf16(np.ones((2, 8, 8)))})
         with pytest.raises(Exception, match="cannot compare the two"):
             verification.run()
 
@@ -573,12 +532,9 @@ class TestTensors:
     def test_wrong_shape(
         self, verification: Verification, kind: str, name: str, shape: tuple[int, ...]
     ) -> None:
-        verification.write(kind)
-        tensors = variant_tensors(kind)
-        old = tensors[name]
-        tensors[name] = Stored(old.dtype, np.ones(shape, old.array.dtype))
-        verification.write_variant_weights(tensors)
-        assert f"'{name}' has shape {shape}" in verification.fault().what
+        old = variant_tensors(kind)[name]
+        changed = {name: Stored(old.dtype, np.ones(shape, old.array.dtype))}
+        assert f"'{name}' has shape {shape}" in verification.fault_of(kind, changed)
 
     @pytest.mark.parametrize(
         ("kind", "name", "dtype"),
@@ -599,12 +555,10 @@ class TestTensors:
         ],
     )
     def test_wrong_type(self, verification: Verification, kind: str, name: str, dtype: str) -> None:
-        verification.write(kind, tied=False)
-        tensors = variant_tensors(kind, tied=False)
         size = {"BF16": "u2", "F32": "f4", "I32": "i4", "I64": "i8"}.get(dtype, "u1")
-        tensors[name] = Stored(dtype, np.zeros(tensors[name].array.shape, size))
-        verification.write_variant_weights(tensors)
-        assert f"'{name}' is stored as {dtype}" in verification.fault().what
+        shape = variant_tensors(kind, tied=False)[name].array.shape
+        what = verification.fault_of(kind, {name: Stored(dtype, np.zeros(shape, size))}, tied=False)
+        assert f"'{name}' is stored as {dtype}" in what
 
     def test_the_shape_that_is_stored(self, verification: Verification) -> None:
         verification.write("awq")
@@ -620,29 +574,19 @@ class TestTensors:
     def test_a_dropped_shard_that_the_index_forgot(self, one: Verification) -> None:
         names = shard(one.variant, variant_tensors(one.kind))
         (one.variant / names[1]).unlink()
-        index = one.variant / INDEX
-        weight_map = json.loads(index.read_text())["weight_map"]
-        kept = {tensor: name for tensor, name in weight_map.items() if name != names[1]}
-        index.write_text(json.dumps({"weight_map": kept}))
-        missing = set(weight_map) - set(kept)
+        missing = forget(one.variant, lambda _, file: file == names[1])
         what = one.fault().what
         assert "is missing" in what
         assert any(f"'{tensor}'" in what for tensor in missing)
 
     def test_a_shard_that_the_index_forgot(self, one: Verification) -> None:
         names = shard(one.variant, variant_tensors(one.kind))
-        index = one.variant / INDEX
-        weight_map = json.loads(index.read_text())["weight_map"]
-        kept = {tensor: name for tensor, name in weight_map.items() if name != names[1]}
-        index.write_text(json.dumps({"weight_map": kept}))
+        forget(one.variant, lambda _, file: file == names[1])
         assert "not made of" in one.fault().what
 
     def test_a_tensor_that_the_index_forgot(self, one: Verification) -> None:
         shard(one.variant, variant_tensors(one.kind))
-        index = one.variant / INDEX
-        weight_map = json.loads(index.read_text())["weight_map"]
-        del weight_map[NORM]
-        index.write_text(json.dumps({"weight_map": weight_map}))
+        forget(one.variant, lambda tensor, _: tensor == NORM)
         assert f"'{NORM}' lies in" in one.fault().what
 
     def test_cut_short(self, one: Verification) -> None:
@@ -660,62 +604,40 @@ class TestTensors:
 class TestIgnore:
     """Layers that the recipe leaves in 16 bits."""
 
-    def leave(self, verification: Verification, kind: str) -> None:
-        verification.write(kind)
-        tensors = variant_tensors(kind)
-        for name in parts(tensors, LAYER):
-            del tensors[name]
-        tensors[f"{LAYER}.weight"] = source_tensors()[f"{LAYER}.weight"]
-        verification.write_variant_weights(tensors)
-
     @pytest.mark.parametrize("word", [LAYER, "*.layers.0.mlp.d*", "re:.*0\\.mlp\\.down_proj$"])
     def test_left_as_it_is(self, verification: Verification, word: str) -> None:
-        self.leave(verification, "gptq")
+        verification.write_changed("gptq", left_as_it_is("gptq"))
         result = verification.run(ignore=("lm_head", word)).result
         assert result["quantized_tensors"] == len(LINEAR) - 1
 
     @pytest.mark.parametrize("word", ["mlp.down_proj", "re:mlp", "re:.*1\\.mlp", "*.1.mlp.*"])
     def test_words_that_do_not_mean_it(self, verification: Verification, word: str) -> None:
-        self.leave(verification, "fp8-dynamic")
-        assert f"'{LAYER}.weight'" in verification.fault(ignore=("lm_head", word)).what
+        changes = left_as_it_is("fp8-dynamic")
+        what = verification.fault_of("fp8-dynamic", changes, ignore=("lm_head", word))
+        assert f"'{LAYER}.weight'" in what
 
     def test_quantized_against_the_recipe(self, sound: Verification) -> None:
         assert f"'{LAYER}.weight' is" in sound.fault(ignore=("lm_head", LAYER)).what
 
 
-def remove_template(folder: Path) -> None:
-    (folder / "chat_template.jinja").unlink()
-
-
-def change_tokenizer(folder: Path) -> None:
-    (folder / "tokenizer.json").write_bytes(b'{"version": "1.0", "truncation": 512}')
-
-
-def add_tokenizer_file(folder: Path) -> None:
-    (folder / "special_tokens_map.json").write_bytes(b"{}")
-
-
-def change_generation(folder: Path) -> None:
-    (folder / "generation_config.json").write_bytes(b'{"eos_token_id": 3}')
-
-
 class TestFiles:
     @pytest.mark.parametrize(
-        ("damage", "name", "words"),
+        ("name", "content", "words"),
         [
-            (change_tokenizer, "tokenizer.json", "'tokenizer.json' differs"),
-            (remove_template, "chat_template.jinja", "'chat_template.jinja' is missing from"),
-            (add_tokenizer_file, "special_tokens_map.json", "was added to"),
-            (change_generation, "generation_config.json", "'generation_config.json' differs"),
+            ("tokenizer.json", b'{"version": "1.0", "truncation": 512}', "differs"),
+            ("chat_template.jinja", None, "is missing from"),
+            ("special_tokens_map.json", b"{}", "was added to"),
+            ("generation_config.json", b'{"eos_token_id": 3}', "differs"),
         ],
     )
     def test_tokenizer_and_template(
-        self, one: Verification, damage: Callable[[Path], None], name: str, words: str
+        self, one: Verification, name: str, content: bytes | None, words: str
     ) -> None:
-        damage(one.variant)
+        file = one.variant / name
+        file.unlink() if content is None else file.write_bytes(content)
         error = one.fault()
-        assert words in error.what
-        assert error.where == str(one.variant / name)
+        assert f"'{name}' {words}" in error.what
+        assert error.where == str(file)
 
     @pytest.mark.parametrize("name", ["qwen.tiktoken", "sentencepiece.bpe.model"])
     def test_a_vocabulary_by_another_name(self, verification: Verification, name: str) -> None:
@@ -781,17 +703,17 @@ class TestFiles:
 
     def test_another_size_than_planned(self, verification: Verification) -> None:
         """Kept in 32 bits instead of 16: every number is the source's."""
-        verification.write("fp8-dynamic", tied=False)
         tensors = variant_tensors("fp8-dynamic", tied=False)
-        for name in ("model.embed_tokens.weight", "lm_head.weight"):
-            tensors[name] = floating(from_bf16(tensors[name]), "F32")
-        verification.write_variant_weights(tensors)
-        what = verification.fault().what
+        wide = {
+            name: floating(from_bf16(tensors[name]), "F32")
+            for name in ("model.embed_tokens.weight", "lm_head.weight")
+        }
+        what = verification.fault_of("fp8-dynamic", wide, tied=False)
         assert "bytes" in what
         assert "were planned" in what
 
     def test_a_failed_verification_leaves_no_record(self, one: Verification) -> None:
-        remove_template(one.variant)
+        (one.variant / "chat_template.jinja").unlink()
         one.fault()
         stages = one.folder / "store" / "stages" / "check_weights"
         assert [path.suffix for path in stages.iterdir()] == [".partial"]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 from finished_stage import put_record, stage_record
 from listener import Listener
 from loose_stage import stage_spec
+from narrow_numbers import Stored
 from quantized_checkpoint import inspected
 from small_checkpoint import write_files
 from sound_variants import (
@@ -17,7 +19,9 @@ from sound_variants import (
     recipe,
     safetensors_of,
     source_files,
+    source_tensors,
     variant_files,
+    variant_tensors,
     write_weights,
 )
 
@@ -49,6 +53,31 @@ class Verification:
 
     def write_variant_weights(self, tensors: Tensors) -> None:
         write_weights(self.variant, tensors)
+
+    def write_changed(
+        self, kind: str, changes: Mapping[str, Stored | None], *, tied: bool = True
+    ) -> None:
+        """A variant of that kind, some of whose tensors are others, more, or gone (None)."""
+        self.write(kind, tied=tied)
+        tensors = variant_tensors(kind, tied=tied) | changes
+        self.write_variant_weights({name: t for name, t in tensors.items() if t is not None})
+
+    def fault_of(
+        self,
+        kind: str,
+        changes: Mapping[str, Stored | None],
+        *,
+        tied: bool = True,
+        ignore: tuple[str, ...] = ("lm_head",),
+    ) -> str:
+        """What the stage says of such a variant."""
+        self.write_changed(kind, changes, tied=tied)
+        return self.fault(ignore).what
+
+    def add_to_source(self, tensors: Tensors, *, tied: bool = True) -> None:
+        """Give the source these tensors, instead of its own or besides."""
+        weights = safetensors_of(source_tensors(tied=tied) | tensors)
+        (self.source / WEIGHTS).write_bytes(weights)
 
     def run(self, ignore: tuple[str, ...] = ("lm_head",)) -> StageRecord:
         source = inspected(self.source)
@@ -82,3 +111,12 @@ def shard(folder: Path, tensors: Tensors) -> list[str]:
         weight_map |= dict.fromkeys(half, name)
     (folder / INDEX).write_text(json.dumps({"weight_map": weight_map}))
     return names
+
+
+def forget(folder: Path, forgotten: Callable[[str, str], bool]) -> set[str]:
+    """Leave tensors out of the index, by tensor and file; the tensors."""
+    index = folder / INDEX
+    weight_map = json.loads(index.read_text())["weight_map"]
+    kept = {tensor: name for tensor, name in weight_map.items() if not forgotten(tensor, name)}
+    index.write_text(json.dumps({"weight_map": kept}))
+    return set(weight_map) - set(kept)
