@@ -152,7 +152,7 @@ def run_test(
     planned_bet: float | None,
 ) -> Finding:
     """Run the test that the policy asks for."""
-    comparison = comparison_of(suite.margins[family].model_dump())
+    comparison = comparison_of(suite.margins[family])
     if suite.test == "fixed":
         return fixed_finding(before, after, comparison, alpha)
     return sequential_finding(before, after, comparison, alpha, population, planned_bet)

@@ -27,7 +27,7 @@ def planned_bet_of(suite: AnySuite, family: Family) -> float | None:
     """The bet of one gate, as a share of the largest legal one; None for a fixed test."""
     if suite.test == "fixed":
         return None
-    comparison = comparison_of(suite.margins[family].model_dump())
+    comparison = comparison_of(suite.margins[family])
     return planned_bet(
         comparison, suite.expected_flips, typical_change(suite), assumed_baseline(suite)
     )

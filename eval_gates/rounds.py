@@ -9,10 +9,9 @@ whenever one looks.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
 from eval_gates.statistics.betting import LARGEST_BET, NUMBER_OF_BETS, SMALLEST_BET
+from eval_gates.statistics.comparison import Comparison
 
 # Of the expected number: about what the mixture of bets costs, and a little luck.
 SAFETY = 1.25
@@ -23,7 +22,7 @@ _BETS = [SMALLEST_BET * _STEP**number for number in range(NUMBER_OF_BETS)]
 
 
 def expected_questions(
-    margin: Mapping[str, Any],
+    comparison: Comparison,
     alpha: float,
     flips: float,
     flip_size: float,
@@ -36,11 +35,10 @@ def expected_questions(
     loses, as with a margin that is small beside the flips.
 
     Args:
-        margin: `points`, or `recovery` (then taken at a baseline that scores 50 %).
+        comparison: of a recovery it is taken at a baseline that scores 50 %.
         planned: the bet that has half of the stake; None: the stake is even.
     """
-    recovery = margin.get("recovery")
-    points = 0.5 * (1 - recovery) if recovery is not None else margin["points"]
+    points = comparison.allowed_drop(0.5)
 
     def growth(share: float) -> float:
         bet = share / (1 - points)

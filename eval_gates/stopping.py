@@ -1,19 +1,36 @@
 """When to stop asking: after each batch, whether the gate is decided and what to ask next.
 
-The core and the evaluate worker both use this; the rule crosses to the worker as plain data.
+The core and the evaluate worker both use this; it crosses to the worker as plain data.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import TypeAdapter
 
 from eval_gates.clusters import group_by_cluster, means, whole_end
 from eval_gates.statistics.comparison import Comparison
 from eval_gates.statistics.sequential import sequential_test
 
+if TYPE_CHECKING:
+    from recipes.policy import Margin
+
 State = Literal["pass", "fail", "open"]
+
+
+@dataclass(frozen=True)
+class StoppingRule:
+    """What would decide the gate."""
+
+    comparison: Comparison
+    alpha: float
+    # Questions of the finite benchmark that the claim is about; None for a claim about the
+    # population that they were drawn from.
+    population: int | None = None
+    planned_bet: float | None = None  # that has half of the stake; None: the stake is even
 
 
 @dataclass(frozen=True)
@@ -22,8 +39,7 @@ class Stopping:
 
     upto: int  # questions at most
     batch: int  # questions between two looks
-    # What would decide the gate, as `rule_of` writes it; None to ask all.
-    rule: Mapping[str, Any] | None = None
+    rule: StoppingRule | None = None  # None to ask all
     # The baseline's scores to the same questions; needed where there is a rule.
     baseline: Sequence[float] = ()
     # Where questions belong together, each question's cluster; batches, and the round, end where
@@ -42,10 +58,10 @@ class Stopping:
         result = sequential_test(
             self._values(self.baseline[: len(scores)]),
             self._values(scores),
-            comparison_of(self.rule["margin"]),
-            self.rule["alpha"],
-            self.rule["population"],
-            planned=self.rule.get("planned_bet"),
+            self.rule.comparison,
+            self.rule.alpha,
+            self.rule.population,
+            planned=self.rule.planned_bet,
             bounds=False,
         )
         return result.verdict
@@ -68,30 +84,14 @@ class Stopping:
         )
 
 
-def rule_of(
-    margin: Mapping[str, Any],
-    alpha: float,
-    population: int | None,
-    planned_bet: float | None = None,
-) -> dict[str, Any]:
-    """A rule as plain data.
-
-    Args:
-        margin: `points` or `recovery`, the other one None.
-        population: how many questions the finite benchmark has that the claim is about; None for
-            a claim about the population that they were drawn from.
-        planned_bet: the bet that has half of the stake; None: the stake is even.
-    """
-    return {
-        "margin": dict(margin),
-        "alpha": alpha,
-        "population": population,
-        "planned_bet": planned_bet,
-    }
+def read_stopping(data: dict[str, Any]) -> Stopping:
+    """What crossed as plain data; raises pydantic's ValidationError where it is none."""
+    return TypeAdapter(Stopping).validate_python(data)
 
 
-def comparison_of(margin: Mapping[str, Any]) -> Comparison:
+def comparison_of(margin: Margin) -> Comparison:
     """The comparison that a policy's margin asks for."""
-    if margin.get("recovery") is not None:
-        return Comparison.recovery(margin["recovery"])
-    return Comparison.points(margin["points"])
+    if margin.recovery is not None:
+        return Comparison.recovery(margin.recovery)
+    assert margin.points is not None
+    return Comparison.points(margin.points)

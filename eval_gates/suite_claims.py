@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from recipes.policy import KEYS_OF_THE_TEST, Policy
+from recipes.policy import Policy, Suite
 
+OF_THE_TEST = {*Suite.model_fields, "sources"}
 DECIDES = ("tier", "test", "about")
 
 
@@ -25,6 +26,6 @@ def claim_of(policy: Policy, family: str) -> dict[str, Any]:
         suites[name] = {
             key: value
             for key, value in settings.items()
-            if key not in KEYS_OF_THE_TEST or key in (*DECIDES, *plans)
+            if key not in OF_THE_TEST or key in (*DECIDES, *plans)
         } | {"margin": settings["margins"].get(family)}
     return {"alpha": policy.alpha, "suites": suites}

@@ -56,8 +56,19 @@ class Margin(Described):
         return f"{points:g} point" + ("" if points == 1 else "s")
 
 
+class Asked(Described):
+    """What a question's answer depends on."""
+
+    cluster: str | None = Field(
+        None,
+        min_length=1,
+        description="a field of the questions that says which belong together, such as the passage "
+        "that they are about: each such cluster is asked whole, and its mean is one value",
+    )
+
+
 class Suite(Described):
-    """What every suite of a policy says."""
+    """What decides over the answers: a change here judges the same ones again."""
 
     margins: dict[Family, Margin] = Field(
         description="largest acceptable loss by family of recipe, in points or as a recovery"
@@ -101,12 +112,6 @@ class Suite(Described):
         description="questions the baseline is asked twice: the flips of serving alone",
     )
     concurrency: int = Field(32, ge=1, le=10_000, description="requests in flight")
-    cluster: str | None = Field(
-        None,
-        min_length=1,
-        description="a field of the questions that says which belong together, such as the passage "
-        "that they are about: each such cluster is asked whole, and its mean is one value",
-    )
 
     @model_validator(mode="after")
     def _the_test_suits_the_claim(self) -> Suite:
@@ -123,23 +128,26 @@ class Suite(Described):
         return self
 
 
-class MmluSuite(Suite):
-    """Multiple choice over 57 subjects, scored by log-likelihood through lm-eval."""
+class AskedMmlu(Asked):
+    """Questions with four choices."""
 
     kind: Literal["mmlu"] = "mmlu"
     form: Literal["letter", "cloze"] = Field(
         "letter", description="letter: answer A-D; cloze: the answer's text (for small models)"
     )
     shots: int = Field(5, ge=0, le=5)
+
+
+class MmluSuite(AskedMmlu, Suite):
+    """Multiple choice over 57 subjects, scored by log-likelihood through lm-eval."""
+
     sources: list[Source] = Field(default=["eval-data", "hub", "packages"])
 
 
-class CodeSuite(Suite):
-    """Functions that a model writes, judged by running their tests in a sandbox."""
+class AskedCode(Asked):
+    """Functions to write, how many of each, and how their tests are run."""
 
-    kind: Literal["humaneval", "mbpp"]
     form: Form = "auto"
-    batch: int = Field(32, ge=1, le=1_000_000, description="problems asked between two looks")
     max_tokens: int = Field(512, ge=16, le=1_000_000)
     k: int = Field(1, ge=1, le=1_000, description="the metric is pass@k, by the unbiased estimator")
     samples: int = Field(
@@ -156,15 +164,9 @@ class CodeSuite(Suite):
     problems: list[str] = Field(
         default=[], max_length=10_000, description="task ids; all when empty"
     )
-    sources: list[Source]
 
     @model_validator(mode="after")
-    def _samples_suffice(self) -> CodeSuite:
-        if self.samples > 1 and self.about == "benchmark":
-            raise ValueError(
-                "'samples' draws answers by chance, and 'about: benchmark' takes each for the only "
-                "one there could be: take 'about: population'"
-            )
+    def _samples_suffice(self) -> AskedCode:
         if self.k > self.samples:
             raise ValueError(f"pass@{self.k} needs at least {self.k} samples, not {self.samples}")
         return self
@@ -178,18 +180,17 @@ class CodeSuite(Suite):
         return problems
 
 
-class HumanEvalSuite(CodeSuite):
-    """Python functions from their docstrings, judged by running their tests in a sandbox."""
+class AskedHumanEval(AskedCode):
+    """HumanEval's problems."""
 
     kind: Literal["humaneval"] = "humaneval"
     problems: list[str] = Field(
         default=[], max_length=10_000, description="task ids; all 164 when empty"
     )
-    sources: list[Source] = Field(default=["packages"])
 
 
-class MbppSuite(CodeSuite):
-    """MBPP+: Python functions from a sentence and an assert, judged as HumanEval's are."""
+class AskedMbpp(AskedCode):
+    """MBPP+'s problems."""
 
     kind: Literal["mbpp"] = "mbpp"
     humaneval: bool = Field(
@@ -197,16 +198,48 @@ class MbppSuite(CodeSuite):
         description="ask HumanEval's 164 problems in the same gate, which then has 542: enough for "
         "3 points",
     )
+
+
+class CodeSuite(AskedCode, Suite):
+    """Functions that a model writes, judged by running their tests in a sandbox."""
+
+    batch: int = Field(32, ge=1, le=1_000_000, description="problems asked between two looks")
+
+    @model_validator(mode="after")
+    def _samples_suit_the_claim(self) -> CodeSuite:
+        if self.samples > 1 and self.about == "benchmark":
+            raise ValueError(
+                "'samples' draws answers by chance, and 'about: benchmark' takes each for the only "
+                "one there could be: take 'about: population'"
+            )
+        return self
+
+
+class HumanEvalSuite(AskedHumanEval, CodeSuite):
+    """Python functions from their docstrings, judged by running their tests in a sandbox."""
+
+    sources: list[Source] = Field(default=["packages"])
+
+
+class MbppSuite(AskedMbpp, CodeSuite):
+    """MBPP+: Python functions from a sentence and an assert, judged as HumanEval's are."""
+
     # Its tests are code that runs outside the sandbox: from the Hub only where a policy says so.
     sources: list[Source] = Field(default=["eval-data"])
 
 
-class RougeSuite(Suite):
-    """Summaries against references, scored by rouge-score or sacrebleu through lm-eval."""
+class AskedRouge(Asked):
+    """Texts to summarize."""
 
     kind: Literal["rouge"] = "rouge"
     metric: Literal["rouge1", "rouge2", "rougeL", "rougeLsum", "bleu"] = "rougeL"
     form: Form = "auto"
+    max_tokens: int = Field(96, ge=8, le=1_000_000)
+
+
+class RougeSuite(AskedRouge, Suite):
+    """Summaries against references, scored by rouge-score or sacrebleu through lm-eval."""
+
     batch: int = Field(32, ge=1, le=1_000_000, description="documents asked between two looks")
     expected_flips: float = Field(
         0.5,
@@ -215,12 +248,11 @@ class RougeSuite(Suite):
         description="share of scores expected to change; sizes the first round, and chooses the "
         "bet with half of a sequential test's stake",
     )
-    max_tokens: int = Field(96, ge=8, le=1_000_000)
     sources: list[Source] = Field(default=["eval-data", "hub", "carried"])
 
 
-class LmEvalSuite(Suite):
-    """Any task that lm-eval knows by name, or describes in a YAML file."""
+class AskedLmEval(Asked):
+    """The documents of a task."""
 
     kind: Literal["lm_eval"] = "lm_eval"
     task: str = Field(min_length=1, description="lm-eval's name of one task, or a task's YAML file")
@@ -232,6 +264,11 @@ class LmEvalSuite(Suite):
     max_tokens: int = Field(
         256, ge=1, le=1_000_000, description="of a generated answer, unless the task says"
     )
+
+
+class LmEvalSuite(AskedLmEval, Suite):
+    """Any task that lm-eval knows by name, or describes in a YAML file."""
+
     sources: list[Source] = Field(default=["hub"])
 
 
@@ -239,22 +276,9 @@ AnySuite = Annotated[
     MmluSuite | HumanEvalSuite | MbppSuite | RougeSuite | LmEvalSuite, Field(discriminator="kind")
 ]
 
-# What decides, not what is asked: a change here judges the same answers again.
-KEYS_OF_THE_TEST = frozenset(
-    {
-        "margins",
-        "tier",
-        "test",
-        "about",
-        "questions",
-        "batch",
-        "minutes",
-        "expected_flips",
-        "repeat",
-        "sources",
-        "concurrency",
-    }
-)
+AnyAsked = Annotated[
+    AskedMmlu | AskedHumanEval | AskedMbpp | AskedRouge | AskedLmEval, Field(discriminator="kind")
+]
 
 
 class ThroughputGate(Described):

@@ -261,10 +261,10 @@ def dataset_of(gate: GateReport, evaluation: Evaluation) -> tuple[str, str]:
     Of one that the Hub does not have it is what the policy calls it.
     """
     suite = evaluation.parameters.suite
-    if suite["kind"] in HUB_BENCHMARKS:
-        dataset, _, words, whole = HUB_BENCHMARKS[suite["kind"]]
+    if suite.kind in HUB_BENCHMARKS:
+        dataset, _, words, whole = HUB_BENCHMARKS[suite.kind]
         return dataset, f"{words}, {gate.n:,} of {whole:,} questions"
-    task = str(suite.get("task", gate.suite))
+    task = suite.task if suite.kind == "lm_eval" else gate.suite
     return task, f"{task}, {gate.n:,} of {gate.available:,} questions"
 
 
@@ -282,7 +282,7 @@ def hub_entries(
     for gate in verdict.variant.gates:
         evaluation = evaluations[gate.suite]
         suite = evaluation.parameters.suite
-        known = HUB_BENCHMARKS.get(suite["kind"])
+        known = HUB_BENCHMARKS.get(suite.kind)
         if known is not None and gate.n == known[3]:
             entries.append(
                 EvalResultEntry(
@@ -290,7 +290,7 @@ def hub_entries(
                     task_id=known[1],
                     value=percent(gate.candidate),
                     date=evaluation.record.finished,
-                    notes=f"{gate.metric}, form {suite['form']}, quantized by {verdict.recipe}",
+                    notes=f"{gate.metric}, form {suite.form}, quantized by {verdict.recipe}",
                 )
             )
     return eval_result_entries_to_yaml(entries)

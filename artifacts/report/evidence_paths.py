@@ -48,7 +48,7 @@ def path_of(evidence: RunEvidence, recipe: str, gate: GateReport) -> EvidencePat
     result = sequential_test(
         [float(row["score"]) for row in answered.baseline],
         [float(row["score"]) for row in answered.candidate],
-        comparison_of(answered.margin.model_dump()),
+        comparison_of(answered.margin),
         answered.alpha,
         answered.population,
         planned=answered.planned_bet,

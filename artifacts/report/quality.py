@@ -171,7 +171,7 @@ def _allowed_drop(evidence: RunEvidence, variant: VariantReport, gate: GateRepor
     if judge is None or policy is None or gate.suite not in policy.suites:
         return None
     margin = policy.suites[gate.suite].margins[judge.parameters.family]
-    return comparison_of(margin.model_dump()).allowed_drop(gate.baseline)
+    return comparison_of(margin).allowed_drop(gate.baseline)
 
 
 def _table(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from artifacts.served_model import ServedModel, ServerRuntime
 from pipeline.core.record import Record
 from pipeline.core.stage import Stage
-from recipes.policy import Margin
+from recipes.policy import AnyAsked, Margin
 
 
 class Rule(Record):
@@ -28,7 +28,7 @@ class Rule(Record):
 class EvaluateParameters(ServedModel):
     """Who is asked what, and how far."""
 
-    suite: dict[str, Any] = Field(description="of the policy, without the keys of the test")
+    suite: AnyAsked = Field(description="of the policy")
     environment: str = Field(description="identity of the one that asks")
     max_length: int = Field(description="tokens that a prompt and its answer may have together")
     upto: int | None = Field(None, description="questions at most")
@@ -39,7 +39,7 @@ class EvaluateParameters(ServedModel):
     @property
     def kind(self) -> str:
         """What its duration depends on most."""
-        return f"{self.suite['kind']}{' again' if self.repeat else ''}"
+        return f"{self.suite.kind}{' again' if self.repeat else ''}"
 
 
 class EvaluateRuntime(ServerRuntime):

@@ -8,19 +8,20 @@ from pydantic import Field
 
 from pipeline.core.record import Record
 from pipeline.core.stage import Stage, WorkerRuntime
+from recipes.policy import AnyAsked
 
 
 class QuestionsParameters(Record):
     """Which questions."""
 
-    suite: dict[str, Any] = Field(description="of the policy, without the keys of the test")
+    suite: AnyAsked = Field(description="of the policy")
     source: dict[str, Any] = Field(description="identity of what they are read from")
     seed: int = Field(description="of their order")
 
     @property
     def kind(self) -> str:
         """What its duration depends on most."""
-        return str(self.suite["kind"])
+        return self.suite.kind
 
 
 class QuestionsRuntime(WorkerRuntime):

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from eval_gates.rounds import expected_questions
+from eval_gates.statistics.comparison import Comparison
 from eval_gates.statistics.finding import SEQUENTIAL, Finding
 from eval_gates.statistics.paired import GRADED, IDENTICAL, least_identical
 from eval_gates.statistics.power import least_questions
@@ -162,7 +163,7 @@ def _count_needed(finding: Finding, scores: Scores, gap: float, population: int 
     """Questions in all that would pass, if the mean stays by `gap` above the threshold."""
     if finding.method == SEQUENTIAL:
         needed = expected_questions(
-            {"points": min(gap, 0.99)},
+            Comparison.points(min(gap, 0.99)),
             finding.alpha,
             scores.flips,
             scores.flip_size,

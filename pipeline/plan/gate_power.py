@@ -166,7 +166,7 @@ class _Gate:
 
     @property
     def comparison(self) -> Comparison:
-        return comparison_of(self.suite.margins[self.family].model_dump())
+        return comparison_of(self.suite.margins[self.family])
 
     @property
     def questions(self) -> int | None:
@@ -347,9 +347,8 @@ def _plan_of(gate: _Gate) -> PowerPlan | None:
 
 
 def _expect_questions(gate: _Gate) -> float:
-    margin = gate.suite.margins[gate.family].model_dump()
     return expected_questions(
-        margin,
+        gate.comparison,
         gate.alpha,
         gate.suite.expected_flips,
         gate.flip_size,

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from artifacts.evidence.trials import Trial
 from artifacts.served_model import ServedModel
@@ -18,10 +17,11 @@ from artifacts.stages.questions import QUESTIONS, QuestionsParameters, Questions
 from eval_gates.planned_bets import planned_bet_of, typical_change
 from eval_gates.rounds import expected_questions, round_sizes
 from eval_gates.statistics.multiplicity import level_of
+from eval_gates.stopping import comparison_of
 from pipeline.core.stage_record import StageSpec
 from pipeline.plan.data_sources import SourceResolver, SuiteSource
 from pipeline.plan.plan import Rounds, repeat_role
-from recipes.policy import KEYS_OF_THE_TEST, AnySuite, Policy
+from recipes.policy import AnySuite, Policy
 from recipes.schema import Recipe
 
 QUESTION_SEED = 20240814
@@ -129,7 +129,7 @@ class EvaluationPlanner:
         return QUESTIONS.spec(
             name,
             QuestionsParameters(
-                suite=describe_asked(self.policy.suites[name]),
+                suite=self.policy.suites[name],
                 source=source.identity,
                 seed=QUESTION_SEED,
             ),
@@ -152,7 +152,7 @@ class EvaluationPlanner:
                 served.recipe.name,
                 EvaluateParameters(
                     **dict(served.identity),
-                    suite=describe_asked(suite),
+                    suite=suite,
                     environment=self.environment,
                     max_length=served.max_length,
                     upto=upto,
@@ -177,7 +177,7 @@ class EvaluationPlanner:
             return round_sizes(float("inf"), suite.batch, cap)
         expected = max(
             expected_questions(
-                suite.margins[recipe.family].model_dump(),
+                comparison_of(suite.margins[recipe.family]),
                 self.level(),
                 suite.expected_flips,
                 typical_change(suite),
@@ -201,8 +201,3 @@ class EvaluationPlanner:
             # What a time budget left open, a higher cap continues, as a larger budget does.
             cap=suite.questions if suite.minutes is not None else None,
         )
-
-
-def describe_asked(suite: AnySuite) -> dict[str, Any]:
-    """What a question's answer depends on, of a suite's settings."""
-    return suite.model_dump(exclude=set(KEYS_OF_THE_TEST))

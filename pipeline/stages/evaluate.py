@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from artifacts.stages.questions import QUESTIONS as ASKED
 from eval_gates.answers import ANSWERS, QUESTIONS, AnswerBook, read_answers
 from eval_gates.clusters import labels_of
 from eval_gates.ignorance import State, sights_of, state_of
-from eval_gates.stopping import Stopping, comparison_of, rule_of
+from eval_gates.stopping import Stopping, StoppingRule, comparison_of
 from eval_gates.suites.json_lines import read_rows, write_rows
 from pipeline.core.digest import digest_bytes, digest_json
 from pipeline.core.errors import StageError, StoreError
@@ -119,13 +119,13 @@ def run(context: Context) -> EvaluateResult:
 def metric_of(context: Context) -> str:
     """What a score is, as the field calls it."""
     suite = context.parameters.suite
-    if suite["kind"] == "mmlu":
-        return "acc" if suite["form"] == "letter" else "acc_norm"
-    if suite["kind"] in ("humaneval", "mbpp"):
-        return f"pass@{suite['k']}"
-    if suite["kind"] == "lm_eval":  # its own, known since its documents were laid out
+    if suite.kind == "mmlu":
+        return "acc" if suite.form == "letter" else "acc_norm"
+    if suite.kind == "humaneval" or suite.kind == "mbpp":
+        return f"pass@{suite.k}"
+    if suite.kind == "lm_eval":  # its own, known since its documents were laid out
         return str(ASKED.result_of(context.input_record("questions")).metric)
-    return str(suite["metric"])
+    return suite.metric
 
 
 def round_of(spec: StageSpec, store: Store) -> Round:
@@ -134,10 +134,10 @@ def round_of(spec: StageSpec, store: Store) -> Round:
     questions_file = folder_of(spec, store, "questions") / QUESTIONS
     questions = [row for _, row in read_rows(questions_file)]
     ids = [row["id"] for row in questions]
-    clusters = labels_of(questions) if parameters.suite.get("cluster") else None
+    clusters = labels_of(questions) if parameters.suite.cluster else None
     upto = min(parameters.upto or len(ids), len(ids))
     baseline: list[dict[str, Any]] = []
-    rule: dict[str, Any] | None = None
+    rule: StoppingRule | None = None
     sight: State = "open"
     if "baseline" in spec.inputs:
         baseline = read_answers(folder_of(spec, store, "baseline"))
@@ -145,10 +145,10 @@ def round_of(spec: StageSpec, store: Store) -> Round:
     if wanted := parameters.rule:
         units = len(set(clusters)) if clusters else len(ids)
         population = units if wanted.about == "benchmark" else None
-        margin = wanted.margin.model_dump()
-        rule = rule_of(margin, wanted.alpha, population, wanted.planned_bet)
+        comparison = comparison_of(wanted.margin)
+        rule = StoppingRule(comparison, wanted.alpha, population, wanted.planned_bet)
         guessing = ASKED.result_of(record_of(spec, store, "questions")).guessing
-        sights = sights_of(baseline, guessing, comparison_of(margin), population)
+        sights = sights_of(baseline, guessing, comparison, population)
         sight = state_of(sights, wanted.alpha)
     return Round(
         questions_file=questions_file,
@@ -177,19 +177,13 @@ def book_key(spec: StageSpec, store: Store) -> str:
 
 def worker_spec(context: Context, todo: Round) -> dict[str, Any]:
     """The worker's input."""
-    parameters, runtime, stopping = context.parameters, context.runtime, todo.stopping
+    parameters, runtime = context.parameters, context.runtime
     return {
         "name": runtime.suite,
-        "suite": parameters.suite,
+        "suite": parameters.suite.model_dump(),
         "questions": str(todo.questions_file),
         "book": str(todo.book_file),
-        "stopping": {
-            "upto": stopping.upto,
-            "batch": stopping.batch,
-            "rule": stopping.rule,
-            "baseline": list(stopping.baseline),
-            "clusters": stopping.clusters,
-        },
+        "stopping": asdict(todo.stopping),
         "minutes": parameters.rule.minutes if parameters.rule else None,
         "concurrency": runtime.concurrency,
         "url": runtime.url,

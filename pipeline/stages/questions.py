@@ -18,7 +18,7 @@ def run(context: StageContext[QuestionsParameters, QuestionsRuntime]) -> Questio
     facts = context.run_worker(
         "questions",
         {
-            "suite": parameters.suite,
+            "suite": parameters.suite.model_dump(),
             "source": source,
             "seed": parameters.seed,
             "folder": context.runtime.folder,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from eval_gates.answers import AnswerBook
-from eval_gates.stopping import Stopping
+from eval_gates.stopping import Stopping, read_stopping
 from eval_gates.suites.json_lines import read_rows
 from pipeline.core.credentials import put_back
 from pipeline.core.errors import StageError
@@ -39,7 +39,7 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
     connect_through(spec.get("socket"))  # before lm-eval is imported
     questions = [row for _, row in read_rows(Path(spec["questions"]))]
     book = AnswerBook(Path(spec["book"]), [row["id"] for row in questions])
-    stopping = Stopping(**spec["stopping"])
+    stopping = read_stopping(spec["stopping"])
     asker = Asker(spec, questions, progress, stopping.upto)
     ended_by = ask_until_over(book, stopping, asker.ask, spec["minutes"], progress)
     return {"ended_by": ended_by, **asker.facts()}

@@ -19,7 +19,7 @@ from small_checkpoint import checkpoint_files, safetensors, write_files
 
 from eval_gates.answers import AnswerBook, Rows
 from eval_gates.speed.rule import rule_of
-from eval_gates.stopping import Stopping
+from eval_gates.stopping import read_stopping
 from eval_gates.suites.json_lines import read_rows, write_rows
 from pipeline.core.digest import digest_bytes, digest_json
 from pipeline.core.errors import ServingError, StageError
@@ -191,7 +191,7 @@ class PretendContext(StageContext[Any, Any]):
             ]
 
         book = AnswerBook(Path(worker_spec["book"]), [row["id"] for row in questions])
-        stopping = Stopping(**worker_spec["stopping"])
+        stopping = read_stopping(worker_spec["stopping"])
         ended = ask_until_over(book, stopping, ask, worker_spec["minutes"], self.progress)
         self.models.asked.append((variant, suite, asked))
         return {"ended_by": ended, "requests": {}}

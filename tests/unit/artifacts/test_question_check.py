@@ -12,7 +12,7 @@ from pipeline.core.stage_record import StageRecord
 QUESTIONS = [{"id": str(n), "cluster": f"c{n // 2}"} for n in range(6)]
 
 
-ASKED = {"suite": {}, "environment": "", "max_length": 9, "batch": 1}
+ASKED = {"suite": {"kind": "rouge"}, "environment": "", "max_length": 9, "batch": 1}
 RULE = {"alpha": 0.05, "margin": 0.01, "about": "population"}
 
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from kept_answers import HUMANEVAL, judged_rows
 
 from eval_gates.clusters import group_by_cluster, means, partners, whole_end
-from eval_gates.stopping import Stopping, rule_of
+from eval_gates.statistics.comparison import Comparison
+from eval_gates.stopping import Stopping, StoppingRule
 from recipes.policy import AnySuite, Margin
 
 ALPHA = 0.05
@@ -78,7 +79,7 @@ def test_a_variant_at_the_margin_passes_in_5_percent(test: Any) -> None:
 def test_the_worker_and_the_judge_see_the_same() -> None:
     rows = passages(np.random.default_rng(1), 60, 0.0)
     names = [row["cluster"] for row in rows]
-    rule = rule_of({"points": 0.1}, ALPHA, None)
+    rule = StoppingRule(Comparison.points(0.1), ALPHA)
     scores = [row["score"] for row in rows]
     stopping = Stopping(len(rows), 10, rule, [1.0] * len(rows), names)
     alone = Stopping(60, 2, rule, [1.0] * 60)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,7 +13,6 @@ from eval_gates.rounds import SAFETY, UNKNOWN_MANY, expected_questions, round_si
 from eval_gates.statistics.comparison import Comparison
 from eval_gates.statistics.planned_bet import planned_bet
 from eval_gates.statistics.power import PowerPlan, power_plan
-from eval_gates.stopping import comparison_of
 
 BASELINE = 0.5  # a recovery is sized for one that knows half
 
@@ -68,11 +66,11 @@ def test_another_margin_reuses_a_round() -> None:
 MARGINS = st.sampled_from(["points", "recovery"])
 
 
-def margin_of(kind: str, allowed: float) -> dict[str, Any]:
+def margin_of(kind: str, allowed: float) -> Comparison:
     """A margin that allows a drop of `allowed` at the baseline that rounds are sized for."""
     if kind == "points":
-        return {"points": allowed, "recovery": None}
-    return {"points": None, "recovery": 1 - allowed / BASELINE}
+        return Comparison.points(allowed)
+    return Comparison.recovery(1 - allowed / BASELINE)
 
 
 @given(
@@ -105,7 +103,7 @@ def test_a_planned_bet_costs_little_and_the_right_one_saves(
     bet: float, flips: float, flip_size: float
 ) -> None:
     even, planned, best = (
-        expected_questions({"points": 0.02}, 0.05, flips, flip_size, each)
+        expected_questions(Comparison.points(0.02), 0.05, flips, flip_size, each)
         for each in (None, bet, planned_bet(Comparison.points(0.02), flips, flip_size))
     )
     assert best <= planned * 1.001
@@ -115,7 +113,7 @@ def test_a_planned_bet_costs_little_and_the_right_one_saves(
 
 def test_where_every_bet_loses_all_is_asked_at_once() -> None:
     """A tenth of a point with 40 % flips: imagined runs stay open, too."""
-    expected = expected_questions({"points": 0.001}, 0.05, 0.4, 1.0)
+    expected = expected_questions(Comparison.points(0.001), 0.05, 0.4, 1.0)
 
     assert expected == math.inf
     assert round_sizes(expected, 64, 14_042) == [14_042]
@@ -123,18 +121,14 @@ def test_where_every_bet_loses_all_is_asked_at_once() -> None:
 
 
 def test_no_flips_at_all() -> None:
-    assert 100 < expected_questions({"points": 0.01}, 0.05, 0.0, 1.0) < 1000
+    assert 100 < expected_questions(Comparison.points(0.01), 0.05, 0.0, 1.0) < 1000
 
 
 def planned(
     kind: str, margin: float, alpha: float, flips: float, size: float, cap: int
 ) -> PowerPlan:
-    written = margin_of(kind, margin)
-    comparison = (
-        Comparison.points(margin) if kind == "points" else Comparison.recovery(written["recovery"])
-    )
     return power_plan(
-        comparison,
+        margin_of(kind, margin),
         alpha=alpha,
         questions=cap,
         flips=flips,
@@ -156,7 +150,7 @@ def test_the_expectation_is_about_that_of_imagined_runs(
 ) -> None:
     for flips, size in FLIPS:
         written = margin_of(kind, margin)
-        bet = planned_bet(comparison_of(written), flips, size, BASELINE)
+        bet = planned_bet(written, flips, size, BASELINE)
         expected = expected_questions(written, alpha, flips, size, bet)
         if expected > 6000:
             continue  # imagining those takes too long
@@ -168,7 +162,7 @@ def test_the_expectation_is_about_that_of_imagined_runs(
 @pytest.mark.parametrize(("flips", "size"), [(0.02, 1.0), (0.06, 1.0), (0.5, 0.1)])
 def test_a_first_round_decides_most_gates(kind: str, flips: float, size: float) -> None:
     written = margin_of(kind, 0.02)
-    bet = planned_bet(comparison_of(written), flips, size, BASELINE)
+    bet = planned_bet(written, flips, size, BASELINE)
     expected = expected_questions(written, 0.05, flips, size, bet)
     first = round_sizes(expected, 64, None)[0]
     assert planned(kind, 0.02, 0.05, flips, size, cap=first).chance_of_pass > 0.6
@@ -178,5 +172,5 @@ def test_a_first_round_decides_most_gates(kind: str, flips: float, size: float) 
 def test_one_point_on_mmlu(flips: float, measured: int) -> None:
     """What replays over MMLU's 14,042 questions take, with replacement."""
     bet = planned_bet(Comparison.points(0.01), flips, 1.0)
-    expected = expected_questions({"points": 0.01}, 0.05, flips, 1.0, bet)
+    expected = expected_questions(Comparison.points(0.01), 0.05, flips, 1.0, bet)
     assert expected == pytest.approx(measured, rel=0.3)

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from eval_gates.statistics.comparison import Comparison
 from eval_gates.statistics.sequential import sequential_test
-from eval_gates.stopping import Stopping, comparison_of, rule_of
+from eval_gates.stopping import Stopping, StoppingRule, comparison_of, read_stopping
+from recipes.policy import Margin
 
-POINTS = {"points": 0.2, "recovery": None}
-RECOVERY = {"points": None, "recovery": 0.8}
+POINTS, RECOVERY = Comparison.points(0.2), Comparison.recovery(0.8)
 SLOW = settings(max_examples=25, deadline=None)
 
 
@@ -42,18 +42,16 @@ def asked(stopping: Stopping, answers: list[float]) -> int:
 
 
 def test_margins_become_comparisons() -> None:
-    assert comparison_of(POINTS) == comparison_of({"points": 0.2}) == Comparison.points(0.2)
-    assert comparison_of(RECOVERY) == comparison_of({"recovery": 0.8}) == Comparison.recovery(0.8)
+    assert comparison_of(Margin(points=0.2)) == POINTS
+    assert comparison_of(Margin(recovery=0.8)) == RECOVERY
 
 
-@pytest.mark.parametrize("margin", [POINTS, RECOVERY, {"points": 0.1 + 0.2, "recovery": None}])
+@pytest.mark.parametrize("margin", [POINTS, RECOVERY, Comparison.points(0.1 + 0.2)])
 @pytest.mark.parametrize("population", [None, 300])
-def test_a_rule_survives_the_way_to_the_worker(
-    margin: dict[str, float | None], population: int | None
-) -> None:
+def test_a_rule_survives_the_way_to_the_worker(margin: Comparison, population: int | None) -> None:
     before, after = paired_scores(7, 120, 0.1, 0.05)
-    stopping = Stopping(120, 16, rule_of(margin, 0.05 / 3, population), before)
-    arrived = Stopping(**json.loads(json.dumps(asdict(stopping))))
+    stopping = Stopping(120, 16, StoppingRule(margin, 0.05 / 3, population), before)
+    arrived = read_stopping(json.loads(json.dumps(asdict(stopping))))
 
     assert arrived == stopping
     assert asked(arrived, after) == asked(stopping, after)
@@ -62,11 +60,10 @@ def test_a_rule_survives_the_way_to_the_worker(
 
 def test_a_planned_bet_stops_sooner_and_a_rule_without_one_has_an_even_stake() -> None:
     before, after = paired_scores(3, 400, 0.04, 0.08)
-    planned = rule_of({"points": 0.08}, 0.05, None, 0.85)
-    even = rule_of({"points": 0.08}, 0.05, None)
-    old = {key: value for key, value in even.items() if key != "planned_bet"}
-    asks = [asked(Stopping(400, 1, rule, before), after) for rule in (planned, even, old)]
-    assert asks[0] < asks[1] == asks[2] < 400
+    planned = StoppingRule(Comparison.points(0.08), 0.05, None, 0.85)
+    even = StoppingRule(Comparison.points(0.08), 0.05)
+    asks = [asked(Stopping(400, 1, rule, before), after) for rule in (planned, even)]
+    assert asks[0] < asks[1] < 400
 
 
 def test_without_a_rule_all_is_asked() -> None:
@@ -77,7 +74,7 @@ def test_without_a_rule_all_is_asked() -> None:
 
 
 def test_nothing_answered_is_open() -> None:
-    stopping = Stopping(64, 16, rule_of(POINTS, 0.05, None), [1.0] * 64)
+    stopping = Stopping(64, 16, StoppingRule(POINTS, 0.05), [1.0] * 64)
 
     assert stopping.state([]) == "open"
     assert stopping.next_batch([]) == range(16)
@@ -85,8 +82,8 @@ def test_nothing_answered_is_open() -> None:
 
 @pytest.mark.parametrize(("answer", "state"), [(1.0, "pass"), (0.0, "fail")])
 @pytest.mark.parametrize("margin", [POINTS, RECOVERY])
-def test_what_is_decided_stops(margin: dict[str, float | None], answer: float, state: str) -> None:
-    stopping = Stopping(1000, 8, rule_of(margin, 0.05, None), [1.0] * 1000)
+def test_what_is_decided_stops(margin: Comparison, answer: float, state: str) -> None:
+    stopping = Stopping(1000, 8, StoppingRule(margin, 0.05), [1.0] * 1000)
     answers = [answer] * 1000
     count = asked(stopping, answers)
 
@@ -97,7 +94,7 @@ def test_what_is_decided_stops(margin: dict[str, float | None], answer: float, s
 
 
 def test_what_is_open_at_the_cap_stays_open() -> None:
-    stopping = Stopping(20, 8, rule_of(POINTS, 0.001, None), [1.0] * 20)
+    stopping = Stopping(20, 8, StoppingRule(POINTS, 0.001), [1.0] * 20)
 
     assert asked(stopping, [1.0] * 20) == 20
     assert stopping.state([1.0] * 20) == "open"
@@ -107,7 +104,7 @@ def test_what_is_open_at_the_cap_stays_open() -> None:
 
 def test_a_stricter_level_asks_more() -> None:
     counts = [
-        asked(Stopping(1000, 1, rule_of(POINTS, alpha, None), [1.0] * 1000), [1.0] * 1000)
+        asked(Stopping(1000, 1, StoppingRule(POINTS, alpha), [1.0] * 1000), [1.0] * 1000)
         for alpha in (0.05, 0.05 / 4, 0.001)
     ]
     assert counts == sorted(set(counts))
@@ -118,9 +115,9 @@ def test_a_finite_benchmark_is_decided_by_its_end() -> None:
     for lost, state in ((5, "fail"), (4, "pass")):
         answers = [0.0] * lost + [1.0] * (24 - lost)
         random.Random(3).shuffle(answers)
-        whole = Stopping(24, 5, rule_of(POINTS, 0.05, 24), [1.0] * 24)
+        whole = Stopping(24, 5, StoppingRule(POINTS, 0.05, 24), [1.0] * 24)
         assert whole.state(answers) == state
-        endless = Stopping(24, 5, rule_of(POINTS, 0.05, None), [1.0] * 24)
+        endless = Stopping(24, 5, StoppingRule(POINTS, 0.05), [1.0] * 24)
         assert endless.state(answers) == "open"
 
 
@@ -133,14 +130,14 @@ def test_a_finite_benchmark_is_decided_by_its_end() -> None:
     finite=st.booleans(),
 )
 def test_the_state_does_not_depend_on_the_batches(
-    seed: int, lost: float, batches: list[int], margin: dict[str, float | None], finite: bool
+    seed: int, lost: float, batches: list[int], margin: Comparison, finite: bool
 ) -> None:
     n = 150
     before, after = paired_scores(seed, n, lost, 0.05)
     population = 200 if finite else None
-    result = sequential_test(before, after, comparison_of(margin), 0.05, population, bounds=False)
+    result = sequential_test(before, after, margin, 0.05, population, bounds=False)
     for batch in batches:
-        stopping = Stopping(n, batch, rule_of(margin, 0.05, population), before)
+        stopping = Stopping(n, batch, StoppingRule(margin, 0.05, population), before)
         count = asked(stopping, after)
         assert stopping.state(after[:count]) == result.verdict
         needed = n if result.decided_at is None else result.decided_at
@@ -151,7 +148,7 @@ def test_the_state_does_not_depend_on_the_batches(
 @given(seed=st.integers(0, 10_000), first=st.integers(1, 149), batch=st.integers(1, 40))
 def test_a_round_goes_on_where_the_last_one_ended(seed: int, first: int, batch: int) -> None:
     before, after = paired_scores(seed, 150, 0.1, 0.1)
-    rule = rule_of(POINTS, 0.05, None)
+    rule = StoppingRule(POINTS, 0.05)
     done = asked(Stopping(first, batch, rule, before[:first]), after)
     second = Stopping(150, batch, rule, before)
     scores = after[:done]
@@ -162,6 +159,6 @@ def test_a_round_goes_on_where_the_last_one_ended(seed: int, first: int, batch: 
 
 
 def test_scores_without_the_baselines_are_refused() -> None:
-    stopping = Stopping(10, 5, rule_of(POINTS, 0.05, None), [1.0] * 3)
+    stopping = Stopping(10, 5, StoppingRule(POINTS, 0.05), [1.0] * 3)
     with pytest.raises(ValueError, match="3 scores against 5"):
         stopping.state([1.0] * 5)

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
+from artifacts.stages.questions import QuestionsParameters
 from recipes.policy import (
-    KEYS_OF_THE_TEST,
     RESERVED_SUITE_NAMES,
     AnySuite,
     CodeSuite,
@@ -151,12 +151,12 @@ class TestSuites:
         assert model.model_validate(wanted).about == "population"
 
     def test_what_is_asked_of_humaneval_is_as_it_was_before_mbpp(self) -> None:
-        """Stages' keys and kept policies have these, in this order."""
-        assert list(HumanEvalSuite(margins={"fp8": Margin(points=0.1)}).model_dump()) == [
+        """Stages' keys and kept policies have these."""
+        assert set(HumanEvalSuite(margins={"fp8": Margin(points=0.1)}).model_dump()) == {
             *Suite.model_fields,
-            *("kind", "form", "max_tokens", "k", "samples", "temperature"),
+            *("cluster", "kind", "form", "max_tokens", "k", "samples", "temperature"),
             *("seconds_per_problem", "memory_mb_per_problem", "sandbox", "problems", "sources"),
-        ]
+        }
 
     def test_a_fixed_test_has_no_time_budget(self) -> None:
         suite = {"margins": MARGINS, "minutes": 5}
@@ -169,12 +169,16 @@ class TestSuites:
         with pytest.raises(ValidationError, match="'HumanEval/0' occurs twice"):
             HumanEvalSuite.model_validate({"margins": MARGINS, "problems": problems})
 
-    def test_the_keys_of_the_test_are_keys_of_every_suite(self) -> None:
-        of_the_questions = {"cluster"}  # in which order they are asked hangs on it
-        assert set(Suite.model_fields) - of_the_questions | {"sources"} == KEYS_OF_THE_TEST
-        models: list[type[Suite]] = [MmluSuite, HumanEvalSuite, MbppSuite, RougeSuite, LmEvalSuite]
-        for model in models:
-            assert set(model.model_fields) >= KEYS_OF_THE_TEST
+    def test_what_decides_is_no_part_of_what_is_asked(self) -> None:
+        """A stage's record has of a suite what an answer depends on, and nothing else."""
+        for kind, model in {**KINDS, "lm_eval": LmEvalSuite}.items():
+            task = {"task": "x"} if kind == "lm_eval" else {}
+            suite = model.model_validate({"margins": MARGINS, **task})
+            asked = QuestionsParameters(suite=suite, source={}, seed=1)
+            kept = asked.model_dump(mode="json")
+            assert not set(kept["suite"]) & {*Suite.model_fields, "sources"}
+            assert set(kept["suite"]) | {*Suite.model_fields, "sources"} == set(model.model_fields)
+            assert QuestionsParameters.model_validate(kept).model_dump(mode="json") == kept
 
 
 class TestPolicy:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from pipeline.plan.of_suites import describe_asked
 from pipeline.stages.evaluate import metric_of
 from recipes.policy import AnySuite, HumanEvalSuite, Margin, MbppSuite, MmluSuite, RougeSuite
 
@@ -25,5 +24,5 @@ MARGINS: Any = {"fp8": Margin(points=0.1)}
     ],
 )
 def test_the_metric_of_each_kind(suite: AnySuite, metric: str) -> None:
-    context: Any = SimpleNamespace(parameters=SimpleNamespace(suite=describe_asked(suite)))
+    context: Any = SimpleNamespace(parameters=SimpleNamespace(suite=suite))
     assert metric_of(context) == metric

@@ -8,12 +8,13 @@ import pytest
 from listener import Listener
 
 from eval_gates.answers import AnswerBook, Rows
-from eval_gates.stopping import Stopping, rule_of
+from eval_gates.statistics.comparison import Comparison
+from eval_gates.stopping import Stopping, StoppingRule
 from pipeline.core.errors import StageError
 from pipeline.workers.evaluate import ask_until_over
 
 IDS = [f"q/{number}" for number in range(200)]
-POINTS = {"points": 0.2, "recovery": None}
+POINTS = Comparison.points(0.2)
 
 
 class Model:
@@ -49,7 +50,7 @@ def test_without_a_rule_all_are_asked(book: AnswerBook) -> None:
 
 def test_a_decided_gate_asks_no_more(book: AnswerBook) -> None:
     model = Model()
-    stopping = Stopping(200, 8, rule_of(POINTS, 0.05, None), [1.0] * 200)
+    stopping = Stopping(200, 8, StoppingRule(POINTS, 0.05), [1.0] * 200)
     ask(book, stopping, model)
     asked = len(book.rows())
     assert asked < 64
@@ -59,7 +60,7 @@ def test_a_decided_gate_asks_no_more(book: AnswerBook) -> None:
 
 
 def test_a_failing_gate_stops_too(book: AnswerBook) -> None:
-    stopping = Stopping(200, 8, rule_of(POINTS, 0.05, None), [1.0] * 200)
+    stopping = Stopping(200, 8, StoppingRule(POINTS, 0.05), [1.0] * 200)
     ask(book, stopping, Model(wrong=frozenset(range(200))))
     assert stopping.state([row["score"] for row in book.rows()]) == "fail"
     assert len(book.rows()) <= 16

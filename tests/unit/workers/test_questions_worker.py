@@ -13,11 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from listener import Listener
 
+from artifacts.stages.questions import QuestionsParameters
 from eval_gates.suites.rouge import read_carried
 from pipeline.core.errors import EvaluationDataError
 from pipeline.plan.data_sources import HUB_DATASETS
 from pipeline.workers.questions import run, shuffle, with_clusters, without_copies
-from recipes.policy import KEYS_OF_THE_TEST, HumanEvalSuite, MbppSuite, MmluSuite, RougeSuite
+from recipes.policy import HumanEvalSuite, MbppSuite, MmluSuite, RougeSuite
 
 MARGINS: dict[Any, Any] = {"fp8": 0.1, "int4": 0.2}
 FOLDER = {"kind": "folder", "digest": "d"}
@@ -35,10 +36,8 @@ def lay_out(
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The worker's result, and the rows that it wrote."""
     spec = {
-        "suite": suite.model_dump(exclude=KEYS_OF_THE_TEST),
-        "source": source,
+        **QuestionsParameters(suite=suite, source=source, seed=seed).model_dump(),
         "folder": str(folder) if folder else None,
-        "seed": seed,
     }
     output.mkdir(exist_ok=True)
     facts = run(spec, listener or Listener(), output)
