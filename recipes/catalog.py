@@ -77,7 +77,6 @@ def load_workload(
     Args:
         name: of one of the policy's, then of the profile's, then of those that the package carries;
             or the path of a YAML file.
-        speed: the policy's.
         profile: None for endpoints that someone else serves.
 
     Raises:

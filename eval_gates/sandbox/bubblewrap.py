@@ -32,7 +32,6 @@ def command(
     """The command line that starts a keeper inside of bubblewrap.
 
     Args:
-        program: bwrap's path.
         view: :meth:`View.as_dict`.
         own_code: the folder that holds `eval_gates`.
         ends: the keeper's descriptors, in its order.

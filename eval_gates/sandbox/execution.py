@@ -94,10 +94,8 @@ def run_many(
     An interrupt ends the programs that run at once.
 
     Args:
-        programs: solutions and their tests.
         seconds: as for :func:`run_program`, each.
         memory_bytes: as for :func:`run_program`, each.
-        isolation: as for :func:`run_program`.
         workers: how many run at once; as many as this process may use cores when absent.
         progress: receives how many are done.
         task: the name of the work in its progress.

@@ -74,9 +74,7 @@ class CiReporting:
         """Do the work, report how it ended to CI and on standard output, and exit with its code.
 
         Args:
-            work: the run.
             command: what was asked for, in case that it does not come to a run.
-            store: as the option says.
         """
         from artifacts.run_record import SCHEMA_VERSION
 

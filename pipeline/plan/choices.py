@@ -331,10 +331,7 @@ def locate(
     """Find, fetch or make the checkpoint, and inspect it.
 
     Args:
-        choices: names the checkpoint.
-        settings: where things are kept.
         make_demo: runs the demo's stage and returns the checkpoint's folder.
-        progress: receives how far downloads and hashing are.
 
     Raises:
         CheckpointError: it is missing, damaged, not supported or already quantized.
@@ -396,10 +393,6 @@ def make_plan(
     """The plan for these choices.
 
     Args:
-        choices: of the run.
-        checkpoint: inspected.
-        settings: where things are kept.
-        sources: of questions and calibration texts.
         run: id of the run that begins; None to look ahead only, and count no trial.
 
     Raises:
@@ -451,9 +444,6 @@ def make_beginner(
     """Counts a trial whose suites can decide their margins at its share of the error rate.
 
     Args:
-        trials: of the store.
-        policy: that judges.
-        recipes: of the variants.
         counts: by suite, questions that its source has, where known.
         run: as for :func:`make_plan`.
     """

@@ -21,7 +21,6 @@ def is_worth_it(weights_bytes: int, wanted: bool | None) -> bool:
     """Whether variants of a checkpoint are tried first.
 
     Args:
-        weights_bytes: of the source.
         wanted: as the user says; None to go by the size.
     """
     return weights_bytes >= WORTH_BYTES if wanted is None else wanted

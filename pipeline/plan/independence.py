@@ -44,7 +44,6 @@ def check_laid_out(
     """Once the questions are laid out: of those that have long texts in common.
 
     Args:
-        policy: whose suites are asked.
         laid_out: by suite, the result of its stage `questions`.
         progress: receives a note on advisory suites.
 

@@ -40,16 +40,8 @@ class Planner:
     """Builds a Plan.
 
     Args:
-        checkpoint: inspected.
-        profile: serving profile.
-        policy: gates and margins.
-        recipes: of the variants.
         baseline: the recipe that changes nothing.
         identities: environment name to identity digest.
-        hardware: facts about the machine that the serving tuple depends on.
-        sources: resolves questions and calibration texts.
-        store: folder of the store.
-        trust_remote_code: run Python code from the checkpoint's folder.
         rungs: names of those recipes that are a ladder, in order.
         dry_run: try variants with calibration on two layers first.
         made: stages that hand out weights which are there already, by recipe; they take the place

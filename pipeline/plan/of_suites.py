@@ -32,10 +32,8 @@ class Served:
     """One side of the comparison as it is served, as far as the asking of it goes.
 
     Args:
-        recipe: of the variant, or the baseline's.
         identity: all that says which model answers, and how it is served; part of the keys.
         after: stages that come before, by role, such as the check of its coherence.
-        tokenizer: folder.
         max_length: tokens that a prompt and its answer may have together.
     """
 
@@ -51,11 +49,7 @@ class EvaluationPlanner:
     """Plans a policy's suites for a baseline and its variants.
 
     Args:
-        policy: gates and margins.
         recipes: of all variants, since several raise what each must show.
-        sources: resolves questions.
-        environment: identity of the evaluate environment.
-        store: folder of the store.
         trial: which one of the baseline's this is, where trials are counted.
     """
 
@@ -89,7 +83,6 @@ class EvaluationPlanner:
         """All rounds that there could be, by suite.
 
         Args:
-            served: who is asked.
             baseline: the baseline's rounds, which a variant's follow; None for the baseline.
         """
         return {name: self._rounds(name, served, baseline) for name in self.policy.suites}

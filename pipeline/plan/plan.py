@@ -34,14 +34,12 @@ class VariantPlan:
     """One recipe's stages, in the order they run.
 
     Args:
-        recipe: of the variant, or the baseline's.
         model: folder of the checkpoint that is served; of an endpoint that someone else serves,
             of its tokenizer.
         arguments: how it is served; None where someone else does.
         stages: by role; a suite's is its first round.
         served: roles that the first life of the variant's server answers.
         rounds: by suite, all rounds of questions that there could be.
-        trust_remote_code: run Python code from the checkpoint's folder.
     """
 
     recipe: Recipe
@@ -80,11 +78,8 @@ class Plan:
     """A whole run: shared stages, the baseline, then the variants.
 
     Args:
-        policy: gates and margins.
         shared: stages that all need, by role.
         baseline: what every variant is judged against.
-        variants: one a recipe.
-        accelerator: that it is served on.
         throughput_note: said beside throughput ratios.
         rungs: recipes of a ladder, in order; empty without one.
         fallbacks: of the profile, that this machine's CPU put into effect; said beside verdicts.

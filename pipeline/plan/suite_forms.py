@@ -29,9 +29,7 @@ def form_faults(policy: Policy, where: str, *, has_template: bool) -> list[Prepa
     """Suites that insist on a chat template that there is not.
 
     Args:
-        policy: as it was written.
         where: the tokenizer lies, for messages.
-        has_template: of that tokenizer.
     """
     if has_template:
         return []

@@ -43,10 +43,8 @@ class LocalServers:
     """Model servers on this machine, up from the first question until the context is left.
 
     Args:
-        stages: runs stages, and keeps the run's log.
         lock: file locked while a server is up; of this machine, whatever the store, so that two
             runs neither share a GPU's memory nor distort each other's benchmark.
-        ready_timeout_seconds: for a server to answer.
     """
 
     def __init__(self, stages: StageRunner, lock: Path, ready_timeout_seconds: float) -> None:

@@ -224,8 +224,6 @@ def describe_served(
     may be judged against itself, which is asked twice then.
 
     Args:
-        request: names the endpoints.
-        name: `baseline` or `candidate`.
         asked_as: session and tokenizer, of both sides.
     """
     endpoint = request.baseline if name == "baseline" else request.candidate
@@ -247,8 +245,6 @@ def side(
     """The baseline's stages, or the candidate's that follow them.
 
     Args:
-        planner: of the suites.
-        request: names the endpoints.
         candidate: the recipe that stands for it.
         asked_as: session and tokenizer, of both sides.
         baseline: None for the baseline itself.

@@ -26,13 +26,7 @@ class IncoherentModelError(ServingError):
 
 
 class Measurement:
-    """Measures the variants of one plan.
-
-    Args:
-        plan: what to ask whom.
-        stages: runs single stages.
-        endpoints: where the questions go.
-    """
+    """Measures the variants of one plan."""
 
     def __init__(self, plan: Plan, stages: StageRunner, endpoints: Endpoints) -> None:
         self._plan = plan

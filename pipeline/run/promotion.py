@@ -15,12 +15,7 @@ from pipeline.run.stage_runner import StageRunner
 
 
 class Promotion:
-    """Promotes the variants of one judged plan.
-
-    Args:
-        plan: as judged.
-        stages: runs single stages, and has the run's log with the verdicts.
-    """
+    """Promotes the variants of one judged plan."""
 
     def __init__(self, plan: Plan, stages: StageRunner) -> None:
         self._plan = plan
@@ -29,10 +24,6 @@ class Promotion:
 
     def run(self, name: str, registry: str) -> ExitCode:
         """Promote, if a variant passed; the exit code says how the run ends.
-
-        Args:
-            name: in the registry.
-            registry: its URI.
 
         Raises:
             RegistryError: the registry refused or cannot be reached, the champion moved since the

@@ -22,13 +22,7 @@ Ended = Literal["finished", "failed", "interrupted"]
 
 
 class RunLog:
-    """The growing RunReport of one run.
-
-    Args:
-        store: where the run's folder is made.
-        kind: the command that it is of.
-        command: its options as resolved.
-    """
+    """The growing RunReport of one run."""
 
     def __init__(self, store: Store, kind: RunKind, command: dict[str, Any]) -> None:
         now = datetime.now(UTC)

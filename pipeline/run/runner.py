@@ -22,13 +22,7 @@ from recipes.policy import CodeSuite
 
 
 class Runner:
-    """Runs one plan.
-
-    Args:
-        plan: what to do.
-        stages: runs single stages.
-        endpoints: serves what is to be asked.
-    """
+    """Runs one plan."""
 
     def __init__(self, plan: Plan, stages: StageRunner, endpoints: Endpoints) -> None:
         self._plan = plan

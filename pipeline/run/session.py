@@ -24,7 +24,6 @@ class Session:
     """One run: its settings, its record, and what runs its stages.
 
     Args:
-        kind: the command that the run is of.
         command: its options as resolved, for the record.
         accelerator: that the environments of its stages are for.
         progress: receives everything; the record keeps the notes.

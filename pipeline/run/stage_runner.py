@@ -27,11 +27,7 @@ class StageRunner:
     """Runs stages one after another.
 
     Args:
-        store: where finished stages are.
-        executor: where stages run.
         python_of: interpreter of an environment by name; builds it on first use.
-        log: the run's record.
-        progress: receives everything.
     """
 
     def __init__(
@@ -53,7 +49,6 @@ class StageRunner:
         """Run the stage, or reuse its result.
 
         Args:
-            spec: what to do.
             extra_runtime: called only when the stage must run; for an endpoint, it opens it.
 
         Raises:

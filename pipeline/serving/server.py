@@ -24,9 +24,6 @@ class Server:
     """A model server on this machine; whoever started it stops it.
 
     Args:
-        python: interpreter of the serving environment.
-        model: folder of the checkpoint.
-        arguments: how to serve it.
         log: file that receives the server's output.
         trust_remote_code: let the engine run code from the checkpoint's folder.
         port: of the loopback, where it answers to all who know the key in the engine's own

@@ -67,7 +67,6 @@ def incoherence(perplexity: float | None, baseline: float | None, text: str) -> 
     Args:
         perplexity: on the passage, None where a log-probability was not a number.
         baseline: the baseline's perplexity; None for the baseline itself.
-        text: what it generated.
     """
     if perplexity is None:
         return "the served model is broken: its log-probabilities are not numbers"

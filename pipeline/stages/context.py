@@ -103,8 +103,6 @@ class StageContext(Generic[Parameters, Runtime]):
         """Run `pipeline.workers.<worker>` in the stage's environment and return its result.
 
         Args:
-            worker: module name.
-            worker_spec: the worker's input.
             output: existing folder that it writes into; the stage's own when None.
             environment: variables of its process, beside those that every worker has.
             needs: what it has to reach; it is given the credentials for that, and no others.

@@ -35,7 +35,6 @@ class PartContext(StageContext[Any, Any]):
     """One of the two stages inside the dry run: its parameters, and its input from memory.
 
     Args:
-        asked: parameters of that stage.
         place: its runtime, with the cut checkpoint.
         made: what `quantize` returned.
     """

@@ -72,8 +72,6 @@ def check_space(folder: Path, source: Path, quantization: Quantization) -> None:
 
     Args:
         folder: for the variant; what an earlier try has left in it is used or removed.
-        source: the checkpoint's folder.
-        quantization: of the recipe.
 
     Raises:
         StoreError: it has not.

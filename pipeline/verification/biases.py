@@ -38,7 +38,6 @@ def check_biases(
     """Hold every vector that is no norm's weight against the scaling of what it belongs to.
 
     Args:
-        layers: what was fitted, by module.
         norms: by module, what each channel of its outputs was multiplied by.
         vectors: the others of the blocks, with their numbers.
     """

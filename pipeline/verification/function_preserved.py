@@ -64,7 +64,6 @@ def check_preserved(
     so, and the whole model has to fit one way or the other.
 
     Args:
-        layers: what was fitted, by module.
         norms: weights of the source and of the variant by module, each one number a channel.
 
     Returns:

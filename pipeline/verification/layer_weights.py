@@ -56,7 +56,6 @@ def layer_weights(
     """The reader of a layer.
 
     Args:
-        shape: rows and columns of the source's matrix.
         tensors: of the variant; the layer's are known to have their types and shapes.
     """
     parts = {part.suffix: tensors[f"{module}.{part.suffix}"] for part in parts_of(form, *shape)}

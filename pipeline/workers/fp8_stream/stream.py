@@ -41,7 +41,6 @@ def stream_fp8(
     has left is continued: its finished files are not made again.
 
     Args:
-        source: folder of a checkpoint in safetensors, in 16 or 32 bits.
         output: existing folder; weight files in it that are not of this work are removed.
         scheme: FP8_DYNAMIC or FP8_BLOCK, presets of compressed-tensors.
         ignore: modules to leave as they are: names, shell patterns or `re:` expressions.
