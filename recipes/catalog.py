@@ -6,15 +6,14 @@ import difflib
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
-
-from pydantic import ValidationError
+from typing import Any, TypeVar
 
 import recipes
-from pipeline.core.errors import UsageError, raise_as
+from pipeline.core.errors import UsageError
 from pipeline.core.foreign.yaml import read_yaml_file
 from pipeline.core.user_path import user_path
 from recipes.described import Described
+from recipes.described_file import parse, read, shorten, validate
 from recipes.gpu import Gpu
 from recipes.ladder import Ladder
 from recipes.policy import Policy
@@ -22,14 +21,10 @@ from recipes.schema import Recipe, ServingProfile
 from recipes.speed import Speed
 from recipes.workload import AnyWorkload, NamedWorkload, RequestsWorkload, TraceWorkload
 
-if TYPE_CHECKING:
-    from pydantic_core import ErrorDetails
-
 RECIPES = Path(recipes.__file__).parent
 DESCRIBED = TypeVar("DESCRIBED", bound=Described)
 
 BASELINE = "baseline"
-BRIEF = 120  # letters of a name that a message repeats
 MAX_EXTENDED = 10  # recipes that extend one another in a row
 
 
@@ -187,7 +182,7 @@ def _load(name: str, folder: Path, noun: str, kind: type[DESCRIBED]) -> DESCRIBE
 
 
 def _recipe_in(path: Path) -> Recipe:
-    return _validate(_merge_recipe(path, ()), path, "recipe", Recipe)
+    return validate(_merge_recipe(path, ()), path, "recipe", Recipe)
 
 
 def _find(name: str, folder: Path, noun: str, also: Sequence[str] = ()) -> Path:
@@ -196,11 +191,11 @@ def _find(name: str, folder: Path, noun: str, also: Sequence[str] = ()) -> Path:
     path = user_path(name if is_path else folder / f"{name}.yaml", f"--{noun} {name[:80]}")
     if not path.is_file():
         known = [*_names(folder), *also]
-        close = difflib.get_close_matches(_shorten(name), known, n=1)
+        close = difflib.get_close_matches(shorten(name), known, n=1)
         hint = f"did you mean '{close[0]}'? " if close else ""
         raise UsageError(
-            f"there is no {noun} '{_shorten(name)}'" + (" that is a file" if path.exists() else ""),
-            where=_shorten(str(path)) if is_path else f"--{noun} {_shorten(name)}",
+            f"there is no {noun} '{shorten(name)}'" + (" that is a file" if path.exists() else ""),
+            where=shorten(str(path)) if is_path else f"--{noun} {shorten(name)}",
             cure=f"{hint}known: {', '.join(known)}; or give the path of a YAML file",
         )
     return path
@@ -219,21 +214,21 @@ def _merge_recipe(path: Path, before: tuple[Path, ...]) -> dict[str, Any]:
             where=f"{path}, key extends",
             cure="let one of them stand alone, without the key 'extends'",
         )
-    data = _read(path, "recipe", Recipe)
+    data = read(path, "recipe", Recipe)
     if data.get("extends") is None:
         return data
     where = f"{path}, key extends"
     parent = data.pop("extends")
     if not isinstance(parent, str):
         raise UsageError(
-            f"the recipe is wrong at 'extends': {_shorten(repr(parent))} should be the name of one "
+            f"the recipe is wrong at 'extends': {shorten(repr(parent))} should be the name of one "
             "recipe",
             where=where,
             cure=f"known: {', '.join(_names(RECIPES))}; or give the path of a YAML file",
         )
     if "name" not in data:
         raise UsageError(
-            f"the recipe extends '{_shorten(parent)}' and has no name of its own",
+            f"the recipe extends '{shorten(parent)}' and has no name of its own",
             where=f"{path}, key name",
             cure="add the key 'name': tables, files and tags distinguish variants by it",
         )
@@ -250,7 +245,7 @@ def _merge_recipe(path: Path, before: tuple[Path, ...]) -> dict[str, Any]:
         )
     base = _merge_recipe(found, chain)
     # Faults of the extended recipe are reported as such, with its own file.
-    _validate(base, found, "recipe", Recipe)
+    validate(base, found, "recipe", Recipe)
     return merge(base, data)
 
 
@@ -278,120 +273,3 @@ def merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
 def _is_of_one_kind(base: dict[str, Any], changes: dict[str, Any]) -> bool:
     return bool(changes.get("kind", base.get("kind")) == base.get("kind"))
-
-
-def parse(path: Path, noun: str, kind: type[DESCRIBED]) -> DESCRIBED:
-    """Read one YAML file as `kind`.
-
-    Raises:
-        UsageError: not YAML, or a key that is unknown, missing or of the wrong kind.
-    """
-    return _validate(_read(path, noun, kind), path, noun, kind)
-
-
-def _read(path: Path, noun: str, kind: type[DESCRIBED]) -> dict[str, Any]:
-    with raise_as(
-        UsageError, f"the {noun} cannot be read", path, "fix the file", errors=(OSError, ValueError)
-    ):
-        data: Any = read_yaml_file(path)
-    if not isinstance(data, dict):
-        raise UsageError(
-            f"the {noun} is not a mapping of keys", where=str(path), cure=_list_known(kind)
-        )
-    return data
-
-
-def _validate(data: dict[str, Any], path: Path, noun: str, kind: type[DESCRIBED]) -> DESCRIBED:
-    try:
-        return kind.model_validate(data)
-    except ValidationError as error:
-        # An unknown key is often a required one misspelt: it explains more than what is missing.
-        first = min(error.errors(), key=lambda fault: fault["type"] != "extra_forbidden")
-        key = ".".join(map(_shorten, _users_path(first["loc"], data, first["type"])))
-        key = key or "(the whole file)"
-        raise UsageError(
-            f"the {noun} is wrong at '{key}': {_explain(first)}",
-            where=f"{path}, key {key}",
-            cure=_cure(kind, first),
-        ) from error
-
-
-def _users_path(location: tuple[int | str, ...], data: Any, fault: str) -> list[str]:
-    """The keys that the user wrote; pydantic puts the chosen `kind` of a union between them."""
-    path: list[str] = []
-    for number, part in enumerate(location, start=1):
-        is_key = isinstance(data, dict) and part in data
-        if is_key or (isinstance(data, list) and isinstance(part, int)):
-            data = data[part]
-        elif not (fault == "missing" and number == len(location)):
-            continue
-        path.append(str(part))
-    return path
-
-
-def _explain(fault: ErrorDetails) -> str:
-    """What is wrong, without the words of the library that found it."""
-    given, message = fault["input"], fault["msg"].removeprefix("Value error, ")
-    if fault["type"] == "extra_forbidden":
-        return "there is no such key"
-    if fault["type"] == "missing":
-        return "this key is required"
-    if fault["type"] == "union_tag_invalid":
-        tags = fault["ctx"]
-        return f"the kind '{_shorten(tags['tag'])}' is not known: {tags['expected_tags']}"
-    if fault["type"] == "union_tag_not_found":
-        return "the key 'kind' is required"
-    if fault["type"] in ("model_type", "model_attributes_type", "dict_type"):
-        message = "Input should be a mapping of keys"
-    if isinstance(given, (bool, int, float, str)) or given is None:
-        return message.replace("Input should", f"{_shorten(repr(given))} should", 1)
-    return message
-
-
-def _shorten(text: str) -> str:
-    """A text of the user's as far as a message needs it."""
-    return text if len(text) <= BRIEF else f"{text[:BRIEF]}..."
-
-
-def _cure(kind: type[Described], fault: ErrorDetails) -> str:
-    """What the faulty key is for; or, where a key is not known or missing, which ones there are."""
-    schema = kind.model_json_schema()
-    node, keys, around = schema, list(schema["properties"]), "at the top"
-    meaning = ""
-    location = fault["loc"]
-    if location and location[-1] == "[key]":  # the key itself, so what it lies in is of interest
-        location = location[:-2]
-    for part in location:
-        node = _look_inside(node, part, schema)
-        if node.get("properties"):
-            keys, around = list(node["properties"]), f"in {part}"
-        meaning = f"{part}: {node['description']}" if node.get("description") else ""
-    known = f"keys known {around}: {', '.join(keys)}"
-    if fault["type"] == "extra_forbidden":
-        close = difflib.get_close_matches(_shorten(str(fault["loc"][-1])), keys, n=1)
-        return f"did you mean '{close[0]}'? {known}" if close else known
-    return known if fault["type"] == "missing" or not meaning else meaning
-
-
-def _look_inside(node: dict[str, Any], part: int | str, schema: dict[str, Any]) -> dict[str, Any]:
-    """The JSON schema of what lies under that part of a location; empty where there is nothing."""
-    tags = node.get("discriminator", {}).get("mapping", {})
-    by_pattern = next(iter(node.get("patternProperties", {}).values()), None)
-    more = node.get("additionalProperties")
-    found = (
-        node.get("properties", {}).get(part)
-        or ({"$ref": tags[part]} if part in tags else None)
-        or by_pattern
-        or (more if isinstance(more, dict) else None)
-        or (node.get("items") if isinstance(part, int) else None)
-        or {}
-    )
-    options = [option for option in found.get("anyOf", []) if option.get("type") != "null"]
-    found = {**options[0], **found} if len(options) == 1 else found
-    if "$ref" in found:
-        return {**schema["$defs"][found["$ref"].rpartition("/")[2]], **found}
-    return dict(found)
-
-
-def _list_known(kind: type[Described]) -> str:
-    return f"keys known at the top: {', '.join(kind.model_fields)}"

@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 import recipes
-from recipes.catalog import parse
 from recipes.described import Described, Name
+from recipes.described_file import parse
 
 Lever = Literal[
     "batching",

@@ -12,18 +12,17 @@ The settings file is the first of: ``$PREPARE_SETTINGS``, ``prepare.yaml`` in th
 
 from __future__ import annotations
 
-import difflib
 import os
 from pathlib import Path
-from typing import Any
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, field_validator
 
 from pipeline.core.digest import FileDigests
-from pipeline.core.errors import UsageError, raise_as
+from pipeline.core.errors import UsageError
 from pipeline.core.record import Record
 from pipeline.core.user_path import user_path
 from pipeline.environments.definition import EnvironmentName
+from recipes.described_file import parse
 
 
 class EnvironmentOverride(Record):
@@ -68,7 +67,7 @@ class SettingsFile(Record):
 def load_settings(store: Path | None = None) -> Settings:
     """The settings in force: the argument wins over variables, they over the settings file."""
     file = find_settings_file()
-    said = _parse(file) if file else SettingsFile()
+    said = parse(file, "settings file", SettingsFile) if file else SettingsFile()
     folder = file.parent if file else Path.cwd()
     home = (
         _variable("PREPARE_HOME")
@@ -106,60 +105,6 @@ def find_settings_file() -> Path | None:
         if candidate.is_file():
             return candidate
     return None
-
-
-def _parse(file: Path) -> SettingsFile:
-    from pipeline.core.foreign.yaml import read_yaml_file
-
-    with raise_as(
-        UsageError,
-        "the settings file cannot be read",
-        file,
-        "correct the file",
-        errors=(OSError, ValueError),
-    ):
-        document = read_yaml_file(file)
-    if document is None:
-        return SettingsFile()
-    try:
-        return SettingsFile.model_validate(document)
-    except ValidationError as error:
-        raise _usage_error(file, error) from error
-
-
-def _usage_error(file: Path, error: ValidationError) -> UsageError:
-    """The first thing wrong, unknown keys before all, with the keys that could have been meant."""
-    found: list[Any] = sorted(error.errors(), key=lambda fault: not _is_unknown_key(fault))
-    location = [str(part)[:80] for part in found[0]["loc"] if part != "[key]"]
-    key = ".".join(location) or "the file"
-    known = _known_keys(location)
-    if not _is_unknown_key(found[0]):
-        return UsageError(
-            f"the settings file's '{key}' is wrong: {found[0]['msg'].lower()}",
-            where=str(file),
-            cure=f"known here: {', '.join(known)}; docs/environments.md has an example",
-        )
-    close = difflib.get_close_matches(location[-1], known, n=1)
-    hint = f"did you mean '{close[0]}'? " if close else ""
-    return UsageError(
-        f"the settings file has an unknown key '{key}'",
-        where=str(file),
-        cure=f"{hint}known here: {', '.join(known)}",
-    )
-
-
-def _is_unknown_key(fault: Any) -> bool:
-    """pydantic marks a mapping's wrong key (an environment's name) with "[key]"."""
-    return fault["type"] == "extra_forbidden" or "[key]" in fault["loc"]
-
-
-def _known_keys(location: list[str]) -> list[str]:
-    """The keys that may stand where the last part of `location` stands."""
-    if len(location) <= 1:
-        return sorted(SettingsFile.model_fields)
-    if len(location) == 2:
-        return sorted(EnvironmentName)
-    return sorted(EnvironmentOverride.model_fields)
 
 
 def _variable(name: str) -> Path | None:

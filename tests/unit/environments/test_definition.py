@@ -109,7 +109,7 @@ def test_identities_differ() -> None:
 
 
 def test_unknown_name() -> None:
-    with pytest.raises(UsageError, match="no environment named 'serving'"):
+    with pytest.raises(UsageError, match="'serving'"):
         define("serving", Accelerator.CPU)
 
 

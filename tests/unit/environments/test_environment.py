@@ -282,7 +282,7 @@ class TestExternal:
 
     def test_lacks_what_the_work_imports(self, built: Environment, tmp_path: Path) -> None:
         settings = self.settings(tmp_path, built.python)
-        with pytest.raises(EnvironmentBuildError, match="'serve' lacks: vllm"):
+        with pytest.raises(EnvironmentBuildError, match="'serve'"):
             ensure("serve", Accelerator.CPU, settings, Silent())
         found = status("serve", Accelerator.CPU, settings)
         assert found.state is EnvironmentState.BROKEN
@@ -305,6 +305,6 @@ def test_identity_of_a_managed_one_builds_nothing(home: Path) -> None:
 
 def test_unknown_name(home: Path) -> None:
     settings = Settings(home=home, store=home / "store")
-    with pytest.raises(UsageError, match="no environment named 'train'") as caught:
+    with pytest.raises(UsageError, match="'train'") as caught:
         ensure("train", Accelerator.CPU, settings, Silent())
     assert "quantize, quantize-autoawq, serve, evaluate" in caught.value.cure
