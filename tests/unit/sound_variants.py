@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import struct
-from copy import deepcopy
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
@@ -76,12 +76,16 @@ def recipe(kind: str, ignore: tuple[str, ...] = ("lm_head",)) -> dict[str, Any]:
 
 def source_tensors(*, tied: bool = True) -> Tensors:
     """Random weights in bf16, the same ones each time; the caller's own to change."""
-    return deepcopy(_source_tensors(tied))
+    return _copy(_source_tensors(tied))
 
 
 def variant_tensors(kind: str, *, tied: bool = True, scale: str = "BF16") -> Tensors:
     """The same, quantized; AWQ's kinds and SmoothQuant's with their columns rescaled before."""
-    return deepcopy(_variant_tensors(kind, tied, scale))
+    return _copy(_variant_tensors(kind, tied, scale))
+
+
+def _copy(tensors: Tensors) -> Tensors:
+    return {name: replace(each, array=each.array.copy()) for name, each in tensors.items()}
 
 
 @cache
@@ -289,6 +293,16 @@ def safetensors_of(tensors: Tensors) -> bytes:
 
 def source_files(*, tied: bool = True) -> dict[str, bytes]:
     """The unquantized checkpoint."""
+    return dict(_source_files(tied))
+
+
+def variant_files(kind: str, *, tied: bool = True, scale: str = "BF16") -> dict[str, bytes]:
+    """The quantized checkpoint."""
+    return dict(_variant_files(kind, tied, scale))
+
+
+@cache
+def _source_files(tied: bool) -> dict[str, bytes]:
     files = checkpoint_files()
     config = json.loads(files["config.json"]) | {
         "tie_word_embeddings": tied,
@@ -302,8 +316,8 @@ def source_files(*, tied: bool = True) -> dict[str, bytes]:
     }
 
 
-def variant_files(kind: str, *, tied: bool = True, scale: str = "BF16") -> dict[str, bytes]:
-    """The quantized checkpoint."""
+@cache
+def _variant_files(kind: str, tied: bool, scale: str) -> dict[str, bytes]:
     files = source_files(tied=tied)
     config = cast("dict[str, Any]", json.loads(files["config.json"]))
     config["quantization_config"] = quantization_config(kind)
