@@ -55,14 +55,6 @@ class BundleCheck:
         """Whether nothing at all was found wrong."""
         return not self.problems and not any(check.differences for check in self.variants)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for `--json`."""
-        return {
-            **vars(self),
-            "problems": list(self.problems),
-            "variants": [check.to_dict() for check in self.variants],
-        }
-
 
 def find_bundle(folder: Path) -> Path | None:
     """The bundle that a folder is or has in it; None where there is none.

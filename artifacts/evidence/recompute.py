@@ -49,10 +49,6 @@ class VariantCheck:
     answers: int
     differences: tuple[str, ...]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for `--json`."""
-        return {**vars(self), "differences": list(self.differences)}
-
 
 @dataclass(frozen=True)
 class Claims:

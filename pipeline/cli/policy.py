@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -125,8 +126,8 @@ def check(
         claims = claim_powers(policy, len(recipes))
         if as_json:
             answer = {"schema_version": 1, "policy": policy.name, "alpha": policy.alpha}
-            answer |= {"gates": [gate.to_dict() for gate in power]}
-            answer["joint"] = [joint.to_dict() for joint in joint_power(power)]
+            answer |= {"gates": [asdict(gate) for gate in power]}
+            answer["joint"] = [asdict(joint) for joint in joint_power(power)]
             if policy.speed is not None:
                 answer["speed"] = [claim.to_dict() for claim in claims]
             print_json(answer)

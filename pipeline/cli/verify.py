@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -149,7 +150,7 @@ def verify_run(run: str, store: Path | None, *, as_json: bool) -> bool:
     checks = check_run(report, found)
     same = not any(check.differences for check in checks)
     if as_json:
-        variants = [check.to_dict() for check in checks]
+        variants = [asdict(check) for check in checks]
         print_json({"schema_version": 1, "run": report.run, "same": same, "variants": variants})
     else:
         print_checks(checks)
@@ -175,7 +176,7 @@ def verify_folder(
     check = check_bundle(folder)
     if as_json:
         print_json(
-            {"schema_version": 1, "same": check.is_sound, "signature": signature, **check.to_dict()}
+            {"schema_version": 1, "same": check.is_sound, "signature": signature, **asdict(check)}
         )
     else:
         print_folder(folder, check, signature)

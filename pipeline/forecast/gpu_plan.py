@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,7 @@ class CapacityPlan:
             "gpu": site.gpu.model_dump(),
             "gpus": site.gpus,
             "context": site.context,
-            "serving": site.limits.to_dict(),
+            "serving": asdict(site.limits),
             "variants": {
                 name: {
                     "weights_bytes": weights.bytes,

@@ -119,10 +119,6 @@ class ServingLimits:
         width = max(2 * inner, shape.hidden) + max(inner, shape.hidden)
         return self.step_tokens * shape.experts_a_token * width * ACTIVATION_BYTES
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for `--json`."""
-        return dict(vars(self))
-
 
 def _defaults(gpu: Gpu) -> tuple[int, int]:
     """Tokens a step, and sequences."""

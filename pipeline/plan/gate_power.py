@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from eval_gates.planned_bets import assumed_baseline, planned_bet_of, typical_change
 from eval_gates.rounds import expected_questions
@@ -70,10 +69,6 @@ class GatePower:
         """Whether a variant that loses nothing may well not pass."""
         return self.chance_of_pass is not None and self.chance_of_pass < WANTED_CHANCE
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for `--json`."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class JointPower:
@@ -84,10 +79,6 @@ class JointPower:
     # not known.
     chance_of_pass: float | None
     chance_of_pass_at_half: float | None  # likewise, if half of each margin is lost
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for `--json`."""
-        return asdict(self)
 
 
 def joint_power(gates: Sequence[GatePower]) -> tuple[JointPower, ...]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -91,8 +91,8 @@ class Forecast:
             "stages": [vars(stage) for stage in self.stages],
             "more_rounds_may_follow": self.may_ask_more,
             "rungs_that_may_follow": self.rungs_that_may_follow(),
-            "gates": [gate.to_dict() for gate in self.power],
-            "joint": [joint.to_dict() for joint in joint_power(self.power)],
+            "gates": [asdict(gate) for gate in self.power],
+            "joint": [asdict(joint) for joint in joint_power(self.power)],
             **({"speed": [claim.to_dict() for claim in self.claims]} if self.claims else {}),
             "environments": [
                 {"environment": env.key, "state": str(env.state), "size_bytes": env.size_bytes}

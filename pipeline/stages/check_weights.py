@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 
 from artifacts.stages.check_weights import CheckParameters, CheckResult, CheckRuntime, Sqnr
 from artifacts.stages.quantize import QUANTIZE
@@ -28,7 +29,7 @@ def run(context: StageContext[CheckParameters, CheckRuntime]) -> CheckResult:
         context.parameters.quantization,
         lambda done, total: context.advance("check_weights", done, total, "bytes"),
     )
-    lines = [json.dumps(layer.to_dict()) + "\n" for layer in found.layers]
+    lines = [json.dumps(asdict(layer)) + "\n" for layer in found.layers]
     (context.folder / LAYERS).write_text("".join(lines))
     for note in found.notes:
         context.note(note)
@@ -41,7 +42,7 @@ def run(context: StageContext[CheckParameters, CheckRuntime]) -> CheckResult:
         sqnr=Sqnr(
             median_db=median_db(found.layers),
             floor_db=found.floor_db,
-            worst=[layer.to_dict() for layer in worst_layers(found.layers)],
+            worst=[asdict(layer) for layer in worst_layers(found.layers)],
         ),
         weights_digest=QUANTIZE.result_of(context.input_record("weights")).weights_digest,
         weights_bytes=found.size_bytes,

@@ -10,8 +10,8 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 from pipeline.core.errors import VerificationError
 from recipes.quantization import (
@@ -57,10 +57,6 @@ class LayerFact:
     def kind(self) -> str:
         """Last part of the name."""
         return self.name.rpartition(".")[2]
-
-    def to_dict(self) -> dict[str, Any]:
-        """For the table on disk."""
-        return asdict(self)
 
 
 def method_of(recipe: Quantization) -> Method:

@@ -7,6 +7,7 @@ import math
 import re
 import subprocess
 import sys
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -181,7 +182,7 @@ class TestPower:
             *(("easy", "fp8"), ("easy", "int4")),
         ]
         assert {gate.alpha for gate in found} == {level_of(0.05, 2, 1)}
-        json.dumps([gate.to_dict() for gate in found])
+        json.dumps([asdict(gate) for gate in found])
 
     def test_two_recipes_of_a_family_are_one_row_at_half_the_alpha(self) -> None:
         twin = FP8[0].model_copy(update={"name": "twin"})
@@ -251,7 +252,7 @@ class TestBesideNothingLost:
         halves = [g.chance_of_pass_at_half for g in gates if g.family == "fp8"]
         assert None not in halves
         assert fp8.chance_of_pass_at_half == pytest.approx(math.prod(h or 0 for h in halves))
-        assert fp8.to_dict().keys() == {"family", "chance_of_pass", "chance_of_pass_at_half"}
+        assert asdict(fp8).keys() == {"family", "chance_of_pass", "chance_of_pass_at_half"}
 
     def test_of_a_number_that_is_not_known_nothing_is_said(self) -> None:
         (found,) = joint_power(policy_power(policy(), FP8, {"mine": None, "easy": 100}))
