@@ -148,7 +148,7 @@ def body(verdict: BundleVerdict, judged: JudgedVariant, deployable: Deployable) 
     environment.filters.update(
         markdown=lambda text: markdown(str(text)),
         code=lambda text: markdown_code(str(text)),
-        fenced=fenced,
+        fence=fence,
         sentence=lambda text: markdown_with_code(text).rstrip("."),
         capitalize_first=lambda text: text[:1].upper() + text[1:],
     )
@@ -224,10 +224,10 @@ def serve_command(deployable: Deployable, *, trust_remote_code: bool) -> str:
     words = find_engine(serving.engine).public_command(deployable.accelerator, launch)
     environment = {**NO_FOLDER_OF_OTHERS, **serving.environment}
     variables = [f"{name}={shlex.quote(text)}" for name, text in environment.items()]
-    return " \\\n  ".join(fenced(line) for line in [*variables, shlex.join(words)])
+    return " \\\n  ".join(fence(line) for line in [*variables, shlex.join(words)])
 
 
-def fenced(command: str) -> str:
+def fence(command: str) -> str:
     """A quoted command as one line, so that no line end in it ends the block that it stands in.
 
     A '<' stands outside of the quotes: the shell reads the same word, and nobody reads HTML.

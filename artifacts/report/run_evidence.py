@@ -77,7 +77,7 @@ class RunEvidence:
         self, stage: Stage[Parameters, Any, Result], variant: str
     ) -> Kept[Parameters, Result] | None:
         """As `record`, in its shapes."""
-        return self._shaped(stage, self.record(stage.name, variant))
+        return self._read_shape(stage, self.record(stage.name, variant))
 
     def policy(self, recipe: str) -> Policy | None:
         """The policy that the variant was judged by."""
@@ -104,7 +104,7 @@ class RunEvidence:
         if [row["id"] for row in baseline] != [row["id"] for row in candidate]:
             self._miss(f"{recipe} {suite}: the answers are not to the same questions")
             return None
-        asked = self._shaped(
+        asked = self._read_shape(
             ASKED, self._input(judge.record, f"questions.{suite}", f"the questions of {suite}")
         )
         about_all = settings.about == "population" or asked is None
@@ -128,7 +128,7 @@ class RunEvidence:
             if variant == recipe and found.stage == "evaluate" and not name.endswith(" again"):
                 last[name.removeprefix("evaluate ").partition(", round ")[0]] = name
         records = [
-            (suite, self._shaped(EVALUATE, self.record(name, recipe)))
+            (suite, self._read_shape(EVALUATE, self.record(name, recipe)))
             for suite, name in last.items()
         ]
         return [(suite, record) for suite, record in records if record is not None]
@@ -144,7 +144,7 @@ class RunEvidence:
             return None
 
     def _answers(self, judge: StageRecord, role: str, words: str) -> Rows | None:
-        kept = self._shaped(EVALUATE, self._input(judge, role, f"the answers of {words}"))
+        kept = self._read_shape(EVALUATE, self._input(judge, role, f"the answers of {words}"))
         if kept is None:
             return None
         file = self.place(kept.record) / ANSWERS
@@ -162,7 +162,7 @@ class RunEvidence:
             return None
         return rows
 
-    def _shaped(
+    def _read_shape(
         self, stage: Stage[Parameters, Any, Result], record: StageRecord | None
     ) -> Kept[Parameters, Result] | None:
         """The record in its shapes; None, which is reported, where it is not of them."""

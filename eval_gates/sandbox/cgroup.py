@@ -34,7 +34,7 @@ def find_parent(process: Path = Path("/proc/self")) -> Path | None:
         try:
             _delegate(parent)
             _remove_stale(parent)
-            with limited(parent, 2 * _BESIDE_BYTES, 1):
+            with make(parent, 2 * _BESIDE_BYTES, 1):
                 return parent
         except OSError:
             continue
@@ -42,7 +42,7 @@ def find_parent(process: Path = Path("/proc/self")) -> Path | None:
 
 
 @contextmanager
-def limited(parent: Path, memory_bytes: int, processes: int) -> Iterator[Path]:
+def make(parent: Path, memory_bytes: int, processes: int) -> Iterator[Path]:
     """A group that holds its processes to these limits, and none of them outlives it.
 
     Whoever takes more memory is killed with all others in it.
@@ -51,11 +51,11 @@ def limited(parent: Path, memory_bytes: int, processes: int) -> Iterator[Path]:
         OSError: no such group can be made here.
     """
     with ExitStack() as stack:
-        with _locked(parent):  # or another run would take it for one that was left
+        with _hold(parent):  # or another run would take it for one that was left
             folder = parent / (_PREFIX + os.urandom(8).hex())
             folder.mkdir(mode=0o700)
             stack.callback(_remove, folder)
-            stack.enter_context(_locked(folder))
+            stack.enter_context(_hold(folder))
         for limit, amount in (
             ("memory.max", memory_bytes + _BESIDE_BYTES),
             ("memory.oom.group", 1),
@@ -111,14 +111,14 @@ def _delegate(parent: Path) -> None:
 
 
 def _remove_stale(parent: Path) -> None:
-    with _locked(parent):
+    with _hold(parent):
         for folder in parent.glob(f"{_PREFIX}*"):
-            with suppress(BlockingIOError), _locked(folder, fcntl.LOCK_NB):
+            with suppress(BlockingIOError), _hold(folder, fcntl.LOCK_NB):
                 _remove(folder)
 
 
 @contextmanager
-def _locked(folder: Path, how: int = 0) -> Iterator[None]:
+def _hold(folder: Path, how: int = 0) -> Iterator[None]:
     """Hold a folder's lock, which the kernel drops when we end."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:

@@ -172,7 +172,7 @@ class _Runner:
         with ExitStack() as stack:
             parent = Path(self._isolation.cgroup)
             try:
-                folder = stack.enter_context(cgroup.limited(parent, self._memory_bytes, PROCESSES))
+                folder = stack.enter_context(cgroup.make(parent, self._memory_bytes, PROCESSES))
             except OSError as error:
                 raise _sandbox_error(
                     f"no cgroup could be made: {error}", self._isolation

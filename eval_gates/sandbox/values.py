@@ -87,18 +87,18 @@ def _encode_other(value: Any) -> Any:
     if is_iterator(value):
         items = list(islice(value, _LONGEST_ITERATION + 1))
         if len(items) <= _LONGEST_ITERATION:
-            return _formed("iterator", *items)
+            return _form("iterator", *items)
     if kind.__module__ == "numpy" and getattr(value, "shape", None) == ():
         return encode(value.item()) if value.dtype.kind in "biu" else _write_array(value)
     return {"opaque": [name]}
 
 
-def _formed(form: str, *parts: Any) -> Any:
+def _form(form: str, *parts: Any) -> Any:
     return {form: [encode(part) for part in parts]}
 
 
 def _writer(form: str, parts: Callable[[Any], Iterable[Any]]) -> Callable[[Any], Any]:
-    return lambda value: _formed(form, *parts(value))
+    return lambda value: _form(form, *parts(value))
 
 
 def _write_int(value: int) -> Any:
@@ -112,14 +112,14 @@ def _write_type(value: type) -> Any:
 
 def _write_named_tuple(value: Any) -> Any:
     fields = [str(field) for field in value._fields]
-    return _formed("namedtuple", type(value).__name__, fields, *tuple.__iter__(value))
+    return _form("namedtuple", type(value).__name__, fields, *tuple.__iter__(value))
 
 
 def _write_array(value: Any) -> Any:
     kind = value.dtype.str
     if not _ARRAYS_OF.fullmatch(kind):
         return {"opaque": [f"numpy array of {kind}"]}
-    return _formed("ndarray", kind, list(value.shape), value.tobytes().hex())
+    return _form("ndarray", kind, list(value.shape), value.tobytes().hex())
 
 
 def _pairs(value: dict[Any, Any]) -> Iterable[Any]:

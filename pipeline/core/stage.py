@@ -80,15 +80,15 @@ class Stage(Generic[Parameters, Runtime, Result]):
 
     def parameters_of(self, asked: StageSpec | StageRecord) -> Parameters:
         """What it was asked; raises EvidenceError where the record says what no such stage is."""
-        return _shaped(self.parameters, asked.parameters, asked, "parameters")
+        return _read_shape(self.parameters, asked.parameters, asked, "parameters")
 
     def runtime_of(self, spec: StageSpec) -> Runtime:
         """Where it is done; raises EvidenceError as `parameters_of`."""
-        return _shaped(self.runtime, spec.runtime, spec, "runtime")
+        return _read_shape(self.runtime, spec.runtime, spec, "runtime")
 
     def result_of(self, record: StageRecord) -> Result:
         """What it found; raises EvidenceError as `parameters_of`."""
-        return _shaped(self.result, record.result, record, "result")
+        return _read_shape(self.result, record.result, record, "result")
 
     def kept(self, record: StageRecord) -> Kept[Parameters, Result]:
         """The record, as one of this stage's."""
@@ -123,7 +123,7 @@ class Kept(Generic[_Asked, _Left]):
         return found
 
 
-def _shaped(
+def _read_shape(
     shape: type[Shape], plain: dict[str, Any], of: StageSpec | StageRecord, part: str
 ) -> Shape:
     try:

@@ -74,7 +74,7 @@ def cut_checkpoint(source: Path, target: Path) -> CutCheckpoint:
             way that does not name their layer.
     """
     config = read_json(source / "config.json")
-    layers = chosen_layers(config, str(source / "config.json"))
+    layers = choose_layers(config, str(source / "config.json"))
     places = _places(source)
     kept = kept_tensors(list(places), layers, layer_count(config, str(source / "config.json")))
     if not any(_LAYER.fullmatch(name) for name in kept):
@@ -105,7 +105,7 @@ def layer_count(config: dict[str, Any], where: str) -> int:
     return count
 
 
-def chosen_layers(config: dict[str, Any], where: str) -> tuple[int, ...]:
+def choose_layers(config: dict[str, Any], where: str) -> tuple[int, ...]:
     """The first layer, and the first of another kind; the first two where all are alike."""
     count = layer_count(config, where)
     level = text_level(config)

@@ -136,7 +136,7 @@ def promote_run(run: RunReport, store: Store, order: Order, progress: Progress) 
         StoreError: the evidence is gone, or does not give the verdict of the record.
         RegistryError: see `pipeline.stages.promote`.
     """
-    chosen = chosen_variants(run, order)
+    chosen = choose_variants(run, order)
     if order.override is not None and chosen[0].verdict == "pass":
         progress.note(f"{chosen[0].recipe} passed: there is nothing to override")
         order = replace(order, override=None)
@@ -159,7 +159,7 @@ def promote_run(run: RunReport, store: Store, order: Order, progress: Progress) 
     return execute(spec, progress)
 
 
-def chosen_variants(run: RunReport, order: Order) -> list[VariantReport]:
+def choose_variants(run: RunReport, order: Order) -> list[VariantReport]:
     """The variants that the order is about; raises UsageError where there is none."""
     where = f"run {run.run}"
     if run.kind == "gate":

@@ -104,7 +104,7 @@ def copy_state_dict(module: Any) -> Iterator[None]:
         handle.remove()
 
 
-def guarded_quantizer() -> type:
+def guard_quantizer() -> type:
     """The quantizer's class, for AutoAWQ's argument `quantizer_cls`.
 
     Beside AutoAWQ's own arguments it takes `progress` and `findings`.

@@ -15,7 +15,7 @@ from pipeline.inspection.divisibility import dividing_group_size
 from pipeline.inspection.module_kind import ROUTERS
 from pipeline.workers.calibration_blocks import block_facts, calibration_blocks
 from pipeline.workers.compute_type import ComputeType
-from pipeline.workers.guarded_autoawq import CURE, Findings, guarded_quantizer
+from pipeline.workers.guarded_autoawq import CURE, Findings, guard_quantizer
 from pipeline.workers.protocol import versions_of
 from pipeline.workers.transformers4_form import transformers4_view
 
@@ -103,7 +103,7 @@ def quantize(
         max_calib_seq_len=len(blocks[0]),
         n_parallel_calib_samples=calibration["batch_size"],
         apply_clip=quantization["clip_search"],
-        quantizer_cls=guarded_quantizer(),
+        quantizer_cls=guard_quantizer(),
         progress=progress,
         findings=findings,
     )

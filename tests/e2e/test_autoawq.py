@@ -68,7 +68,7 @@ try:
         quant_config={"zero_point": True, "q_group_size": 64, "w_bit": 4, "version": "GEMM"},
         calib_data=blocks, max_calib_samples=4, max_calib_seq_len=64, apply_clip=False,
         n_parallel_calib_samples=2, export_compatible=packed == "no",
-        quantizer_cls=guarded_autoawq.guarded_quantizer(), progress=Silent(), findings=findings,
+        quantizer_cls=guarded_autoawq.guard_quantizer(), progress=Silent(), findings=findings,
     )
 except StageError as error:
     told["error"] = error.to_dict()

@@ -65,7 +65,7 @@ def stream_fp8(
     waiting = resume.take_up(output, plans, scheme, versions_of(*LIBRARIES))
     if len(waiting) < len(plans):
         progress.note(f"{len(plans) - len(waiting)} of {len(plans)} weight files are there already")
-    device = chosen_device()
+    device = choose_device()
     Conveyor(waiting, output, scheme, device, progress).run()
     write_index(output, plans)
     kept = [name for name in kept_layers(tensors, ignore) if f"{name}.weight" not in left_out]
@@ -122,7 +122,7 @@ def resolve_tie(
     )
 
 
-def chosen_device() -> str:
+def choose_device() -> str:
     """The accelerator that torch sees, else "cpu"."""
     import torch
 

@@ -22,7 +22,7 @@ from artifacts.evidence.bundle_check import read_verdict
 from artifacts.evidence.card import (
     RESULTS,
     card_text,
-    fenced,
+    fence,
     hub_entries,
     serve_command,
     write_card,
@@ -122,10 +122,10 @@ class TestFrontMatter:
 
 def test_a_command_stays_the_same_command_in_its_block() -> None:
     words = ["prepare", "model", "./<script>alert(1)", "it's <b>"]
-    text = fenced(shlex.join(words))
+    text = fence(shlex.join(words))
     assert not re.search(r"<\w", text)
     assert shlex.split(text) == words
-    assert "\n" not in fenced("x\n```\n# owned")
+    assert "\n" not in fence("x\n```\n# owned")
 
 
 class TestBody:

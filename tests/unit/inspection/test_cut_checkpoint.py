@@ -28,7 +28,7 @@ from pipeline.checkpoint.weight_files import INDEX
 from pipeline.core.digest import FileDigests
 from pipeline.core.errors import CheckpointError
 from pipeline.inspection.cut_checkpoint import (
-    chosen_layers,
+    choose_layers,
     cut_checkpoint,
     cut_config,
     kept_tensors,
@@ -61,7 +61,7 @@ SMALL = {"hidden_size": 8, "intermediate_size": 16, "vocab_size": 12, "max_posit
 
 
 def cut(config: dict[str, Any]) -> tuple[tuple[int, ...], dict[str, Any]]:
-    layers = chosen_layers(config, "config.json")
+    layers = choose_layers(config, "config.json")
     return layers, cut_config(config, layers)
 
 
@@ -128,7 +128,7 @@ class TestConfig:
 
     def test_layers_unknown(self) -> None:
         with pytest.raises(CheckpointError, match="how many layers"):
-            chosen_layers({}, "config.json")
+            choose_layers({}, "config.json")
 
     @given(
         count=st.integers(1, 40),

@@ -104,7 +104,7 @@ def test_a_group_that_may_not_be_changed_is_none(
 
 def test_a_group_has_its_limits_and_ends_with_its_use(tree: Path) -> None:
     parent = tree / "mounted"
-    with cgroup.limited(parent, 2**30, 16) as group:
+    with cgroup.make(parent, 2**30, 16) as group:
         said = {file.name: file.read_text() for file in group.iterdir()}
         assert said == {
             "memory.max": str(2**30 + 2**25),
@@ -124,7 +124,7 @@ def test_a_group_that_cannot_be_limited_is_not_left(
         raise PermissionError
 
     monkeypatch.setattr(cgroup.Path, "write_text", refuse)
-    with pytest.raises(PermissionError), cgroup.limited(tree / "mounted", 2**30, 16):
+    with pytest.raises(PermissionError), cgroup.make(tree / "mounted", 2**30, 16):
         pass
     assert groups(tree / "mounted") == []
 
@@ -133,7 +133,7 @@ HOLDER = """
 import sys, time
 from pathlib import Path
 from eval_gates.sandbox import cgroup
-with cgroup.limited(Path(sys.argv[1]), 2**30, 16):
+with cgroup.make(Path(sys.argv[1]), 2**30, 16):
     print("made", flush=True)
     time.sleep(600)
 """
