@@ -23,7 +23,7 @@ from pipeline.core.foreign.json import parse_json
 from pipeline.core.foreign.record import first_fault
 from pipeline.core.record import Record
 from pipeline.environments.definition import Accelerator
-from recipes.engine_arguments import EngineArgumentError, check_arguments, check_variables
+from recipes.engine_arguments import check_arguments, check_variables
 
 # Members that can differ where it is served, as people read them. What quantized is not there any
 # more, and weights have digests of their files.
@@ -35,6 +35,7 @@ WORDS = {
     "hardware": "hardware",
 }
 ABSENT = "none"
+ACCEPTANCE_KEY = "speculative.rejection_sample_method"
 SHORT = 12  # characters of a digest
 
 
@@ -164,8 +165,19 @@ class Deployable(Record, serialize_by_alias=True):
         try:
             check_arguments(self.accelerator, of_a_profile, serving.engine)
             check_variables(serving.environment, serving.engine)
-        except EngineArgumentError as error:
+            if serving.speculative is not None:
+                serving.speculative.check(self.accelerator, serving.engine)
+        except ValueError as error:
             raise _unservable_error(error, where) from error
+        if why := self.unfit:
+            raise _unservable_error(ValueError(why), where)
+
+    @property
+    def unfit(self) -> str:
+        """Why what is served so must not be promoted, whatever was measured; '' where it may."""
+        speculative = self.serving.speculative
+        why = speculative.unfit(self.serving.engine) if speculative is not None else ""
+        return f"{ACCEPTANCE_KEY}: {why}" if why else ""
 
 
 def verdict_tags(

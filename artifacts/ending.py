@@ -33,8 +33,20 @@ def verdict_of(report: RunReport) -> RunVerdict:
 def serving_lines(command: Mapping[str, Any]) -> list[str]:
     """What to know of how the variants were served, a line each; older records lack the keys."""
     lines = [f"fallback {name}: {why}" for name, why in command.get("fallbacks", {}).items()]
-    note = command.get("kv_cache_note")
-    return [*lines, f"KV cache: {note}"] if note else lines
+    for words, key in (("KV cache", "kv_cache_note"), ("speculative decoding", "speculation")):
+        if note := command.get(key):
+            lines.append(f"{words}: {note}")
+    return lines
+
+
+def drafting_lines(report: RunReport) -> list[str]:
+    """What speculative decoding came to, a line a variant; none without it."""
+    return [
+        f"{variant.recipe}, speculative decoding: "
+        + "; ".join(f"{name}: {each.words}" for name, each in variant.drafted.items())
+        for variant in report.variants
+        if variant.drafted
+    ]
 
 
 def champion_of(report: RunReport) -> VariantReport | None:

@@ -50,6 +50,7 @@ class _Command(_Asked):
     trust_remote_code: bool | None = None
     promote: bool | None = None
     fallbacks: dict[str, str] | None = None
+    speculation: str | None = None
 
 
 def kind_of(command: Mapping[str, Any]) -> RunKind:

@@ -11,6 +11,7 @@ from pydantic import Field, field_validator
 
 from artifacts.run_command import RunKind, check_command, kind_of
 from artifacts.stages.judge import JudgeResult
+from eval_gates.drafted import Drafted
 from eval_gates.records import GateReport, ThroughputReport, Verdict
 from eval_gates.speed.report import SpeedReport
 from pipeline.checkpoint.source_facts import CheckpointReport
@@ -44,6 +45,11 @@ class VariantReport(Record):
     throughput: ThroughputReport | None
     speed: list[SpeedReport] = Field(
         [], fail_fast=True, description="of the policy's claims on speed"
+    )
+    drafted: dict[str, Drafted] = Field(
+        {},
+        description="what speculative decoding drafted and had accepted, by suite and "
+        "'throughput'; empty without it",
     )
 
 

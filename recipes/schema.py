@@ -10,7 +10,6 @@ from pydantic import (
     AfterValidator,
     Field,
     PrivateAttr,
-    StringConstraints,
     ValidationInfo,
     field_validator,
     model_validator,
@@ -20,6 +19,7 @@ from recipes.described import Described, Name, Seed
 from recipes.engine_arguments import check_arguments, check_variables
 from recipes.engines import DEFAULT, find_engine
 from recipes.quantization import Calibration, Quantization
+from recipes.speculation import Speculation, Word
 from recipes.workload import AnyWorkload
 
 Family = Literal["fp8", "int8", "int4", "fp4"]
@@ -107,8 +107,6 @@ class CalibrationLimit(Described):
 
 
 EngineValue = bool | int | float | str
-# The engine's own names, such as fp8_e4m3.
-Word = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_]{0,39}$")]
 EngineName = Annotated[str, AfterValidator(lambda name: find_engine(name).name)]
 CpuFeature = Literal["avx2", "avx512f", "avx512_bf16", "amx"]
 
@@ -144,6 +142,9 @@ class ServingProfile(Described):
         default={}, description="the engine's own, without dashes in front; true is a bare flag"
     )
     environment: dict[str, str] = Field(default={}, description="variables of the server process")
+    speculative: Speculation | None = Field(
+        None, description="speculative decoding of every variant; the baseline has none"
+    )
     ready_timeout_seconds: float = Field(900, ge=1, le=86_400)
 
     calibration_limit: CalibrationLimit | None = None
@@ -228,6 +229,15 @@ class ServingProfile(Described):
         if "engine" in profile.data:
             check_variables(variables, profile.data["engine"])
         return variables
+
+    @field_validator("speculative")
+    @classmethod
+    def _the_engine_drafts_so(
+        cls, speculative: Speculation | None, profile: ValidationInfo
+    ) -> Speculation | None:
+        if speculative is not None and {"accelerator", "engine"} <= profile.data.keys():
+            speculative.check(profile.data["accelerator"], profile.data["engine"])
+        return speculative
 
     @field_validator("fallbacks")
     @classmethod

@@ -106,11 +106,18 @@ class SloGate(Described):
         "absent",
     )
     limits: dict[LimitName, Annotated[float, Field(ge=0, le=1e7)]] = Field(
-        min_length=1,
+        default={},
         description="the most that a round may show, all at once: percentiles of time to first "
         "token, of time per further token and of the whole answer in milliseconds, and failed "
         "requests (errors: 0 when absent). With `compare: baseline`, latencies over the "
         "baseline's of the same round",
+    )
+    acceptance_at_least: float | None = Field(
+        None,
+        gt=1,
+        le=65,
+        description="of speculative decoding: tokens that a step with drafts gives in a round, the "
+        "model's own among them (vLLM's mean acceptance length)",
     )
     share_of_rounds: float = Field(
         0.5,
@@ -134,7 +141,7 @@ class SloGate(Described):
                     raise ValueError(f"limits.errors is a number of requests, not {limit:g}")
             elif limit <= 0:
                 raise ValueError(f"limits.{name} is a time, and above 0")
-        if set(self.limits) == {"errors"}:
+        if set(self.limits) <= {"errors"} and self.acceptance_at_least is None:
             raise ValueError("limits has no latency: add one such as ttft_ms_p95")
         return self
 
@@ -147,6 +154,7 @@ class SloGate(Described):
             "alpha": alpha,
             "rounds": self.rounds,
             "hit_rate": hit_rate,
+            **({"acceptance": self.acceptance_at_least} if self.acceptance_at_least else {}),
         }
 
 

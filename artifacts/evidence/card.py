@@ -23,6 +23,7 @@ from artifacts.evidence.card_words import (
     optimization_words,
     percent,
     quantization_words,
+    speculative_words,
 )
 from artifacts.evidence.judged_variant import JudgedVariant
 from artifacts.gate_row import gate_row
@@ -181,6 +182,7 @@ def facts(verdict: BundleVerdict, judged: JudgedVariant, deployable: Deployable)
         "calibration_words": calibration_words(quantization, result),
         "noise_words": noise_words(judged.check_weights.result),
         "kv_cache": kv_cache_words(deployable, quantization),
+        "speculative": speculative_words(deployable),
         "fallbacks": judge.fallbacks,
         "hardware": hardware_words(deployable.hardware),
         "engine_version": deployable.engine_version,
@@ -220,7 +222,9 @@ def serve_command(deployable: Deployable, *, trust_remote_code: bool) -> str:
     processes that it starts, for which the variable is.
     """
     serving = deployable.serving
-    launch = Launch(".", serving.engine_arguments, trust_remote_code)
+    drafts = serving.speculative is not None and serving.speculative.draft is not None
+    arguments = serving.for_engine("DRAFT" if drafts else "")
+    launch = Launch(".", arguments, trust_remote_code)
     words = find_engine(serving.engine).public_command(deployable.accelerator, launch)
     environment = {**NO_FOLDER_OF_OTHERS, **serving.environment}
     variables = [f"{name}={shlex.quote(text)}" for name, text in environment.items()]

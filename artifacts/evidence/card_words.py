@@ -119,6 +119,15 @@ def kv_cache_words(deployable: Deployable, quantization: Quantization) -> str:
     return f"{name}, and so is attention: queries are quantized as well; {scales}"
 
 
+def speculative_words(deployable: Deployable) -> str:
+    """What drafted tokens, and which were accepted; '' without speculative decoding."""
+    speculative = deployable.serving.speculative
+    if speculative is None:
+        return ""
+    words = markdown_code(speculative.words(deployable.serving.engine))
+    return f"`{words}`" + (" (`DRAFT` is its folder)" if speculative.draft else "")
+
+
 def noise_words(checked: CheckResult) -> str:
     """How far the weights are from the source's; '' where the stage did not measure it."""
     noise = checked.sqnr

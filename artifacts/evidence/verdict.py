@@ -5,7 +5,7 @@ A pure function of what the stage `judge` has at hand, so that anyone can comput
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from artifacts.stages.benchmark import BENCHMARK
@@ -13,6 +13,7 @@ from artifacts.stages.evaluate import EVALUATE
 from artifacts.stages.judge import JudgeParameters, JudgeResult
 from artifacts.stages.questions import QUESTIONS
 from artifacts.stages.speed import SPEED as LOADED
+from eval_gates.drafted import Drafted
 from eval_gates.judge import judge_suite, overall
 from eval_gates.records import ThroughputReport
 from eval_gates.speed.load import MeasuredLoad
@@ -75,7 +76,16 @@ def judge_evidence(
         gates=gates,
         throughput=throughput,
         speed=speed,
+        drafted=drafted_by(policy.suites, roles, record),
     )
+
+
+def drafted_by(suites: Iterable[str], roles: set[str], record: Record) -> dict[str, Drafted]:
+    """What the variant's engine counted of speculative decoding, where it was measured."""
+    found = {name: EVALUATE.result_of(record(f"candidate.{name}")).drafted for name in suites}
+    if has_load_test(roles):
+        found["throughput"] = BENCHMARK.result_of(record("candidate.benchmark")).drafted
+    return {name: drafted for name, drafted in found.items() if drafted is not None}
 
 
 def speed_of(

@@ -49,7 +49,10 @@ def run_page(evidence: RunEvidence) -> str:
         report=evidence.report,
         outcome=word,
         sentence=ending.headline(evidence.report),
-        serving=ending.serving_lines(evidence.report.command),
+        serving=[
+            *ending.serving_lines(evidence.report.command),
+            *ending.drafting_lines(evidence.report),
+        ],
         variants=score_table.variant_parts(evidence),
         examples=changed_answers.changed_answers(evidence),
         command=command_line(evidence.report.kind, evidence.report.command),

@@ -61,6 +61,9 @@ def tuple_facts(evidence: RunEvidence, recipe: str) -> Facts:
         facts["environment serve"] = served.parameters.engine
         for name, value in served.parameters.serving.engine_arguments.items():
             facts[f"serving --{name}"] = _text(value)
+        if speculative := served.parameters.serving.speculative:
+            for name, value in speculative.to_dict().items():
+                facts[f"speculative {name}"] = _text(value)
         for name, text in served.parameters.serving.environment.items():
             facts[f"serving ${name}"] = text
         for name, value in served.parameters.hardware.items():

@@ -101,7 +101,16 @@ def _loads(variant: VariantReport, claim: SpeedReport, names: Names) -> Figure:
         data=data,
         layout={"xaxis": axis(unit), "yaxis": axis("P95 of time to first token, ms")},
         table=Table(
-            ("load", unit, "P50 TTFT, ms", "P95 TTFT, ms", "P95 TPOT, ms", "hits", "kept"),
+            (
+                "load",
+                unit,
+                "P50 TTFT, ms",
+                "P95 TTFT, ms",
+                "P95 TPOT, ms",
+                "hits",
+                "tokens a step",
+                "kept",
+            ),
             [
                 (
                     f"{point.side} {point.block}",
@@ -110,11 +119,12 @@ def _loads(variant: VariantReport, claim: SpeedReport, names: Names) -> Figure:
                     _number(point.ttft_ms_p95),
                     _number(point.tpot_ms_p95),
                     format_percent(point.hit_rate, 0, nothing="-"),
+                    "-" if point.acceptance_length is None else f"{point.acceptance_length:.2f}",
                     "-" if point.kept is None else "yes" if point.kept else "no",
                 )
                 for point in claim.points
             ],
-            text=frozenset({0, 6}),
+            text=frozenset({0, 7}),
         ),
     )
 

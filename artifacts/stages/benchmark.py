@@ -8,6 +8,7 @@ from pydantic import Field
 
 from artifacts.served_model import ServedModel, ServerRuntime
 from artifacts.serving_arguments import ServingArguments
+from eval_gates.drafted import Drafted
 from pipeline.core.record import Record
 from pipeline.core.stage import Stage
 from recipes.schema import Workload
@@ -48,6 +49,7 @@ class BenchmarkResult(Record):
     tpot_ms_p99: float | None = None
     itl_ms_p50: float
     itl_ms_p99: float | None = None
+    drafted: Drafted | None = Field(None, description="where it drafts, and counts that")
 
 
 BENCHMARK = Stage("benchmark", 2, BenchmarkParameters, BenchmarkRuntime, BenchmarkResult)

@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from artifacts.served_model import ServedModel, ServerRuntime
+from eval_gates.drafted import Drafted
 from pipeline.core.record import Record
 from pipeline.core.stage import Stage
 from recipes.policy import AnyAsked, Margin
@@ -62,6 +63,9 @@ class EvaluateResult(Record):
     more: bool = Field(False, description="open, and another round could ask more")
     ended_by: str = Field("", description="decided, asked or time")
     requests: dict[str, int] = Field({}, description="by the way that they were asked")
+    drafted: Drafted | None = Field(
+        None, description="by its last worker, where the engine drafts and counts that"
+    )
 
 
 EVALUATE = Stage("evaluate", 5, EvaluateParameters, EvaluateRuntime, EvaluateResult)

@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from artifacts.evidence.trials import Trial
+from eval_gates.drafted import Drafted
 from eval_gates.records import GateReport, ThroughputReport, Verdict
 from eval_gates.speed.report import SpeedReport
 from pipeline.core.digest import digest_json
@@ -52,6 +53,9 @@ class JudgeResult(Record):
     gates: list[GateReport] = Field(fail_fast=True)
     throughput: ThroughputReport | None
     speed: list[SpeedReport] = Field([], fail_fast=True, description="claims on it")
+    drafted: dict[str, Drafted] = Field(
+        {}, description="of the variant, by suite and 'throughput'; nothing is decided by it"
+    )
 
 
 def policy_digest(judge: StageRecord) -> str:

@@ -15,7 +15,7 @@ from eval_gates.speed.ratio import RatioRule
 from eval_gates.speed.rule import Claim, Rule, rule_of
 from eval_gates.speed.slo import SloRule, figures
 from eval_gates.speed.steady import NoSteadyPartError, output_rate, window_of
-from eval_gates.speed.trust import Distrust, hit_rate
+from eval_gates.speed.trust import Distrust, drafted_in, hit_rate
 from pipeline.core.record import Record
 
 _SHOWN = ("ttft_ms_p50", "ttft_ms_p95", "tpot_ms_p50", "tpot_ms_p95")
@@ -36,6 +36,12 @@ class LoadPoint(Record):
     tpot_ms_p95: float | None
     failed: int = Field(description="requests that were not answered")
     hit_rate: float | None = Field(description="of the prefix cache; None where nobody counted")
+    acceptance_rate: float | None = Field(
+        None, description="share of the drafted tokens; None where none was drafted"
+    )
+    acceptance_length: float | None = Field(
+        None, description="tokens that a step with drafts gave; None where none was drafted"
+    )
     kept: bool | None = Field(description="whether the round kept the limits; None of a ratio")
 
 
@@ -145,7 +151,10 @@ def claim_in_words(rule: Rule, workload: str, at: str = "") -> str:
         limits = [f"{limit:g} of the baseline's {name}" for name, limit in rule.limits.items()]
     else:
         limits = [f"{name} {limit:g}" for name, limit in rule.limits.items()]
-    return f"{of}: at most {', '.join(limits)} in at least {100 * rule.share:g} % of rounds"
+    kept = [f"at most {', '.join(limits)}"] if limits else []
+    if rule.acceptance is not None:
+        kept.append(f"at least {rule.acceptance:g} tokens a step by speculative decoding")
+    return f"{of}: {' and '.join(kept)} in at least {100 * rule.share:g} % of rounds"
 
 
 def reason_of(rule: Rule, found: SpeedFinding) -> str:
@@ -186,7 +195,7 @@ def points_of(rule: Rule, loads: Sequence[MeasuredLoad]) -> list[LoadPoint]:
 
 
 def _point(load: MeasuredLoad, kept: bool | None) -> LoadPoint:
-    found = figures(load, _SHOWN)
+    found, drafted = figures(load, _SHOWN), drafted_in(load)
     rate: float | None = None
     sent: float | None = None
     try:
@@ -204,6 +213,8 @@ def _point(load: MeasuredLoad, kept: bool | None) -> LoadPoint:
         requests_per_s=sent,
         failed=int(found.pop("errors")),
         hit_rate=hit_rate(load),
+        acceptance_rate=drafted.rate if drafted else None,
+        acceptance_length=drafted.length if drafted else None,
         kept=kept if load.side == "candidate" else None,
         **{name: value if math.isfinite(value) else None for name, value in found.items()},
     )

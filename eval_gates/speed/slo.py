@@ -18,7 +18,15 @@ from eval_gates.speed.finding import SpeedFinding, State
 from eval_gates.speed.load import Measured, MeasuredLoad
 from eval_gates.speed.ratio import first_crossing, paired, trail_of
 from eval_gates.speed.steady import NoSteadyPartError, latencies
-from eval_gates.speed.trust import Distrust, distrusted, failures, over_saturated, unlike
+from eval_gates.speed.trust import (
+    Distrust,
+    distrusted,
+    drafted_in,
+    failures,
+    over_saturated,
+    undrafted,
+    unlike,
+)
 from eval_gates.statistics.betting import log_wealth
 
 if TYPE_CHECKING:
@@ -37,6 +45,9 @@ class SloRule(Measured):
     alpha: float = Field(gt=0, lt=0.5, description="error rate of a pass, and of a fail")
     rounds: int = Field(ge=1, description="at most")
     hit_rate: float | None = Field(None, description="that the workload declares")
+    acceptance: float | None = Field(
+        None, ge=1, description="tokens that a step with drafts gives at least, in each round"
+    )
 
     unit: ClassVar[str] = "rounds"
 
@@ -119,13 +130,21 @@ class SloRule(Measured):
 
     def _keeps(self, load: MeasuredLoad, limits: Mapping[str, float]) -> bool:
         found = figures(load, limits)
-        if over_saturated(load):
+        if over_saturated(load) or not self._drafts_well(load):
             return False
         return all(
             # Of a side without such a time nothing is known, and no multiple of it is a limit.
             math.isfinite(found[name]) and math.isfinite(limit) and found[name] <= limit
             for name, limit in {"errors": 0.0, **limits}.items()
         )
+
+    def _drafts_well(self, load: MeasuredLoad) -> bool:
+        """Whether enough is accepted of what is drafted; not where nothing was."""
+        if self.acceptance is None:
+            return True
+        drafted = drafted_in(load)
+        length = drafted.length if drafted is not None else None
+        return length is not None and length >= self.acceptance
 
     def _distrusted(self, loads: Sequence[MeasuredLoad]) -> tuple[Distrust, ...]:
         judged = None
@@ -134,9 +153,13 @@ class SloRule(Measured):
             times = [v for n, v in self.limits.items() if n.startswith(("ttft_ms", "latency_ms"))]
             judged = min(times) / 1e3 if times else None
         causes = distrusted(loads, declared=self.hit_rate, judged_s=judged)
+        uncounted = [
+            cause for load in loads for cause in undrafted(load) if self.acceptance is not None
+        ]
         pairs = paired(loads) if self.compare == "baseline" else []
         return (
             *causes,
+            *uncounted,
             *failures([baseline for baseline, _ in pairs]),
             *(cause for pair in pairs for cause in unlike(*pair)),
         )

@@ -7,6 +7,8 @@ from typing import Literal
 
 from pydantic import Field
 
+from eval_gates.draft_counts import counts_between
+from eval_gates.drafted import Drafted
 from eval_gates.speed.load import MeasuredLoad
 from eval_gates.speed.steady import NoSteadyPartError, output_rate, waves_in, window_of
 from pipeline.core.record import Record
@@ -22,6 +24,7 @@ class Distrust(Record):
 
     kind: Literal[
         "hit_rate",
+        "acceptance",
         "own_cache",
         "unlike",
         "failed_requests",
@@ -54,6 +57,23 @@ def hit_rate(load: MeasuredLoad) -> float | None:
     queries_before, queries, hits_before, hits = (int(each or 0) for each in counts)
     asked, found = queries - queries_before, hits - hits_before
     return found / asked if asked > 0 and 0 <= found <= asked else None
+
+
+def drafted_in(load: MeasuredLoad) -> Drafted | None:
+    """What was drafted and accepted in it; None where nobody counted."""
+    before, after = load.before, load.after
+    counts = counts_between(
+        before.model_dump() if before is not None else None,
+        after.model_dump() if after is not None else None,
+    )
+    return Drafted(**counts) if counts is not None else None
+
+
+def undrafted(load: MeasuredLoad) -> list[Distrust]:
+    """That a candidate's engine did not count what it drafted."""
+    if load.side != "candidate" or drafted_in(load) is not None:
+        return []
+    return [_cause("acceptance", load, "the engine does not count drafted and accepted tokens")]
 
 
 def distrusted(

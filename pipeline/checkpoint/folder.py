@@ -127,6 +127,7 @@ def inspect_folder(
     revision: str | None,
     digests: FileDigests,
     progress: Progress | None = None,
+    is_head: bool = False,
 ) -> Checkpoint:
     """Look whether the checkpoint in `path` is whole, and digest it.
 
@@ -135,6 +136,7 @@ def inspect_folder(
     Args:
         path: the folder; for kind "hub" a snapshot folder of the Hub's cache, whose files are
             links into that cache and are checked against the digests the Hub gave.
+        is_head: it drafts for another model, whose tokenizer it uses, and may have none.
     """
     path = path.expanduser().absolute()
     config = _read_config(path)
@@ -142,7 +144,8 @@ def inspect_folder(
     model_type = _text("model_type", config.get("model_type"), path)
     weights = weight_files(path)
     small = [path / name for name in checkpoint_names(path) if matches(name, SMALL_FILES)]
-    if not any(matches(file.name, TOKENIZER_VOCABULARIES) for file in small):
+    has_tokenizer = any(matches(file.name, TOKENIZER_VOCABULARIES) for file in small)
+    if not has_tokenizer and not is_head:
         raise CheckpointError(
             "the checkpoint has no tokenizer",
             where=str(path),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Annotated
 
 from pipeline.cli.display import open_display
@@ -25,6 +26,10 @@ def serve(
         int, option("--port", "On 127.0.0.1.", show_default=True, min=1, max=65535)
     ] = 8000,
     weights: WeightsOption = None,
+    draft: Annotated[
+        Path | None,
+        option("--draft", "Folder of the draft model, of a version that was judged with one."),
+    ] = None,
     anyway: Annotated[
         bool, option("--anyway", "Serve even if this machine is not the one judged on.")
     ] = False,
@@ -62,7 +67,12 @@ def serve(
     _, version = find_asked(reference, registry, settings)
     with open_display(as_json=as_json) as progress:
         deployment = Deployment(
-            version, weights, settings, progress, trust_remote_code=yes_trust_remote_code
+            version,
+            weights,
+            settings,
+            progress,
+            trust_remote_code=yes_trust_remote_code,
+            draft=draft,
         )
         differences = deployment.differences()
         if differences and not anyway:

@@ -60,7 +60,7 @@ def print_run(report: RunReport) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from artifacts.ending import serving_lines, verdict_word
+    from artifacts.ending import drafting_lines, serving_lines, verdict_word
 
     out = console()
     digest = f" ({report.checkpoint.digest[:12]})" if report.checkpoint else ""
@@ -92,7 +92,7 @@ def print_run(report: RunReport) -> None:
                 out.print(Text(f"  speed {speed.gate}: {speed.reason}"))
     notes = {v.throughput.note for v in report.variants if v.throughput and v.throughput.note}
     last = [*floor_lines(report), *(f"throughput: {note}" for note in sorted(notes))]
-    last += serving_lines(report.command)
+    last += [*serving_lines(report.command), *drafting_lines(report)]
     for line in [*last, last_line(report)]:
         out.print(Text(line))
 

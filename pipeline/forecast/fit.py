@@ -70,6 +70,7 @@ class Site:
     gpus: int  # how many there are
     limits: ServingLimits  # how the engine is started
     context: int  # tokens of a sequence
+    draft_bytes: int = 0  # weights of what drafts for variants
 
     @classmethod
     def of(
@@ -79,6 +80,7 @@ class Site:
         gpus: int,
         profile: ServingProfile | None,
         context: int | None = None,
+        draft_bytes: int = 0,
     ) -> Site:
         """The site where the engine is started as a profile says, or by vLLM's defaults.
 
@@ -89,7 +91,7 @@ class Site:
         """
         limits = ServingLimits.of(gpu, profile)
         longest = limits.context(inspection.shape.context)
-        return cls(inspection, gpu, gpus, limits, context or longest)
+        return cls(inspection, gpu, gpus, limits, context or longest, draft_bytes)
 
     def fit(
         self, candidate: Candidate, tensor_parallel: int, *, reserve_at_least: bool = False
@@ -100,6 +102,8 @@ class Site:
         not fit.
         """
         weights = candidate.shards.bytes_on_gpu(tensor_parallel)
+        if not candidate.is_baseline:  # vLLM spreads a draft as it does the model
+            weights += -(-self.draft_bytes // tensor_parallel)
         reserve = self.limits.reserve_bytes(
             self.inspection.shape, tensor_parallel, at_least=reserve_at_least
         )

@@ -109,6 +109,7 @@ def capacity_plan(
     profile: ServingProfile | None,
     context: int | None = None,
     store: Path | None = None,
+    draft_bytes: int = 0,
 ) -> CapacityPlan:
     """Lay the baseline and the recipes' variants on the GPUs; arguments as :meth:`Site.of`.
 
@@ -124,7 +125,7 @@ def capacity_plan(
             where=f"--context {context}",
             cure=f"give at most {inspection.shape.context}",
         )
-    site = Site.of(inspection, gpu, gpus, profile, context)
+    site = Site.of(inspection, gpu, gpus, profile, context, draft_bytes)
     baseline = catalog.load_recipe(catalog.BASELINE)
     # No recipe starts from a quantized checkpoint; as it is, it can be served.
     wanted = [baseline, *([] if inspection.source.quantized else recipes)]
@@ -141,7 +142,7 @@ def capacity_plan(
         weights,
         fits,
         tuple(notes(site, weights)),
-        tuple(stage_needs(inspection, wanted, weights, profile)),
+        tuple(stage_needs(inspection, wanted, weights, profile, draft_bytes=draft_bytes)),
         tuple(stage_minutes(inspection, wanted, weights, gpu, profile, seen)),
     )
 
@@ -244,6 +245,11 @@ def notes(site: Site, weights: dict[str, VariantWeights]) -> Iterable[str]:
     stored = {tensor.dtype for tensor in inspection.source.tensors.values()}
     if site.gpu.compute_capability < BFLOAT16 and "BF16" in stored:
         yield f"{site.gpu.name} has no bfloat16: serve with dtype float16"
+    if site.draft_bytes:
+        yield (
+            f"of variants' weights {site.draft_bytes / 1e9:,.2f} GB are the draft model's; its own "
+            "KV cache is not counted"
+        )
     for name, made in weights.items():
         if made.precision is None:
             continue

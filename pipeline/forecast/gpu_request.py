@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from pipeline.checkpoint.reference import Reference
 from pipeline.core.errors import CheckpointError
 from pipeline.core.store import Store
 from pipeline.environments.settings import Settings
 from pipeline.forecast.gpu_plan import CapacityPlan, capacity_plan
 from pipeline.inspection.inspection import inspect
 from pipeline.inspection.source import Source, read_folder, read_hub
-from pipeline.plan.choices import Choices, Request, choose, demo_stage
+from pipeline.plan.choices import Choices, Request, choose, demo_stage_of, draft_reference
 from recipes import catalog
+from recipes.schema import ServingProfile
 
 
 def answer(
@@ -43,6 +45,7 @@ def answer(
         profile=profile,
         context=context,
         store=settings.store,
+        draft_bytes=read_draft_bytes(profile, settings) if profile else 0,
     )
 
 
@@ -52,12 +55,30 @@ def read_source(choices: Choices, settings: Settings) -> Source:
     Raises:
         CheckpointError: it is missing or damaged, or a demo that was not made yet.
     """
-    reference = choices.reference
+    return _read(choices.reference, choices.profile, settings)
+
+
+def read_draft_bytes(profile: ServingProfile, settings: Settings) -> int:
+    """Bytes of the weights that draft for variants; 0 where nothing does, or they are not there.
+
+    Raises:
+        UsageError: the profile's key names nothing that a checkpoint can be.
+    """
+    reference = draft_reference(profile)
+    if reference is None:
+        return 0
+    try:
+        return _read(reference, profile, settings).weights_bytes
+    except CheckpointError:  # which is reported when it is fetched
+        return 0
+
+
+def _read(reference: Reference, profile: ServingProfile, settings: Settings) -> Source:
     if reference.kind == "hub":
         return read_hub(reference.name, reference.revision)
     if reference.kind == "folder":
         return read_folder(Path(reference.name).expanduser(), reference.text)
-    spec = demo_stage(choices, settings)
+    spec = demo_stage_of(reference, profile, settings)
     store = Store(settings.store)
     if store.find(spec.stage, spec.key) is None:
         raise CheckpointError(

@@ -37,6 +37,7 @@ class Preflight:
     # names of recipes whose weights are there already, wherever they are: what only quantizing
     # needs is not asked of them
     made: frozenset[str] = frozenset()
+    draft_bytes: int = 0  # weights of what drafts for variants
 
     def faults(self) -> list[PrepareError]:
         """All that would make the run fail, the disk left out."""
@@ -97,7 +98,9 @@ class Preflight:
             return []
         memory = self.machine.memory_bytes
         needs = {
-            recipe.name: serve_need(inspection, recipe, self.weights[recipe.name], self.profile)
+            recipe.name: serve_need(
+                inspection, recipe, self.weights[recipe.name], self.profile, self.draft_bytes
+            )
             for recipe in self._served
         }
         baseline = needs.pop(self.baseline.name).host_bytes or 0
@@ -160,7 +163,7 @@ class Preflight:
         if inspection is None or gpu is None or profile.accelerator != "cuda":
             return
         together = checks.tensor_parallel(profile)
-        site = Site.of(inspection, gpu, together, profile)
+        site = Site.of(inspection, gpu, together, profile, draft_bytes=self.draft_bytes)
         for candidate in candidates_of(inspection, self._served, self.weights):
             fit = site.fit(candidate, together, reserve_at_least=True)
             if fit.obstacle in ("split", "weights", "context"):
@@ -177,7 +180,14 @@ class Preflight:
         memory, inspection = self.machine.memory_bytes, self._inspection
         if inspection is None:
             return
-        for need in stage_needs(inspection, self._served, self.weights, self.profile, self.made):
+        for need in stage_needs(
+            inspection,
+            self._served,
+            self.weights,
+            self.profile,
+            self.made,
+            draft_bytes=self.draft_bytes,
+        ):
             if need.host_bytes is not None and need.host_bytes > memory:
                 yield PreflightError(
                     f"the stage '{need.stage}' of '{need.variant}' needs about "

@@ -11,7 +11,7 @@ from pipeline.checkpoint.hub import bytes_to_download
 from pipeline.core.errors import CheckpointError, PrepareError, RegistryError
 from pipeline.environments.definition import EnvironmentName
 from pipeline.environments.settings import Settings
-from pipeline.forecast.gpu_request import read_source
+from pipeline.forecast.gpu_request import read_draft_bytes, read_source
 from pipeline.forecast.machine import Machine, existing_folder, this_machine
 from pipeline.forecast.preflight import Preflight
 from pipeline.plan.choices import Choices, registry_uri
@@ -39,6 +39,7 @@ def preflight_of(choices: Choices, settings: Settings) -> Preflight | None:
         machine=_machine(choices, settings),
         store=settings.store,
         trust_remote_code=choices.trust_remote_code,
+        draft_bytes=read_draft_bytes(choices.profile, settings),
     )
 
 

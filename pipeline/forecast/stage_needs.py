@@ -52,14 +52,16 @@ def stage_needs(
     weights: dict[str, VariantWeights],
     profile: ServingProfile | None,
     made: Collection[str] = (),
+    draft_bytes: int = 0,
 ) -> list[StageNeed]:
     """What each variant's `quantize` and server take, the baseline's server first.
 
     Without a profile it is served on some GPU. For recipes named in `made` nothing is quantized.
+    What drafts for variants has `draft_bytes` of weights.
     """
     to_make = [recipe for recipe in recipes if recipe.name not in made]
     quantized = [quantize_need(inspection, r, weights[r.name], profile) for r in to_make]
-    served = [serve_need(inspection, r, weights[r.name], profile) for r in recipes]
+    served = [serve_need(inspection, r, weights[r.name], profile, draft_bytes) for r in recipes]
     return [*(need for need in quantized if need is not None), *served]
 
 
@@ -92,7 +94,11 @@ def quantize_need(
 
 
 def serve_need(
-    inspection: Inspection, recipe: Recipe, weights: VariantWeights, profile: ServingProfile | None
+    inspection: Inspection,
+    recipe: Recipe,
+    weights: VariantWeights,
+    profile: ServingProfile | None,
+    draft_bytes: int = 0,
 ) -> StageNeed:
     """Memory of a variant's server; on a GPU the weights are in the GPU's, so not known here."""
     if profile is None or profile.accelerator != "cpu":
@@ -105,6 +111,8 @@ def serve_need(
         for each in weights.tensors
     )
     cache = find_engine(profile.engine).cpu_cache_bytes(profile.environment)
+    if recipe.family != "baseline":
+        served += 2 * draft_bytes if wide else draft_bytes
     words = "weights, KV cache and the server" if cache else "weights and the server, no KV cache"
     return StageNeed("serve", recipe.name, served + cache + SERVER_BYTES, 0, words)
 

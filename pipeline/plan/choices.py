@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from artifacts.deployable import ACCEPTANCE_KEY
 from artifacts.evidence.trials import Count, Trial, Trials
 from artifacts.stages.demo_checkpoint import DEMO_CHECKPOINT, DemoParameters
 from eval_gates.statistics.multiplicity import level_of
@@ -28,7 +29,7 @@ from pipeline.checkpoint.refusals import (
 from pipeline.core.cpu_features import cpu_features, limiting_variables
 from pipeline.core.credentials import take_out
 from pipeline.core.digest import digest_bytes
-from pipeline.core.errors import UsageError
+from pipeline.core.errors import CheckpointError, UsageError
 from pipeline.core.events import Progress, Silent
 from pipeline.core.hardware import gpu_name, hardware
 from pipeline.core.stage import WorkerRuntime
@@ -111,6 +112,12 @@ class Choices:
         """What this machine's CPU has the profile change, and why, by name."""
         return {name: each.because for name, each in self.profile.in_effect.items()}
 
+    @property
+    def speculation(self) -> str:
+        """How variants are decoded speculatively, in words; '' where they are not."""
+        speculative = self.profile.speculative
+        return speculative.words(self.profile.engine) if speculative else ""
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data for the run's record."""
         return {
@@ -120,6 +127,7 @@ class Choices:
             "profile": self.profile.name,
             "fallbacks": self.fallbacks,
             "kv_cache_note": self.profile.kv_cache_note,
+            **({"speculation": self.speculation} if self.speculation else {}),
             "policy": self.policy.name,
             "asked": self.asked.to_dict(),
             "name": self.name,
@@ -155,6 +163,9 @@ def choose(request: Request, settings: Settings) -> Choices:
             where="policy key throughput.minimum_ratio",
             cure=f"add '{profile.accelerator}: 1.0' there",
         )
+    if request.promote:
+        refuse_unfit(profile, request.profile)
+    draft_reference(profile)
     find_claims(policy, profile)
     name = request.name or reference.short_name
     check_registered_name(name, request.registry)
@@ -177,6 +188,22 @@ def choose(request: Request, settings: Settings) -> Choices:
         promote=request.promote,
         dry_run=request.dry_run,
     )
+
+
+def refuse_unfit(profile: ServingProfile, asked: str) -> None:
+    """Refuse to promote what is decoded by a rule that answers do not come from the model by.
+
+    Raises:
+        UsageError: the profile has such a rule.
+    """
+    speculative = profile.speculative
+    if speculative is not None and (why := speculative.unfit(profile.engine)):
+        raise UsageError(
+            f"nothing that is served with '{speculative.rejection_sample_method}' is promoted: "
+            f"{why}",
+            where=f"--profile {asked}, key {ACCEPTANCE_KEY}",
+            cure="take 'standard', or add --no-promote to measure it and promote nothing",
+        )
 
 
 def choose_recipes(names: tuple[str, ...]) -> tuple[tuple[Recipe, ...], tuple[str, ...]]:
@@ -308,11 +335,16 @@ def load_named_profile(name: str) -> ServingProfile:
 
 def demo_stage(choices: Choices, settings: Settings) -> StageSpec:
     """The stage that makes the demo checkpoint."""
-    accelerator = Accelerator(choices.profile.accelerator)
+    return demo_stage_of(choices.reference, choices.profile, settings)
+
+
+def demo_stage_of(reference: Reference, profile: ServingProfile, settings: Settings) -> StageSpec:
+    """The stage that makes the demo of that reference, in the profile's kind of environment."""
+    accelerator = Accelerator(profile.accelerator)
     return DEMO_CHECKPOINT.spec(
         "demo",
         DemoParameters(
-            model=choices.reference.name,
+            model=reference.name,
             package=digest_bytes(DEMO_LOCK.read_bytes()),
             environment=identity("quantize", accelerator, settings),
         ),
@@ -336,24 +368,80 @@ def locate(
     Raises:
         CheckpointError: it is missing, damaged, not supported or already quantized.
     """
-    reference = choices.reference
+    checkpoint = _fetch(choices.reference, choices.profile, settings, make_demo, progress)
+    check_supported(checkpoint, choices)
+    return checkpoint
+
+
+def locate_draft(
+    profile: ServingProfile,
+    settings: Settings,
+    make_demo: Callable[[StageSpec], Path],
+    progress: Progress,
+    *,
+    trust_remote_code: bool,
+) -> Checkpoint | None:
+    """The checkpoint that drafts, as `locate`; None where the profile names none."""
+    reference = draft_reference(profile)
+    if reference is None:
+        return None
+    draft = _fetch(reference, profile, settings, make_demo, progress, is_head=True)
+    if draft.needs_remote_code and not trust_remote_code:
+        raise own_code_error(str(draft.path / "config.json"))
+    return draft
+
+
+def draft_reference(profile: ServingProfile) -> Reference | None:
+    """What the profile names as the draft; None where it names none.
+
+    Raises:
+        UsageError: it names nothing that a checkpoint can be; the key is named.
+    """
+    named = profile.speculative.draft if profile.speculative else None
+    if named is None:
+        return None
+    try:
+        reference = parse_reference(named)
+    except UsageError as error:
+        raise UsageError(error.what, where=_draft_key(profile), cure=error.cure) from error
+    if reference.kind == "folder":
+        try:
+            check_folder(Path(reference.name).expanduser().absolute())
+        except CheckpointError as error:
+            raise UsageError(error.what, where=_draft_key(profile), cure=error.cure) from error
+    return reference
+
+
+def _draft_key(profile: ServingProfile) -> str:
+    return f"profile {profile.name}, key speculative.draft"
+
+
+def _fetch(
+    reference: Reference,
+    profile: ServingProfile,
+    settings: Settings,
+    make_demo: Callable[[StageSpec], Path],
+    progress: Progress,
+    *,
+    is_head: bool = False,
+) -> Checkpoint:
+    """Find, fetch or make it, and inspect it."""
     revision = None
     if reference.kind == "demo":
-        folder = make_demo(demo_stage(choices, settings))
+        folder = make_demo(demo_stage_of(reference, profile, settings))
     elif reference.kind == "hub":
         folder, revision = download(reference.name, reference.revision, progress=progress)
     else:
         folder = Path(reference.name).expanduser()
-    checkpoint = inspect_folder(
+    return inspect_folder(
         folder,
         ref=reference.text,
         kind=reference.kind,
         revision=revision,
         digests=settings.digests,
         progress=progress,
+        is_head=is_head,
     )
-    check_supported(checkpoint, choices)
-    return checkpoint
 
 
 def check_supported(checkpoint: Checkpoint, choices: Choices) -> None:
@@ -389,11 +477,13 @@ def make_plan(
     settings: Settings,
     sources: SourceResolver,
     run: str | None = None,
+    draft: Checkpoint | None = None,
 ) -> Plan:
     """The plan for these choices.
 
     Args:
         run: id of the run that begins; None to look ahead only, and count no trial.
+        draft: what drafts for variants, inspected.
 
     Raises:
         PrepareError: calibration data is unavailable, or a suite cannot decide its margin at the
@@ -401,7 +491,7 @@ def make_plan(
     """
     trials, counts = Trials(settings.store), sources.counts(choices.policy)
     begin = make_beginner(trials, choices.policy, choices.recipes, counts, run)
-    return make_planner(choices, checkpoint, settings, sources, begin).plan()
+    return make_planner(choices, checkpoint, settings, sources, begin, draft).plan()
 
 
 def make_planner(
@@ -410,6 +500,7 @@ def make_planner(
     settings: Settings,
     sources: SourceResolver,
     begin: Begin | None,
+    draft: Checkpoint | None = None,
 ) -> Planner:
     """What plans these choices; `begin` counts the trial that they are, None: not counted."""
     accelerator = Accelerator(choices.profile.accelerator)
@@ -431,6 +522,7 @@ def make_planner(
         rungs=choices.rungs,
         dry_run=is_worth_it(checkpoint.weights_bytes, choices.dry_run),
         begin=begin,
+        draft=draft,
     )
 
 

@@ -49,6 +49,7 @@ class Planner:
         tried: recipes whose number and margins a verdict counts, where these are others than
             `recipes`.
         again: distinguishes answers from those kept of the same tuple; '' to use these.
+        draft: the checkpoint that drafts for variants, where the profile names one.
         begin: counts the trial that these variants are, from what they are; None not to count.
     """
 
@@ -67,6 +68,7 @@ class Planner:
     made: Mapping[str, StageSpec] = field(default_factory=dict)
     tried: tuple[Recipe, ...] = ()
     again: str = ""
+    draft: Checkpoint | None = None
     begin: Begin | None = None
 
     @cached_property
@@ -139,10 +141,16 @@ class Planner:
             made[recipe.name] = quantize, self._check_stage(recipe, quantization, quantize)
         return made
 
+    @cached_property
+    def _variants_arguments(self) -> ServingArguments:
+        """How every variant is served."""
+        draft = self.draft.digest if self.draft else None
+        return ServingArguments.of(self.profile, is_baseline=False, draft=draft)
+
     def _coherence_of(self, recipe: Recipe) -> StageSpec:
         """The stage in which the variant first answers."""
         _, check_weights = self._made_by[recipe.name]
-        arguments = ServingArguments.of(self.profile, is_baseline=False)
+        arguments = self._variants_arguments
         return self._coherence_stage(
             recipe, arguments, {"weights": check_weights, "baseline": self._first_heard}
         )
@@ -168,7 +176,7 @@ class Planner:
         return self._variant_plan(self.baseline, arguments, model, stages, tuple(stages), rounds)
 
     def _variant(self, recipe: Recipe, baseline: VariantPlan) -> VariantPlan:
-        arguments = ServingArguments.of(self.profile, is_baseline=False)
+        arguments = self._variants_arguments
         quantize, check_weights = self._made_by[recipe.name]
         model = Path(quantize.store) / "stages" / quantize.stage / quantize.key / "output"
         coherence = self._coherence_of(recipe)
@@ -227,6 +235,7 @@ class Planner:
             served=served,
             rounds=rounds,
             trust_remote_code=self.trust_remote_code,
+            draft=self.draft.path if self.draft and arguments.speculative else None,
         )
 
     def _quantize_stage(self, recipe: Recipe, quantization: Quantization) -> StageSpec:

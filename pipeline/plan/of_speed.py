@@ -79,6 +79,13 @@ def find_claims(
                 cure="serve each on a GPU of its own and compare them with `prepare gate`, or make "
                 "it a claim of 'slo' with compare: absolute",
             )
+        if "acceptance" in claim.rule and profile is not None and profile.speculative is None:
+            raise UsageError(
+                f"{claim.gate} claims what speculative decoding accepts, and variants are served "
+                "without it",
+                where=f"policy key {ROLE}{claim.gate}, profile {profile.name}",
+                cure="give the profile the key 'speculative', or leave acceptance_at_least out",
+            )
         check_workload(claim.workload, claim.where, max_length)
         _check_size(claim.workload, claim.where)
     return claims

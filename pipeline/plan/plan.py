@@ -40,6 +40,7 @@ class VariantPlan:
         stages: by role; a suite's is its first round.
         served: roles that the first life of the variant's server answers.
         rounds: by suite, all rounds of questions that there could be.
+        draft: folder of the checkpoint that drafts for it, where one does.
     """
 
     recipe: Recipe
@@ -49,6 +50,7 @@ class VariantPlan:
     served: tuple[str, ...]
     rounds: Rounds
     trust_remote_code: bool = False
+    draft: Path | None = None
 
     def measure_speed(self, speed: Mapping[str, StageSpec]) -> VariantPlan:
         """The plan with these stages, by role, after all else that the server answers."""

@@ -21,6 +21,7 @@ from artifacts.stages.questions import QUESTIONS
 from pipeline.core.errors import CheckpointError, EvidenceError, RegistryError
 from recipes.policy import Policy
 from recipes.schema import Fallback, Family, Recipe, ServingProfile
+from recipes.speculation import Speculation
 
 # Versions from before these tags existed have none of them, and nothing is taken from them.
 LATER_TAGS = ("prepare.override", "prepare.trust_remote_code", POLICY_TAG)
@@ -109,6 +110,14 @@ class PastVerdict:
         judged = self.judged
         self.deployable.check_servable(f"{BUNDLE}/stages/benchmark")
         serving = self.deployable.serving
+        speculative = serving.speculative
+        if speculative is not None and speculative.draft is not None:
+            raise EvidenceError(
+                "it was judged with a draft model, and its evidence does not say where that lies",
+                where=f"{BUNDLE}/stages/benchmark",
+                cure="name a serving profile to judge with, whose key speculative.draft does: "
+                "--profile",
+            )
         arguments = dict(serving.engine_arguments)
         baseline = judged.baseline_benchmark.parameters.serving
         profile = ServingProfile(
@@ -120,6 +129,7 @@ class PastVerdict:
             baseline_kv_cache_dtype=str(baseline.engine_arguments[KV_DTYPE]),
             engine_arguments=arguments,
             environment=serving.environment,
+            speculative=Speculation(**speculative.to_dict()) if speculative else None,
             ready_timeout_seconds=READY_TIMEOUT_SECONDS,
             workload=judged.benchmark.parameters.workload,
             throughput_note=judged.judge.parameters.throughput_note,

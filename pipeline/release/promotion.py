@@ -74,6 +74,13 @@ def promotion_stage(
             run, variant.recipe, store, override=order.override, name=order.name
         ).as_reference()
         inputs[f"judge.{variant.recipe}"] = judged.judge.record.as_reference()
+        deployable = Deployable.of_evidence(judged, store.find)
+        if deployable.unfit:
+            raise UsageError(
+                f"{variant.recipe} cannot be promoted: {deployable.unfit}",
+                where=f"run {run.run}, --profile {run.command.get('profile')}",
+                cure="measure it with a profile whose rejection_sample_method is 'standard'",
+            )
         if variant.throughput is None:
             raise ValueError(f"{variant.recipe} was judged without a load test")
         candidates.append(
@@ -83,7 +90,7 @@ def promotion_stage(
                 throughput_ratio=variant.throughput.ratio,
                 verdict=variant.verdict,
                 trust_remote_code=judged.trust_remote_code,
-                deployable=Deployable.of_evidence(judged, store.find),
+                deployable=deployable,
             )
         )
     if run.checkpoint is None or policy is None:

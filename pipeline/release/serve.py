@@ -11,7 +11,8 @@ from typing import NoReturn
 
 from artifacts.deployable import Deployable
 from artifacts.registry.registry import TUPLE_TAG, Version
-from pipeline.core.errors import RegistryError, ServingError
+from pipeline.checkpoint.folder import inspect_folder
+from pipeline.core.errors import RegistryError, ServingError, UsageError
 from pipeline.core.events import Progress
 from pipeline.core.hardware import hardware
 from pipeline.core.private_files import make_private
@@ -41,6 +42,9 @@ class Deployment:
     are those in the given folder, else in the version's own source. With `trust_remote_code`
     somebody here agreed to run code that comes with it.
 
+    What drafts for it, where something does, is in the folder `draft`; it is looked at when a
+    server is to start.
+
     Raises:
         RegistryError: its files are not on this machine, or not those that were judged; or its
             tags are not what the evidence says.
@@ -56,6 +60,7 @@ class Deployment:
         progress: Progress,
         *,
         trust_remote_code: bool = False,
+        draft: Path | None = None,
     ) -> None:
         self.version = version
         self.weights = folder_of(version, weights, "prepare serve {reference} --weights FOLDER")
@@ -72,6 +77,7 @@ class Deployment:
         self._runs_own_code = past.judged.trust_remote_code
         self.judged = past.deployable
         self.judged.check_servable(f"{version.name} version {version.version}")
+        self._draft = draft
         self._accepted = accepted_tuples(version, past, Store(settings.store))
 
     def differences(self) -> list[str]:
@@ -115,7 +121,13 @@ class Deployment:
 
     @contextmanager
     def start_server(self, port: int, ready_timeout_seconds: float) -> Iterator[Server]:
-        """A server that answers; raises ServingError when it does not start."""
+        """A server that answers.
+
+        Raises:
+            ServingError: it does not start.
+            UsageError: what drafts is not what it was judged with.
+        """
+        draft = find_draft(self.judged, self._draft, self._settings)
         if not port_is_free(port):
             raise ServingError(
                 f"port {port} is taken", where=f"127.0.0.1:{port}", cure="choose another --port"
@@ -129,6 +141,7 @@ class Deployment:
             folder / f"{self.version.name}.{self.version.version}.log",
             trust_remote_code=self._runs_own_code,
             port=port,
+            draft=draft,
         )
         try:
             server.start(ready_timeout_seconds, self._progress)
@@ -147,6 +160,45 @@ class Deployment:
 
     def _environment(self, judged: Deployable) -> Environment:
         return self._ensure(find_engine(judged.serving.engine).environment, judged.accelerator)
+
+
+def find_draft(judged: Deployable, draft: Path | None, settings: Settings) -> Path | None:
+    """The folder of what drafts, seen to be what was judged; None of a tuple without a draft.
+
+    Raises:
+        UsageError: the tuple has a draft and no folder is named, or the other way round, or
+            another checkpoint is in the folder.
+        CheckpointError: that is damaged.
+    """
+    speculative = judged.serving.speculative
+    wanted = speculative.draft if speculative else None
+    if draft is None and wanted is None:
+        return None
+    if draft is None or wanted is None:
+        raise UsageError(
+            f"it was judged with a draft model, of digest {str(wanted)[:12]}"
+            if wanted
+            else "it was judged without a draft model",
+            where="--draft",
+            cure="name its folder: --draft FOLDER" if wanted else "leave --draft out",
+        )
+    folder = draft.expanduser().absolute()
+    found = inspect_folder(
+        folder,
+        ref=str(folder),
+        kind="folder",
+        revision=None,
+        digests=settings.digests,
+        is_head=True,
+    )
+    if found.digest != wanted:
+        raise UsageError(
+            f"this is not the draft model that it was judged with: its digest is "
+            f"{found.digest[:12]}, then it was {wanted[:12]}",
+            where=f"--draft {draft}",
+            cure="name the folder of the same checkpoint",
+        )
+    return folder
 
 
 def accepted_tuples(version: Version, past: PastVerdict, store: Store) -> list[Deployable]:

@@ -72,6 +72,7 @@ class LocalServers:
                 variant.arguments,
                 log,
                 trust_remote_code=variant.trust_remote_code,
+                draft=variant.draft,
             )
             # Kept before it starts, so that it is stopped whatever happens.
             self._servers[name] = server

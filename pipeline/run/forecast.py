@@ -34,8 +34,10 @@ from pipeline.plan.choices import (
     Request,
     choose,
     demo_stage,
+    draft_reference,
     find_data,
     locate,
+    locate_draft,
     make_plan,
 )
 from pipeline.plan.gate_power import GatePower, joint_power, policy_power
@@ -207,7 +209,14 @@ def forecast(request: Request, settings: Settings, progress: Progress) -> Foreca
     try:
         check_downloaded(choices)
         checkpoint = locate(choices, settings, find_demo, progress)
-        plan = make_plan(choices, checkpoint, settings, sources)
+        draft = locate_draft(
+            choices.profile,
+            settings,
+            find_demo,
+            progress,
+            trust_remote_code=choices.trust_remote_code,
+        )
+        plan = make_plan(choices, checkpoint, settings, sources, draft=draft)
         trial, level = trial_words(plan), plan.alpha / len(plan.counted)
         specs = plan.stages(find)
         may_ask_more = rounds_may_follow(plan, find)
@@ -247,12 +256,15 @@ def rounds_may_follow(plan: Plan, find: Find) -> bool:
 
 
 def check_downloaded(choices: Choices) -> None:
-    """Raise NotHereYetError for a Hub checkpoint that is not wholly in the Hub's cache."""
-    reference = choices.reference
-    if reference.kind == "hub":
-        missing = bytes_to_download(reference.name, reference.revision)
-        if missing:
-            raise NotHereYetError(f"{missing / 1e9:,.2f} GB to download first")
+    """Raise NotHereYetError for Hub checkpoints that are not wholly in the Hub's cache."""
+    references = (choices.reference, draft_reference(choices.profile))
+    missing = sum(
+        bytes_to_download(each.name, each.revision)
+        for each in references
+        if each is not None and each.kind == "hub"
+    )
+    if missing:
+        raise NotHereYetError(f"{missing / 1e9:,.2f} GB to download first")
 
 
 def with_servers(specs: list[StageSpec], store: Store, seen: Seen) -> Iterator[PlannedStage]:

@@ -24,6 +24,7 @@ from pipeline.plan.choices import (
     choose,
     find_data,
     locate,
+    locate_draft,
     make_plan,
     registry_uri,
 )
@@ -58,7 +59,14 @@ def run_choices(choices: Choices, session: Session) -> ExitCode:
     check_early(preflight, choices, progress, registry_faults(choices, settings))
     checkpoint = locate(choices, settings, stages.output_of, progress)
     session.log.note_checkpoint(report_checkpoint(checkpoint), choices.name)
-    plan = make_plan(choices, checkpoint, settings, sources, session.log.run_id)
+    draft = locate_draft(
+        choices.profile,
+        settings,
+        stages.output_of,
+        progress,
+        trust_remote_code=choices.trust_remote_code,
+    )
+    plan = make_plan(choices, checkpoint, settings, sources, session.log.run_id, draft)
     session.log.note_counted(plan.counted)
     if words := trial_words(plan):
         progress.note(words)

@@ -7,6 +7,7 @@ the policy that judged, and nothing is quantized.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,14 +17,16 @@ from artifacts.registry.registry import Version, open_registry
 from artifacts.run_record import RunReport, VariantReport
 from artifacts.selection import exit_code_of
 from artifacts.serving_arguments import ServingArguments
+from pipeline.checkpoint.folder import Checkpoint
 from pipeline.core.cpu_features import cpu_features
 from pipeline.core.errors import ExitCode, UsageError
 from pipeline.core.events import Progress
 from pipeline.core.hardware import gpu_name, hardware
+from pipeline.core.stage_record import StageSpec
 from pipeline.core.store import Store
 from pipeline.environments.environment import Accelerator, ensure, identity
 from pipeline.environments.settings import Settings
-from pipeline.plan.choices import choose_profile, registry_uri
+from pipeline.plan.choices import choose_profile, locate_draft, refuse_unfit, registry_uri
 from pipeline.plan.suitability import check_processor
 from pipeline.release.deployment import check_files, find_version, folder_of
 from pipeline.release.past_verdict import PastVerdict, read_past, refuse_code
@@ -138,7 +141,15 @@ def run_recheck(request: RecheckRequest, settings: Settings, progress: Progress)
     refuse_without_gpu(profile, request)
     if profile.accelerator == "cpu":
         check_processor(profile, cpu_features())
-    here = deployable_here(past, profile, settings, progress)
+    refuse_unfit(profile, request.profile or profile.name)
+    draft = locate_draft(
+        profile,
+        settings,
+        find_made(settings),
+        progress,
+        trust_remote_code=request.trust_remote_code,
+    )
+    here = deployable_here(past, profile, draft, settings, progress)
     changed = changes(version, past, here)
     if not changed and not request.force:
         of_this = [each for each in rechecks_of(version) if each.tuple_digest == here.digest]
@@ -157,6 +168,7 @@ def run_recheck(request: RecheckRequest, settings: Settings, progress: Progress)
         profile=profile,
         eval_data=request.eval_data,
         again=again,
+        draft=draft,
     )
     choices = measurement.choices()
     command = measurement.command(choices, list(map(str, changed)))
@@ -189,7 +201,11 @@ def refuse_without_gpu(profile: ServingProfile, request: RecheckRequest) -> None
 
 
 def deployable_here(
-    past: PastVerdict, profile: ServingProfile, settings: Settings, progress: Progress
+    past: PastVerdict,
+    profile: ServingProfile,
+    draft: Checkpoint | None,
+    settings: Settings,
+    progress: Progress,
 ) -> Deployable:
     """The deployable tuple as it would be here; builds the serving environment."""
     accelerator = Accelerator(profile.accelerator)
@@ -199,10 +215,28 @@ def deployable_here(
             "engine_version": engine_version(profile.engine, serve.python),
             "serve_environment": serve.identity,
             "evaluate_environment": identity("evaluate", accelerator, settings),
-            "serving": ServingArguments.of(profile, is_baseline=False),
+            "serving": ServingArguments.of(
+                profile, is_baseline=False, draft=draft.digest if draft else None
+            ),
             "hardware": hardware(profile.accelerator),
         }
     )
+
+
+def find_made(settings: Settings) -> Callable[[StageSpec], Path]:
+    """Finds a demo that drafts: nothing is made before it is known that anything has changed."""
+
+    def find(spec: StageSpec) -> Path:
+        store = Store(settings.store)
+        if store.find(spec.stage, spec.key) is None:
+            raise UsageError(
+                "the demo that drafts is not made yet",
+                where="key speculative.draft",
+                cure="`prepare model` with this profile makes it",
+            )
+        return store.stage_folder(spec.stage, spec.key) / "output"
+
+    return find
 
 
 def changes(version: Version, past: PastVerdict, here: Deployable) -> tuple[Change, ...]:

@@ -50,6 +50,7 @@ class Remeasurement:
     profile: ServingProfile  # that both are served by
     eval_data: Path | None  # the user's folder of evaluation data, if any
     again: str  # of a measurement that must not use answers kept of this tuple; else ''
+    draft: Checkpoint | None = None  # that drafts for the weights, where the profile names one
 
     def choices(self) -> Choices:
         """As those of `prepare model`.
@@ -148,7 +149,8 @@ class Remeasurement:
     def _plan(
         self, choices: Choices, checkpoint: Checkpoint, settings: Settings, sources: SourceResolver
     ) -> Plan:
-        planner = make_planner(choices, checkpoint, settings, sources, self.past.trial_of_then)
+        begin = self.past.trial_of_then
+        planner = make_planner(choices, checkpoint, settings, sources, begin, self.draft)
         return replace(
             planner,
             policy=choices.policy,  # to the letter

@@ -29,6 +29,7 @@ class Server:
         port: of the loopback, where it answers to all who know the key in the engine's own
             variable for it, as we have it, or to all without one; None for a socket that only we
             can reach.
+        draft: folder of the checkpoint that drafts, where the arguments say that one does.
     """
 
     def __init__(
@@ -40,12 +41,13 @@ class Server:
         *,
         trust_remote_code: bool = False,
         port: int | None = None,
+        draft: Path | None = None,
     ) -> None:
         self._log = log
         self._model = model
         self._python = python
         self._engine = find_engine(arguments.engine)
-        self._arguments = arguments.engine_arguments
+        self._arguments = arguments.for_engine(str(draft or ""))
         self._trust_remote_code = trust_remote_code
         self._environment = server_environment(os.environ, arguments.environment, python=python)
         # A variable, since a command line is for all to read.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from artifacts.serving_arguments import draft_counters
 from artifacts.stages.benchmark import BenchmarkParameters, BenchmarkResult, BenchmarkRuntime
 from pipeline.core.errors import ServingError
 from pipeline.serving.engine_version import engine_version
@@ -32,6 +33,7 @@ def run(context: StageContext[BenchmarkParameters, BenchmarkRuntime]) -> Benchma
             "model": SERVED_NAME,
             "tokenizer": runtime.tokenizer,
             "trust_remote_code": parameters.trust_remote_code,
+            "counters": draft_counters(parameters.serving),
         },
     )
     engine = find_engine(parameters.serving.engine)

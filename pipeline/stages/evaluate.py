@@ -21,6 +21,7 @@ from typing import Any
 
 from filelock import FileLock
 
+from artifacts.serving_arguments import draft_counters
 from artifacts.stages.evaluate import (
     EVALUATE,
     EvaluateParameters,
@@ -193,6 +194,7 @@ def worker_spec(context: Context, todo: Round) -> dict[str, Any]:
         "max_length": parameters.max_length,
         "trust_remote_code": parameters.trust_remote_code,
         # Of somebody's endpoint it is not known, and tried.
+        "counters": draft_counters(parameters.serving),
         "asks_once": find_engine(parameters.serving.engine).dialect.scores_tokens,
     }
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core.events import Progress
+from pipeline.workers.engine_metrics import DraftCount
 from pipeline.workers.unix_socket import connect_through
 
 # What `vllm bench serve` names the lists that it keeps of single requests.
@@ -19,17 +20,19 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
 
     Args:
         spec: workload (as in a profile), url, model (served name), tokenizer (folder), socket (of
-            a server that has one).
+            a server that has one), counters (the engine's names of them, where it drafts).
         output: receives requests.json, with start and timings of every request in seconds.
 
     Returns:
-        output tokens/s, request counts, and percentiles of TTFT, TPOT and ITL in milliseconds.
+        output tokens/s, request counts, percentiles of TTFT, TPOT and ITL in milliseconds, and
+        what was drafted.
     """
     connect_through(spec.get("socket"))  # before the load generator is imported
     import vllm
     from vllm.benchmarks.serve import add_cli_args, main
 
     follow_bars(progress)
+    count = DraftCount(spec["url"], spec["counters"])
     parser = argparse.ArgumentParser()
     add_cli_args(parser)
     result_file = output / "bench.json"
@@ -50,6 +53,7 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
         "failed_requests": spec["workload"]["requests"] - measured["completed"],
         "duration_seconds": measured["duration"],
         "engine_version": vllm.__version__,
+        **count.facts(),
         **latencies,
     }
 

@@ -9,6 +9,8 @@ from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from eval_gates.draft_counts import counts_between
+
 SAMPLE_SECONDS = 1.0
 TICK_SECONDS = 0.02
 ANSWER_SECONDS = 10.0
@@ -45,6 +47,27 @@ def counters_in(text: str, names: Mapping[str, str]) -> dict[str, int]:
 def leave_out_queue(found: dict[str, int] | None) -> dict[str, int] | None:
     """What is counted from the engine's start; None where it tells nothing of it."""
     return {name: value for name, value in (found or {}).items() if name not in QUEUE} or None
+
+
+class DraftCount:
+    """What an endpoint counts of speculative decoding from now on.
+
+    Args:
+        url: of the endpoint.
+        names: as of `counters_in`; empty where nothing is drafted, and nothing is asked then.
+    """
+
+    def __init__(self, url: str, names: Mapping[str, str]) -> None:
+        self._watch = Watch(url, names)
+        self._before = self._look()
+
+    def facts(self) -> dict[str, Any]:
+        """What was drafted and accepted since, for a stage's result; empty where nobody counts."""
+        found = counts_between(self._before, self._look())
+        return {} if found is None else {"drafted": found}
+
+    def _look(self) -> dict[str, int] | None:
+        return asyncio.run(self._watch.counters()) if self._watch.names else None
 
 
 @dataclass

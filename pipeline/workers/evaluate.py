@@ -17,6 +17,7 @@ from eval_gates.suites.json_lines import read_rows
 from pipeline.core.credentials import put_back
 from pipeline.core.errors import StageError
 from pipeline.core.events import Progress
+from pipeline.workers.engine_metrics import DraftCount
 from pipeline.workers.suites import SuiteTask, suite_task
 from pipeline.workers.unix_socket import connect_through
 
@@ -31,7 +32,8 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
     Args:
         spec: name and suite, questions (file), book (file), stopping, minutes, concurrency, url,
             model, tokenizer (folder), max_length (tokens), trust_remote_code, asks_once (try one
-            request a question), socket (of a server that has one).
+            request a question), socket (of a server that has one), counters (the engine's names of
+            them, where it drafts).
 
     Raises:
         StageError: the server did not answer a question, or a prompt does not fit.
@@ -40,9 +42,10 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
     questions = [row for _, row in read_rows(Path(spec["questions"]))]
     book = AnswerBook(Path(spec["book"]), [row["id"] for row in questions])
     stopping = read_stopping(spec["stopping"])
+    count = DraftCount(put_back(spec["url"]), spec["counters"])
     asker = Asker(spec, questions, progress, stopping.upto)
     ended_by = ask_until_over(book, stopping, asker.ask, spec["minutes"], progress)
-    return {"ended_by": ended_by, **asker.facts()}
+    return {"ended_by": ended_by, **asker.facts(), **count.facts()}
 
 
 def ask_until_over(

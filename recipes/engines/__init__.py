@@ -5,10 +5,28 @@ They lie below all who ask: a profile's shape, the environments, the model card 
 
 from __future__ import annotations
 
-from recipes.engines.engine import Dialect, Engine, EngineOptions, Launch, options
+from recipes.engines.engine import (
+    Acceptance,
+    Dialect,
+    Drafting,
+    Engine,
+    EngineOptions,
+    Launch,
+    options,
+)
 from recipes.engines.vllm import Vllm
 
-__all__ = ["DEFAULT", "Dialect", "Engine", "EngineOptions", "Launch", "find_engine", "options"]
+__all__ = [
+    "DEFAULT",
+    "Acceptance",
+    "Dialect",
+    "Drafting",
+    "Engine",
+    "EngineOptions",
+    "Launch",
+    "find_engine",
+    "options",
+]
 
 ENGINES: list[Engine] = [
     Vllm(),

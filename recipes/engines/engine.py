@@ -44,6 +44,25 @@ class EngineOptions:
     variables: frozenset[str]  # of the environment, that it reads
 
 
+@dataclass(frozen=True)
+class Drafting:
+    """One way to draft tokens for speculative decoding."""
+
+    wants_draft: bool = False  # a checkpoint of its own drafts
+    looks_up: bool = False  # it looks up n-grams of the prompt
+    on: tuple[str, ...] = ("cpu", "cuda")  # kinds of machine that it runs on
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """One rule of which drafted tokens are accepted."""
+
+    lossy: str = ""  # why answers are not the model's own, in words; '' where they are
+    unfit: str = ""  # why nothing that is served so may be promoted, in words; '' where it may
+    fewest: int = 1  # tokens drafted a step that it needs
+    on: tuple[str, ...] = ("cpu", "cuda")  # kinds of machine that it is there on
+
+
 class Engine(Protocol):
     """An OpenAI-compatible server; what has a default here need not be said."""
 
@@ -67,6 +86,11 @@ class Engine(Protocol):
     ours: Mapping[str, tuple[str, ...]] = {}
     # Arguments whose value is one of these words, or else a folder.
     words_or_folders: Mapping[str, tuple[str, ...]] = {}
+    # Of speculative decoding, by its own names: what drafts, what of that no profile may ask for,
+    # with the reason, and which tokens are accepted.
+    drafting: Mapping[str, Drafting] = {}
+    refused_drafting: Mapping[str, str] = {}
+    acceptance: Mapping[str, Acceptance] = {}
     # Expression of the variables that tune it, beside those of the libraries it uses.
     tuning: str = "(?!)"
     # Expression of those among them that have it load code or answer to others.
@@ -98,6 +122,15 @@ class Engine(Protocol):
     def lacks(self, features: Collection[str], kv_cache_dtype: str = "auto") -> str:
         """Why it cannot serve on an x86 CPU of these features; "" where it can."""
         return ""
+
+    def speculative_arguments(self, settings: Mapping[str, Any], draft: str) -> dict[str, str]:
+        """Arguments that turn speculative decoding on; nothing where the engine has none.
+
+        Args:
+            settings: as `Speculation.to_dict` of recipes/speculation.py.
+            draft: folder of what drafts; '' without one.
+        """
+        return {}
 
     def cpu_cache_bytes(self, environment: Mapping[str, str]) -> int:
         """Memory of the KV cache on a CPU with these variables; 0 where they do not tell."""

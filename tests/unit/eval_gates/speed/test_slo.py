@@ -203,3 +203,27 @@ def test_a_baseline_that_failed_is_nothing_to_compare_with() -> None:
     assert {(cause.kind, cause.side) for cause in found.refused} == {
         ("failed_requests", "baseline")
     }
+
+
+def drafting(number: int, accepted: int, drafts: int = 100) -> MeasuredLoad:
+    """A round in which so many of 400 drafted tokens were accepted."""
+    after = {"drafts": 50 + drafts, "draft_tokens": 600, "accepted_tokens": 10 + accepted}
+    before = {"drafts": 50, "draft_tokens": 200, "accepted_tokens": 10}
+    return round_of(number, before=before, after=after)
+
+
+def test_rounds_that_accept_enough_pass_and_others_fail() -> None:
+    rule = SloRule(limits={}, acceptance=2.0, share=0.5, alpha=0.05, rounds=30)
+    assert rule.state([drafting(i, 100) for i in range(6)]) == "pass"  # exactly two a step
+    assert rule.state([drafting(i, 99) for i in range(6)]) == "fail"
+    assert rule.kept([drafting(0, 0, drafts=0)]) == [False]  # what drafted nothing accepts nothing
+    late = SloRule(limits={"ttft_ms_p95": 50}, acceptance=2.0, share=0.5, alpha=0.05, rounds=30)
+    assert late.kept([drafting(0, 400)]) == [False]  # all limits at once
+
+
+def test_what_nobody_counts_is_refused() -> None:
+    rule = SloRule(limits={}, acceptance=2.0, share=0.5, alpha=0.05, rounds=30)
+    found = rule.finding([round_of(0)])
+    assert found.state == "refused"
+    assert {cause.kind for cause in found.refused} == {"acceptance"}
+    assert RULE.finding([round_of(0)]).refused == ()
