@@ -67,6 +67,8 @@ def command_line(kind: RunKind, command: Mapping[str, Any], *, public: bool = Fa
         words.append("--yes-trust-remote-code")
     if kind == "recheck" and command.get("again"):
         words.append("--force")
+    if kind == "model" and command.get("attribute"):
+        words.append("--attribute")
     if kind == "model" and command.get("promote") is False:
         words.append("--no-promote")
     return shlex.join(without_password(word) for word in words)

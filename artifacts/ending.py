@@ -49,6 +49,15 @@ def drafting_lines(report: RunReport) -> list[str]:
     ]
 
 
+def attribution_lines(report: RunReport) -> list[str]:
+    """Which of weights and KV cache costs what, a line a suite; none where it was not asked for."""
+    return [
+        f"{variant.recipe}, {each.words}"
+        for variant in report.variants
+        for each in variant.attribution
+    ]
+
+
 def champion_of(report: RunReport) -> VariantReport | None:
     """The variant that the alias was moved to; None where nothing was promoted."""
     return next((variant for variant in report.variants if variant.promoted), None)

@@ -51,6 +51,7 @@ class _Command(_Asked):
     promote: bool | None = None
     fallbacks: dict[str, str] | None = None
     speculation: str | None = None
+    attribute: bool | None = None
 
 
 def kind_of(command: Mapping[str, Any]) -> RunKind:

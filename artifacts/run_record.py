@@ -11,6 +11,7 @@ from pydantic import Field, field_validator
 
 from artifacts.run_command import RunKind, check_command, kind_of
 from artifacts.stages.judge import JudgeResult
+from eval_gates.attribution import AttributionReport
 from eval_gates.drafted import Drafted
 from eval_gates.records import GateReport, ThroughputReport, Verdict
 from eval_gates.speed.report import SpeedReport
@@ -50,6 +51,12 @@ class VariantReport(Record):
         {},
         description="what speculative decoding drafted and had accepted, by suite and "
         "'throughput'; empty without it",
+    )
+    attribution: list[AttributionReport] = Field(
+        [],
+        fail_fast=True,
+        description="which of weights and KV cache costs what, where it was asked for; no verdict "
+        "depends on it",
     )
 
 

@@ -9,7 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from artifacts.ci.case import Case, cases_of_run, show_tier
-from artifacts.ending import drafting_lines, headline, next_steps, serving_lines, verdict_of
+from artifacts.ending import (
+    attribution_lines,
+    drafting_lines,
+    headline,
+    next_steps,
+    serving_lines,
+    verdict_of,
+)
 from artifacts.gate_row import SPEED, THROUGHPUT, GateRow, gate_row, speed_row, throughput_row
 from artifacts.run_record import RunReport, VariantReport
 from artifacts.written_numbers import format_megabytes
@@ -44,7 +51,12 @@ def blocks(report: RunReport) -> Iterator[str]:
     for step in next_steps(report):
         yield f"- {markdown_with_code(step)}\n"
     yield from table(report)
-    for line in (*serving_lines(report.command), *drafting_lines(report)):
+    told = (
+        *serving_lines(report.command),
+        *drafting_lines(report),
+        *attribution_lines(report),
+    )
+    for line in told:
         yield f"\n{markdown(line[0].upper() + line[1:], LONGEST_REASON)}\n"
     yield from reasons(report)
 

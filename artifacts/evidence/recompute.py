@@ -35,8 +35,8 @@ from pipeline.core.store import Store
 
 # Sums of floating-point numbers may differ in the last digits on another machine.
 RELATIVE_TOLERANCE = 1e-9
-# The promotion says more in these, which a verdict does not depend on.
-NOT_OF_THE_VERDICT = ("promoted", "registry_version", "weights_bytes")
+# The promotion says more in these, and attribution describes: no verdict depends on them.
+NOT_OF_THE_VERDICT = ("promoted", "registry_version", "weights_bytes", "attribution")
 
 
 @dataclass(frozen=True)

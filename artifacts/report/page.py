@@ -52,6 +52,7 @@ def run_page(evidence: RunEvidence) -> str:
         serving=[
             *ending.serving_lines(evidence.report.command),
             *ending.drafting_lines(evidence.report),
+            *ending.attribution_lines(evidence.report),
         ],
         variants=score_table.variant_parts(evidence),
         examples=changed_answers.changed_answers(evidence),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pipeline.cli.ci import CiOption, CiReporting, JunitOption, OutputsOption, is_in_ci
 from pipeline.cli.options import (
+    AttributeOption,
     CheckpointArgument,
     DryRunOption,
     EvalDataOption,
@@ -32,6 +33,7 @@ def model(
     as_json: JsonOption = False,
     yes_trust_remote_code: TrustOption = False,
     promote: PromoteOption = True,
+    attribute: AttributeOption = False,
     ci: CiOption = None,
     junit: JunitOption = None,
     outputs: OutputsOption = None,
@@ -50,7 +52,9 @@ def model(
       prepare model meta-llama/Llama-3.1-8B-Instruct@main --policy strict.yaml --json
 
     With --no-promote what passed is not registered, and `prepare promote RUN` does it
-    later. In a CI job (--ci) a JUnit file, a summary and annotations report how it went.
+    later. --attribute tells, of a variant that failed or came close, which of weights
+    and KV cache costs what; two more served models are asked for that. In a CI job
+    (--ci) a JUnit file, a summary and annotations report how it went.
 
     Exit codes: 0 promoted, 1 error, 2 usage, 3 unexpected error,
     4 the gates said no, 5 undecided, 130 interrupted.
@@ -69,6 +73,7 @@ def model(
         trust_remote_code=yes_trust_remote_code,
         promote=promote,
         dry_run=dry_run,
+        attribute=attribute,
     )
     reporting = CiReporting("model", is_in_ci(ci), junit, outputs, as_json)
     reporting.carry_out(

@@ -105,6 +105,13 @@ DryRunOption = Annotated[
         "Try each calibrated recipe on two layers first. Default: from 2 GB of weights on.",
     ),
 ]
+AttributeOption = Annotated[
+    bool,
+    option(
+        "--attribute",
+        "Of a variant that failed or came close: which of weights and KV cache costs what.",
+    ),
+]
 GpuOption = Annotated[
     str | None,
     setting("--gpu", "Kind of GPU to plan for, such as h100, or a YAML file: say what fits on it."),

@@ -60,7 +60,7 @@ def print_run(report: RunReport) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from artifacts.ending import drafting_lines, serving_lines, verdict_word
+    from artifacts.ending import attribution_lines, drafting_lines, serving_lines, verdict_word
 
     out = console()
     digest = f" ({report.checkpoint.digest[:12]})" if report.checkpoint else ""
@@ -93,6 +93,7 @@ def print_run(report: RunReport) -> None:
     notes = {v.throughput.note for v in report.variants if v.throughput and v.throughput.note}
     last = [*floor_lines(report), *(f"throughput: {note}" for note in sorted(notes))]
     last += [*serving_lines(report.command), *drafting_lines(report)]
+    last += attribution_lines(report)
     for line in [*last, last_line(report)]:
         out.print(Text(line))
 

@@ -70,6 +70,7 @@ class Request:
     trust_remote_code: bool
     promote: bool = True
     dry_run: bool | None = None
+    attribute: bool = False
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,7 @@ class Choices:
     rungs: tuple[str, ...] = ()
     promote: bool = True
     dry_run: bool | None = None
+    attribute: bool = False
 
     @property
     def fallbacks(self) -> dict[str, str]:
@@ -136,6 +138,7 @@ class Choices:
             "trust_remote_code": self.trust_remote_code,
             "promote": self.promote,
             "dry_run": self.dry_run,
+            **({"attribute": True} if self.attribute else {}),
         }
 
 
@@ -187,6 +190,7 @@ def choose(request: Request, settings: Settings) -> Choices:
         rungs=rungs,
         promote=request.promote,
         dry_run=request.dry_run,
+        attribute=request.attribute,
     )
 
 

@@ -69,6 +69,10 @@ class Measurement:
         open_now = self.open_suites(variant)
         self._measure(variant, [variant.rounds[suite][n] for suite, n in open_now.items()])
 
+    def ask(self, served: VariantPlan, specs: list[StageSpec]) -> None:
+        """Ask a model these rounds of questions, in one life of its server."""
+        self._measure(served, specs)
+
     def _measure(self, variant: VariantPlan, specs: list[StageSpec]) -> None:
         """Run the stages on one life of the variant's endpoint; none opens if all are done."""
         if all(self._stages.is_reusable(spec) or self._is_answered(spec) for spec in specs):

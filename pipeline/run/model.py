@@ -30,6 +30,7 @@ from pipeline.plan.choices import (
 )
 from pipeline.plan.plan import trial_words
 from pipeline.plan.suite_forms import form_notes
+from pipeline.run.attribution import Attribution
 from pipeline.run.promotion import Promotion
 from pipeline.run.runner import Runner
 from pipeline.run.session import Session
@@ -74,7 +75,10 @@ def run_choices(choices: Choices, session: Session) -> ExitCode:
         check_early(preflight, choices, progress)
     if preflight is not None:
         refuse(late_faults(preflight, plan, stages.find_reusable))
-    Runner(plan, stages, session.local_servers(choices.profile)).run()
+    servers = session.local_servers(choices.profile)
+    Runner(plan, stages, servers).run()
+    if choices.attribute:
+        Attribution(plan, stages, servers, choices.profile.kv_cache_note or "").run()
     if not choices.promote:
         return exit_code_of([report.verdict for report in session.log.variants()])
     return Promotion(plan, stages).run(choices.name, registry_uri(choices.registry, settings))

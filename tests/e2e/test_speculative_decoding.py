@@ -3,6 +3,8 @@ counts what was drafted and accepted."""
 
 from __future__ import annotations
 
+import json
+import subprocess
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +23,7 @@ from pipeline.serving.server import Server
 from pipeline.serving.server_address import free_port
 from pipeline.serving.serving_names import SERVED_NAME
 from pipeline.workers.engine_metrics import counters_in
-from recipes.engines.vllm import Vllm
+from recipes.engines.vllm import ACCEPTANCE, DRAFTING, REFUSED_DRAFTING, Vllm
 from recipes.schema import ServingProfile
 from recipes.speculation import Speculation
 
@@ -45,6 +47,23 @@ PROMPTS = (
     "Roses are red, violets are blue. Roses are red, violets are",
 )
 TOKENS = 48
+LISTS = """
+import json, sys
+from dataclasses import fields
+from typing import get_args
+from vllm.config import speculative
+from vllm.engine.arg_utils import EngineArgs
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
+asked = parser.parse_args(["--model", "m", "--speculative-config", sys.argv[1]])
+print(json.dumps({
+    "methods": get_args(speculative.SpeculativeMethod),
+    "rules": get_args(speculative.RejectionSampleMethod),
+    "keys": [field.name for field in fields(speculative.SpeculativeConfig)],
+    "asked": asked.speculative_config,
+}))
+"""
 WAYS = {
     "ngram": {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4},
     "draft_model": {"method": "draft_model", "num_speculative_tokens": 3, "draft": "demo"},
@@ -102,6 +121,23 @@ def counters(server: Server) -> dict[str, Any]:
     """What the engine has counted."""
     with urllib.request.urlopen(f"{server.url}/metrics", timeout=30) as answer:
         return counters_in(answer.read().decode(), Vllm.counters)
+
+
+def test_the_locked_engine_has_what_a_profile_may_name(cpu_profile: ServingProfile) -> None:
+    """Methods, rules and keys, by its own parser and lists; no server is started."""
+    python = ensure("serve", Accelerator.CPU, load_settings(), Silent()).python
+    drafting = Speculation.model_validate(WAYS["ngram"])
+    profile = cpu_profile.model_copy(update={"speculative": drafting})
+    told = ServingArguments.of(profile, is_baseline=False).for_engine()["speculative-config"]
+    asked = subprocess.run(
+        [python, "-c", LISTS, str(told)], capture_output=True, text=True, check=True, timeout=300
+    )
+    found = json.loads(asked.stdout.splitlines()[-1])
+    here = {n for n, each in {**DRAFTING, **ACCEPTANCE}.items() if "cpu" in each.on}
+    assert here | set(REFUSED_DRAFTING) <= {*found["methods"], *found["rules"]}
+    assert found["asked"] == json.loads(str(told))
+    keys = {*Speculation.model_fields, "model"} - {"draft"}
+    assert keys <= set(found["keys"])
 
 
 def test_greedy_answers_stay_the_models_own(server: Server, drafting: tuple[str, Server]) -> None:

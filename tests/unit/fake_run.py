@@ -48,6 +48,7 @@ from pipeline.plan.of_checkpoint import Planner
 from pipeline.plan.plan import Plan
 from pipeline.release.evidence_stage import write_evidence
 from pipeline.release.promotion import Order, promote_run
+from pipeline.run.attribution import Attribution
 from pipeline.run.run_log import RunLog
 from pipeline.run.runner import Runner
 from pipeline.run.stage_runner import StageRunner
@@ -132,7 +133,7 @@ def profile(serving: Mapping[str, Any], accelerator: Any) -> ServingProfile:
         summary="s",
         accelerator=accelerator,
         kv_cache_dtype=cache,
-        baseline_kv_cache_dtype=cache,
+        baseline_kv_cache_dtype=serving.get("baseline_kv_cache_dtype", cache),
         workload=Workload(requests=8, input_tokens=128, output_tokens=32, concurrency=4),
         throughput_note="measured on a CPU",
         speculative=Speculation.model_validate(serving["speculative"])
@@ -176,6 +177,7 @@ class FakeRun:
         identities: of the environments.
         trust_remote_code: serve with code of the checkpoint's own.
         uri: of the registry that the run names; a file in the store if not given.
+        attribute: say which of weights and KV cache costs what.
     """
 
     root: Path
@@ -189,6 +191,7 @@ class FakeRun:
     identities: Mapping[str, str] = field(default_factory=lambda: IDENTITIES)
     trust_remote_code: bool = False
     uri: str = ""
+    attribute: bool = False
     report: RunReport = field(init=False)
 
     def __post_init__(self) -> None:
@@ -246,7 +249,10 @@ class FakeRun:
         stages = StageRunner(
             store, PretendExecutor(store, self.models), lambda _: Path("python"), log, Listener()
         )
-        Runner(self.plan(), stages, self.models).run()
+        plan = self.plan()
+        Runner(plan, stages, self.models).run()
+        if self.attribute:
+            Attribution(plan, stages, self.models, "queries are quantized, too").run()
         for served in ("baseline", *self.recipes):
             (log.folder / f"server.{served}.log").write_text(f"the server of {served}\n")
         log.finish("finished", 0)

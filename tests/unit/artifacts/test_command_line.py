@@ -124,3 +124,11 @@ def test_of_two_endpoints() -> None:
         "prepare gate --baseline 'http://***@a:1' --candidate http://b:2 --candidate-model mine "
         "--tokenizer /models/tokenizer --policy default --family int4 --max-length 2048 --session s"
     )
+
+
+def test_attribution_is_asked_for_again(tmp_path: Path) -> None:
+    command = chosen(tmp_path, "org/model", attribute=True)
+    assert "--attribute" in shlex.split(command_line("model", command))
+    without = chosen(tmp_path, "org/model")
+    assert "--attribute" not in command_line("model", without)
+    assert "attribute" not in without

@@ -1,0 +1,148 @@
+"""What a variant lost by its weights, and what by its KV cache: a 2 x 2 of the same answers.
+
+The baseline's weights and the variant's, each with the baseline's KV cache and with the variant's
+own, answer the same questions. Of each cell the mean change from the baseline is told with bounds,
+and how far the two changes together differ from their sum. It decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import Field
+
+from eval_gates.clusters import group_by_cluster, means
+from eval_gates.judge import check_paired
+from eval_gates.records import GateReport
+from eval_gates.statistics.comparison import Comparison
+from eval_gates.statistics.sequential import sequential_test
+from pipeline.core.record import Record
+
+CLOSE = 0.5  # of the allowed drop: a gate that lost as much is close to its margin
+# Bounds are of the mean difference, whatever the margin.
+ANY_MARGIN = Comparison.points(0.5)
+Answers = Sequence[Mapping[str, Any]]
+
+
+class Effect(Record):
+    """What one change does to the mean score, as a fraction: 0.01 is a point."""
+
+    difference: float = Field(description="of the mean score; below 0 it costs")
+    lower: float = Field(description="one-sided bound of it at level alpha, valid at any time")
+    upper: float
+
+    @property
+    def words(self) -> str:
+        """In points: what it costs, and how sure that is."""
+        between = f"{_points(self.lower)} to {_points(self.upper)}"
+        if self.lower == self.upper == self.difference == 0:
+            return "changes nothing"
+        if self.upper < 0:
+            return f"costs {_points(-self.difference)} points ({between})"
+        if self.lower > 0:
+            return f"gains {_points(self.difference)} points ({between})"
+        return f"{_points(self.difference)} points, not told from none ({between})"
+
+
+class AttributionReport(Record):
+    """Of one suite, which part of a variant's change comes from what."""
+
+    suite: str
+    n: int = Field(description="questions, or clusters of them, that all four answered")
+    alpha: float = Field(description="error rate of each bound; nothing is corrected for several")
+    baseline_kv: str = Field(description="type of the baseline's KV cache")
+    variant_kv: str = Field(description="type of the variant's")
+    weights: Effect = Field(description="the variant's weights, with the baseline's KV cache")
+    kv_cache: Effect = Field(description="the baseline's weights, with the variant's KV cache")
+    both: Effect = Field(description="the variant as it was judged")
+    interaction: Effect = Field(description="both, less weights and KV cache each alone")
+    note: str = Field("", description="what else the KV cache's type changes, by the profile")
+
+    @property
+    def words(self) -> str:
+        """For people, in a line."""
+        told = (
+            f"{self.suite}, {self.n} questions: the weights alone {self.weights.words}; the KV "
+            f"cache alone ({self.variant_kv} for {self.baseline_kv}) {self.kv_cache.words}; "
+            f"both {self.both.words}; together beyond their sum {self.interaction.words}"
+        )
+        return f"{told}. KV cache: {self.note}" if self.note else told
+
+
+def is_wanted(gate: GateReport, allowed_drop: float) -> bool:
+    """Whether a gate did not pass, or lost at least half of what it may.
+
+    Args:
+        gate: that was judged.
+        allowed_drop: of the mean score, as a fraction.
+    """
+    return gate.verdict != "pass" or -gate.difference >= CLOSE * allowed_drop
+
+
+def attribute(
+    suite: str,
+    *,
+    baseline: Answers,
+    weights: Answers,
+    kv_cache: Answers,
+    both: Answers,
+    alpha: float,
+    population: int | None,
+    kv_dtypes: tuple[str, str],
+    note: str = "",
+) -> AttributionReport:
+    """Compare the four cells, question by question.
+
+    How many questions there are was decided by answers of the baseline and the variant, so bounds
+    that hold at one number of questions would not do: these hold at every number (see
+    statistics/sequential.py). The interaction is a difference of differences, in -2 to 2, so each
+    is moved into 0 to 1 first.
+
+    Args:
+        suite: its name.
+        baseline: rows of answers, each with id, prompt_sha256 and score, in the order of asking;
+            so are the others, to the same questions.
+        weights: of the variant's weights with the baseline's KV cache.
+        kv_cache: of the baseline's weights with the variant's KV cache.
+        both: of the variant as judged.
+        alpha: error rate of each bound.
+        population: questions of the benchmark, where the claim is about that alone.
+        kv_dtypes: the baseline's and the variant's.
+        note: what else the KV cache's type changes.
+
+    Raises:
+        ValueError: they were not asked the same, or a score is missing.
+    """
+    for name, cell in (("weights", weights), ("KV cache", kv_cache), ("both", both)):
+        check_paired(f"{suite}, {name}", baseline, cell)
+    none, some, cache, all_of = (
+        means(group_by_cluster(cell), "score") for cell in (baseline, weights, kv_cache, both)
+    )
+
+    def effect(before: Sequence[float], after: Sequence[float], scale: float = 1.0) -> Effect:
+        found = sequential_test(before, after, ANY_MARGIN, alpha, population)
+        if found.lower is None or found.upper is None:
+            raise ValueError("the test was run without its bounds")
+        return Effect(
+            difference=scale * found.mean, lower=scale * found.lower, upper=scale * found.upper
+        )
+
+    of_cache = [(1 + after - before) / 2 for before, after in zip(none, cache, strict=True)]
+    of_both = [(1 + after - before) / 2 for before, after in zip(some, all_of, strict=True)]
+    return AttributionReport(
+        suite=suite,
+        n=len(none),
+        alpha=alpha,
+        baseline_kv=kv_dtypes[0],
+        variant_kv=kv_dtypes[1],
+        weights=effect(none, some),
+        kv_cache=effect(none, cache),
+        both=effect(none, all_of),
+        interaction=effect(of_cache, of_both, 2.0),
+        note=note,
+    )
+
+
+def _points(fraction: float) -> str:
+    return f"{100 * fraction + 0.0:.1f}"

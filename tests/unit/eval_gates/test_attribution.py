@@ -1,0 +1,93 @@
+"""Which of two changes costs what: effects, bounds, interaction."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eval_gates.attribution import AttributionReport, attribute
+
+scores = st.lists(
+    st.tuples(*(st.floats(0, 1, allow_subnormal=False) for _ in range(4))), min_size=1, max_size=12
+)
+
+
+def rows(values: list[float]) -> list[dict[str, Any]]:
+    return [
+        {"id": str(number), "prompt_sha256": "p", "score": value}
+        for number, value in enumerate(values)
+    ]
+
+
+def attributed(*cells: list[float], population: int | None = None) -> AttributionReport:
+    """Of the baseline, the weights, the KV cache and both."""
+    baseline, weights, kv_cache, both = map(rows, cells)
+    return attribute(
+        "quiz",
+        baseline=baseline,
+        weights=weights,
+        kv_cache=kv_cache,
+        both=both,
+        alpha=0.05,
+        population=population,
+        kv_dtypes=("auto", "fp8"),
+    )
+
+
+def test_what_the_weights_lost_is_told_from_what_the_cache_lost() -> None:
+    right = [1.0] * 400
+    lost = [float(i % 5 != 0) for i in range(400)]
+    found = attributed(right, lost, right, lost)
+    assert found.weights.difference == pytest.approx(-0.2)
+    assert found.weights.lower <= -0.2 <= found.weights.upper < 0
+    assert found.kv_cache.difference == 0
+    assert found.kv_cache.lower < 0 < found.kv_cache.upper
+    assert found.interaction.difference == 0
+    assert "the weights alone costs 20.0 points" in found.words
+    assert "the KV cache alone (fp8 for auto) 0.0 points, not told from none" in found.words
+
+
+def test_two_changes_that_are_harmless_alone_interact() -> None:
+    right, wrong = [1.0] * 300, [0.0] * 300
+    found = attributed(right, right, right, wrong)
+    assert found.both.difference == -1
+    assert found.interaction.difference == -1
+    assert found.interaction.upper < 0
+
+
+def test_of_a_whole_benchmark_nothing_is_uncertain() -> None:
+    found = attributed([1.0, 1.0], [1.0, 0.0], [1.0, 1.0], [0.0, 0.0], population=2)
+    assert (found.weights.lower, found.weights.upper) == (-0.5, -0.5)
+    assert (found.interaction.lower, found.interaction.upper) == (-0.5, -0.5)
+    assert "the KV cache alone (fp8 for auto) changes nothing" in found.words
+
+
+def test_cells_that_were_asked_something_else_are_not_compared() -> None:
+    with pytest.raises(ValueError, match="KV cache"):
+        attributed([1.0, 1.0], [1.0, 1.0], [1.0], [1.0, 1.0])
+
+
+@given(scores)
+def test_the_parts_add_up_and_lie_within_their_bounds(cells: list[tuple[float, ...]]) -> None:
+    found = attributed(*(list(cell) for cell in zip(*cells, strict=True)))
+    parts = (found.weights, found.kv_cache, found.interaction)
+    assert sum(each.difference for each in parts) == pytest.approx(found.both.difference, abs=1e-9)
+    for each in (*parts, found.both):
+        assert each.lower - 1e-9 <= each.difference <= each.upper + 1e-9
+
+
+def test_bounds_hold_however_one_stops() -> None:
+    """Of an interaction that there is not, looked at after every five questions."""
+    generator = np.random.default_rng(20240814)
+    missed = 0
+    for _ in range(60):
+        cells = generator.integers(0, 2, size=(4, 40)).astype(float)
+        missed += any(
+            attributed(*(cell[:n].tolist() for cell in cells)).interaction.lower > 0
+            for n in range(5, 41, 5)
+        )
+    assert missed <= 6  # 3 are expected at most, of 60 at a level of 5 %

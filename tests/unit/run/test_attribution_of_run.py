@@ -1,0 +1,110 @@
+"""`--attribute`: two further served models are asked, and what they show is in the record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from fake_run import RECIPE, SERVING, FakeRun, policy
+from pretend_stages import PretendModels
+
+from artifacts.ending import attribution_lines
+from artifacts.evidence.recompute import check_run
+from artifacts.run_record import RunReport
+from eval_gates.attribution import AttributionReport
+
+QUESTIONS = 96
+WEIGHTS, CACHE = f"{RECIPE}.kv-auto", "baseline.kv-fp8"
+OTHER_CACHES = {**SERVING, "baseline_kv_cache_dtype": "auto"}
+
+
+def losing(*losers: str, every: int = 3) -> Callable[[str, str, int], float]:
+    """These lose every so many answers; all others are right."""
+    return lambda variant, suite, number: float(not (variant in losers and number % every == 0))
+
+
+def attributed(root: Path, *losers: str, every: int = 3, **more: object) -> FakeRun:
+    models = PretendModels(losing(*losers, every=every), questions=QUESTIONS)
+    options = {"serving": OTHER_CACHES, "attribute": True, **more}
+    made = FakeRun(root / "store", models, policy(batch=16), (RECIPE,), **options)  # type: ignore[arg-type]
+    made.run()
+    return made
+
+
+def only(run: FakeRun) -> AttributionReport:
+    (variant,) = run.report.variants
+    (found,) = variant.attribution
+    return found
+
+
+@pytest.fixture(scope="module")
+def by_weights(tmp_path_factory: pytest.TempPathFactory) -> FakeRun:
+    return attributed(tmp_path_factory.mktemp("weights"), RECIPE, WEIGHTS)
+
+
+def test_a_loss_by_the_weights(by_weights: FakeRun) -> None:
+    (variant,) = by_weights.report.variants
+    found = only(by_weights)
+    assert variant.verdict == "fail"
+    assert (found.suite, found.baseline_kv, found.variant_kv) == ("code", "auto", "fp8")
+    assert found.n == variant.gates[0].n < QUESTIONS  # no more than the verdict took
+    assert found.weights == found.both
+    assert found.weights.upper < 0 == found.kv_cache.difference == found.interaction.difference
+    assert found.note == "queries are quantized, too"
+    (line,) = attribution_lines(by_weights.report)
+    assert line.startswith(f"{RECIPE}, code, ")
+    assert line.endswith("queries are quantized, too")
+
+
+def test_a_loss_by_the_cache(tmp_path: Path) -> None:
+    found = only(attributed(tmp_path, RECIPE, CACHE))
+    assert found.kv_cache.upper < 0 == found.weights.difference
+
+
+def test_a_loss_by_both_together(tmp_path: Path) -> None:
+    found = only(attributed(tmp_path, RECIPE))
+    assert found.interaction.difference == found.both.difference < 0
+
+
+def test_no_verdict_changes_and_it_is_no_part_of_what_is_verified(by_weights: FakeRun) -> None:
+    (check,) = check_run(by_weights.report, by_weights.store)
+    assert (check.kept, check.computed, check.differences) == ("fail", "fail", ())
+    assert RunReport.model_validate_json(by_weights.report.model_dump_json()) == by_weights.report
+
+
+def test_run_again_nothing_is_asked_twice(by_weights: FakeRun) -> None:
+    asked = list(by_weights.models.asked)
+    before = only(by_weights)
+    by_weights.run()
+    assert by_weights.models.asked == asked
+    assert only(by_weights) == before
+
+
+def test_what_passed_with_room_is_not_asked_again(tmp_path: Path) -> None:
+    run = attributed(tmp_path)
+    assert run.report.variants[0].verdict == "pass"
+    assert run.report.variants[0].attribution == []
+    assert {who for who, _, _ in run.models.asked} == {"baseline", RECIPE}
+
+
+def test_with_one_type_of_cache_there_is_nothing_to_attribute(tmp_path: Path) -> None:
+    run = attributed(tmp_path, RECIPE, serving=SERVING)
+    assert run.report.variants[0].verdict == "fail"
+    assert run.report.variants[0].attribution == []
+    assert {who for who, _, _ in run.models.asked} == {"baseline", RECIPE}
+
+
+def test_a_server_that_fails_leaves_the_verdict_alone(tmp_path: Path) -> None:
+    models = PretendModels(losing(RECIPE), questions=QUESTIONS, broken={CACHE})
+    run = FakeRun(
+        tmp_path / "store",
+        models,
+        policy(batch=16),
+        (RECIPE,),
+        serving=OTHER_CACHES,
+        attribute=True,
+    )
+    report = run.run()
+    assert report.variants[0].verdict == "fail"
+    assert report.variants[0].attribution == []
