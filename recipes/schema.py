@@ -152,12 +152,18 @@ class ServingProfile(Described):
     workloads: dict[Name, AnyWorkload] = Field(
         default={}, description="by name, that a policy's `speed` takes before those carried"
     )
+    speed_lives: Literal["together", "alternate"] = Field(
+        "alternate",
+        description="how baseline and variant are served while their speeds are compared. "
+        "together: both servers are up at once, for which a GPU has not the memory; alternate: one "
+        "after the other, again and again, each time started anew",
+    )
     life_spread: float = Field(
         0.02,
         ge=0,
         le=1,
         description="standard deviation of ln(output tokens/s) between starts of one server: a "
-        "ratio measured on one start a side has to be better by what that explains",
+        "ratio measured on servers that are up together has to be better by what that explains",
     )
     throughput_note: str | None = Field(
         None, description="said beside every throughput ratio measured with this profile"
@@ -174,6 +180,12 @@ class ServingProfile(Described):
     def _fallbacks_are_a_cpus(self) -> Self:
         if self.fallbacks and self.accelerator != "cpu":
             raise ValueError("'fallbacks' are for a profile with accelerator: cpu")
+        return self
+
+    @model_validator(mode="after")
+    def _a_gpu_has_no_room_for_two(self) -> Self:
+        if self.speed_lives == "together" and self.accelerator != "cpu":
+            raise ValueError("'speed_lives: together' is for a profile with accelerator: cpu")
         return self
 
     # Not a key: what is in effect follows from the machine.

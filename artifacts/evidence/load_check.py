@@ -7,9 +7,10 @@ or put in from another measurement, and that measuring ended where the rule ends
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import takewhile
 
 from artifacts.stages.speed import SPEED
-from eval_gates.speed.draw import SIDES, Draw
+from eval_gates.speed.draw import SIDES
 from eval_gates.speed.load import MeasuredLoad
 from eval_gates.speed.rule import rule_of
 from pipeline.core.stage_record import StageRecord
@@ -28,21 +29,19 @@ def find_misdrawn(
     """
     kept = SPEED.kept(record)
     asked, found = kept.parameters, kept.result
-    sides = [side for side in SIDES if side in asked.sides]
-    units = [loads[start : start + len(sides)] for start in range(0, len(loads), len(sides))]
     rule = rule_of(asked.claim, asked.rule)
-    if len(units) != found.units:
-        yield f"{role}: its record counts {found.units} {rule.unit}, and there are {len(units)}"
-    draw = Draw(found.seed, sides)
-    if asked.workload["arrivals"]["concurrency"]:
-        for _ in sides:
-            draw.look()
-    for number, unit in enumerate(units):
-        seed, order = draw.unit()
-        wanted = [(side, number, place, seed) for place, side in enumerate(order)]
-        if [(each.side, each.block, each.place, each.seed) for each in unit] != wanted:
-            yield f"{role}: number {number} is not what its seed drew: {rule.unit} were changed"
-            return
+    lives = rule.spread_over([side for side in SIDES if side in asked.sides])
+    units, rest = divmod(len(loads), lives.unit)
+    if rest or units != found.units:
+        yield f"{role}: its record counts {found.units} {rule.unit}, and there are {units}"
+    looks = len(lives.sides) if asked.workload["arrivals"]["concurrency"] else 0
+    drawn = list(lives.drawn(found.seed, loads, looks))
+    measured = [(each.side, each.block, each.place, each.seed) for each in loads]
+    if measured != drawn or not lives.succeed(loads, found.lives):
+        same = sum(1 for _ in takewhile(lambda n: measured[n] == drawn[n], range(len(drawn))))
+        number = same // lives.unit
+        yield f"{role}: number {number} is not what its seed drew: {rule.unit} were changed"
+        return
     arrivals = asked.workload["arrivals"]
     if any(
         (each.concurrency, each.rate) != (arrivals["concurrency"], arrivals["rate"])
@@ -56,6 +55,6 @@ def find_misdrawn(
     if units and (
         rule.state(loads) != found.state
         or rule.wants_more(loads)
-        or not rule.wants_more(loads[: -len(sides)])
+        or not rule.wants_more(loads[: -lives.unit])
     ):
         yield f"{role}: measuring did not end where its rule ends it"

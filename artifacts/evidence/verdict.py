@@ -25,7 +25,7 @@ Answers = Callable[[str], list[dict[str, Any]]]
 Record = Callable[[str], StageRecord]
 Loads = Callable[[str], list[MeasuredLoad]]
 
-OF_LIVES = ("lives", "allowance", "allowance_alpha")
+OF_LIVES = ("lives", "loads_per_life", "allowance", "allowance_alpha")
 SPEED = "speed."  # begins the role of a stage that measured a claim on speed
 
 

@@ -25,6 +25,11 @@ class SpeedParameters(Record):
         [], fail_fast=True, description="of weights that were there: measured anew"
     )
 
+    @property
+    def alternates(self) -> bool:
+        """Whether each side is served in turn, on lives of its own."""
+        return len(self.sides) > 1 and self.rule.get("lives") == "alternate"
+
 
 class SpeedRuntime(WorkerRuntime):
     """Where the sides answer, and the workload lies."""
@@ -38,9 +43,14 @@ class SpeedRuntime(WorkerRuntime):
 class SpeedResult(Record):
     """What was measured; `loads.jsonl` has it all."""
 
-    units: int = Field(description="blocks or rounds")
+    units: int = Field(description="blocks, pairs of lives or rounds")
     state: str
     seed: int = Field(description="that traffic was drawn with")
+    lives: int = Field(
+        1,
+        description="of the servers, that were begun; of one that ended too soon what was whole "
+        "is kept",
+    )
     loads_digest: str
     load_generator: str = Field("", description="its version")
 

@@ -122,8 +122,12 @@ class MeasuredLoad(Measured):
     side: Side
     workload: str = Field(max_length=100, description="name of the workload")
     block: Count = Field(description="number of the block or round, from 0")
-    place: Literal[0, 1] = Field(description="0: this side of the block went first, or a round")
-    life: Count = Field(description="which life of this side's server it was, from 0")
+    place: Literal[0, 1] = Field(
+        description="0: a round, or this side of the block or pair went first"
+    )
+    life: Count = Field(
+        description="which life of the servers it was, from 0, of all that were begun"
+    )
     seed: Count = Field(description="of prompts and arrivals; another one each block")
     prompts_sha256: str = Field(pattern=r"^[0-9a-f]{64}$", description="of all that was asked")
     arrivals: Literal["concurrency", "rate", "trace"]

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 NOISE = 0.02
 """Coefficient of variation of a load's output tokens/s that is assumed; 1 to 3 % are usual."""
+NOISE_OF_LIVES = 0.02
+"""The same between lives of a server, where a pair of lives is one value; 1 to 2 % are usual."""
 AHEAD = (0.02, 0.05, 0.1)
 """How much better than the minimum a variant is taken to be."""
 KEPT = (0.8, 0.9, 0.99)
@@ -57,7 +59,10 @@ def speed_power(rule: Rule) -> SpeedPower:
     shape = (max(_FEWEST_REPLAYS, min(_REPLAYS, _MOST_VALUES // rule.cap)), rule.cap)
     chances = []
     if isinstance(rule, RatioRule):
-        noise = chance.normal(0, NOISE * math.sqrt(2), shape)
+        of_one = NOISE
+        if rule.lives == "alternate":
+            of_one = math.hypot(NOISE / math.sqrt(rule.loads_per_life), NOISE_OF_LIVES)
+        noise = chance.normal(0, of_one * math.sqrt(2), shape)
         level = rule.alpha - rule.allowance_alpha
         for ahead in AHEAD:
             ratio = rule.minimum * (1 + ahead)

@@ -15,14 +15,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, model_validator
 
 from eval_gates.records import TrailPoint
 from eval_gates.speed import symmetry
 from eval_gates.speed.finding import SpeedFinding, State
-from eval_gates.speed.load import Measured, MeasuredLoad
+from eval_gates.speed.lives import RuleOfLives
+from eval_gates.speed.load import MeasuredLoad
 from eval_gates.speed.steady import output_rate
 from eval_gates.speed.trust import Distrust, distrusted, failures, unlike
 
@@ -30,18 +31,20 @@ if TYPE_CHECKING:
     from eval_gates.speed.symmetry import FloatArray
 
 
-class RatioRule(Measured):
+class RatioRule(RuleOfLives):
     """What decides a ratio."""
 
     minimum: float = Field(gt=0, description="smallest acceptable ratio")
     alpha: float = Field(gt=0, lt=0.5, description="error rate of a pass, and of a fail")
     blocks: int = Field(ge=1, description="at most; pairs of lives where these alternate")
     hit_rate: float | None = Field(None, description="that the workload declares")
-    lives: Literal["together", "alternate"] = "together"
     allowance: float = Field(0.0, ge=0, description="of ln(ratio), for how lives differ")
     allowance_alpha: float = Field(0.0, ge=0, lt=0.5, description="the share of alpha in it")
 
-    unit: ClassVar[str] = "blocks"
+    @property
+    def unit(self) -> str:
+        """What it counts."""
+        return "blocks" if self.lives == "together" else "pairs of lives"
 
     @model_validator(mode="after")
     def _something_is_left_to_the_blocks(self) -> RatioRule:

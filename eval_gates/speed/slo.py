@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from eval_gates.speed.finding import SpeedFinding, State
-from eval_gates.speed.load import Measured, MeasuredLoad
+from eval_gates.speed.lives import RuleOfLives
+from eval_gates.speed.load import MeasuredLoad
 from eval_gates.speed.ratio import first_crossing, paired, trail_of
 from eval_gates.speed.steady import NoSteadyPartError, latencies
 from eval_gates.speed.trust import (
@@ -36,7 +37,7 @@ PLANNED_BET = 0.9
 """Has half of the stake: near the largest, since a server with headroom keeps every round."""
 
 
-class SloRule(Measured):
+class SloRule(RuleOfLives):
     """What decides whether enough rounds keep the limits."""
 
     limits: dict[str, float] = Field(description="by name, such as ttft_ms_p95, or errors")

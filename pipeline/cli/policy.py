@@ -166,7 +166,8 @@ def print_claims(claims: Sequence[ClaimPower]) -> None:
     print_table(SPEED_HEADINGS, [claim_row(claim) for claim in claims])
     print(SPEED_LEGEND.format(noise=100 * NOISE))
     for claim in claims:
-        print(f"speed {claim.gate}: {claim.claim}")
+        starts = f"; {claim.starts} starts of servers at most, in the minutes" * bool(claim.starts)
+        print(f"speed {claim.gate}: {claim.claim}{starts}")
 
 
 def claim_row(claim: ClaimPower) -> list[str]:

@@ -42,7 +42,7 @@ def run(
     from pipeline.core.foreign.record import read_record
     from pipeline.core.private_files import keep_private
     from pipeline.core.stage_record import StageSpec
-    from pipeline.stages.context import execute
+    from pipeline.stages.context import advance
 
     events = EventWriter(sys.stdout.fileno())
     try:
@@ -56,7 +56,7 @@ def run(
             described = read_record(spec, StageSpec)
         # A registry may be a folder that others read.
         with nullcontext() if described.stage == "promote" else keep_private():
-            execute(described, events)
+            advance(described, events)
     except PrepareError as error:
         events.write({"event": "error", **error.to_dict()})
         raise typer.Exit(error.exit_code) from error

@@ -18,7 +18,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -40,6 +40,10 @@ class Store:
     def stage_folder(self, stage: str, key: str) -> Path:
         """Where the outputs of that stage lie, or will lie."""
         return self.root / "stages" / stage / key
+
+    def unfinished_folder(self, stage: str, key: str) -> Path:
+        """Where it writes, and a killed try has left what it wrote."""
+        return self.stage_folder(stage, key).with_name(f"{key}.partial")
 
     def find(self, stage: str, key: str) -> StageRecord | None:
         """The record of a finished stage; None when it has not been done."""
@@ -113,7 +117,7 @@ class Store:
 
     @contextmanager
     def open_for_writing(
-        self, stage: str, key: str, resumed: str | None = None
+        self, stage: str, key: str, resumed: Collection[str] = ()
     ) -> Iterator[Path | None]:
         """Hold the stage's lock and hand out an empty folder to write into.
 
@@ -121,13 +125,14 @@ class Store:
         ends without an exception, and has put a record into the folder, the folder is flushed
         to disk and renamed to its final name; otherwise it is kept as `<key>.partial` so that
         its log can be read, and emptied by the next try, which finds only what `resumed` names
-        in it: a folder that the stage continues.
+        in it: files and folders that the stage continues. Such a stage may end without a record,
+        and is to be run again.
 
         Raises:
             StoreError: the disk is full or the store is not writable.
         """
         final = self.stage_folder(stage, key)
-        partial = final.with_name(final.name + ".partial")
+        partial = self.unfinished_folder(stage, key)
         with self._lock(key):
             if (final / RECORD).is_file():
                 yield None
@@ -145,6 +150,8 @@ class Store:
                 raise self._disk_full() if _means_full_disk(error) else error from error
             with self.explain_errors():
                 if not (partial / RECORD).is_file():
+                    if resumed:
+                        return
                     raise StoreError("a stage ended without a record", where=str(partial))
                 flush_to_disk(partial)
                 partial.rename(final)
@@ -230,11 +237,11 @@ def write_atomically(path: Path, text: str) -> None:
     beside.replace(path)
 
 
-def _empty(folder: Path, but: str | None) -> None:
-    """Make the folder, or remove all that is in it but one entry."""
+def _empty(folder: Path, but: Collection[str]) -> None:
+    """Make the folder, or remove all that is in it but these entries."""
     folder.mkdir(exist_ok=True)
     for entry in folder.iterdir():
-        if entry.name == but:
+        if entry.name in but:
             continue
         if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry)

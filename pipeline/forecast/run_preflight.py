@@ -50,7 +50,8 @@ def early_faults(preflight: Preflight, choices: Choices) -> list[PrepareError]:
     be made may be in the store already: of any other, what is there is known from the plan.
     """
     faults = preflight.faults()
-    if any(claim.compares for claim in find_claims(choices.policy, choices.profile)):
+    claims = find_claims(choices.policy, choices.profile)
+    if choices.profile.speed_lives == "together" and any(each.compares for each in claims):
         faults += preflight.pair_faults()
     source = preflight.source
     faults += form_faults(choices.policy, source.where, has_template=source.has_chat_template)

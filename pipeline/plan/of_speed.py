@@ -32,6 +32,9 @@ from recipes.workload import (
 )
 
 MANY_LIVES = 1_000  # a profile's spread is taken as known
+# Of a ratio whose lives alternate: more would cost time and say little, since lives differ about
+# as much as loads do.
+LOADS_PER_LIFE = 3
 ROLE = "speed."  # of the stages' roles, before the gate's name
 
 
@@ -71,14 +74,6 @@ def find_claims(
         return []
     claims = [_find_claim(speed, claim, profile, level) for claim in speed.claims]
     for claim in claims:
-        if claim.compares and profile is not None and profile.accelerator != "cpu":
-            raise UsageError(
-                "a run compares the speed of two servers that are up at once, and a GPU has not "
-                "the memory for both",
-                where=f"policy key {ROLE}{claim.gate}, profile {profile.name}",
-                cure="serve each on a GPU of its own and compare them with `prepare gate`, or make "
-                "it a claim of 'slo' with compare: absolute",
-            )
         if "acceptance" in claim.rule and profile is not None and profile.speculative is None:
             raise UsageError(
                 f"{claim.gate} claims what speculative decoding accepts, and variants are served "
@@ -108,9 +103,9 @@ def _find_claim(
             where="policy key speed.ratio.minimum",
             cure="give one number, which is for all, or one for it",
         ) from error
-    if claim.kind == "ratio" and profile is not None:
-        rule |= _allow_for_lives(profile.life_spread, alpha)
     compares = not isinstance(gate, SloGate) or gate.compare == "baseline"
+    if compares and profile is not None:
+        rule |= _lives_of(claim, profile, alpha)
     return Claim(claim.name, claim.workload, claim.kind, workload, where, rule, compares=compares)
 
 
@@ -182,10 +177,22 @@ def asked_of_speed(policy: Policy, profile: ServingProfile | None) -> dict[str, 
     }
 
 
-def _allow_for_lives(spread: float, alpha: float) -> dict[str, float]:
-    """What of a ratio one start a side explains; it takes half of the error rate."""
+def _lives_of(claim: SpeedClaim, profile: ServingProfile, alpha: float) -> dict[str, Any]:
+    """How the servers of both sides live while they are measured, as part of the rule.
+
+    Where one start a side is all, what that explains of a ratio takes half of the error rate.
+    """
+    if profile.speed_lives == "alternate":
+        # Rounds of one life are not independent, so each round has two of its own.
+        loads = LOADS_PER_LIFE if claim.kind == "ratio" else 1
+        return {"lives": "alternate", "loads_per_life": loads}
+    if claim.kind != "ratio":
+        return {}
     share = alpha / 2
-    return {"allowance": allowance_for(spread, MANY_LIVES, share), "allowance_alpha": share}
+    return {
+        "allowance": allowance_for(profile.life_spread, MANY_LIVES, share),
+        "allowance_alpha": share,
+    }
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from eval_gates.speed.draw import SIDES
 from eval_gates.speed.power import Chance, speed_power
 from eval_gates.speed.report import claim_in_words
 from eval_gates.speed.rule import rule_of
@@ -18,6 +19,9 @@ from recipes.schema import ServingProfile
 from recipes.speed import SloGate, Speed, SpeedClaim
 from recipes.workload import AnyWorkload, Arrivals, change_arrivals
 
+START_SECONDS = 120.0
+"""Taken for the start of a server while none was started here: 55 to 130 s on a CPU are usual."""
+
 
 @dataclass(frozen=True)
 class ClaimPower:
@@ -26,13 +30,15 @@ class ClaimPower:
     gate: str
     tier: str
     claim: str  # in words
-    unit: str  # blocks or rounds
+    unit: str  # blocks, pairs of lives or rounds
     # Error rate at which it is decided: the trial's share of the policy's, over the variants.
     alpha: float
     most: int  # of these units
     fewest: int | None  # that could decide it; None: `most` is less
-    minutes: float | None  # that the most take; None where the workload is a profile's
+    # That the most take, starts of servers included; None where the workload is a profile's.
+    minutes: float | None
     chances: tuple[Chance, ...]
+    starts: int = 0  # of servers for the most, where lives alternate
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for `--json`."""
@@ -40,7 +46,11 @@ class ClaimPower:
 
 
 def claim_powers(
-    policy: Policy, tried: int, profile: ServingProfile | None = None, level: float | None = None
+    policy: Policy,
+    tried: int,
+    profile: ServingProfile | None = None,
+    level: float | None = None,
+    start_seconds: float | None = None,
 ) -> tuple[ClaimPower, ...]:
     """What each claim can show; none where the policy claims nothing.
 
@@ -50,6 +60,7 @@ def claim_powers(
         profile: that a run serves with, whose workloads, accelerator and lives count; None: not
             known, so a ratio has the first of its minimums and no allowance for lives.
         level: at which claims are decided; that of a first trial when None.
+        start_seconds: that a server took here; None: not known, so START_SECONDS.
 
     Raises:
         UsageError: with a profile, as `find_claims`.
@@ -58,26 +69,34 @@ def claim_powers(
     if speed is None:
         return ()
     alpha = level_of(policy.alpha, tried, 1) if level is None else level
+    start = START_SECONDS if start_seconds is None else start_seconds
     if profile is not None:
         laid_out = {each.gate: each for each in find_claims(policy, profile, alpha=alpha)}
         return tuple(
-            _power_of(claim, laid_out[claim.name].rule, laid_out[claim.name].workload, alpha)
+            _power_of(claim, laid_out[claim.name].rule, laid_out[claim.name].workload, alpha, start)
             for claim in speed.claims
         )
     some = next(iter(speed.ratio.minimum)) if speed.ratio is not None else None
     return tuple(
-        _power_of(claim, claim.rule(some, alpha, None), _carried(claim, speed), alpha)
+        _power_of(claim, claim.rule(some, alpha, None), _carried(claim, speed), alpha, start)
         for claim in speed.claims
     )
 
 
 def _power_of(
-    claim: SpeedClaim, data: Mapping[str, Any], workload: AnyWorkload | None, alpha: float
+    claim: SpeedClaim,
+    data: Mapping[str, Any],
+    workload: AnyWorkload | None,
+    alpha: float,
+    start: float,
 ) -> ClaimPower:
     rule = rule_of(claim.kind, data)
     power = speed_power(rule)
-    sides = 1 if getattr(rule, "compare", "baseline") == "absolute" else 2
-    seconds = None if workload is None else sides * rule.cap * _seconds_of(workload)
+    lives = rule.spread_over(SIDES if getattr(rule, "compare", "") != "absolute" else SIDES[1:])
+    starts = 0 if lives.loads is None else 2 * rule.cap
+    seconds = None
+    if workload is not None:
+        seconds = lives.unit * rule.cap * _seconds_of(workload) + starts * start
     return ClaimPower(
         gate=claim.name,
         tier=claim.tier,
@@ -88,6 +107,7 @@ def _power_of(
         fewest=power.fewest,
         minutes=None if seconds is None else seconds / 60,
         chances=power.chances,
+        starts=starts,
     )
 
 
@@ -100,12 +120,12 @@ def check_claims_decidable(policy: Policy, powers: Sequence[ClaimPower]) -> None
     for power in powers:
         if power.fewest is None and power.tier == "critical":
             kind, _, number = power.gate.partition(".")
-            key = f"slo[{number}]" if kind == "slo" else kind
+            key, cap = (f"slo[{number}]", "rounds") if kind == "slo" else (kind, "blocks")
             raise UsageError(
                 f"{power.gate}: {power.most} {power.unit} cannot decide it at the error rate "
                 f"{power.alpha:.2g}, whatever they show",
-                where=f"policy {policy.name}, key speed.{key}.{power.unit}",
-                cure=f"allow more {power.unit}, or claim it with a larger alpha",
+                where=f"policy {policy.name}, key speed.{key}.{cap}",
+                cure=f"allow more {cap}, or claim it with a larger alpha",
             )
 
 

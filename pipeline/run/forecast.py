@@ -224,13 +224,16 @@ def forecast(request: Request, settings: Settings, progress: Progress) -> Foreca
     except NotHereYetError as reason:
         not_here = str(reason)
         specs = [demo_stage(choices, settings)] if choices.reference.kind == "demo" else []
+    seen = seen_seconds(store)
     return Forecast(
         choices=choices,
         checkpoint=checkpoint,
         not_here=not_here,
-        stages=tuple(with_servers(specs, store, seen_seconds(store))),
+        stages=tuple(with_servers(specs, store, seen)),
         power=policy_power(choices.policy, choices.recipes, sources.counts(choices.policy), level),
-        claims=claim_powers(choices.policy, len(choices.recipes), choices.profile, level),
+        claims=claim_powers(
+            choices.policy, len(choices.recipes), choices.profile, level, start_seconds(seen)
+        ),
         trial=trial,
         may_ask_more=may_ask_more,
         weights_bytes={
@@ -274,10 +277,15 @@ def with_servers(specs: list[StageSpec], store: Store, seen: Seen) -> Iterator[P
         stage = plan_stage(spec, store, seen)
         if needs_server(spec, stage, store) and spec.variant not in served:
             served.add(spec.variant)
-            times = seen.get(("serve", ""))
-            expected = statistics.median(times) if times else None
+            expected = start_seconds(seen)
             yield PlannedStage("serve", spec.variant, cached=False, expected_seconds=expected)
         yield stage
+
+
+def start_seconds(seen: Seen) -> float | None:
+    """How long a server took to start here so far; None while none was started."""
+    times = seen.get(("serve", ""))
+    return statistics.median(times) if times else None
 
 
 def needs_server(spec: StageSpec, stage: PlannedStage, store: Store) -> bool:

@@ -7,7 +7,7 @@ variant's.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -19,6 +19,7 @@ from pipeline.plan.plan import Plan, VariantPlan
 from pipeline.run.endpoints import Endpoints
 from pipeline.run.stage_runner import StageRunner
 from pipeline.stages.evaluate import is_answered
+from pipeline.stages.speed import course_of
 
 
 class IncoherentModelError(ServingError):
@@ -94,15 +95,21 @@ class Measurement:
             raise
         if needs_endpoint:
             self._endpoints.check_alive()  # else something else may have answered
+        if alternates(spec):
+            self._endpoints.close()
         if spec.stage == COHERENCE.name and (why := COHERENCE.result_of(record).incoherent):
             raise IncoherentModelError(why)
 
     def _open(self, variant: VariantPlan, spec: StageSpec) -> dict[str, Any]:
-        """What the stage must know of whom it asks; of speed, both sides are up at once."""
+        """What the stage must know of whom it asks; of speed, more than one may be up at once."""
         if spec.stage != SPEED.name:
             return self._endpoints.open_variant(variant)
         sides = {"baseline": self._plan.baseline, "candidate": variant}
-        wanted = SPEED.parameters_of(spec).sides
+        wanted: Iterable[str] = SPEED.parameters_of(spec).sides
+        if alternates(spec):
+            self._endpoints.check_alive()
+            self._endpoints.close()
+            wanted = course_of(spec, self._stages.store).next_sides()
         return {"endpoints": {name: self._endpoints.open_variant(sides[name]) for name in wanted}}
 
     def _is_answered(self, spec: StageSpec) -> bool:
@@ -113,3 +120,8 @@ class Measurement:
         if any(self._stages.store.find(each.stage, each.key) is None for each in before):
             return False
         return is_answered(spec, self._stages.store)
+
+
+def alternates(spec: StageSpec) -> bool:
+    """Whether each side of the stage is served in turn, on lives of its own."""
+    return spec.stage == SPEED.name and SPEED.parameters_of(spec).alternates

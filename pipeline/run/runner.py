@@ -163,10 +163,11 @@ class Runner:
                 going = [v for v in going if self._try(v, measurement.next_round)]
 
     def _compares_speed(self, variants: list[VariantPlan]) -> bool:
-        """Whether a claim on speed is still to be measured on both sides."""
+        """Whether a claim on speed is still to be measured on both sides at once."""
         return any(
             spec.stage == SPEED.name
             and "baseline" in SPEED.parameters_of(spec).sides
+            and not SPEED.parameters_of(spec).alternates
             and not self._stages.is_reusable(spec)
             for variant in variants
             for spec in variant.stages.values()

@@ -49,7 +49,7 @@ class StageRunner:
         """Run the stage, or reuse its result.
 
         Args:
-            extra_runtime: called only when the stage must run; for an endpoint, it opens it.
+            extra_runtime: called each time that the stage must run; for an endpoint, it opens it.
 
         Raises:
             PrepareError: as the stage reported it.
@@ -59,15 +59,17 @@ class StageRunner:
         if record is not None:
             self._report(spec, "reused", started)
             return record
-        ready = self._add_runtime(spec, extra_runtime)
-        started = time.monotonic()
-        try:
-            self._submit(ready)
-        except BaseException:
-            self._report(spec, "failed", started)
-            raise
-        self._report(spec, "ran", started)
-        return self.find_finished(spec)
+        while True:
+            ready = self._add_runtime(spec, extra_runtime)
+            started = time.monotonic()
+            try:
+                self._submit(ready)
+            except BaseException:
+                self._report(spec, "failed", started)
+                raise
+            self._report(spec, "ran", started)
+            if not self.store.unfinished_folder(spec.stage, spec.key).exists():
+                return self.find_finished(spec)
 
     def output_of(self, spec: StageSpec) -> Path:
         """Run the stage, or reuse its result; the folder that it has filled.

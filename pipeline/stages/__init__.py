@@ -20,12 +20,15 @@ class StageCode(Protocol):
     """A module of this folder.
 
     It may have two more: `still_holds(record)`, whether what a finished stage says of the world
-    outside of the store is so today, else it runs again; and RESUMED, the name of a folder in the
-    stage's own that a killed try leaves to the next.
+    outside of the store is so today, else it runs again; and RESUMED, the names of what a try that
+    did not come to its end leaves to the next in the stage's own folder.
     """
 
-    def run(self, context: StageContext[Any, Any], /) -> Record:
-        """Do it; what the stage found, in the declared shape."""
+    def run(self, context: StageContext[Any, Any], /) -> Record | None:
+        """Do it; what the stage found, in the declared shape.
+
+        None of one with RESUMED that is to be run again, with other servers up.
+        """
 
 
 def stage_code(name: str) -> StageCode:

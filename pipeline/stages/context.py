@@ -173,18 +173,30 @@ class StageContext(Generic[Parameters, Runtime]):
 
 
 def execute(spec: StageSpec, progress: Progress) -> StageRecord:
+    """Run a stage that needs no server into the store; raises as `advance`."""
+    record = advance(spec, progress)
+    if record is None:
+        raise errors.StageError(f"the stage '{spec.stage}' is not over")
+    return record
+
+
+def advance(spec: StageSpec, progress: Progress) -> StageRecord | None:
     """Run one stage into the store, or find that another process has just done so.
+
+    None where it is not over, and is to be run again with other servers up; see StageCode.
 
     Raises:
         PrepareError: why it failed; what it wrote stays in `<key>.partial` for a look.
     """
     store = Store(Path(spec.store))
     code = stage_code(spec.stage)
-    with store.open_for_writing(spec.stage, spec.key, getattr(code, "RESUMED", None)) as folder:
+    with store.open_for_writing(spec.stage, spec.key, getattr(code, "RESUMED", ())) as folder:
         if folder is not None:
             started = time.monotonic()
             context: StageContext[Any, Any] = StageContext(spec, folder, store, progress)
             result = code.run(context)
+            if result is None:
+                return None
             record = StageRecord(
                 **spec.model_dump(include={"stage", "variant", "key", "parameters"}),
                 inputs=spec.inputs,

@@ -17,7 +17,7 @@ from pipeline.plan.quantizers import is_streamed, quantizer_of
 from pipeline.stages.context import StageContext
 from recipes.quantization import Quantization
 
-RESUMED = "output"  # a stream keeps the files that a killed try has finished
+RESUMED = ("output",)  # a stream keeps the files that a killed try has finished
 RESOLVED_RECIPE = "recipe.json"
 
 

@@ -1,22 +1,31 @@
 """Measures what one claim on speed rests on: blocks of both sides, or rounds of the candidate.
 
 `loads.jsonl` has every load with the timings of its requests (eval_gates/speed/load.py), in the
-order of measuring.
+order of measuring. It is the load book, too, that a try which ended too soon leaves to the next.
 """
 
 from __future__ import annotations
 
 import json
-import secrets
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from artifacts.stages.speed import SpeedParameters, SpeedResult, SpeedRuntime
-from eval_gates.speed.load import LOADS
-from pipeline.core.digest import digest_bytes
+from artifacts.stages.speed import SPEED, SpeedParameters, SpeedResult, SpeedRuntime
+from eval_gates.speed.draw import SIDES
+from eval_gates.speed.lives import Life, Lives
+from eval_gates.speed.load import LOADS, MeasuredLoad
+from eval_gates.speed.load_book import BEGUN, Begun, LoadBook
+from eval_gates.speed.rule import Rule, rule_of
+from pipeline.core.digest import digest_bytes, digest_json
 from pipeline.core.errors import ServingError
+from pipeline.core.private_files import keep_private
 from pipeline.core.process_environment import Need
+from pipeline.core.stage_record import StageSpec
+from pipeline.core.store import Store
 from pipeline.stages.context import StageContext
+from pipeline.stages.evaluate import record_of
 from recipes.engines import find_engine
 from recipes.traffic_file import prompts_of
 
@@ -25,23 +34,84 @@ from recipes.traffic_file import prompts_of
 VARIABLES = {"PYTHONHASHSEED": "0"}
 Context = StageContext[SpeedParameters, SpeedRuntime]
 PROMPTS = "prompts.jsonl"
+RESUMED = (LOADS, BEGUN)  # blocks of a killed try are not drawn anew
 
 
-def run(context: Context) -> SpeedResult:
-    """Measure until the claim is decided, or its cap is reached.
+@dataclass(frozen=True)
+class Course:
+    """How far a measurement is, and what comes next."""
+
+    book: LoadBook
+    begun: Begun
+    rule: Rule
+    lives: Lives
+    loads: Sequence[MeasuredLoad]
+    """Without those of what was half measured."""
+
+    def next_life(self) -> Life | None:
+        """What is to be measured next; None where it is over."""
+        is_between = len(self.loads) % self.lives.unit == 0
+        if is_between and not self.rule.wants_more(self.loads):
+            return None
+        return self.lives.next_life(self.begun.seed, self.begun.lives, self.loads)
+
+    def next_sides(self) -> tuple[str, ...]:
+        """Whose servers are to be up for that: of lives that alternate, one that is just up."""
+        life = self.next_life()
+        return life.sides if life is not None else ()
+
+
+def course_of(spec: StageSpec, store: Store) -> Course:
+    """How far it is; raises StoreError where an input is not in the store, or a load damaged."""
+    parameters = SPEED.parameters_of(spec)
+    folder = store.unfinished_folder(spec.stage, spec.key)
+    rests_on = {role: digest_json(record_of(spec, store, role).result) for role in spec.inputs}
+    with store.explain_errors(), keep_private():
+        folder.mkdir(parents=True, exist_ok=True)
+        book = LoadBook(folder)
+        begun = book.open(rests_on)
+    rule = rule_of(parameters.claim, parameters.rule)
+    lives = rule.spread_over([side for side in SIDES if side in parameters.sides])
+    loads = book.loads()
+    return Course(book, begun, rule, lives, loads[: len(loads) // lives.whole * lives.whole])
+
+
+def run(context: Context) -> SpeedResult | None:
+    """Measure until the claim is decided, or its cap is reached; None: by another server.
 
     Raises:
         ServingError: an endpoint answered nothing at all.
     """
+    course = course_of(context.spec, context.store)
+    facts: dict[str, Any] = {}
+    if (life := course.next_life()) is not None:
+        if course.begun.lives and len(life.sides) == len(course.lives.sides):
+            done = len(course.loads) // course.lives.unit
+            context.note(f"goes on after {done} {course.rule.unit} that were measured before")
+        course.book.begin_life(course.begun, len(course.loads))
+        facts = measure(context, course, life)
+        course = course_of(context.spec, context.store)
+        if course.next_life() is not None:
+            return None
+    return SpeedResult(
+        **facts,
+        units=len(course.loads) // course.lives.unit,
+        state=course.rule.state(course.loads),
+        seed=course.begun.seed,
+        lives=course.begun.lives,
+        loads_digest=digest_bytes((context.folder / LOADS).read_bytes()),
+    )
+
+
+def measure(context: Context, course: Course, life: Life) -> dict[str, Any]:
+    """Have the worker measure on the servers that are up; what it says of itself."""
     endpoints = context.runtime.endpoints
     is_ours = all(each.socket is not None for each in endpoints.values())
-    # Drawn anew each time: a server that runs on may remember the prompts of another run.
-    seed = secrets.randbits(63)
     with Prompts(context) as workload:
         try:
-            facts = context.run_worker(
+            return context.run_worker(
                 "speed",
-                worker_spec(context, workload, seed),
+                worker_spec(context, workload, course.lives, life),
                 environment=VARIABLES,
                 needs=[] if is_ours else [Need.ENDPOINT],
             )
@@ -50,10 +120,8 @@ def run(context: Context) -> SpeedResult:
             raise ServingError(
                 error.what,
                 where=logs,
-                cure="read the server's log; running the same command again measures again",
+                cure="read the server's log; running the same command again goes on from here",
             ) from error
-    loads = (context.folder / LOADS).read_bytes()
-    return SpeedResult(**facts, seed=seed, loads_digest=digest_bytes(loads))
 
 
 class Prompts:
@@ -81,7 +149,9 @@ class Prompts:
         self._copy.unlink(missing_ok=True)
 
 
-def worker_spec(context: Context, workload: dict[str, Any], seed: int) -> dict[str, Any]:
+def worker_spec(
+    context: Context, workload: dict[str, Any], lives: Lives, life: Life
+) -> dict[str, Any]:
     """The worker's input."""
     parameters, runtime = context.parameters, context.runtime
     return {
@@ -89,8 +159,8 @@ def worker_spec(context: Context, workload: dict[str, Any], seed: int) -> dict[s
         "name": parameters.name,
         "workload": workload,
         "rule": parameters.rule,
-        "seed": seed,
-        "life": 0,
+        "sides": list(lives.sides),
+        "life": asdict(life),
         "endpoints": {
             side: {
                 "url": each.url,

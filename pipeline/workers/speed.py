@@ -1,24 +1,26 @@
 """Worker: measures blocks or rounds until a speed claim is decided, inside the `serve` environment.
 
 A block is one load a side with the same prompts, one after the other; a coin says which goes first.
-A round is one load of the candidate. Each has a seed of its own: with one seed for all, a server
+A round is one load of the candidate. Where lives alternate, one server is up, and is put under the
+few loads of its life. Each block has a seed of its own: with one seed for all, a server
 would be measured that has every prompt in its cache.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eval_gates.speed.draw import SIDES, Draw
+from eval_gates.speed.draw import Draw
 from pipeline.core.events import Progress
 from pipeline.workers.load_generator import Endpoint, LoadGenerator
 
 if TYPE_CHECKING:  # both need more than the standard library
+    from eval_gates.speed.lives import Life, Lives
     from eval_gates.speed.load import MeasuredLoad
-    from eval_gates.speed.rule import Rule
 
 FIRST_LOOK = 2  # waves of the load that says how many requests the counted ones need
 SPARE = 1.2  # loads are sized by a short one, and should not come out too short
@@ -28,21 +30,19 @@ Measure = Callable[[str, int, int], dict[str, Any]]
 
 
 def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any]:
-    """Measure until the rule has decided, or the cap is reached.
+    """Measure on the servers that are up: until the rule has decided, or their life is over.
 
     Args:
-        spec: claim (`ratio` or `slo`), name and workload, rule, seed, life, endpoints by side,
-            tokenizer (folder), trust_remote_code.
+        spec: claim (`ratio` or `slo`), name and workload, rule, sides, life (eval_gates/speed/
+            lives.py), endpoints by side, tokenizer (folder), trust_remote_code.
         progress: receives how many blocks or rounds are done, of the most that there can be.
-        output: receives loads.jsonl.
+        output: has the load book, which the loads are added to.
 
     Returns:
-        how many blocks or rounds there are, how it ended, and the generator's version.
+        the generator's version.
     """
     import vllm
     from vllm.benchmarks import serve
-
-    from eval_gates.speed.rule import rule_of
 
     generator = LoadGenerator(
         serve,
@@ -56,58 +56,83 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
     def measure(side: str, requests: int, seed: int) -> dict[str, Any]:
         return generator.measure(endpoints[side], requests=requests, seed=seed)
 
-    units = generate_units(spec, measure, progress)
-    rule = rule_of(spec["claim"], spec["rule"])
-    facts = measure_until_decided(units, rule, f"speed {spec['name']}", progress, output)
-    return {**facts, "load_generator": f"vllm {vllm.__version__}"}
+    measure_life(spec, measure, progress, output)
+    return {"load_generator": f"vllm {vllm.__version__}"}
+
+
+def measure_life(spec: dict[str, Any], measure: Measure, progress: Progress, output: Path) -> None:
+    """All that one life of the servers is to measure; each block is on disk before the next."""
+    from eval_gates.speed.lives import Life
+    from eval_gates.speed.load_book import LoadBook
+    from eval_gates.speed.rule import rule_of
+
+    rule, book = rule_of(spec["claim"], spec["rule"]), LoadBook(output)
+    lives, life = rule.spread_over(spec["sides"]), Life(**spec["life"])
+    loads = book.loads()
+    task = f"speed {spec['name']}"
+    progress.advance(task, len(loads) // lives.unit, rule.cap, "first look")
+    if lives.loads is not None:
+        for load in generate_of_one_side(spec, lives, life, loads, measure):
+            book.append([load])
+        return
+    units = generate_units(spec, life, measure)
+    while rule.wants_more(loads):
+        progress.advance(task, len(loads) // lives.unit, rule.cap, rule.unit)
+        new = next(units)
+        book.append(new)
+        loads += new
+    done = len(loads) // lives.unit
+    progress.advance(task, done, done, rule.unit)
 
 
 def generate_units(
-    spec: dict[str, Any], measure: Measure, progress: Progress
+    spec: dict[str, Any], life: Life, measure: Measure
 ) -> Iterator[list[MeasuredLoad]]:
     """Block after block, or round after round, without an end: the loads of each."""
-    from eval_gates.speed.load import MeasuredLoad
-
-    workload = spec["workload"]
-    sides = [side for side in SIDES if side in spec["endpoints"]]
-    draw = Draw(spec["seed"], sides)
-    progress.advance(f"speed {spec['name']}", 0, None, "first look")
-    requests = count_requests(workload, sides, measure, draw.look)
-    block = 0
-    while True:
+    draw = Draw(life.draw, life.sides)
+    requests = count_requests(spec["workload"], life.sides, measure, draw.look)
+    for block in count(life.block):
         seed, order = draw.unit()
+        where = {"life": life.number, "block": block}
         yield [
-            MeasuredLoad.model_validate(
-                {
-                    **{"side": side, "workload": spec["name"], "block": block, "place": place},
-                    **{"life": spec["life"], "seed": seed},
-                    **describe_arrivals(workload),
-                    **measure(side, requests, seed),
-                }
-            )
+            load_of(spec, measure, requests, side, seed=seed, place=place, **where)
             for place, side in enumerate(order)
         ]
-        block += 1
 
 
-def measure_until_decided(
-    units: Iterator[list[MeasuredLoad]], rule: Rule, task: str, progress: Progress, output: Path
-) -> dict[str, Any]:
-    """Take blocks or rounds until the rule wants no more; each is on disk before the next."""
-    from eval_gates.speed.load import LOADS, lines_of
+def generate_of_one_side(
+    spec: dict[str, Any],
+    lives: Lives,
+    life: Life,
+    before: Sequence[MeasuredLoad],
+    measure: Measure,
+) -> Iterator[MeasuredLoad]:
+    """The loads of one side's life, of a pair of lives that measures one side after the other."""
+    (side,) = life.sides
+    draw = Draw(life.draw, lives.sides)
+    seeds = [draw.unit()[0] for _ in range(lives.loads or 1)]
+    known = max((len(load.requests) / load.seconds for load in before), default=0.0)
+    requests = count_requests(spec["workload"], life.sides, measure, draw.look, known)
+    if life.place == 1:
+        requests = len(before[-1].requests)  # both sides of a pair are asked the same
+    for number, seed in enumerate(seeds):
+        where = {"life": life.number, "block": life.block + number, "place": life.place}
+        yield load_of(spec, measure, requests, side, seed=seed, **where)
 
-    loads: list[MeasuredLoad] = []
-    done = 0
-    with (output / LOADS).open("w") as file:
-        while rule.wants_more(loads):
-            progress.advance(task, done, rule.cap, rule.unit)
-            new = next(units)
-            file.writelines(lines_of(new))
-            file.flush()
-            loads += new
-            done += 1
-    progress.advance(task, done, done, rule.unit)
-    return {"units": done, "state": rule.state(loads)}
+
+def load_of(
+    spec: dict[str, Any], measure: Measure, requests: int, side: str, *, seed: int, **where: int
+) -> MeasuredLoad:
+    """One load, measured; `where` it stands among the others: its life, block and place."""
+    from eval_gates.speed.load import MeasuredLoad
+
+    return MeasuredLoad.model_validate(
+        {
+            **{"side": side, "workload": spec["name"], "seed": seed, **where},
+            **describe_arrivals(spec["workload"]),
+            **measure(side, requests, seed),
+        }
+    )
 
 
 def describe_arrivals(workload: dict[str, Any]) -> dict[str, Any]:
@@ -122,13 +147,18 @@ def describe_arrivals(workload: dict[str, Any]) -> dict[str, Any]:
 
 
 def count_requests(
-    workload: dict[str, Any], sides: list[str], measure: Measure, look: Callable[[], int]
+    workload: dict[str, Any],
+    sides: Sequence[str],
+    measure: Measure,
+    look: Callable[[], int],
+    known: float = 0.0,
 ) -> int:
     """How many requests a load has, the same on both sides.
 
     Of a rate or a trace, as many as come in the warm-up, the time that counts, and a time as long
     as the warm-up after it. Of a concurrency a short load of each side tells how fast it is, and
-    warms it up: the faster one is to be busy for the workload's seconds.
+    warms it up: the faster one is to be busy for the workload's seconds. So many requests a second
+    are `known` of an earlier life.
     """
     from eval_gates.speed.load import MAX_REQUESTS, WAVES
 
@@ -140,7 +170,7 @@ def count_requests(
         return len([each for each in workload["times"] if each <= lasts])
     at_once = int(arrivals["concurrency"])
     first = FIRST_LOOK * max(at_once, int(workload.get("prefixes", 1)))
-    a_second: float = max(first / measure(side, first, look())["seconds"] for side in sides)
-    wanted = SPARE * a_second * float(workload["seconds"])
+    looked: float = max(first / measure(side, first, look())["seconds"] for side in sides)
+    wanted = SPARE * max(known, looked) * float(workload["seconds"])
     waves = max(WAVES, 2 + math.ceil(wanted / at_once))
     return min(MAX_REQUESTS, waves * at_once)

@@ -132,6 +132,7 @@ def profile(serving: Mapping[str, Any], accelerator: Any) -> ServingProfile:
         name="cpu",
         summary="s",
         accelerator=accelerator,
+        speed_lives="together" if accelerator == "cpu" else "alternate",
         kv_cache_dtype=cache,
         baseline_kv_cache_dtype=serving.get("baseline_kv_cache_dtype", cache),
         workload=Workload(requests=8, input_tokens=128, output_tokens=32, concurrency=4),

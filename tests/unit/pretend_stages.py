@@ -18,7 +18,6 @@ from measured_loads import load_in_waves
 from small_checkpoint import checkpoint_files, safetensors, write_files
 
 from eval_gates.answers import AnswerBook, Rows
-from eval_gates.speed.rule import rule_of
 from eval_gates.stopping import read_stopping
 from eval_gates.suites.json_lines import read_rows, write_rows
 from pipeline.core.digest import digest_bytes, digest_json
@@ -30,7 +29,7 @@ from pipeline.plan.plan import VariantPlan
 from pipeline.stages import stage_code
 from pipeline.stages.context import StageContext
 from pipeline.workers.evaluate import ask_until_over
-from pipeline.workers.speed import generate_units, measure_until_decided
+from pipeline.workers.speed import measure_life
 
 Score = Callable[[str, str, int], float]
 """(variant, suite, number of the question in file order) to a score."""
@@ -98,6 +97,8 @@ class PretendModels:
     held: int = 0
     looks: int = 0
     dies_at_look: int | None = None
+    loads: int = 0
+    dies_at_load: int | None = None
 
     def open_variant(self, variant: VariantPlan) -> dict[str, Any]:
         """Bring the variant's pretended server up."""
@@ -201,29 +202,36 @@ class PretendContext(StageContext[Any, Any]):
         """As the real worker does, with loads that take as long as the models say."""
         variants = {"baseline": "baseline", "candidate": self.spec.variant}
         at_once = worker_spec["workload"]["arrivals"]["concurrency"]
+        models = self.models
+        assert models.open_now == {variants[side] for side in worker_spec["endpoints"]}
 
         def measure(side: str, requests: int, seed: int) -> dict[str, Any]:
-            assert variants[side] in self.models.open_now
-            seconds = self.models.seconds.get(variants[side], 1.0)
+            models.loads += 1
+            if models.loads == models.dies_at_load:
+                raise ServingError("not one of 8 requests was answered")
+            seconds = models.seconds.get(variants[side], 1.0)
             load = load_in_waves(requests // at_once, at_once, seconds=seconds)
             measured = load.model_dump(include={"started", "seconds", "requests"})
             return {**measured, "prompts_sha256": f"{seed:064x}"}
 
-        rule = rule_of(worker_spec["claim"], worker_spec["rule"])
-        units = generate_units(worker_spec, measure, self.progress)
-        return measure_until_decided(units, rule, "speed", self.progress, self.folder)
+        measure_life(worker_spec, measure, self.progress, self.folder)
+        return {"load_generator": "vllm 0.32.0"}
 
 
 def run_stage(spec: StageSpec, store: Store, models: PretendModels) -> None:
     """Run one stage into the store."""
-    with store.open_for_writing(spec.stage, spec.key) as folder:
+    resumed = getattr(stage_code(spec.stage), "RESUMED", ())
+    with store.open_for_writing(spec.stage, spec.key, resumed) as folder:
         assert folder is not None
         context = PretendContext(spec, folder, store, Listener())
         context.models = models
+        result = result_of(context, models)
+        if result is None:
+            return
         record = StageRecord(
             **spec.model_dump(include={"stage", "variant", "key", "parameters", "inputs"}),
             input_digests=context.input_digests(),
-            result=result_of(context, models),
+            result=result,
             notes=context.notes,
             seconds=0.1,
             finished="2026-11-21T10:00:00+00:00",
@@ -231,11 +239,12 @@ def run_stage(spec: StageSpec, store: Store, models: PretendModels) -> None:
         write_atomically(folder / RECORD, record.model_dump_json())
 
 
-def result_of(context: PretendContext, models: PretendModels) -> dict[str, Any]:
-    """What the stage finds: pretended, or by its own code."""
+def result_of(context: PretendContext, models: PretendModels) -> dict[str, Any] | None:
+    """What the stage finds: pretended, or by its own code; None where it is not over."""
     stage, variant = context.spec.stage, context.spec.variant
     if stage in ("adopt", "evaluate", "speed", "judge"):
-        return stage_code(stage).run(context).model_dump(mode="json")
+        found = stage_code(stage).run(context)
+        return None if found is None else found.model_dump(mode="json")
     if stage == "questions":
         rows = models.questions_of(variant)
         write_rows(context.folder / "questions.jsonl", rows)

@@ -321,7 +321,7 @@ def test_other_system_errors_pass_as_they_are(store: Store) -> None:
 class TestResumed:
     def killed_try(self, store: Store) -> None:
         def be_killed() -> None:
-            with store.open_for_writing("quantize", "abc", "output") as folder:
+            with store.open_for_writing("quantize", "abc", ["output"]) as folder:
                 assert folder is not None
                 (folder / "output").mkdir(exist_ok=True)
                 (folder / "output" / "shard").write_text("whole")
@@ -332,7 +332,7 @@ class TestResumed:
         with pytest.raises(KeyboardInterrupt):
             be_killed()
 
-    def found(self, store: Store, resumed: str | None) -> set[str]:
+    def found(self, store: Store, resumed: list[str]) -> set[str]:
         with store.open_for_writing("quantize", "abc", resumed) as folder:
             assert folder is not None
             names = {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
@@ -341,11 +341,18 @@ class TestResumed:
 
     def test_what_the_stage_goes_on_with_is_there(self, store: Store) -> None:
         self.killed_try(store)
-        assert self.found(store, "output") == {"output", "output/shard"}
+        assert self.found(store, ["output"]) == {"output", "output/shard"}
 
     def test_other_stages_begin_anew(self, store: Store) -> None:
         self.killed_try(store)
-        assert self.found(store, None) == set()
+        assert self.found(store, []) == set()
+
+    def test_one_that_goes_on_may_end_without_a_record(self, store: Store) -> None:
+        with store.open_for_writing("speed", "abc", ["loads.jsonl"]) as folder:
+            assert folder is not None
+            (folder / "loads.jsonl").write_text("{}")
+        assert store.find("speed", "abc") is None
+        assert list(store.unfinished_folder("speed", "abc").iterdir())
 
 
 def loose(folder: Path) -> list[Path]:

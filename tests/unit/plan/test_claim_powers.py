@@ -86,3 +86,15 @@ def test_a_profiles_lives_cost_power() -> None:
     assert served.minutes == 2 * 20 * profile.workloads["chat"].seconds / 60
     for before, after in zip(alone.chances, served.chances, strict=True):
         assert after.passes < before.passes or before.passes == after.passes == 1
+
+
+def test_starts_of_servers_are_in_the_minutes() -> None:
+    mine = policy(ratio={"minimum": 1.0, "workloads": ["chat"]})
+    cpu = load_profile("cpu")
+    alternating = cpu.model_copy(update={"speed_lives": "alternate"})
+    seconds = cpu.workloads["chat"].seconds
+    (together,) = claim_powers(mine, 1, cpu, start_seconds=100)
+    (claim,) = claim_powers(mine, 1, alternating, start_seconds=100)
+    assert (together.unit, together.starts) == ("blocks", 0)
+    assert (claim.unit, claim.most, claim.starts) == ("pairs of lives", 20, 40)
+    assert claim.minutes == pytest.approx((40 * 100 + 20 * 2 * 3 * seconds) / 60)

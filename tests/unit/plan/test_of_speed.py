@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from loose_stage import stage_spec
+from pydantic import ValidationError
 
 from artifacts.served_model import ServedModel
 from eval_gates.speed.rule import rule_of
@@ -128,11 +129,25 @@ def test_a_block_that_could_have_no_ten_waves_is_refused() -> None:
         find_claims(claims, profile(chat={**SMALL, "arrivals": {"concurrency": 5001}}))
 
 
-def test_a_gpu_has_not_the_memory_for_two_servers() -> None:
-    with pytest.raises(UsageError, match="not the memory for both"):
-        find_claims(policy(ratio={"minimum": 1.0, "workloads": ["chat"]}), profile("h100"))
-    (slo,) = find_claims(policy(slo=[SLO]), profile("h100"))
-    assert not slo.compares
+def test_on_a_gpu_each_side_is_served_in_turn() -> None:
+    baseline = {**SLO, "compare": "baseline"}
+    claims = policy(ratio={"minimum": 1.0, "workloads": ["chat"]}, slo=[SLO, baseline])
+    ratio, alone, both = find_claims(claims, profile("h100"))
+    assert (ratio.rule["lives"], ratio.rule["loads_per_life"]) == ("alternate", 3)
+    assert "allowance" not in ratio.rule  # lives are among what is measured
+    assert not alone.compares
+    assert "lives" not in alone.rule
+    # Rounds of one life are not independent.
+    assert (both.rule["lives"], both.rule["loads_per_life"]) == ("alternate", 1)
+    rule_of("slo", both.rule)
+    (together,) = find_claims(policy(slo=[baseline]), profile())
+    assert "lives" not in together.rule
+
+
+def test_a_profile_of_a_gpu_cannot_say_that_it_has_room_for_two() -> None:
+    together = {**load_profile("h100").model_dump(), "speed_lives": "together"}
+    with pytest.raises(ValidationError, match="speed_lives"):
+        ServingProfile.model_validate(together)
 
 
 def side(tmp_path: Path, name: str) -> Side:

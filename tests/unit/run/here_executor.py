@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pipeline.core.events import Progress
 from pipeline.core.stage_record import StageSpec
-from pipeline.stages.context import execute
+from pipeline.stages.context import advance
 
 
 class HereExecutor:
@@ -22,7 +22,7 @@ class HereJob:
         self._spec = spec
 
     def wait(self, progress: Progress) -> None:
-        execute(StageSpec.model_validate_json(self._spec.read_bytes()), progress)
+        advance(StageSpec.model_validate_json(self._spec.read_bytes()), progress)
 
     def cancel(self) -> None:
         raise AssertionError("there is nothing to end")

@@ -17,7 +17,7 @@ from pretend_stages import PretendContext, PretendModels, edit
 from artifacts.evidence.load_check import find_misdrawn
 from artifacts.evidence.recompute import check_run
 from artifacts.run_record import RunReport
-from eval_gates.speed.load import LOADS, lines_of, read_loads
+from eval_gates.speed.load import LOADS, MeasuredLoad, lines_of, read_loads
 from pipeline.core.errors import PrepareError, ServingError, UsageError
 from pipeline.core.store import Store
 from recipes.speed import Speed
@@ -97,8 +97,10 @@ class TestRounds:
 class TestSpeed:
     @pytest.fixture
     def fast(self, bench: FakeRun) -> FakeRun:
-        ratio = {"minimum": {"cpu": 0.8}, "workloads": ["chat"]}
-        speed = Speed.model_validate({"ratio": ratio})
+        ratio = {"minimum": 0.8, "workloads": ["chat"]}
+        chat = {"kind": "random", "input_tokens": 8, "output_tokens": 4}
+        chat |= {"arrivals": {"concurrency": 4}, "seconds": 1}
+        speed = Speed.model_validate({"ratio": ratio, "workloads": {"chat": chat}})
         bench.policy = bench.policy.model_copy(update={"speed": speed})
         bench.recipes = (ONE, TWO)
         arguments = {**SERVING["engine_arguments"], "max-model-len": 16384}
@@ -131,7 +133,7 @@ class TestSpeed:
         file = store.stage_folder(record.stage, record.key) / LOADS
         loads = read_loads(file)
         slower = [
-            load.model_copy(update={"requests": requests_in_waves(10, 64, seconds=9.0)})
+            load.model_copy(update={"requests": requests_in_waves(10, 4, seconds=9.0)})
             if load.side == "candidate"
             else load
             for load in loads
@@ -145,42 +147,98 @@ class TestSpeed:
         file.unlink()
         assert any("is missing" in each for each in check_run(report, store)[0].differences)
 
-    @pytest.mark.parametrize("change", ["dropped", "moved", "swapped", "more", "fewer"])
+    @pytest.mark.parametrize("hardware", ["cpu", "cuda"])
     def test_verify_sees_blocks_that_were_changed_though_every_digest_is_right(
-        self, fast: FakeRun, change: str
+        self, fast: FakeRun, hardware: str
     ) -> None:
         """As one who can write the whole store, and cannot measure, could leave it."""
+        fast.hardware = {**fast.hardware, "accelerator": hardware}
+        fast.recipes = (ONE,)
         fast.run()
-        store = Store(fast.root)
-        record = next(r for r in store.records() if r.stage == "speed" and r.variant == ONE)
-        loads = read_loads(store.stage_folder(record.stage, record.key) / LOADS)
-        policy = fast.policy
-        assert not list(find_misdrawn("speed.ratio.chat", record, loads, policy))
-        blocks = [loads[start : start + 2] for start in range(0, len(loads), 2)]
-        other = [
-            [load.model_copy(update={"side": side}) for load, side in zip(b, names, strict=True)]
-            for b in blocks
-            for names in [[load.side for load in reversed(b)]]
-        ]
-        changed = {
-            "dropped": [*blocks[:1], *blocks[2:]],
-            "moved": [blocks[1], blocks[0], *blocks[2:]],
-            "swapped": other,
-            "more": [*blocks, *blocks],
-            "fewer": blocks[:-1],
-        }[change]
-        result = {**record.result, "units": len(changed)}
-        forged = record.model_copy(update={"result": result})
-        kept = [load for block in changed for load in block]
-        found = list(find_misdrawn("speed.ratio.chat", forged, kept, policy))
-        wrong = "did not end" if change == "fewer" else "is not what its seed drew"
-        assert wrong in "".join(found)
+        (record,) = Store(fast.root).records("speed")
+        loads = self.loads_of(fast, ONE)
+        size = 2 if hardware == "cpu" else 6
+        blocks = [loads[start : start + size] for start in range(0, len(loads), size)]
+        other = {"baseline": "candidate", "candidate": "baseline"}
+
+        def found(changed: list[list[MeasuredLoad]], **result: int) -> str:
+            result = {"units": len(changed), **result}
+            forged = record.model_copy(update={"result": {**record.result, **result}})
+            kept = [load for block in changed for load in block]
+            return "; ".join(find_misdrawn("speed.ratio.chat", forged, kept, fast.policy))
+
+        assert found(blocks) == ""
+        assert "did not end" in found(blocks[:-1])
+        for changed in (
+            [*blocks[:1], *blocks[2:]],
+            [blocks[1], blocks[0], *blocks[2:]],
+            [*blocks, *blocks],
+            [
+                [load.model_copy(update={"side": other[load.side]}) for load in each]
+                for each in blocks
+            ],
+            [
+                [load.model_copy(update={"life": load.life + n % 2}) for load in each]
+                for n, each in enumerate(blocks)
+            ],
+        ):
+            assert "is not what its seed drew" in found(changed)
+        assert "is not what its seed drew" in found(blocks, lives=loads[-1].life)
 
     def test_again_measures_nothing(self, fast: FakeRun) -> None:
         fast.run()
         fast.models.served.clear()
         assert {stage.status for stage in fast.run().stages} == {"reused"}
         assert fast.models.served == []
+
+    def loads_of(self, fast: FakeRun, variant: str) -> list[MeasuredLoad]:
+        store = Store(fast.root)
+        record = next(r for r in store.records("speed") if r.variant == variant)
+        return read_loads(store.stage_folder(record.stage, record.key) / LOADS)
+
+    def test_a_server_that_dies_under_load_costs_the_block_and_no_other(
+        self, fast: FakeRun
+    ) -> None:
+        """Else each death is another chance of lucky blocks, which nobody counts."""
+        fast.recipes = (ONE,)
+        fast.models.dies_at_load = 8  # two looks, two blocks, and half of a third
+        assert [each.verdict for each in fast.run().variants] == ["error"]
+        report = fast.run()
+        assert [each.verdict for each in report.variants] == ["pass"]
+        loads = self.loads_of(fast, ONE)
+        assert [load.life for load in loads[:6]] == [0, 0, 0, 0, 1, 1]
+        assert [load.block for load in loads[::2]] == list(range(len(loads) // 2))
+        assert all(not check.differences for check in check_run(report, Store(fast.root)))
+
+    def test_on_a_gpu_each_side_is_served_in_turn_on_fresh_lives(self, fast: FakeRun) -> None:
+        fast.hardware = {**fast.hardware, "accelerator": "cuda"}
+        fast.models.seconds = {ONE: 0.9, TWO: 2.0}
+        report = fast.run()
+        assert self.states(fast) == {ONE: "pass", TWO: "fail"}
+        (claim,) = next(each for each in report.variants if each.recipe == ONE).speed
+        assert (claim.unit, claim.allowance, claim.verdict) == ("pairs of lives", 0.0, "pass")
+        loads = self.loads_of(fast, ONE)
+        assert len(loads) == 6 * claim.n
+        assert len({load.life for load in loads}) == 2 * claim.n
+        # The server that answered the suites is none of these.
+        assert fast.models.served.count(ONE) == claim.n + 1
+        assert all(not check.differences for check in check_run(report, Store(fast.root)))
+        fast.models.served.clear()
+        assert {stage.status for stage in fast.run().stages} == {"reused"}
+        assert fast.models.served == []
+
+    def test_lives_that_were_measured_stay_when_a_later_one_dies(self, fast: FakeRun) -> None:
+        fast.hardware = {**fast.hardware, "accelerator": "cuda"}
+        fast.recipes = (ONE,)
+        fast.models.dies_at_load = 3 * 4 + 3  # in the fourth life
+        assert [each.verdict for each in fast.run().variants] == ["error"]
+        fast.models.served.clear()
+        report = fast.run()
+        assert [each.verdict for each in report.variants] == ["pass"]
+        lives = [load.life for load in self.loads_of(fast, ONE)]
+        assert lives[:12:3] == [0, 1, 2, 4]
+        assert len(fast.models.served) == len(set(lives)) - 3
+        assert all(not check.differences for check in check_run(report, Store(fast.root)))
 
     def test_one_that_cannot_be_served_leaves_the_baseline_for_the_other(
         self, fast: FakeRun

@@ -1,68 +1,107 @@
-"""The stage hands the worker the workload and both endpoints, and keeps no prompt of a user's."""
+"""The stage hands the worker the workload and the endpoints, goes on with what a killed try has
+measured, and keeps no prompt of a user's."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 from listener import Listener
 from loose_stage import stage_spec
+from measured_loads import block
 
-from artifacts.stages.speed import SpeedParameters, SpeedRuntime
-from eval_gates.speed.load import LOADS
-from pipeline.core.errors import ServingError
+from artifacts.stages.speed import SpeedParameters, SpeedResult, SpeedRuntime
+from eval_gates.speed.draw import Draw
+from eval_gates.speed.lives import Life, Lives
+from eval_gates.speed.load import LOADS, MeasuredLoad, read_loads
+from eval_gates.speed.load_book import LoadBook
+from eval_gates.speed.rule import rule_of
+from pipeline.core.errors import ServingError, StoreError
 from pipeline.core.process_environment import Need
 from pipeline.core.store import Store
 from pipeline.stages import speed
 from pipeline.stages.context import StageContext
 
 RANDOM = {"kind": "random", "input_tokens": 8, "output_tokens": 4}
+RULE = {"minimum": 0.5, "alpha": 0.05, "blocks": 3}
 
 
 class Context(StageContext[SpeedParameters, SpeedRuntime]):
-    """Its worker measures nothing."""
+    """Its worker measures so many blocks, or the loads of its life, and then may fail."""
 
     asked: dict[str, Any]
     given: dict[str, Any]
-    fails = False
+    fails_after: int | None = None
 
     def run_worker(self, worker: str, worker_spec: dict[str, Any], **given: Any) -> dict[str, Any]:
         assert worker == "speed"
         self.asked, self.given = worker_spec, given
-        if self.fails:
-            raise ServingError("not one of 8 requests was answered: OSError")
+        life = Life(**worker_spec["life"])
         if worker_spec["workload"]["kind"] == "requests":
             file = Path(worker_spec["workload"]["file"])
             self.asked["prompts"] = [json.loads(line) for line in file.read_text().splitlines()]
-        (self.folder / LOADS).write_text("")
-        return {"units": 3, "state": "pass"}
+        book, rule = LoadBook(self.folder), rule_of("ratio", worker_spec["rule"])
+        lives = rule.spread_over(worker_spec["sides"])
+        before, new = book.loads(), 0
+        units = self.pairs_of(lives, life) if lives.loads else self.blocks_of(life)
+        for unit in units:
+            if new == self.fails_after:
+                raise ServingError("not one of 8 requests was answered: OSError")
+            if not lives.loads and not rule.wants_more(before):
+                break
+            book.append(unit)
+            before, new = before + unit, new + 1
+        return {"load_generator": "vllm 0.32.0"}
+
+    def blocks_of(self, life: Life) -> Iterator[list[MeasuredLoad]]:
+        draw = Draw(life.draw, life.sides)
+        for number in count(life.block):
+            seed, _ = draw.unit()
+            drawn = {"seed": seed, "life": life.number}
+            yield [load.model_copy(update=drawn) for load in block(number, 1.0)]
+
+    def pairs_of(self, lives: Lives, life: Life) -> Iterator[list[MeasuredLoad]]:
+        _, seeds = lives.draw_pair(life.draw)
+        for number, seed in enumerate(seeds, start=life.block):
+            drawn = {"seed": seed, "life": life.number, "place": life.place}
+            both = [load.model_copy(update=drawn) for load in block(number, 1.0)]
+            yield [load for load in both if load.side in life.sides]
 
 
 def context(tmp_path: Path, workload: dict[str, Any], **runtime: Any) -> Context:
     endpoint = {"url": "http://localhost", "model": "model", "server_log": "server.log"}
     endpoints = {"baseline": {**endpoint, "socket": "a"}, "candidate": {**endpoint, "socket": "b"}}
+    rule = {**RULE, **runtime.pop("rule", {})}
     spec = stage_spec(
         "speed",
         "fp8",
         {
-            **{"claim": "ratio", "name": "chat", "workload": workload, "rule": {"minimum": 1.0}},
+            **{"claim": "ratio", "name": "chat", "workload": workload, "rule": rule},
             "sides": {"baseline": {}, "candidate": {}},
         },
         {},
         {"endpoints": endpoints, "tokenizer": "t", **runtime},
         tmp_path,
     )
-    folder = tmp_path / "stage"
-    folder.mkdir()
-    return Context(spec, folder, Store(tmp_path), Listener())
+    store = Store(tmp_path)
+    folder = store.unfinished_folder("speed", spec.key)
+    return Context(spec, folder, store, Listener())
+
+
+def done(stage: Context) -> SpeedResult:
+    found = speed.run(stage)
+    assert found is not None
+    return found
 
 
 def test_it_says_whom_to_ask_and_draws_its_traffic_anew(tmp_path: Path) -> None:
     stage = context(tmp_path, RANDOM)
-    first, second = speed.run(stage), speed.run(stage)
-    assert (first.state, first.units) == ("pass", 3)
+    first, second = done(stage), done(context(tmp_path / "other", RANDOM))
+    assert (first.state, first.units, first.lives) == ("open", 3, 1)
     assert first.seed != second.seed
     assert stage.given["environment"]["PYTHONHASHSEED"] == "0"
     assert stage.given["needs"] == []
@@ -84,24 +123,107 @@ def test_prompts_of_a_file_are_there_only_while_they_are_sent(tmp_path: Path) ->
     stage = context(tmp_path, prompts, file=str(file))
     speed.run(stage)
     assert stage.asked["prompts"] == [{"prompt": "Secret"}]
+    assert stage.folder.is_dir()
     assert not any("Secret" in path.read_text() for path in stage.folder.iterdir())
 
 
 def test_an_endpoint_that_answers_nothing_is_named_by_its_log(tmp_path: Path) -> None:
     stage = context(tmp_path, RANDOM)
-    stage.fails = True
-    with pytest.raises(ServingError, match="not one of 8") as caught:
+    stage.fails_after = 0
+    with pytest.raises(ServingError) as caught:
         speed.run(stage)
     assert caught.value.where == "server.log"
 
 
-@pytest.mark.xfail(strict=True, reason="blocks of a killed measurement are thrown away: not built")
-def test_a_measurement_that_was_killed_goes_on_with_its_blocks(tmp_path: Path) -> None:
+def loads_of(stage: Context) -> list[MeasuredLoad]:
+    return read_loads(stage.folder / LOADS)
+
+
+class TestKilled:
     """Else each kill is another chance of lucky blocks, which nobody counts."""
-    stage = context(tmp_path, RANDOM)
-    stage.fails = True
-    with pytest.raises(ServingError):
-        speed.run(stage)
-    killed = stage.asked["seed"]
-    stage.fails = False
-    assert speed.run(stage).seed == killed
+
+    def test_a_measurement_goes_on_with_its_blocks(self, tmp_path: Path) -> None:
+        stage = context(tmp_path, RANDOM)
+        stage.fails_after = 2
+        with pytest.raises(ServingError):
+            speed.run(stage)
+        kept = loads_of(stage)
+        stage.fails_after = None
+        found = done(stage)
+        assert (found.units, found.lives) == (3, 2)
+        loads = loads_of(stage)
+        assert loads[:4] == kept
+        assert [load.life for load in loads] == [0, 0, 0, 0, 1, 1]
+        assert len({load.seed for load in loads}) == 3
+        assert "2 blocks" in "".join(stage.notes)
+
+    def test_a_block_that_was_half_measured_is_thrown_away(self, tmp_path: Path) -> None:
+        stage = context(tmp_path, RANDOM)
+        stage.fails_after = 2
+        with pytest.raises(ServingError):
+            speed.run(stage)
+        file = stage.folder / LOADS
+        first, *_ = lines = file.read_bytes().splitlines(keepends=True)
+        stage.fails_after = None
+        for torn in (lines[:3], [*lines[:2], first[:20]], [*lines[:3], first[:-1]]):
+            file.write_bytes(b"".join(torn))
+            found = done(stage)
+            assert found.units == 3
+            assert [load.block for load in loads_of(stage)] == [0, 0, 1, 1, 2, 2]
+
+    def test_one_that_was_over_needs_no_server(self, tmp_path: Path) -> None:
+        stage = context(tmp_path, RANDOM)
+        first = done(stage)
+        stage.fails_after = 0
+        assert done(stage) == first.model_copy(update={"load_generator": ""})
+
+    def test_blocks_of_other_weights_are_not_kept(self, tmp_path: Path) -> None:
+        book = LoadBook(tmp_path)
+        first = book.open({"candidate": "a"})
+        book.append(block(0, 1.0))
+        assert book.open({"candidate": "a"}) == first
+        assert len(book.loads()) == 2
+        assert book.open({"candidate": "b"}).seed != first.seed
+        assert book.loads() == []
+
+    def test_a_damaged_load_is_named(self, tmp_path: Path) -> None:
+        (tmp_path / LOADS).write_text("{}\n")
+        with pytest.raises(StoreError) as caught:
+            LoadBook(tmp_path).loads()
+        assert caught.value.where == str(tmp_path / LOADS)
+
+
+ALTERNATE = {"lives": "alternate", "loads_per_life": 2}
+
+
+class TestAlternating:
+    def test_each_life_has_a_server_of_its_own_until_the_rule_is_over(self, tmp_path: Path) -> None:
+        stage = context(tmp_path, RANDOM, rule=ALTERNATE)
+        served, found = [], None
+        while found is None:
+            served.append(speed.course_of(stage.spec, stage.store).next_sides())
+            found = speed.run(stage)
+        assert (found.units, found.lives) == (3, 6)
+        assert [len(sides) for sides in served] == [1] * 6
+        assert all({*served[n], *served[n + 1]} == {*served[0], *served[1]} for n in (0, 2, 4))
+        assert [load.life for load in loads_of(stage)] == [n for n in range(6) for _ in range(2)]
+
+    def test_a_life_that_ended_too_soon_is_measured_anew_and_whole_ones_stay(
+        self, tmp_path: Path
+    ) -> None:
+        stage = context(tmp_path, RANDOM, rule=ALTERNATE)
+        assert speed.run(stage) is None
+        kept = loads_of(stage)
+        sides = speed.course_of(stage.spec, stage.store).next_sides()
+        stage.fails_after = 1
+        with pytest.raises(ServingError):
+            speed.run(stage)
+        assert len(loads_of(stage)) == 3
+        stage.fails_after = None
+        assert speed.course_of(stage.spec, stage.store).next_sides() == sides
+        while (found := speed.run(stage)) is None:
+            pass
+        loads = loads_of(stage)
+        assert loads[:2] == kept
+        assert [load.life for load in loads[::2]] == [0, 2, 3, 4, 5, 6]
+        assert found.lives == 7

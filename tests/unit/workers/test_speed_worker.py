@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 from listener import Listener
 
-from eval_gates.speed.load import LOADS, MeasuredLoad, parse_loads
-from pipeline.workers.speed import generate_units, measure_until_decided
+from eval_gates.speed.lives import Life, Lives
+from eval_gates.speed.load import MeasuredLoad
+from eval_gates.speed.load_book import LoadBook
+from pipeline.workers.speed import generate_of_one_side, generate_units, measure_life
 
 AT_ONCE = {"rate": None, "concurrency": 4, "trace": False}
 WORKLOAD = {
@@ -25,7 +27,9 @@ def spec(sides: tuple[str, ...] = ("baseline", "candidate"), **workload: Any) ->
     return {
         "name": "chat",
         "workload": {**WORKLOAD, "arrivals": AT_ONCE, **workload},
-        **{"seed": 1, "life": 0, "endpoints": {side: {} for side in sides}},
+        **{"claim": "ratio", "rule": {"minimum": 0.5, "alpha": 0.05, "blocks": 20}},
+        **{"sides": list(sides), "endpoints": {side: {} for side in sides}},
+        "life": asdict(Life(0, sides, 0, 1)),
     }
 
 
@@ -43,14 +47,18 @@ class Measuring:
             "prompts_sha256": f"{seed:064x}",
             **{"started": 1.0, "seconds": lasts, "client_lag_s": 0.001},
             "requests": {
-                **{"start_s": [0.0], "ttft_s": [0.1], "end_s": [lasts], "error": [None]},
-                **{"longest_pause_s": [0.1], "input_tokens": [8], "output_tokens": [3]},
+                name: [value] * requests
+                for name, value in {
+                    **{"start_s": 0.0, "ttft_s": 0.1, "end_s": lasts, "error": None},
+                    **{"longest_pause_s": 0.1, "input_tokens": 8, "output_tokens": 3},
+                }.items()
             },
         }
 
 
 def units(measuring: Measuring, **changes: Any) -> Iterator[list[MeasuredLoad]]:
-    return generate_units(spec(**changes), measuring, Listener())
+    given = spec(**changes)
+    return generate_units(given, Life(**given["life"]), measuring)
 
 
 def test_a_block_asks_both_sides_the_same_and_each_block_something_else() -> None:
@@ -98,6 +106,9 @@ class After:
     cap: int = 20
     unit: str = "blocks"
 
+    def spread_over(self, sides: list[str]) -> Lives:
+        return Lives(tuple(sides), None)
+
     def wants_more(self, loads: list[MeasuredLoad]) -> bool:
         return len(loads) < self.loads
 
@@ -107,12 +118,66 @@ class After:
 
 @pytest.mark.parametrize("loads", [2, 6])
 def test_it_measures_until_the_rule_wants_no_more_and_keeps_every_load(
-    tmp_path: Path, loads: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loads: int
 ) -> None:
-    measuring = Measuring()
-    facts = measure_until_decided(
-        units(measuring), After(loads), "speed chat", Listener(), tmp_path
-    )
-    assert facts == {"units": loads // 2, "state": "pass"}
-    kept = parse_loads((tmp_path / LOADS).read_text().splitlines())
+    monkeypatch.setattr("eval_gates.speed.rule.rule_of", lambda *_: After(loads))
+    measure_life(spec(), Measuring(), Listener(), tmp_path)
+    kept = LoadBook(tmp_path).loads()
     assert [load.block for load in kept] == [n for n in range(loads // 2) for _ in range(2)]
+
+
+def test_another_life_goes_on_with_other_prompts_and_warms_up_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = Measuring(), Measuring()
+    monkeypatch.setattr("eval_gates.speed.rule.rule_of", lambda *_: After(4))
+    measure_life(spec(), first, Listener(), tmp_path)
+    monkeypatch.setattr("eval_gates.speed.rule.rule_of", lambda *_: After(6))
+    life = Life(1, ("baseline", "candidate"), 2, 2)
+    measure_life({**spec(), "life": asdict(life)}, second, Listener(), tmp_path)
+    kept = LoadBook(tmp_path).loads()
+    assert [(load.block, load.life) for load in kept[::2]] == [(0, 0), (1, 0), (2, 1)]
+    seeds = [{seed for _, _, seed in each.asked} for each in (first, second)]
+    assert seeds[0].isdisjoint(seeds[1])
+    assert len(second.asked) == 4  # a look a side, and a block
+
+
+class TestAlternatingLives:
+    LIVES = Lives(("baseline", "candidate"), 3)
+
+    def of_a_life(self, measuring: Measuring, before: list[MeasuredLoad]) -> list[MeasuredLoad]:
+        life = self.LIVES.next_life(1, len(before) // 3, before)
+        return list(generate_of_one_side(spec(), self.LIVES, life, before, measuring))
+
+    def test_both_sides_of_a_pair_are_asked_the_same(self) -> None:
+        measuring = Measuring({"candidate": 0.5})
+        loads: list[MeasuredLoad] = []
+        for _ in range(4):
+            loads += self.of_a_life(measuring, loads)
+        pairs = loads[:6], loads[6:]
+        for number, pair in enumerate(pairs):
+            ours, theirs = pair[:3], pair[3:]
+            assert {load.side for load in ours} != {load.side for load in theirs}
+            assert [load.seed for load in ours] == [load.seed for load in theirs]
+            assert [load.block for load in ours] == [3 * number + n for n in range(3)]
+        assert {load.seed for load in pairs[0]}.isdisjoint({load.seed for load in pairs[1]})
+        assert [load.life for load in loads] == [n for n in range(4) for _ in range(3)]
+        # A look that counts for nothing, then as many requests on both sides.
+        counted = [[requests for _, requests, _ in measuring.asked[4 * n :][:4]] for n in range(4)]
+        assert counted[0][1:] == counted[1][1:]
+        assert counted[2][1:] == counted[3][1:]
+
+    def test_a_load_is_as_long_for_the_faster_side_once_it_is_known(self) -> None:
+        measuring = Measuring({"baseline": 0.01, "candidate": 0.001})
+        loads: list[MeasuredLoad] = []
+        for _ in range(4):
+            loads += self.of_a_life(measuring, loads)
+        assert measuring.asked[-1][1] == 1208  # 1.2 s of 1,000 a second, and 2 waves
+
+
+def test_a_life_ends_after_its_loads(tmp_path: Path) -> None:
+    given = spec()
+    given["rule"] |= {"lives": "alternate", "loads_per_life": 2}
+    life = Lives(("baseline", "candidate"), 2).next_life(1, 0, [])
+    measure_life({**given, "life": asdict(life)}, Measuring(), Listener(), tmp_path)
+    assert [load.side for load in LoadBook(tmp_path).loads()] == list(life.sides) * 2

@@ -1,0 +1,130 @@
+"""How the loads of one measurement are spread over lives of the servers that are measured.
+
+Together: the servers of all sides are up at once, and a life of them measures block after block.
+Where it ends too soon, by a kill or since a server died, another goes on after the last whole
+block; of the one that was half measured nothing is kept, and its prompts are not sent again.
+
+Alternate: one server is up at a time. Each life measures a few loads of one side; two lives, one a
+side with the same prompts and in an order drawn by chance, are a pair. A life that ended too soon
+is measured anew; its server has forgotten the prompts.
+
+What chance decides follows from one seed and the number of the life, or of the pair. So kept loads
+show whether they are all that were measured, in that order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Literal
+
+from pydantic import Field
+
+from eval_gates.speed.draw import Draw
+from eval_gates.speed.load import Measured, MeasuredLoad
+
+Drawn = tuple[str, int, int, int]
+"""What chance made of one load: side, block, place, seed."""
+
+
+class RuleOfLives(Measured):
+    """What a rule says of the lives of servers."""
+
+    lives: Literal["together", "alternate"] = "together"
+    loads_per_life: int = Field(
+        1, ge=1, le=100, description="of its side; of those alone that alternate"
+    )
+
+    def spread_over(self, sides: Sequence[str]) -> Lives:
+        """The lives that measure these sides, the baseline first where there is one."""
+        return Lives(tuple(sides), self.loads_per_life if self.lives == "alternate" else None)
+
+
+@dataclass(frozen=True)
+class Life:
+    """What one life of servers is to measure."""
+
+    number: int  # among all lives that were begun, from 0
+    sides: tuple[str, ...]  # whose servers are up
+    block: int  # number of its first block
+    draw: int  # seed of its draws, or of those of its pair
+    place: int = 0  # of its side in the pair
+
+
+@dataclass(frozen=True)
+class Lives:
+    """The lives of one measurement.
+
+    Args:
+        sides: that are measured.
+        loads: of one life, where lives alternate; None: the sides are up together.
+    """
+
+    sides: tuple[str, ...]
+    loads: int | None
+
+    @property
+    def unit(self) -> int:
+        """Loads of a block, a round or a pair of lives: what the rule counts."""
+        return len(self.sides) * (self.loads or 1)
+
+    @property
+    def whole(self) -> int:
+        """Loads that are kept together or not at all."""
+        return self.loads or len(self.sides)
+
+    def next_life(self, seed: int, begun: int, loads: Sequence[MeasuredLoad]) -> Life:
+        """The life that goes on.
+
+        Args:
+            seed: of the measurement.
+            begun: how many lives were begun.
+            loads: that are kept of them.
+        """
+        if self.loads is None:
+            return Life(begun, self.sides, len(loads) // self.unit, seed + begun)
+        pair, place = divmod(len(loads) // self.loads, 2)
+        order, _ = self.draw_pair(seed + pair)
+        return Life(begun, (order[place],), pair * self.loads, seed + pair, place)
+
+    def draw_pair(self, seed: int) -> tuple[list[str], list[int]]:
+        """The sides of a pair of lives in their order, and the seeds of the loads of each."""
+        draw = Draw(seed, self.sides)
+        units = [draw.unit() for _ in range(self.loads or 1)]
+        return units[0][1], [each for each, _ in units]
+
+    def drawn(self, seed: int, loads: Sequence[MeasuredLoad], looks: int) -> Iterator[Drawn]:
+        """What chance made of each of these loads, if they are all that were measured.
+
+        Args:
+            seed: of the measurement.
+            loads: whose lives are looked at, and how many they are.
+            looks: loads that count for nothing, at the start of each life of all sides.
+        """
+        block = 0
+        if self.loads is None:
+            for life, those in groupby(loads, lambda load: load.life):
+                draw = Draw(seed + life, self.sides)
+                for _ in range(looks):
+                    draw.look()
+                for _ in range(len(list(those)) // self.unit):
+                    of_unit, order = draw.unit()
+                    yield from ((side, block, place, of_unit) for place, side in enumerate(order))
+                    block += 1
+            return
+        for pair in range(len(loads) // self.unit):
+            order, seeds = self.draw_pair(seed + pair)
+            for place, side in enumerate(order):
+                for number, each in enumerate(seeds):
+                    yield side, pair * self.loads + number, place, each
+
+    def succeed(self, loads: Sequence[MeasuredLoad], begun: int) -> bool:
+        """Whether the loads name lives that follow each other, of so many that were begun."""
+        lives = [load.life for load in loads]
+        if lives != sorted(lives) or (lives and lives[-1] >= begun):
+            return False
+        sizes = [len(list(those)) for _, those in groupby(lives)]
+        if self.loads is None:
+            return all(size % self.unit == 0 for size in sizes)
+        return all(size == self.loads for size in sizes)

@@ -1,0 +1,67 @@
+"""What chance makes of each life can be seen of the loads alone, whatever was interrupted."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from measured_loads import block
+
+from eval_gates.speed.lives import Lives
+from eval_gates.speed.load import MeasuredLoad
+
+SIDES = ("baseline", "candidate")
+UNITS = st.lists(st.integers(0, 3), min_size=1, max_size=6)
+
+
+def measure(lives: Lives, seed: int, tries: list[int]) -> tuple[list[MeasuredLoad], int]:
+    """Loads of lives of which each ended after so many blocks; where they alternate, 0 is none."""
+    from eval_gates.speed.draw import Draw
+
+    loads: list[MeasuredLoad] = []
+    for begun, blocks in enumerate(tries):
+        life = lives.next_life(seed, begun, loads)
+        made: list[tuple[str, int, int, int]] = []
+        if lives.loads is None:
+            draw = Draw(life.draw, life.sides)
+            for _ in SIDES:
+                draw.look()
+            for number in range(life.block, life.block + blocks):
+                of_unit, order = draw.unit()
+                made += [(side, number, place, of_unit) for place, side in enumerate(order)]
+        elif blocks:
+            _, seeds = lives.draw_pair(life.draw)
+            (side,) = life.sides
+            made = [(side, life.block + n, life.place, each) for n, each in enumerate(seeds)]
+        common = block(0, 1.0)[0]
+        loads += [
+            common.model_copy(
+                update={"side": s, "block": b, "place": p, "seed": d, "life": life.number}
+            )
+            for s, b, p, d in made
+        ]
+    return loads, len(tries)
+
+
+@pytest.mark.parametrize("lives", [Lives(SIDES, None), Lives(SIDES, 1), Lives(SIDES, 3)])
+@given(tries=UNITS, seed=st.integers(0, 2**63))
+def test_what_was_measured_is_what_was_drawn_wherever_it_was_interrupted(
+    lives: Lives, tries: list[int], seed: int
+) -> None:
+    loads, begun = measure(lives, seed, tries)
+    whole = loads[: len(loads) // lives.unit * lives.unit]
+    drawn = list(lives.drawn(seed, whole, looks=2))
+    assert [(each.side, each.block, each.place, each.seed) for each in whole] == drawn
+    assert lives.succeed(whole, begun)
+    assert lives.succeed(whole, begun + 1)  # the last was thrown away
+    if whole:
+        assert not lives.succeed(whole, whole[-1].life)
+        assert not lives.succeed(whole[::-1], begun) or len({each.life for each in whole}) == 1
+
+
+def test_no_seed_of_a_block_that_was_half_measured_is_drawn_again() -> None:
+    """Its prompts may be in the cache of a server that runs on."""
+    lives = Lives(SIDES, None)
+    (interrupted, _), (whole, _) = (measure(lives, 7, each) for each in ([1, 2], [3]))
+    assert interrupted[0].seed == whole[0].seed
+    assert {each.seed for each in interrupted[2:]}.isdisjoint({each.seed for each in whole})
