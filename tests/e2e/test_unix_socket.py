@@ -16,6 +16,7 @@ from pipeline.core.process_environment import server_environment
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
 from pipeline.stages.context import BOOTSTRAP
+from recipes.engines.vllm import Vllm
 
 ROOT = Path(__file__).parents[2]
 CLIENT = """
@@ -31,6 +32,17 @@ async def ask():
             print(answer.status)
 
 asyncio.run(ask())
+"""
+
+
+COUNTING = """
+import json, sys
+from pipeline.workers.unix_socket import connect_through
+connect_through(sys.argv[1])
+from pipeline.workers.engine_metrics import DraftCount
+
+counts = [DraftCount("http://localhost", each) for each in (json.loads(sys.argv[2]), {})]
+print(json.dumps([each.facts() for each in counts]))
 """
 
 
@@ -64,6 +76,19 @@ def test_a_tcp_connector_goes_through_the_socket(name: str, socket: Path) -> Non
     assert asked.stdout.strip() == "200", asked.stderr
 
 
+@pytest.mark.parametrize("name", SETTINGS)
+def test_what_is_drafted_is_counted_through_the_socket(name: str, socket: Path) -> None:
+    python = ensure(name, Accelerator.CPU, load_settings(), Silent()).python
+    asked = subprocess.run(
+        [python, "-c", COUNTING, str(socket), json.dumps(dict(Vllm.counters))],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
+    told = {"drafted": {"drafts": 0, "draft_tokens": 0, "accepted_tokens": 0}}
+    assert json.loads(asked.stdout or "null") == [told, {}], asked.stderr
+
+
 @pytest.mark.timeout(900)  # it imports the engine
 def test_the_load_test_goes_through_the_socket(
     socket: Path, demo_model: Path, tmp_path: Path
@@ -74,6 +99,7 @@ def test_the_load_test_goes_through_the_socket(
         "workload": {**workload, "warmup_requests": 1, "seed": 1},
         **{"url": "http://localhost", "socket": str(socket), "model": "m"},
         **{"tokenizer": str(demo_model), "trust_remote_code": False},
+        "counters": dict(Vllm.counters),
     }
     (tmp_path / "spec.json").write_text(json.dumps(spec))
     output = tmp_path / "output"
@@ -90,3 +116,6 @@ def test_the_load_test_goes_through_the_socket(
     assert answer["ok"], (answer, ran.stdout[-2000:])
     assert answer["result"]["failed_requests"] == 0
     assert answer["result"]["requests"] == 6
+    drafted = answer["result"]["drafted"]
+    assert drafted["drafts"] == drafted["accepted_tokens"] >= 6
+    assert drafted["draft_tokens"] == 4 * drafted["drafts"]

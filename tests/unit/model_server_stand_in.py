@@ -9,6 +9,7 @@ asked for. How it behaves is said by variables of its environment, as a profile 
     STAND_IN=silent        runs on and never opens the port
     STAND_IN=refuses       opens the port, is healthy, answers every completion with 500
     STAND_IN=another       answers as another model, as a stranger on our port would
+    STAND_IN=drafts        counts four drafted tokens a stream, of which one is accepted
     STAND_IN=slow          opens the port after a second, and ends with 1 where it is taken
 
 It always has a child of its own, as vLLM has its engine's process. GET /facts tells what it was
@@ -43,6 +44,7 @@ class Handler(BaseHTTPRequestHandler):
 
     options: argparse.Namespace
     facts: dict[str, Any]
+    streams = 0
 
     def do_GET(self) -> None:
         if self.path == "/health":
@@ -51,6 +53,8 @@ class Handler(BaseHTTPRequestHandler):
             is_another = os.environ.get("STAND_IN") == "another"
             root = "/another/model" if is_another else self.options.model
             self.answer(200, {"data": [{"id": self.options.served_model_name, "root": root}]})
+        elif self.path == "/metrics" and os.environ.get("STAND_IN") == "drafts":
+            self.tell_drafts()
         elif self.path == "/facts":
             self.answer(200, self.facts)
         else:
@@ -73,8 +77,21 @@ class Handler(BaseHTTPRequestHandler):
         else:
             self.answer(200, {"choices": [{"text": " world"}]})
 
+    def tell_drafts(self) -> None:
+        """As vLLM counts them."""
+        counts = {"drafts": 1, "draft_tokens": 4, "accepted_tokens": 1}
+        lines = [
+            f'vllm:spec_decode_num_{name}_total{{engine="0"}} {each * Handler.streams}.0\n'
+            for name, each in counts.items()
+        ]
+        self.send_response(200)
+        self.send_header("Content-Type", "text/plain")
+        self.end_headers()
+        self.wfile.write("".join(lines).encode())
+
     def stream(self, tokens: int) -> None:
         """One event a token, as a load generator asks for."""
+        Handler.streams += 1
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.end_headers()
