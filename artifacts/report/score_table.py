@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from artifacts.ending import verdict_word
 from artifacts.gate_row import GateRow, gate_row, speed_row, throughput_row
+from artifacts.report.attribution import attribution_table
+from artifacts.report.figure import Table
 from artifacts.report.run_evidence import RunEvidence
 from artifacts.run_record import VariantReport
 from artifacts.written_numbers import format_megabytes, format_percent
@@ -22,6 +24,7 @@ class VariantPart:
     size: str  # of its weights
     rows: list[GateRow]  # its gates
     collected: list[str]  # what was measured of a variant that was not judged
+    attribution: Table | None = None  # which of weights and KV cache costs what, where asked for
 
 
 def variant_parts(evidence: RunEvidence) -> list[VariantPart]:
@@ -68,4 +71,5 @@ def _part(variant: VariantReport, evidence: RunEvidence) -> VariantPart:
         size=format_megabytes(variant.weights_bytes),
         rows=rows,
         collected=[] if rows else collected_words(evidence, variant.recipe),
+        attribution=attribution_table(variant),
     )

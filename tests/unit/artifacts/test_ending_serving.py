@@ -9,8 +9,16 @@ from recipes import catalog
 
 
 def test_fp8_attention_and_fallbacks_are_told() -> None:
-    command = {"fallbacks": {"float32": "bf16 is emulated"}, "kv_cache_note": "FP8"}
-    assert serving_lines(command) == ["fallback float32: bf16 is emulated", "KV cache: FP8"]
+    command = {
+        "fallbacks": {"float32": "bf16 is emulated"},
+        "kv_cache_note": "FP8",
+        "speculation": "ngram",
+    }
+    assert serving_lines(command) == [
+        "fallback float32: bf16 is emulated",
+        "KV cache: FP8",
+        "speculative decoding: ngram",
+    ]
     # Runs of before had neither key.
     assert serving_lines({}) == []
 

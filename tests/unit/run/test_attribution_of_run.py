@@ -11,6 +11,8 @@ from pretend_stages import PretendModels
 
 from artifacts.ending import attribution_lines
 from artifacts.evidence.recompute import check_run
+from artifacts.report.page import run_page
+from artifacts.report.run_evidence import RunEvidence
 from artifacts.run_record import RunReport
 from eval_gates.attribution import AttributionReport
 
@@ -55,6 +57,14 @@ def test_a_loss_by_the_weights(by_weights: FakeRun) -> None:
     (line,) = attribution_lines(by_weights.report)
     assert line.startswith(f"{RECIPE}, code, ")
     assert line.endswith("queries are quantized, too")
+
+
+def test_the_report_has_its_table(by_weights: FakeRun) -> None:
+    page = run_page(RunEvidence(by_weights.report, by_weights.store))
+    assert "What costs what of fp8-dynamic" in page
+    found = only(by_weights)
+    assert f"{100 * found.weights.difference:.1f}".replace("-", "") in page
+    assert "beyond their sum" in page
 
 
 def test_a_loss_by_the_cache(tmp_path: Path) -> None:

@@ -1,0 +1,30 @@
+"""Which of weights and KV cache costs what, suite by suite, as a table."""
+
+from __future__ import annotations
+
+from artifacts.report.figure import Table
+from artifacts.run_record import VariantReport
+from artifacts.written_numbers import format_points
+from eval_gates.attribution import Effect
+
+
+def attribution_table(variant: VariantReport) -> Table | None:
+    """The changes of the mean score in points, each with its bounds; None where nobody asked."""
+    if not variant.attribution:
+        return None
+    return Table(
+        ("suite", "questions", "weights alone", "KV cache alone", "both", "beyond their sum"),
+        [
+            (
+                each.suite,
+                str(each.n),
+                *map(_cell, (each.weights, each.kv_cache, each.both, each.interaction)),
+            )
+            for each in variant.attribution
+        ],
+    )
+
+
+def _cell(effect: Effect) -> str:
+    bounds = f"{format_points(effect.lower, 1)} to {format_points(effect.upper, 1)}"
+    return f"{format_points(effect.difference, 1)} ({bounds})"
