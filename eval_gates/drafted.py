@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import Field, model_validator
+from pydantic import (
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from pipeline.core.record import Record
 
@@ -17,6 +22,18 @@ class Drafted(Record):
     drafts: Count = Field(description="steps of a request in which tokens were drafted")
     draft_tokens: Count = Field(description="tokens drafted in them")
     accepted_tokens: Count = Field(description="of these, accepted")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _counts_alone(cls, data: Any) -> Any:
+        """What is computed is computed again, whatever a record says of it."""
+        computed = ("rate", "length")
+        is_plain = isinstance(data, dict)
+        return {k: v for k, v in data.items() if k not in computed} if is_plain else data
+
+    @model_serializer(mode="wrap")
+    def _with_what_is_computed(self, counts: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {**counts(self), "rate": self.rate, "length": self.length}
 
     @model_validator(mode="after")
     def _no_more_than_were_drafted(self) -> Drafted:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,6 +19,16 @@ def test_rate_and_length_are_vllms() -> None:
     assert found.length == 2.2
     assert "30 %" in found.words
     assert "2.20" in found.words
+
+
+def test_a_record_has_both_and_is_believed_in_neither() -> None:
+    found = Drafted(drafts=100, draft_tokens=400, accepted_tokens=120)
+    told = found.model_dump(mode="json")
+    assert told == {
+        **{"drafts": 100, "draft_tokens": 400, "accepted_tokens": 120},
+        **{"rate": 0.3, "length": 2.2},
+    }
+    assert Drafted.model_validate_json(json.dumps({**told, "rate": 1.0})) == found
 
 
 def test_where_nothing_was_drafted_there_is_no_rate() -> None:

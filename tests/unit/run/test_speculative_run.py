@@ -62,7 +62,8 @@ def test_method_and_rule_are_members_of_the_tuple(run: FakeRun, tmp_path: Path) 
 
 def test_what_was_drafted_is_in_the_record_and_computed_again(run: FakeRun) -> None:
     (variant,) = run.report.variants
-    assert variant.drafted["throughput"].model_dump() == DRAFTED
+    told = {**DRAFTED, "rate": 0.325, "length": 2.3}
+    assert variant.drafted["throughput"].model_dump() == told
     assert RunReport.model_validate_json(run.report.model_dump_json()) == run.report
     (check,) = check_run(run.report, run.store)
     assert check.differences == ()
@@ -70,10 +71,10 @@ def test_what_was_drafted_is_in_the_record_and_computed_again(run: FakeRun) -> N
     assert "32 % of 400" in line
     assert "2.30 tokens a step" in line
     more = variant.drafted["throughput"].model_copy(update={"accepted_tokens": 400})
-    told = run.report.model_copy(
+    changed = run.report.model_copy(
         update={"variants": [variant.model_copy(update={"drafted": {"throughput": more}})]}
     )
-    (check,) = check_run(told, run.store)
+    (check,) = check_run(changed, run.store)
     assert "drafted.throughput.accepted_tokens" in check.differences[0]
 
 
