@@ -24,6 +24,7 @@ GATE_OPTIONS: tuple[str, ...] = (
     "eval_data",
     "session",
 )
+TUNE_OPTIONS = ("profile", "policy", "workload", "candidates")
 RECHECK_OPTIONS = ("registry", "profile", "source", "weights", "eval_data")
 MODEL_OPTIONS = ("profile", "policy", "name", "eval_data")
 PATHS = ("tokenizer", "eval_data", "weights")
@@ -55,10 +56,11 @@ def command_line(kind: RunKind, command: Mapping[str, Any], *, public: bool = Fa
         words, options = ["prepare", "recheck", str(command.get("recheck", ""))], RECHECK_OPTIONS
     else:
         checkpoint = str(asked.get("checkpoint", ""))
-        words = ["prepare", "model", _show_checkpoint(checkpoint) if public else checkpoint]
-        for recipe in asked.get("recipes") or []:
+        words = ["prepare", kind, _show_checkpoint(checkpoint) if public else checkpoint]
+        for recipe in (asked.get("recipes") or []) if kind == "model" else ():
             words += ["--recipe", _show(recipe, public=public)]
         options = MODEL_OPTIONS if public else (*MODEL_OPTIONS, "registry")
+    options = TUNE_OPTIONS if kind == "tune" else options
     for option in options:
         if asked.get(option):
             value = _show(asked[option], public=public, path=option in PATHS)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 Names = tuple[str, ...]
-RunKind = Literal["model", "gate", "recheck"]
+RunKind = Literal["model", "gate", "recheck", "tune"]
 
 
 class _Asked(BaseModel):
@@ -24,6 +24,8 @@ class _Asked(BaseModel):
     recipes: Names | None = None
     profile: str | None = None
     policy: str | None = None
+    workload: str | None = None
+    candidates: str | None = None
     name: str | None = None
     registry: str | None = None
     eval_data: str | None = None

@@ -11,6 +11,7 @@ from pydantic import Field, field_validator
 
 from artifacts.run_command import RunKind, check_command, kind_of
 from artifacts.stages.judge import JudgeResult
+from artifacts.tuning_report import TuningReport
 from eval_gates.attribution import AttributionReport
 from eval_gates.drafted import Drafted
 from eval_gates.records import GateReport, ThroughputReport, Verdict
@@ -114,6 +115,7 @@ class RunReport(Record):
     variants: list[VariantReport]
     stages: list[StageReport]
     notes: list[str] = Field(description="the notes that were reported")
+    tuning: TuningReport | None = Field(None, description="of `prepare tune`")
     error: dict[str, str] | None = Field(None, description="of a run that failed as a whole")
 
     @field_validator("command")

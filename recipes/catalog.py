@@ -99,6 +99,15 @@ def _find_file(workload: AnyWorkload, path: Path) -> AnyWorkload:
     return workload.model_copy(update={"file": str(beside)})
 
 
+def load_described(name: str, folder: str, noun: str, kind: type[DESCRIBED]) -> DESCRIBED:
+    """What a file of that name in a folder of the package, or a YAML file, holds, as `kind`.
+
+    Raises:
+        UsageError: as load_recipe does; `noun` is what messages call it.
+    """
+    return _load(name, RECIPES / folder, noun, kind)
+
+
 def load_gpu(name: str) -> Gpu:
     """The GPU of that name, or in that YAML file; raises UsageError as load_recipe does."""
     return _load(name, RECIPES / "gpus", "gpu", Gpu)

@@ -45,5 +45,5 @@ class EngineFacts(Described):
 @cache
 def vllm_facts() -> EngineFacts:
     """Those of vLLM."""
-    file = Path(recipes.__file__).parent / "tuning" / "vllm-facts.yaml"
+    file = Path(recipes.__file__).parent / "engines" / "vllm-facts.yaml"
     return parse(file, "facts", EngineFacts)

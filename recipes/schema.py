@@ -126,6 +126,33 @@ class Fallback(Described):
     )
 
 
+class Tuned(Described):
+    """What `prepare tune` has confirmed of a profile that it wrote."""
+
+    gain_at_least: float = Field(
+        ge=1e-3, le=1_000, description="lower bound of output tokens/s over those of stock"
+    )
+    gain: float = Field(ge=1e-3, le=1_000, description="of the typical block; an estimate")
+    alpha: float = Field(gt=0, lt=1, description="error rate of the bound")
+    workload: str = Field(description="that it was measured under, by its name")
+    stock: list[str] = Field(
+        description="command line of what it was compared with; the engine chose all else itself"
+    )
+    checkpoint: str = Field(description="digest of the model that was served")
+    hardware: dict[str, Any] = Field(description="that both were served on")
+    run: str = Field(description="id of the run that measured it")
+    evidence: str = Field(description="SHA-256 of every request's timings, in that run's store")
+    gate_again: bool = Field(description="whether an argument changes answers")
+
+    @property
+    def words(self) -> str:
+        """For people, in one line."""
+        return (
+            f"tuned for {self.workload}: at least {self.gain_at_least:.3f} of stock's output "
+            f"tokens/s (run {self.run})"
+        )
+
+
 class ServingProfile(Described):
     """An engine's exact arguments, the load to measure with, the limits of a kind of machine."""
 
@@ -172,6 +199,7 @@ class ServingProfile(Described):
         None, description="what the KV cache's type does to the variants; said in plan and verdict"
     )
 
+    tuned: Tuned | None = Field(None, description="written by `prepare tune`; changes nothing")
     fallbacks: dict[Name, Fallback] = Field(
         default={}, description="by name; of a CPU's profile only. None of them is ever silent"
     )

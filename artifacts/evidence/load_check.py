@@ -12,7 +12,7 @@ from itertools import takewhile
 from artifacts.stages.speed import SPEED
 from eval_gates.speed.draw import SIDES
 from eval_gates.speed.load import MeasuredLoad
-from eval_gates.speed.rule import rule_of
+from eval_gates.speed.rule import measuring_rule
 from pipeline.core.stage_record import StageRecord
 from recipes.policy import Policy
 from recipes.speed import SloGate
@@ -29,7 +29,7 @@ def find_misdrawn(
     """
     kept = SPEED.kept(record)
     asked, found = kept.parameters, kept.result
-    rule = rule_of(asked.claim, asked.rule)
+    rule = measuring_rule(asked.claim, asked.rule)
     lives = rule.spread_over([side for side in SIDES if side in asked.sides])
     units, rest = divmod(len(loads), lives.unit)
     if rest or units != found.units:

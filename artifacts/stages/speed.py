@@ -1,4 +1,4 @@
-"""The stage that measures what one claim on speed rests on."""
+"""The stage that measures what one claim on speed rests on, or one entrant of a race."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from pipeline.core.stage import Stage, WorkerRuntime
 class SpeedParameters(Record):
     """Which sides are measured, and until when."""
 
-    claim: Literal["ratio", "slo"]
+    claim: Literal["ratio", "slo", "race"] = Field(
+        description="race: it is chosen what to claim something about"
+    )
     name: str = Field(description="of the workload")
     workload: dict[str, Any] = Field(description="with what its file holds, and not where it is")
     rule: dict[str, Any] = Field(description="that decides")

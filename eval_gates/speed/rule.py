@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from eval_gates.speed.race import RaceRule
 from eval_gates.speed.ratio import RatioRule
 from eval_gates.speed.slo import SloRule
 
@@ -15,3 +16,8 @@ Claim = Literal["ratio", "slo"]
 def rule_of(claim: Claim, data: Mapping[str, Any]) -> Rule:
     """The rule; raises ValidationError where the data is none."""
     return (RatioRule if claim == "ratio" else SloRule).model_validate(dict(data))
+
+
+def measuring_rule(measured: Claim | Literal["race"], data: Mapping[str, Any]) -> Rule | RaceRule:
+    """As `rule_of`; of a race, which claims nothing, what ends measuring."""
+    return RaceRule.model_validate(dict(data)) if measured == "race" else rule_of(measured, data)

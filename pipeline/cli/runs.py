@@ -8,6 +8,7 @@ import typer
 
 from pipeline.cli.options import JsonOption, RunArgument, StoreOption
 from pipeline.cli.tables import print_json, print_run, print_stages, print_table
+from pipeline.cli.tuning_tables import print_tuning
 from pipeline.core.errors import StoreError
 
 app = typer.Typer(
@@ -72,7 +73,10 @@ def show(
     if as_json:
         print(report.model_dump_json(indent=1))
         return
-    print_run(report)
+    if report.tuning is not None:
+        print_tuning(report)
+    else:
+        print_run(report)
     print_stages(report, found)
 
 

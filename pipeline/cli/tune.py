@@ -2,19 +2,56 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipeline.cli.options import JsonOption, ProfileOption, option
+from pipeline.cli.display import open_display
+from pipeline.cli.options import (
+    PATH,
+    JsonOption,
+    PolicyOption,
+    ProfileOption,
+    StoreOption,
+    TrustOption,
+    argument,
+    option,
+)
 from pipeline.cli.tables import print_json, print_table
-from pipeline.core.errors import ExitCode, UsageError
+from pipeline.cli.tuning_tables import print_tuning
+from pipeline.core.credentials import take_out
+from pipeline.core.errors import ExitCode, UsageError, from_dict
 
 if TYPE_CHECKING:
     from pipeline.forecast.command_lint import Lint
 
 LINTED_GPU = "h100"  # where neither the profile nor this machine says another
 
+TunedArgument = Annotated[
+    str | None,
+    argument(
+        "A folder, a Hub id (org/name, optionally @revision), or demo:smollm2-135m.",
+        metavar="CHECKPOINT",
+        parser=take_out,
+    ),
+]
+WorkloadOption = Annotated[
+    str | None,
+    option(
+        "--workload",
+        "Name or YAML file of the load. Default: that of the policy's ratio of speed, or 'chat'.",
+    ),
+]
+CandidatesOption = Annotated[
+    str,
+    option("--candidates", "Name or YAML file of what to try.", show_default=True),
+]
+ToOption = Annotated[
+    Path | None,
+    option("--to", "Write the tuned profile to this file, too.", **PATH),
+]
 LintOption = Annotated[
     str | None,
     option(
@@ -26,32 +63,73 @@ LintOption = Annotated[
 
 
 def tune(
-    lint: LintOption = None,
+    checkpoint: TunedArgument = None,
+    policy: PolicyOption = None,
     profile: ProfileOption = "auto",
+    workload: WorkloadOption = None,
+    candidates: CandidatesOption = "standard",
+    to: ToOption = None,
+    lint: LintOption = None,
+    store: StoreOption = None,
     as_json: JsonOption = False,
+    yes_trust_remote_code: TrustOption = False,
 ) -> None:
-    """Look at a foreign command line of vLLM's server; nothing is run.
+    """Find the serving arguments that serve a declared load best, and confirm the gain.
 
-    It names options that the engine no longer has and what takes their place, those
-    that say what is the default already, those that make it slower than stock, and
-    those that change answers. Defaults are those of the profile's kind of machine.
+    Candidates race at one load, a server each; losers are stopped early. The winner
+    is then measured against stock (the engine's own defaults) on fresh servers with
+    fresh prompts, as a claim with an error rate. Only a gain that is confirmed gives
+    a profile, which `prepare model --profile` takes, gates and promotes.
+
+    With --lint nothing is run: it names options of a foreign command line that the
+    engine no longer has, that are its default already, that make it slower than
+    stock, or that change answers.
 
     Examples
 
+      prepare tune demo:smollm2-135m --policy demo
+
+      prepare tune ./my-checkpoint --workload support --candidates mine.yaml --to tuned.yaml
+
       prepare tune --lint 'vllm serve org/name --scheduler-policy continuous --max-num-seqs 256'
 
-      prepare tune --lint "$(cat serve.sh)" --profile h200 --json
-
-    Exit codes: 0 it starts, 2 usage, 4 the server would refuse it.
+    Exit codes: 0 a tuned profile (--lint: it starts), 1 error, 2 usage, 3 unexpected error,
+    4 no gain (--lint: the server would refuse it), 5 undecided, 130 interrupted.
     """
-    if lint is None:
-        raise UsageError("there is nothing to do", where="prepare tune", cure="add --lint '...'")
-    found = lint_command(lint, profile)
+    if (lint is None) == (checkpoint is None):
+        raise UsageError(
+            "there is nothing to tune" if lint is None else "a command line is linted alone",
+            where="prepare tune",
+            cure="name a checkpoint, or give a command line with --lint",
+        )
+    if lint is not None:
+        found = lint_command(lint, profile)
+        if as_json:
+            print_json(found.to_dict())
+        else:
+            print_lint(found)
+        raise typer.Exit(ExitCode.GATES_FAILED if found.fails else ExitCode.PROMOTED)
+    from pipeline.environments.settings import load_settings
+    from pipeline.run.tune import TuneRequest, run_tune
+
+    request = TuneRequest(
+        checkpoint=checkpoint or "",
+        policy=policy,
+        profile=profile,
+        workload=workload,
+        candidates=candidates,
+        trust_remote_code=yes_trust_remote_code,
+        to=to.expanduser().absolute() if to else None,
+    )
+    with open_display(as_json=as_json) as progress:
+        report = run_tune(request, load_settings(store), progress)
     if as_json:
-        print_json(found.to_dict())
+        print(report.model_dump_json(indent=1))
     else:
-        print_lint(found)
-    raise typer.Exit(ExitCode.GATES_FAILED if found.fails else ExitCode.PROMOTED)
+        print_tuning(report)
+    if report.error is not None:
+        print(f"error: {from_dict(report.error)}", file=sys.stderr)
+    raise typer.Exit(report.exit_code or 0)
 
 
 def lint_command(text: str, profile: str) -> Lint:

@@ -1,7 +1,7 @@
 """Says of a foreign `vllm serve` command line what is gone, default already, or harmful.
 
 What the engine knows comes from its own parser (`recipes/engines/*.txt`), the rest from data
-(`recipes/tuning/vllm-facts.yaml`). Nothing is run.
+(`recipes/engines/vllm-facts.yaml`). Nothing is run.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class Claim:
 
     gate: str  # `ratio.chat`, `slo.0`
     name: str  # of the workload
-    kind: Literal["ratio", "slo"]  # which rule decides
+    kind: Literal["ratio", "slo", "race"]  # which rule decides
     workload: AnyWorkload
     where: str  # the workload stands, for messages
     rule: Mapping[str, Any]  # that decides, as plain data

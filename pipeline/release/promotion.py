@@ -182,6 +182,13 @@ def choose_variants(run: RunReport, order: Order) -> list[VariantReport]:
             cure="`prepare registry show NAME` shows what the recheck found; to promote the "
             "weights as a version of another tuple, run `prepare model` there",
         )
+    if run.kind == "tune":
+        raise UsageError(
+            "this run tuned how a model is served: it gated no answers",
+            where=where,
+            cure="gate and promote it as tuned: prepare model CHECKPOINT --profile "
+            + (run.tuning.profile if run.tuning and run.tuning.profile else "TUNED.yaml"),
+        )
     if run.status == "running":
         raise UsageError(
             "this run is not finished", where=where, cure="wait for it, then promote its variant"

@@ -13,6 +13,7 @@ from filelock import FileLock
 from artifacts.kept_runs import ALIVE_LOCK, RUN_RECORD
 from artifacts.run_command import RunKind
 from artifacts.run_record import RunReport, StageReport, VariantReport
+from artifacts.tuning_report import TuningReport
 from pipeline.checkpoint.source_facts import CheckpointReport
 from pipeline.core.errors import PrepareError
 from pipeline.core.events import Progress
@@ -57,6 +58,10 @@ class RunLog:
     def note_counted(self, tried: Sequence[str]) -> None:
         """These variants are counted by the verdicts, also those that this run does not try."""
         self._update(command={**self._report.command, "tried": list(tried)})
+
+    def note_tuning(self, tuning: TuningReport) -> None:
+        """A race or its winner's claim has come further."""
+        self._update(tuning=tuning)
 
     def stage(self, stage: StageReport) -> None:
         """A stage has ended."""

@@ -17,7 +17,8 @@ from eval_gates.speed.draw import SIDES
 from eval_gates.speed.lives import Life, Lives
 from eval_gates.speed.load import LOADS, MeasuredLoad
 from eval_gates.speed.load_book import BEGUN, Begun, LoadBook
-from eval_gates.speed.rule import Rule, rule_of
+from eval_gates.speed.race import RaceRule
+from eval_gates.speed.rule import Rule, measuring_rule
 from pipeline.core.digest import digest_bytes, digest_json
 from pipeline.core.errors import ServingError
 from pipeline.core.private_files import keep_private
@@ -43,7 +44,7 @@ class Course:
 
     book: LoadBook
     begun: Begun
-    rule: Rule
+    rule: Rule | RaceRule
     lives: Lives
     loads: Sequence[MeasuredLoad]
     """Without those of what was half measured."""
@@ -70,7 +71,7 @@ def course_of(spec: StageSpec, store: Store) -> Course:
         folder.mkdir(parents=True, exist_ok=True)
         book = LoadBook(folder)
         begun = book.open(rests_on)
-    rule = rule_of(parameters.claim, parameters.rule)
+    rule = measuring_rule(parameters.claim, parameters.rule)
     lives = rule.spread_over([side for side in SIDES if side in parameters.sides])
     loads = book.loads()
     return Course(book, begun, rule, lives, loads[: len(loads) // lives.whole * lives.whole])

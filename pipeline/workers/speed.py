@@ -33,8 +33,8 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
     """Measure on the servers that are up: until the rule has decided, or their life is over.
 
     Args:
-        spec: claim (`ratio` or `slo`), name and workload, rule, sides, life (eval_gates/speed/
-            lives.py), endpoints by side, tokenizer (folder), trust_remote_code.
+        spec: claim (`ratio`, `slo` or `race`), name and workload, rule, sides, life
+            (eval_gates/speed/lives.py), endpoints by side, tokenizer (folder), trust_remote_code.
         progress: receives how many blocks or rounds are done, of the most that there can be.
         output: has the load book, which the loads are added to.
 
@@ -64,9 +64,9 @@ def measure_life(spec: dict[str, Any], measure: Measure, progress: Progress, out
     """All that one life of the servers is to measure; each block is on disk before the next."""
     from eval_gates.speed.lives import Life
     from eval_gates.speed.load_book import LoadBook
-    from eval_gates.speed.rule import rule_of
+    from eval_gates.speed.rule import measuring_rule
 
-    rule, book = rule_of(spec["claim"], spec["rule"]), LoadBook(output)
+    rule, book = measuring_rule(spec["claim"], spec["rule"]), LoadBook(output)
     lives, life = rule.spread_over(spec["sides"]), Life(**spec["life"])
     loads = book.loads()
     task = f"speed {spec['name']}"

@@ -1,0 +1,54 @@
+"""What `prepare tune` writes down: who raced, who won, and what was confirmed of the winner."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from eval_gates.records import Verdict
+from eval_gates.speed.report import SpeedReport
+from pipeline.core.record import Record
+
+Outcome = Literal["raced", "out", "refused", "failed", "dropped"]
+
+
+class RaceReport(Record):
+    """What became of one way to serve; its numbers chose the winner and show nothing."""
+
+    name: str
+    lever: str
+    outcome: Outcome = Field(
+        description="out: fell behind and was stopped; refused: its numbers cannot be trusted; "
+        "failed: it did not start, or died; dropped: it was not tried"
+    )
+    reason: str = Field("", description="of all that did not keep up, why")
+    arguments: dict[str, Any] = Field({}, description="the engine's, as it was served")
+    changes_answers: bool = Field(False, description="so answers have to be gated again")
+    output_tokens_per_s: float | None = Field(None, description="mean of its rounds")
+    over_stock: float | None = Field(None, description="that over stock's; no evidence")
+    rounds: int = 0
+    stage: str | None = Field(None, description="key of the stage that measured it")
+
+
+class TuningReport(Record):
+    """A whole `prepare tune`."""
+
+    workload: str = Field(description="its name")
+    load: dict[str, Any] = Field(description="the workload itself")
+    stock: dict[str, Any] = Field(description="arguments, beside the engine's own defaults")
+    race: list[RaceReport] = Field([], fail_fast=True, description="stock first")
+    levers: dict[str, str] = Field({}, description="what each did here, in words")
+    winner: str | None = Field(None, description="of the race; None: nothing beat stock there")
+    trial: int | None = Field(None, description="how many winners were tried so far, with it")
+    confirmed: SpeedReport | None = Field(None, description="winner against stock, on fresh lives")
+    stage: str | None = Field(None, description="key of the stage that measured it")
+    verdict: Verdict | None = Field(None, description="pass: there is a tuned profile")
+    reason: str = ""
+    profile: str | None = Field(None, description="file of the tuned profile")
+    gate_again: bool = Field(False, description="the winner changes answers")
+
+    @property
+    def gain_at_least(self) -> float | None:
+        """Lower bound of the winner's output tokens/s over stock's; None unless confirmed."""
+        return self.confirmed.lower if self.confirmed and self.verdict == "pass" else None

@@ -1,0 +1,63 @@
+"""How far one entrant of a race is measured. A race chooses what to confirm; it shows nothing.
+
+The best of many equal entrants looks a few percent faster than they are. So nothing is concluded
+from these numbers but which entrant is worth a claim of its own, on other prompts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from eval_gates.speed.lives import RuleOfLives
+from eval_gates.speed.load import MeasuredLoad
+from eval_gates.speed.steady import output_rate
+from eval_gates.speed.trust import Distrust, distrusted, failures
+
+
+class RaceRule(RuleOfLives):
+    """When an entrant is measured no further."""
+
+    rounds: int = Field(ge=1, description="of one that keeps up")
+    leader: float | None = Field(
+        None, gt=0, description="output tokens a second of the fastest before; None: it is first"
+    )
+    behind: float = Field(
+        0.1, gt=0, lt=1, description="with no round nearer to the leader than this, it is out"
+    )
+    hit_rate: float | None = Field(None, description="that the workload declares")
+
+    unit: ClassVar[str] = "rounds"
+
+    @property
+    def cap(self) -> int:
+        """The most rounds."""
+        return self.rounds
+
+    def state(self, loads: Sequence[MeasuredLoad]) -> Literal["open", "raced", "out", "refused"]:
+        """Where the entrant stands after these loads."""
+        if self.causes(loads):
+            return "refused"
+        if not loads:
+            return "open"
+        if self.leader is not None:
+            nearest = max(output_rate(load) for load in loads)
+            if nearest < (1 - self.behind) * self.leader:
+                return "out"
+        return "raced" if len(loads) >= self.rounds else "open"
+
+    def wants_more(self, loads: Sequence[MeasuredLoad]) -> bool:
+        """Whether it is still in the race, with rounds to go."""
+        return self.state(loads) == "open"
+
+    def causes(self, loads: Sequence[MeasuredLoad]) -> list[Distrust]:
+        """Why its numbers are none."""
+        found = distrusted(loads, declared=self.hit_rate, judged_s=None)
+        return [*failures(loads), *found]
+
+    def typical_rate(self, loads: Sequence[MeasuredLoad]) -> float:
+        """Output tokens a second: the geometric mean over the rounds, of which there is one."""
+        return math.exp(sum(math.log(output_rate(load)) for load in loads) / len(loads))

@@ -1,0 +1,56 @@
+"""What `prepare tune` found, for people: the race, what each lever did, and what was confirmed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pipeline.cli.tables import print_table
+
+if TYPE_CHECKING:
+    from artifacts.run_record import RunReport
+    from artifacts.tuning_report import RaceReport, TuningReport
+
+
+def print_tuning(report: RunReport) -> None:
+    """The tables of a run of `prepare tune`, and what to do next."""
+    tuning = report.tuning
+    if tuning is None:
+        return
+    headings = ["candidate", "lever", "tokens/s", "of stock", "rounds", "", "why"]
+    print_table(headings, [race_row(each) for each in tuning.race])
+    levers = [[lever.replace("_", " "), words] for lever, words in tuning.levers.items()]
+    print_table(["lever", "what it did"], levers)
+    for line in ending_lines(tuning, report):
+        print(line)
+
+
+def race_row(each: RaceReport) -> list[str]:
+    """One entrant; its numbers chose the winner, and are no evidence."""
+    rate, over = each.output_tokens_per_s, each.over_stock
+    return [
+        each.name,
+        each.lever.replace("_", " "),
+        f"{rate:,.1f}" if rate is not None else "",
+        f"{over:.3f}" if over is not None else "",
+        str(each.rounds or ""),
+        each.outcome,
+        each.reason,
+    ]
+
+
+def ending_lines(tuning: TuningReport, report: RunReport) -> list[str]:
+    """What was confirmed, and the next command."""
+    if tuning.verdict is None:
+        return []
+    lines = ["the race chose whom to measure; its numbers show nothing"]
+    who = tuning.winner or "no candidate"
+    lines.append(f"{who} against stock under {tuning.workload}: {tuning.verdict}: {tuning.reason}")
+    if tuning.profile is None:
+        return [*lines, "no gain is confirmed, so there is no tuned profile: serve stock"]
+    checkpoint = report.command.get("checkpoint", "CHECKPOINT")
+    why = "its arguments change answers" if tuning.gate_again else "nothing is promoted ungated"
+    return [
+        *lines,
+        f"at least {tuning.gain_at_least:.3f} of stock's output tokens/s; profile {tuning.profile}",
+        f"Next ({why}): prepare model {checkpoint} --profile {tuning.profile}",
+    ]

@@ -1,0 +1,273 @@
+"""Lays out what `prepare tune` measures: a race of ways to serve, and one claim on its winner.
+
+Each entrant is a variant of one model that is served otherwise: a life of a server of its own, a
+stage that hears it speak and a stage that puts it under load. The claim is one of speed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from artifacts.served_model import ServedModel, ServerRuntime
+from artifacts.serving_arguments import ServingArguments
+from artifacts.stages.coherence import COHERENCE
+from pipeline.checkpoint.folder import Checkpoint
+from pipeline.core.digest import digest_json
+from pipeline.core.errors import UsageError
+from pipeline.core.stage_record import StageSpec
+from pipeline.environments.environment import Accelerator, identity
+from pipeline.environments.settings import Settings
+from pipeline.plan.choices import fit_here
+from pipeline.plan.of_speed import Claim, Side, dump_workload, find_claims, speed_stages
+from pipeline.plan.plan import Plan, VariantPlan
+from recipes.candidates import AS_PROFILED, STOCK, Candidate, Candidates
+from recipes.catalog import BASELINE, load_workload
+from recipes.engine_arguments import check_arguments, check_variables
+from recipes.engines import find_engine
+from recipes.policy import Policy
+from recipes.quantization import NoQuantization
+from recipes.schema import Recipe, ServingProfile
+from recipes.speed import RatioGate, Speed
+
+# What stock is on is the profile's to say: more GPUs are no gain of arguments.
+DIVIDES_GPUS = ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size")
+NO_GAIN = 1.0  # ratio to stock that must be exceeded
+RACE = "race"
+
+
+@dataclass(frozen=True)
+class Entrant:
+    """One way to serve, in a race."""
+
+    name: str
+    lever: str
+    profile: ServingProfile  # as its file would say it, for any machine of its kind
+    fitted: ServingProfile  # as this machine serves it
+    changes_answers: bool
+
+    @property
+    def serving(self) -> ServingArguments:
+        """The engine's arguments."""
+        return ServingArguments.of(self.fitted, is_baseline=False)
+
+
+def make_stock(profile: ServingProfile, candidates: Candidates) -> Entrant:
+    """The profile without what any candidate moves: there, the engine's own defaults hold."""
+    moved = {name for each in candidates.candidates.values() for name in each.engine_arguments}
+    kept = {
+        name: value
+        for name, value in profile.engine_arguments.items()
+        if name not in moved or name in DIVIDES_GPUS
+    }
+    bare = profile.model_copy(
+        update={
+            **{"engine_arguments": kept, "kv_cache_dtype": "auto"},
+            **{"kv_cache_note": None, "tuned": None, "speculative": None},
+        }
+    )
+    return _entrant(STOCK, STOCK, bare, changes_answers=False)
+
+
+def make_entrant(name: str, candidate: Candidate, stock: Entrant) -> Entrant:
+    """Stock with what the candidate adds.
+
+    Raises:
+        UsageError: that is not for a profile to set, or not known to the engine.
+    """
+    base = stock.profile
+    where = f"candidates.{name}"
+    try:
+        check_arguments(base.accelerator, candidate.engine_arguments, base.engine)
+        check_variables(candidate.environment, base.engine)
+        if (speculative := candidate.speculative) is not None:
+            speculative.check(base.accelerator, base.engine)
+            if unfit := speculative.unfit(base.engine):
+                raise ValueError(f"nothing that is served so may be promoted: {unfit}")
+    except ValueError as error:
+        raise UsageError(
+            str(error),
+            where=where,
+            cure="leave it out, or say with 'accelerator' which machines it is for",
+        ) from error
+    changed = base.model_copy(
+        update={
+            "engine_arguments": {**base.engine_arguments, **candidate.engine_arguments},
+            "environment": {**base.environment, **candidate.environment},
+            "kv_cache_dtype": candidate.kv_cache_dtype or base.kv_cache_dtype,
+            "speculative": candidate.speculative,
+        }
+    )
+    return _entrant(name, candidate.lever, changed, changes_answers=candidate.changes_answers)
+
+
+def make_profiled(profile: ServingProfile, stock: Entrant) -> Entrant:
+    """The profile as it stands, which may be better, or worse, than stock."""
+    speculates = profile.speculative is not None
+    changes = speculates or profile.kv_cache_dtype != stock.profile.kv_cache_dtype
+    return _entrant(AS_PROFILED, AS_PROFILED, profile, changes_answers=changes)
+
+
+def gpus_of(serving: ServingArguments) -> int:
+    """How many GPUs it is spread over."""
+    found = 1
+    for name in DIVIDES_GPUS:
+        found *= int(serving.engine_arguments.get(name, 1))
+    return found
+
+
+def _entrant(name: str, lever: str, profile: ServingProfile, *, changes_answers: bool) -> Entrant:
+    fitted = fit_here(profile) if profile.accelerator == "cpu" else profile
+    return Entrant(name, lever, profile, fitted, changes_answers)
+
+
+@dataclass(frozen=True)
+class TuningPlanner:
+    """Lays out the stages.
+
+    Args:
+        checkpoint: that is served as it is.
+        stock: what all are compared with.
+        policy: whose error rate and workloads count.
+        workload: name of the declared one, or the path of its file.
+        candidates: how they race.
+        identities: environment name to identity digest.
+        hardware: facts about the machine.
+        store: folder of the store.
+        trust_remote_code: let the engine run Python code from the checkpoint's folder.
+    """
+
+    checkpoint: Checkpoint
+    stock: Entrant
+    policy: Policy
+    workload: str
+    candidates: Candidates
+    identities: Mapping[str, str]
+    hardware: dict[str, Any]
+    store: Path
+    trust_remote_code: bool = False
+
+    def plan(self) -> Plan:
+        """Stock, which everything is compared with."""
+        return Plan(
+            policy=self.policy, shared={}, baseline=self.race(self.stock, None), variants=()
+        )
+
+    def race(self, entrant: Entrant, leader: float | None) -> VariantPlan:
+        """The entrant's life in the race; `leader`: output tokens a second of the fastest yet."""
+        claim = self.claim(self.policy.alpha)
+        rule = {
+            "rounds": self.candidates.rounds,
+            "leader": leader,
+            "behind": self.candidates.behind,
+            "hit_rate": claim.workload.declared_hit_rate,
+        }
+        race = replace(claim, gate=RACE, kind="race", rule=rule, compares=False)
+        return self._variant(entrant, race)
+
+    def confirm(self, winner: Entrant, alpha: float) -> VariantPlan:
+        """The claim that the winner is faster than stock, at that error rate."""
+        return self._variant(winner, self.claim(alpha))
+
+    def claim(self, alpha: float) -> Claim:
+        """That a way to serve is faster than stock under the declared workload.
+
+        Raises:
+            UsageError: the workload is not there, or cannot be asked; file and key are named.
+        """
+        return find_claim(self.policy, self.stock.fitted, self.workload, alpha, self._max_length())
+
+    def trial_key(self, winner: Entrant) -> str:
+        """What makes confirming a winner another try: who is served how, and under which load."""
+        served = [self._identity(each).model_dump() for each in (self.stock, winner)]
+        return digest_json([served, dump_workload(self.claim(self.policy.alpha))[0]])
+
+    def _variant(self, entrant: Entrant, claim: Claim) -> VariantPlan:
+        name = BASELINE if entrant == self.stock else entrant.name
+        first = self._coherence(BASELINE, self.stock, {})
+        heard = first if name == BASELINE else self._coherence(name, entrant, {"baseline": first})
+        sides = [
+            Side(BASELINE, self._identity(self.stock), first),
+            Side(name, self._identity(entrant), heard),
+        ]
+        model = self.checkpoint.path
+        loads = speed_stages(
+            [claim], *sides, tokenizer=model, environment=self.identities["serve"], beside=[RACE]
+        )
+        recipe = Recipe(
+            name=name, summary=entrant.lever, family="baseline", quantization=NoQuantization()
+        )
+        stages = {"coherence": heard, **loads}
+        return VariantPlan(
+            recipe=recipe,
+            model=model,
+            arguments=entrant.serving,
+            stages=stages,
+            served=tuple(stages),
+            rounds={},
+            trust_remote_code=self.trust_remote_code,
+        )
+
+    def _coherence(self, name: str, entrant: Entrant, before: dict[str, StageSpec]) -> StageSpec:
+        return COHERENCE.spec(name, self._identity(entrant), before, ServerRuntime(), self.store)
+
+    def _identity(self, entrant: Entrant) -> ServedModel:
+        return ServedModel(
+            checkpoint=self.checkpoint.digest,
+            serving=entrant.serving,
+            engine=self.identities["serve"],
+            hardware=self.hardware,
+            trust_remote_code=self.trust_remote_code,
+        )
+
+    def _max_length(self) -> int:
+        limit = self.stock.profile.engine_arguments.get("max-model-len")
+        return int(limit) if limit else self.checkpoint.max_position_embeddings
+
+
+def find_claim(
+    policy: Policy,
+    profile: ServingProfile,
+    workload: str,
+    alpha: float,
+    max_length: int | None = None,
+) -> Claim:
+    """The claim on speed that confirms a gain; the policy's own claims are left out."""
+    own = policy.speed.workloads if policy.speed else {}
+    blocks = policy.speed.ratio.blocks if policy.speed and policy.speed.ratio else None
+    name = workload
+    if "/" in workload or workload.endswith((".yaml", ".yml")):
+        name = Path(workload).stem.lower()
+        own = {**own, name: load_workload(workload)[0]}
+    minimum = {"cpu": NO_GAIN, "cuda": NO_GAIN}
+    given = {"blocks": blocks} if blocks else {}
+    ratio = RatioGate.model_validate({"minimum": minimum, "workloads": [name], **given})
+    claimed = policy.model_copy(update={"speed": Speed(ratio=ratio, workloads=own)})
+    (claim,) = find_claims(claimed, profile, alpha=alpha, max_length=max_length)
+    return claim
+
+
+def first_workload(policy: Policy) -> str:
+    """The one that the policy claims a ratio of, else the chat of the profile or the package."""
+    ratio = policy.speed.ratio if policy.speed else None
+    return ratio.workloads[0] if ratio else "chat"
+
+
+def identities_of(profile: ServingProfile, settings: Settings) -> dict[str, str]:
+    """Of the environments that take part."""
+    accelerator = Accelerator(profile.accelerator)
+    names = {"serve", str(find_engine(profile.engine).environment)}
+    return {name: identity(name, accelerator, settings) for name in names}
+
+
+def entrants_of(
+    candidates: Candidates, profile: ServingProfile, stock: Entrant
+) -> Iterator[tuple[str, Candidate | None]]:
+    """Who might race, in this order: the profile as it stands, then the candidates."""
+    if ServingArguments.of(profile, is_baseline=False) != ServingArguments.of(
+        stock.profile, is_baseline=False
+    ):
+        yield AS_PROFILED, None
+    yield from candidates.candidates.items()

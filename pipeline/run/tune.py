@@ -1,0 +1,412 @@
+"""One `prepare tune`: a race of ways to serve, then one claim on its winner against stock.
+
+The race is no evidence: the best of many equal ways looks faster than they are. What counts is the
+winner's claim alone, on fresh lives and prompts that the race did not see, at its own error rate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from artifacts.evidence.trials import Count, Trial, Trials
+from artifacts.run_record import RunReport
+from artifacts.stages.speed import SPEED
+from artifacts.tuning_report import RaceReport, TuningReport
+from eval_gates.speed.load import LOADS, MeasuredLoad, read_loads
+from eval_gates.speed.race import RaceRule
+from eval_gates.speed.report import SpeedReport, judge_speed
+from eval_gates.statistics.multiplicity import level_of
+from pipeline.checkpoint.folder import Checkpoint
+from pipeline.checkpoint.source_facts import report_checkpoint
+from pipeline.core.errors import (
+    CheckpointError,
+    ExitCode,
+    ServingError,
+    StageError,
+    UsageError,
+)
+from pipeline.core.events import Progress
+from pipeline.core.hardware import hardware
+from pipeline.core.stage_record import StageRecord, StageSpec
+from pipeline.core.store import write_atomically
+from pipeline.environments.environment import Accelerator
+from pipeline.environments.settings import Settings
+from pipeline.forecast.machine import Machine, this_machine
+from pipeline.forecast.tuning_fit import misfit, skip_reason
+from pipeline.inspection.inspection import Inspection, inspect
+from pipeline.inspection.source import read_folder
+from pipeline.plan.choices import Request, choose, load_named_profile, locate
+from pipeline.plan.of_tuning import (
+    RACE,
+    Entrant,
+    TuningPlanner,
+    entrants_of,
+    find_claim,
+    first_workload,
+    identities_of,
+    make_entrant,
+    make_profiled,
+    make_stock,
+)
+from pipeline.run.endpoints import Endpoints
+from pipeline.run.measurement import Measurement
+from pipeline.run.session import Session
+from pipeline.run.stage_runner import StageRunner
+from recipes.candidates import (
+    AS_PROFILED,
+    COMBINED,
+    STOCK,
+    Candidate,
+    combine,
+    load_candidates,
+)
+from recipes.engine_facts import vllm_facts
+from recipes.engines import options
+from recipes.schema import ServingProfile, Tuned
+
+CODES = {"pass": ExitCode.PROMOTED, "fail": ExitCode.GATES_FAILED, "undecided": ExitCode.UNDECIDED}
+PROFILE = "tuned-profile.yaml"
+
+
+@dataclass(frozen=True)
+class TuneRequest:
+    """The options of `prepare tune`."""
+
+    checkpoint: str
+    policy: str | None
+    profile: str
+    workload: str | None
+    candidates: str
+    trust_remote_code: bool = False
+    to: Path | None = None  # file of the tuned profile beside the one in the run's folder
+
+
+def run_tune(request: TuneRequest, settings: Settings, progress: Progress) -> RunReport:
+    """Race, confirm, and write a profile where a gain is confirmed.
+
+    Returns:
+        the report, whose `exit_code` says how it went: 0 a tuned profile, 4 no gain, 5 undecided.
+
+    Raises:
+        PrepareError: the request itself is wrong, so there is no run.
+    """
+    candidates = load_candidates(request.candidates)
+    choices = choose(
+        Request(
+            checkpoint=request.checkpoint,
+            recipes=(),
+            profile=request.profile,
+            policy=request.policy,
+            name=None,
+            registry=None,
+            eval_data=None,
+            trust_remote_code=request.trust_remote_code,
+            promote=False,
+        ),
+        settings,
+    )
+    profile = load_named_profile(request.profile)
+    stock = make_stock(profile, candidates)
+    workload = request.workload or first_workload(choices.policy)
+    find_claim(choices.policy, stock.fitted, workload, choices.policy.alpha)
+    for name, each in candidates.candidates.items():
+        if each.accelerator in (None, profile.accelerator):
+            make_entrant(name, each, stock)
+    command = {**choices.to_dict(), "workload": workload, "candidates": request.candidates}
+    accelerator = Accelerator(profile.accelerator)
+    session = Session("tune", command, accelerator, settings, progress)
+
+    def work() -> ExitCode:
+        checkpoint = locate(choices, settings, session.stages.output_of, session.progress)
+        session.log.note_checkpoint(report_checkpoint(checkpoint), choices.name)
+        planner = TuningPlanner(
+            checkpoint=checkpoint,
+            stock=stock,
+            policy=choices.policy,
+            workload=workload,
+            candidates=candidates,
+            identities=identities_of(profile, settings),
+            hardware=hardware(profile.accelerator),
+            store=settings.store,
+            trust_remote_code=choices.trust_remote_code,
+        )
+        machine = this_machine(settings.store, with_gpu=profile.accelerator == "cuda")
+        tuning = Tuning(planner, session.stages, session.local_servers(stock.fitted))
+        return tuning.run(profile, machine, _inspection(checkpoint), request.to)
+
+    return session.run(work)
+
+
+def _inspection(checkpoint: Checkpoint) -> Inspection | None:
+    try:
+        return inspect(read_folder(checkpoint.path))
+    except CheckpointError:
+        return None
+
+
+class Tuning:
+    """The race and the claim of one planner.
+
+    Args:
+        planner: lays the stages out.
+        stages: runs single stages, and keeps the run's log.
+        endpoints: serves.
+    """
+
+    def __init__(self, planner: TuningPlanner, stages: StageRunner, endpoints: Endpoints) -> None:
+        self._planner = planner
+        self._stages = stages
+        self._endpoints = endpoints
+        self._measurement = Measurement(planner.plan(), stages, endpoints)
+        claim = planner.claim(planner.policy.alpha)
+        self._report = TuningReport(
+            workload=claim.name,
+            load=claim.workload.model_dump(),
+            stock=planner.stock.serving.engine_arguments,
+        )
+        self._entrants: dict[str, Entrant] = {STOCK: planner.stock}
+
+    def run(
+        self,
+        profile: ServingProfile,
+        machine: Machine,
+        inspection: Inspection | None,
+        to: Path | None = None,
+    ) -> ExitCode:
+        """Race, confirm the winner, write its profile.
+
+        Args:
+            profile: as its file has it; races as it stands, where that is not stock.
+            machine: that all of it happens on.
+            inspection: of the checkpoint; None where its shape is not known.
+            to: another file for the tuned profile; None for none.
+
+        Raises:
+            PrepareError: stock failed, or what is no candidate's fault.
+        """
+        try:
+            self._race(self._planner.stock)
+            wanted = entrants_of(self._planner.candidates, profile, self._planner.stock)
+            for name, candidate in wanted:
+                self._enter(name, candidate, profile, machine, inspection)
+            self._race_combined()
+            winner = self._find_winner()
+            if winner is None:
+                self._note(verdict="fail", reason="nothing was faster than stock in the race")
+            else:
+                self._confirm(winner, to)
+        finally:
+            self._stages.cancel()
+            self._endpoints.close()
+        return CODES[self._report.verdict or "undecided"]
+
+    def _enter(
+        self,
+        name: str,
+        candidate: Candidate | None,
+        profile: ServingProfile,
+        machine: Machine,
+        inspection: Inspection | None,
+    ) -> None:
+        """Race it, or say why not."""
+        stock = self._planner.stock
+        lever = candidate.lever if candidate else AS_PROFILED
+        if candidate and (why := skip_reason(candidate, profile.accelerator, machine)):
+            self._add(RaceReport(name=name, lever=lever, outcome="dropped", reason=why))
+            return
+        try:
+            entrant = (
+                make_entrant(name, candidate, stock) if candidate else make_profiled(profile, stock)
+            )
+            why = misfit(entrant, stock, inspection, machine.gpu)
+        except UsageError as error:  # this machine cannot serve so
+            why = error.what
+        if why:
+            self._add(RaceReport(name=name, lever=lever, outcome="dropped", reason=why))
+        else:
+            self._race(entrant)
+
+    def _race(self, entrant: Entrant) -> None:
+        """One life of a server under load; a failure is a fact, but stock's ends the run."""
+        best = max((e.output_tokens_per_s or 0.0 for e in self._report.race), default=0.0)
+        variant = self._planner.race(entrant, best or None)
+        facts: dict[str, Any] = {
+            "name": entrant.name,
+            "lever": entrant.lever,
+            "arguments": entrant.serving.for_engine(),
+            "changes_answers": entrant.changes_answers,
+        }
+        self._entrants[entrant.name] = entrant
+        try:
+            self._measurement.first_round(variant)
+        except (ServingError, StageError) as error:
+            if entrant.name == STOCK:
+                raise
+            self._stages.progress.note(f"{entrant.name}: {error}")
+            self._add(RaceReport(**facts, outcome="failed", reason=error.what))
+            return
+        spec = variant.stages[f"speed.{RACE}"]
+        _, loads = self._measured(spec)
+        self._add(self._judge_race(facts, spec, loads))
+
+    def _judge_race(
+        self, facts: dict[str, Any], spec: StageSpec, loads: Sequence[MeasuredLoad]
+    ) -> RaceReport:
+        rule = RaceRule.model_validate(SPEED.parameters_of(spec).rule)
+        state, found = rule.state(loads), {"stage": spec.key, "rounds": len(loads)}
+        if state == "refused":
+            why = str(rule.causes(loads)[0])
+            if facts["name"] == STOCK:
+                raise ServingError(
+                    f"stock cannot be measured under this load: {why}",
+                    where=str(self._stages.store.stage_folder(spec.stage, spec.key)),
+                    cure="give the workload other arrivals, more seconds, or another hit_rate",
+                )
+            return RaceReport(**facts, **found, outcome="refused", reason=why)
+        rate = rule.typical_rate(loads)
+        stock = next((e.output_tokens_per_s for e in self._report.race), None) or rate
+        is_out = state == "out"
+        return RaceReport(
+            **facts,
+            **found,
+            outcome="out" if is_out else "raced",
+            reason=f"more than {100 * rule.behind:g} % behind the leader" if is_out else "",
+            output_tokens_per_s=rate,
+            over_stock=rate / stock,
+        )
+
+    def _race_combined(self) -> None:
+        """The best of each lever at once, where several beat stock."""
+        best: dict[str, RaceReport] = {}
+        known = self._planner.candidates.candidates
+        for each in self._report.race:
+            if each.name in known and each.outcome == "raced" and (each.over_stock or 0) > 1:
+                before = best.get(each.lever)
+                if before is None or (each.over_stock or 0) > (before.over_stock or 0):
+                    best[each.lever] = each
+        if len(best) > 1:
+            together = combine(known[each.name] for each in best.values())
+            entrant = make_entrant(COMBINED, together, self._planner.stock)
+            lever = " and ".join(best)
+            self._race(replace(entrant, lever=lever))
+
+    def _find_winner(self) -> Entrant | None:
+        """The fastest in the race; None where that is stock."""
+        raced = [each for each in self._report.race if each.outcome == "raced"]
+        best = max(raced, key=lambda each: each.output_tokens_per_s or 0.0)
+        return None if best.name == STOCK else self._entrants[best.name]
+
+    def _confirm(self, winner: Entrant, to: Path | None) -> None:
+        """Claim that the winner is faster than stock, and measure that anew."""
+        policy = self._planner.policy
+        trial = self._begin(winner)
+        variant = self._planner.confirm(winner, level_of(policy.alpha, 1, trial.number))
+        self._stages.progress.note(
+            f"{winner.name} won the race; now it is measured against stock on fresh servers, with "
+            "prompts that the race did not see"
+        )
+        with self._endpoints.hold_machine():  # stock's server stays up beside the winner's
+            self._measurement.first_round(variant)
+        spec = next(spec for spec in variant.stages.values() if spec.stage == SPEED.name)
+        record, loads = self._measured(spec)
+        found = judge_confirmed(record, loads)
+        self._note(
+            winner=winner.name,
+            trial=trial.number,
+            confirmed=found,
+            stage=spec.key,
+            verdict=found.verdict,
+            reason=found.reason,
+            gate_again=winner.changes_answers,
+        )
+        if found.verdict == "pass":
+            file = self._stages.log.folder / PROFILE
+            text = dump_profile(self._tuned(winner, found, record))
+            for each in (file, *([to] if to else [])):
+                write_atomically(each, text)
+            self._note(profile=str(to or file))
+
+    def _begin(self, winner: Entrant) -> Trial:
+        """Counts this winner as a try: each further one has a smaller share of the error rate."""
+        planner = self._planner
+        count = Count(
+            baseline={"checkpoint": planner.checkpoint.digest, "tuned for": planner.workload},
+            policy=planner.policy.name,
+        )
+        variants = {winner.name: planner.trial_key(winner)}
+        return Trials(planner.store).begin(count, variants, self._stages.log.run_id)
+
+    def _tuned(self, winner: Entrant, found: SpeedReport, record: StageRecord) -> ServingProfile:
+        """The winner's profile, with what was shown of it."""
+        planner = self._planner
+        tuned = Tuned(
+            gain_at_least=found.lower or 0.0,
+            gain=found.estimate or 0.0,
+            alpha=found.alpha,
+            workload=found.workload,
+            stock=list(options(planner.stock.serving.engine_arguments)),
+            checkpoint=planner.checkpoint.digest,
+            hardware=planner.hardware,
+            run=self._stages.log.run_id,
+            evidence=SPEED.result_of(record).loads_digest,
+            gate_again=winner.changes_answers,
+        )
+        name = f"{planner.stock.profile.name}-tuned"
+        summary = f"{winner.profile.summary}; {tuned.words}"
+        return winner.profile.model_copy(
+            update={"name": name, "summary": summary, "tuned": tuned, "gpu_name_contains": []}
+        )
+
+    def _measured(self, spec: StageSpec) -> tuple[StageRecord, list[MeasuredLoad]]:
+        folder = self._stages.store.stage_folder(spec.stage, spec.key)
+        return self._stages.find_finished(spec), read_loads(folder / LOADS)
+
+    def _add(self, report: RaceReport) -> None:
+        self._note(race=[*self._report.race, report])
+
+    def _note(self, **changes: Any) -> None:
+        """The report as it stands is in the run's record at every moment."""
+        self._report = self._report.model_copy(update=changes)
+        self._report = self._report.model_copy(update={"levers": levers_of(self._report)})
+        self._stages.log.note_tuning(self._report)
+
+
+def judge_confirmed(record: StageRecord, loads: Sequence[MeasuredLoad]) -> SpeedReport:
+    """What the blocks of winner and stock show; also computed again by `prepare verify`."""
+    parameters = SPEED.parameters_of(record)
+    return judge_speed(
+        f"ratio.{parameters.name}",
+        "ratio",
+        workload=parameters.name,
+        tier="critical",
+        rule=parameters.rule,
+        loads=loads,
+    )
+
+
+def levers_of(report: TuningReport) -> dict[str, str]:
+    """What each lever did here, in words; of one that nobody moved, how it is by default."""
+    told: dict[str, str] = {str(lever): words for lever, words in vllm_facts().levers.items()}
+    for lever in told:
+        tried = [each for each in report.race if lever in each.lever.split(" and ")]
+        tried = [each for each in tried if each.name != COMBINED]
+        raced = [each for each in tried if each.over_stock is not None]
+        if raced:
+            best = max(raced, key=lambda each: each.over_stock or 0.0)
+            told[lever] = f"{best.name} {best.over_stock or 0.0:.3f} of stock in the race"
+        elif tried and (whys := {each.reason for each in tried if each.outcome != "dropped"}):
+            told[lever] = f"tried in vain: {'; '.join(sorted(whys))}"
+        else:
+            told[lever] = f"not tried; by default: {told[lever]}"
+    return told
+
+
+def dump_profile(profile: ServingProfile) -> str:
+    """As a file that `prepare model --profile` takes."""
+    plain = profile.model_dump(mode="json", exclude_defaults=True)
+    return str(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=120))

@@ -1,0 +1,85 @@
+"""What `prepare tune` tries, as data: each is one that its engine takes, and names its lever."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.core.errors import UsageError
+from pipeline.plan.of_tuning import make_entrant, make_stock
+from recipes.candidates import Candidates, combine, load_candidates
+from recipes.catalog import load_profile
+
+STANDARD = load_candidates("standard")
+BATCHING: dict[str, Any] = {"lever": "batching", "engine_arguments": {"max-num-seqs": 8}}
+
+
+@pytest.mark.parametrize(("name", "accelerator"), [("cpu", "cpu"), ("h100", "cuda")])
+def test_the_engine_knows_what_is_tried(name: str, accelerator: str) -> None:
+    stock = make_stock(load_profile(name), STANDARD)
+    tried = {n: c for n, c in STANDARD.candidates.items() if c.accelerator == accelerator}
+    assert {"batching", "prefix_caching", "kv_cache_dtype", "speculation"} <= {
+        each.lever for each in tried.values()
+    }
+    for candidate_name, candidate in tried.items():
+        entrant = make_entrant(candidate_name, candidate, stock)
+        assert entrant.profile != stock.profile
+        assert not entrant.profile.engine_arguments.keys() - {
+            *stock.profile.engine_arguments,
+            *candidate.engine_arguments,
+        }
+
+
+def test_stock_has_nothing_that_a_candidate_moves() -> None:
+    stock = make_stock(load_profile("cpu"), STANDARD)
+    assert "max-num-seqs" not in stock.profile.engine_arguments
+    assert stock.profile.kv_cache_dtype == "auto"
+    # How many GPUs a copy takes is the profile's to say.
+    gpu = make_stock(load_profile("h100"), STANDARD)
+    assert gpu.profile.engine_arguments["tensor-parallel-size"] == 1
+
+
+@pytest.mark.parametrize(
+    ("changed", "key"),
+    [
+        ({"candidates": {}}, "candidates"),
+        ({"candidates": {"a": {"lever": "batching"}}}, "candidates.a"),
+        ({"candidates": {"stock": BATCHING}}, "candidates.stock"),
+        ({"candidates": {"a": {**BATCHING, "lever": "luck"}}}, "candidates.a.lever"),
+        ({"candidates": {"a": {**BATCHING, "leaver": 1}}}, "candidates.a.leaver"),
+        ({"rounds": 0}, "rounds"),
+        ({"behind": 1.0}, "behind"),
+    ],
+)
+def test_a_wrong_file_is_refused_with_its_key(
+    tmp_path: Path, changed: dict[str, Any], key: str
+) -> None:
+    import yaml
+
+    file = tmp_path / "mine.yaml"
+    good = {"name": "mine", "summary": "s", "candidates": {"a": BATCHING}}
+    file.write_text(yaml.safe_dump({**good, **changed}))
+    with pytest.raises(UsageError) as error:
+        load_candidates(str(file))
+    assert key.rpartition(".")[2] in f"{error.value.where} {error.value.what}"
+
+
+def test_candidates_combine() -> None:
+    found = Candidates.model_validate(
+        {
+            "name": "c",
+            "summary": "s",
+            "candidates": {
+                "a": BATCHING,
+                "b": {"lever": "kv_cache_dtype", "kv_cache_dtype": "fp8"},
+                "c": {"lever": "memory", "engine_arguments": {"block-size": 64}},
+            },
+        }
+    )
+    together = combine(found.candidates.values())
+    assert together.engine_arguments == {"max-num-seqs": 8, "block-size": 64}
+    assert together.kv_cache_dtype == "fp8"
+    assert together.changes_answers
+    assert not found.candidates["a"].changes_answers

@@ -1,0 +1,317 @@
+"""A race of ways to serve, and the one claim that decides, on pretended servers."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_run import HARDWARE, IDENTITIES, FakeRun, equal, policy
+from listener import Listener
+from pretend_stages import PretendExecutor, PretendModels
+
+from artifacts.run_record import RunReport
+from artifacts.tuning_report import RaceReport, TuningReport
+from eval_gates.speed.load import LOADS, read_loads
+from pipeline.core.errors import ExitCode, ServingError, UsageError
+from pipeline.core.store import Store
+from pipeline.forecast.machine import Machine
+from pipeline.plan.of_tuning import TuningPlanner, make_entrant, make_stock
+from pipeline.release.promotion import Order, choose_variants
+from pipeline.run.run_log import RunLog
+from pipeline.run.stage_runner import StageRunner
+from pipeline.run.tune import PROFILE, Tuning
+from recipes.candidates import Candidates
+from recipes.catalog import load_profile
+from recipes.schema import ServingProfile
+
+CPU = Machine(memory_bytes=2**34, free_disk_bytes=2**34)
+PROFILE_KEYS: dict[str, Any] = {
+    "name": "cpu",
+    "summary": "s",
+    "accelerator": "cpu",
+    "kv_cache_dtype": "auto",
+    "speed_lives": "together",
+    "engine_arguments": {"dtype": "bfloat16"},
+    "workload": {"requests": 8, "input_tokens": 128, "output_tokens": 32, "concurrency": 4},
+    "workloads": {
+        "chat": {
+            "kind": "random",
+            "input_tokens": 8,
+            "output_tokens": 8,
+            "arrivals": {"concurrency": 4},
+            "seconds": 1,
+        }
+    },
+}
+FASTER = {"lever": "batching", "engine_arguments": {"max-num-batched-tokens": 512}}
+OTHER = {"lever": "batching", "engine_arguments": {"max-num-batched-tokens": 4096}}
+MEMORY = {"lever": "memory", "engine_arguments": {"block-size": 64}}
+
+
+def profile(**changes: Any) -> ServingProfile:
+    return ServingProfile.model_validate({**PROFILE_KEYS, **changes})
+
+
+def candidates(**named: Any) -> Candidates:
+    return Candidates.model_validate({"name": "c", "summary": "s", "candidates": named})
+
+
+class Tried:
+    """A `prepare tune` on pretended servers; run again, it is another run on the same store."""
+
+    def __init__(self, root: Path, models: PretendModels, found: Candidates, **keys: Any) -> None:
+        self.models, self.found, self.profile = models, found, profile(**keys)
+        self.store = Store(root / "store")
+        self.checkpoint = FakeRun(root / "store", models).checkpoint
+
+    def run(self, to: Path | None = None) -> ExitCode:
+        stock = make_stock(self.profile, self.found)
+        self.log = RunLog(self.store, "tune", {"checkpoint": "c"})
+        planner = TuningPlanner(
+            checkpoint=self.checkpoint,
+            stock=stock,
+            policy=policy(),
+            workload="chat",
+            candidates=self.found,
+            identities=IDENTITIES,
+            hardware=dict(HARDWARE),
+            store=self.store.root,
+        )
+        stages = StageRunner(
+            self.store,
+            PretendExecutor(self.store, self.models),
+            lambda _: Path("python"),
+            self.log,
+            Listener(),
+        )
+        return Tuning(planner, stages, self.models).run(self.profile, CPU, None, to)
+
+    @property
+    def report(self) -> TuningReport:
+        found = self.log.report().tuning
+        assert found is not None
+        return found
+
+    def entrant(self, name: str) -> RaceReport:
+        (found,) = [each for each in self.report.race if each.name == name]
+        return found
+
+
+def tried(root: Path, seconds: dict[str, float], **named: Any) -> Tried:
+    return Tried(root, PretendModels(equal, seconds=seconds), candidates(**named))
+
+
+def test_a_gain_is_confirmed_on_lives_and_prompts_of_its_own(tmp_path: Path) -> None:
+    made = tried(tmp_path, {"fast": 0.7}, fast=FASTER, other=OTHER)
+    assert made.run(tmp_path / "tuned.yaml") == ExitCode.PROMOTED
+    report = made.report
+    assert (report.winner, report.verdict, report.trial) == ("fast", "pass", 1)
+    assert report.confirmed is not None
+    assert report.gain_at_least is not None
+    assert 1 < report.gain_at_least <= 1 / 0.7
+    # Stock raced, and is served anew beside the winner.
+    assert made.models.served[:3] == ["baseline", "fast", "other"]
+    assert sorted(made.models.served[3:]) == ["baseline", "fast"]
+    seeds: dict[str, set[int]] = {"race": set(), "ratio": set()}
+    for record in made.store.records("speed"):
+        loads = read_loads(made.store.stage_folder("speed", record.key) / LOADS)
+        seeds[record.parameters["claim"]] |= {load.seed for load in loads}
+    assert len(seeds["race"]) == 3 + 3 + 1
+    assert not seeds["race"] & seeds["ratio"]
+
+
+def test_a_profile_that_is_not_stock_races_as_it_stands(tmp_path: Path) -> None:
+    fewer = {"lever": "batching", "engine_arguments": {"max-num-seqs": 8}}
+    models = PretendModels(equal, seconds={"profile": 0.7})
+    arguments = {"dtype": "bfloat16", "max-num-seqs": 32}
+    made = Tried(tmp_path, models, candidates(fewer=fewer), engine_arguments=arguments)
+    assert made.run(tmp_path / "tuned.yaml") == ExitCode.PROMOTED
+    assert made.report.winner == "profile"
+    assert "max-num-seqs" not in made.report.stock
+    assert load_profile(str(tmp_path / "tuned.yaml")).engine_arguments["max-num-seqs"] == 32
+
+
+def test_where_two_servers_have_no_room_lives_alternate(tmp_path: Path) -> None:
+    models = PretendModels(equal, seconds={"fast": 0.7})
+    made = Tried(tmp_path, models, candidates(fast=FASTER), speed_lives="alternate")
+    assert made.run() == ExitCode.PROMOTED
+    assert made.report.confirmed is not None
+    assert made.report.confirmed.unit == "pairs of lives"
+    confirming = made.models.served[2:]
+    assert len(confirming) == 2 * made.report.confirmed.n
+
+
+def test_the_profile_says_what_was_measured(tmp_path: Path) -> None:
+    cached = {**FASTER, "kv_cache_dtype": "fp8_e5m2"}
+    made = tried(tmp_path, {"fast": 0.7}, fast=cached)
+    if made.run(tmp_path / "tuned.yaml") != ExitCode.PROMOTED:
+        pytest.skip(made.entrant("fast").reason)  # no FP8 cache without AVX-512
+    found = load_profile(str(tmp_path / "tuned.yaml"))
+    assert found == load_profile(str(made.log.folder / PROFILE))
+    assert found.name == "cpu-tuned"
+    assert found.kv_cache_dtype == "fp8_e5m2"
+    assert found.engine_arguments == {"dtype": "bfloat16", **FASTER["engine_arguments"]}
+    assert found.workloads == made.profile.workloads
+    assert found.tuned is not None
+    assert found.tuned.gain_at_least == made.report.gain_at_least
+    assert found.tuned.gate_again
+    (kept,) = [r for r in made.store.records("speed") if r.parameters["claim"] == "ratio"]
+    assert found.tuned.evidence == kept.result["loads_digest"]
+    assert found.tuned.run == made.log.run_id
+
+
+def test_where_nothing_beats_stock_nothing_is_claimed(tmp_path: Path) -> None:
+    made = tried(tmp_path, {"slow": 1.02}, slow=FASTER, equal=OTHER)
+    assert made.run(tmp_path / "tuned.yaml") == ExitCode.GATES_FAILED
+    assert (made.report.winner, made.report.verdict) == (None, "fail")
+    assert made.report.profile is None
+    assert not (tmp_path / "tuned.yaml").exists()
+
+
+def test_a_gain_that_lives_explain_is_not_confirmed(tmp_path: Path) -> None:
+    made = tried(tmp_path, {"fast": 0.99}, fast=FASTER)
+    assert made.run() == ExitCode.UNDECIDED
+    assert (made.report.winner, made.report.verdict) == ("fast", "undecided")
+    assert made.report.profile is None
+
+
+def test_a_loser_is_stopped_early(tmp_path: Path) -> None:
+    made = tried(tmp_path, {"slow": 2.0}, slow=FASTER, equal=OTHER)
+    made.run()
+    assert (made.entrant("slow").outcome, made.entrant("slow").rounds) == ("out", 1)
+    assert (made.entrant("equal").outcome, made.entrant("equal").rounds) == ("raced", 3)
+
+
+@pytest.mark.parametrize("fault", ["broken", "incoherent"])
+def test_a_failed_start_is_a_fact_and_ends_nothing(tmp_path: Path, fault: str) -> None:
+    made = tried(tmp_path, {"fast": 0.7}, bad=OTHER, fast=FASTER)
+    setattr(made.models, fault, {"bad"})
+    assert made.run() == ExitCode.PROMOTED
+    assert made.entrant("bad").outcome == "failed"
+    assert made.entrant("bad").reason
+
+
+def test_without_stock_there_is_no_race(tmp_path: Path) -> None:
+    made = tried(tmp_path, {}, fast=FASTER)
+    made.models.broken = {"baseline"}
+    with pytest.raises(ServingError):
+        made.run()
+    assert made.models.open_now == set()
+
+
+def test_what_cannot_show_anything_here_is_dropped_with_its_reason(tmp_path: Path) -> None:
+    made = tried(
+        tmp_path,
+        {},
+        gpus={**OTHER, "accelerator": "cuda"},
+        nothing={"lever": "kv_cache_dtype", "kv_cache_dtype": "auto"},
+        more={"lever": "parallelism", "engine_arguments": {"tensor-parallel-size": 2}},
+    )
+    made.run()
+    for name, word in (("gpus", "cuda"), ("nothing", "same as stock"), ("more", "GPUs")):
+        assert made.entrant(name).outcome == "dropped"
+        assert word in made.entrant(name).reason
+        assert name not in made.models.served
+    assert made.report.levers["kv_cache_dtype"].startswith("not tried; by default: auto")
+
+
+def test_the_best_of_several_levers_race_together(tmp_path: Path) -> None:
+    made = tried(
+        tmp_path, {"step": 0.9, "memory": 0.8, "combined": 0.6}, step=FASTER, memory=MEMORY
+    )
+    assert made.run(tmp_path / "tuned.yaml") == ExitCode.PROMOTED
+    assert made.report.winner == "combined"
+    found = load_profile(str(tmp_path / "tuned.yaml")).engine_arguments
+    assert found == {"dtype": "bfloat16", "max-num-batched-tokens": 512, "block-size": 64}
+
+
+def test_run_again_it_measures_nothing_again(tmp_path: Path) -> None:
+    made = tried(tmp_path, {"fast": 0.7}, fast=FASTER)
+    made.run()
+    served, before = list(made.models.served), made.report
+    made.run()
+    assert made.models.served == served
+    after = made.report.model_copy(update={"profile": before.profile})
+    assert after == before
+
+
+def test_each_further_winner_has_less_of_the_error_rate(tmp_path: Path) -> None:
+    seconds = {"fast": 0.7, "other": 0.7}
+    tried(tmp_path, seconds, fast=FASTER).run()
+    made = tried(tmp_path, seconds, other=OTHER)
+    made.run()
+    assert made.report.trial == 2
+    assert made.report.confirmed is not None
+    assert made.report.confirmed.alpha < 0.01
+
+
+class Noisy(dict[str, float]):
+    """Seconds of servers that are all alike, a little different in each load."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self._chance = random.Random(seed)
+
+    def get(self, name: str, default: float = 1.0) -> float:  # type: ignore[override]
+        return self._chance.lognormvariate(0, 0.02)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_eight_equal_candidates_claim_no_gain(tmp_path: Path, seed: int) -> None:
+    equals = {
+        f"c{n}": {"lever": "batching", "engine_arguments": {"max-num-batched-tokens": 512 + n}}
+        for n in range(8)
+    }
+    made = Tried(tmp_path, PretendModels(equal, seconds=Noisy(seed)), candidates(**equals))
+    made.run(tmp_path / "tuned.yaml")
+    best = max(each.over_stock or 0 for each in made.report.race)
+    assert best >= 1.0
+    assert made.report.verdict != "pass"
+    assert not (tmp_path / "tuned.yaml").exists()
+
+
+def test_an_argument_that_is_not_for_a_profile_is_refused_by_name() -> None:
+    bad = candidates(bad={"lever": "batching", "engine_arguments": {"host": "0.0.0.0"}})
+    stock = make_stock(profile(), bad)
+    with pytest.raises(UsageError) as error:
+        make_entrant("bad", bad.candidates["bad"], stock)
+    assert error.value.where == "candidates.bad"
+
+
+def test_a_tuning_promotes_nothing(tmp_path: Path) -> None:
+    made = tried(tmp_path, {"fast": 0.7}, fast=FASTER)
+    made.run()
+    made.log.finish("finished", 0)
+    report = RunReport.model_validate_json(made.log.report().model_dump_json())
+    assert report.kind == "tune"
+    with pytest.raises(UsageError) as error:
+        choose_variants(report, Order("sqlite:///x"))
+    assert str(made.log.folder / PROFILE) in error.value.cure
+
+
+class TestSpeculation:
+    NGRAM: dict[str, Any] = {"method": "ngram", "num_speculative_tokens": 3}  # noqa: RUF012
+
+    def test_n_grams_race_and_are_gated_again(self, tmp_path: Path) -> None:
+        made = tried(
+            tmp_path, {"ngram": 0.7}, ngram={"lever": "speculation", "speculative": self.NGRAM}
+        )
+        assert made.run(tmp_path / "tuned.yaml") == ExitCode.PROMOTED
+        assert made.report.gate_again
+        assert "speculative-config" in made.entrant("ngram").arguments
+        found = load_profile(str(tmp_path / "tuned.yaml")).speculative
+        assert found is not None
+        assert found.method == "ngram"
+
+    def test_what_may_not_be_promoted_is_refused_before_anything_runs(self) -> None:
+        pretends = {
+            **self.NGRAM,
+            "rejection_sample_method": "synthetic",
+            "synthetic_acceptance_length": 2,
+        }
+        bad = candidates(bad={"lever": "speculation", "speculative": pretends})
+        with pytest.raises(UsageError) as error:
+            make_entrant("bad", bad.candidates["bad"], make_stock(profile(), bad))
+        assert error.value.where == "candidates.bad"
