@@ -126,6 +126,6 @@ def speed_row(speed: SpeedReport, places: int = 2) -> GateRow:
 
 
 def _typical_rate(speed: SpeedReport, side: str, places: int) -> str:
-    rates = [p.output_tokens_per_s for p in speed.points if p.side == side]
+    rates = [p.output_tokens_per_s for p in speed.points if p.side == side and p.counts]
     known = sorted(rate for rate in rates if rate is not None)
     return f"{known[len(known) // 2]:,.{places - 1}f}" if known else "-"

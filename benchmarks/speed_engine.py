@@ -39,6 +39,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 from gate_cost import demo_checkpoint
 
@@ -232,7 +233,8 @@ def against_itself(bench: Bench) -> dict[str, Any]:
     rules = {claim.gate: RatioRule.model_validate(dict(claim.rule)) for claim in claims}
     tries = []
     for report in reports.values():
-        allowed = rules[report.gate].finding_of(log_ratios_of(report))
+        # The minimum is 1: the margins are the logarithms themselves.
+        allowed = rules[report.gate].finding_of(np.array(log_ratios_of(report)))
         tries.append(
             {
                 "gate": holds_one(report.verdict, report.lower, report.upper, report.refused),

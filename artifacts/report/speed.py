@@ -130,11 +130,12 @@ def _loads(variant: VariantReport, claim: SpeedReport, names: Names) -> Figure:
 
 
 def _groups(claim: SpeedReport) -> dict[str, list[LoadPoint]]:
-    """The loads by side; of limits by whether the round kept them, too."""
+    """The loads by side, the warm-up apart; of limits by whether the round kept them, too."""
     words = {None: "", True: ", limits kept", False: ", limits not kept"}
     groups: dict[str, list[LoadPoint]] = {}
     for point in claim.points:
-        groups.setdefault(f"{point.side}{words[point.kept]}", []).append(point)
+        of = words[point.kept] if point.counts else ", warm-up"
+        groups.setdefault(f"{point.side}{of}", []).append(point)
     return groups
 
 

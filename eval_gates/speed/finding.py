@@ -13,17 +13,17 @@ State = Literal["pass", "fail", "open", "refused"]
 
 @dataclass(frozen=True)
 class SpeedFinding:
-    """Verdict and bounds; `n` counts blocks, pairs of lives, or rounds."""
+    """Verdict and bounds; `n` counts blocks, pairs of lives, or rounds, without the warm-up."""
 
     state: State
-    n: int
-    decided_at: int | None
-    estimate: float | None
+    n: int = 0
+    decided_at: int | None = None
+    estimate: float | None = None
     """The ratio of the typical block, or the share of rounds so far; None without any."""
-    lower: float | None
+    lower: float | None = None
     """One-sided bound that holds at any time, at the rule's level; None where there is none yet."""
-    upper: float | None
-    p_value: float
+    upper: float | None = None
+    p_value: float = 1.0
     """Of 'the claim does not hold', valid at any time."""
     trail: tuple[TrailPoint, ...] = ()
     refused: tuple[Distrust, ...] = ()

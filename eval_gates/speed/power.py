@@ -1,7 +1,8 @@
 """What a claim on speed can show, before anything is measured: replays of its rule.
 
 How noisy a machine is and how far the variant is above the limit are not known then, so these are
-chances under stated assumptions: the noise of a load, or the share of rounds that keep the limits.
+chances under stated assumptions: the noise of a load, or the share of rounds that keep the limits;
+and that nothing drifts: of a steady server a look for drift costs less than a block on average.
 """
 
 from __future__ import annotations
@@ -63,25 +64,23 @@ def speed_power(rule: Rule) -> SpeedPower:
         if rule.lives == "alternate":
             of_one = math.hypot(NOISE / math.sqrt(rule.loads_per_life), NOISE_OF_LIVES)
         noise = chance.normal(0, of_one * math.sqrt(2), shape)
-        level = rule.alpha - rule.allowance_alpha
         for ahead in AHEAD:
-            ratio = rule.minimum * (1 + ahead)
-            chances.append(_chance(rule, noise + math.log(ratio), ratio, level))
-        clearest = np.full((1, rule.cap), math.log(rule.minimum) + rule.allowance + 1.0)
+            margins = noise + math.log1p(ahead)
+            chances.append(_chance(rule, margins, rule.minimum * (1 + ahead)))
     else:
-        level = rule.alpha
         drawn = chance.random(shape)
         for kept in KEPT:
             if kept > rule.share:
-                chances.append(_chance(rule, (drawn < kept).astype(float), kept, level))
-        clearest = np.ones((1, rule.cap))
-    crossed = rule.log_evidence(clearest)[0][0] >= -math.log(level)
+                chances.append(_chance(rule, kept - drawn, kept))
+    clearest = np.full((1, rule.cap), np.inf)
+    crossed = rule.log_evidence(clearest)[0][0] >= -math.log(rule.level)
     fewest = int(crossed.argmax()) + 1 if crossed.any() else None
     return SpeedPower(fewest, tuple(chances))
 
 
-def _chance(rule: Rule, values: NDArray[np.float64], truth: float, level: float) -> Chance:
-    passing, failing = (each >= -math.log(level) for each in rule.log_evidence(values))
+def _chance(rule: Rule, margins: NDArray[np.float64], truth: float) -> Chance:
+    needed = -math.log(rule.level)
+    passing, failing = (each >= needed for each in rule.log_evidence(margins))
     up, down = _first(passing), _first(failing)
     return Chance(
         truth=truth,

@@ -2,8 +2,8 @@
 
 A block is both sides, one after the other in an order drawn by chance, with the same prompts. What
 decides is y = ln(candidate / baseline) - ln(minimum) of each block; the claim is about the typical
-block: half of all such blocks have a ratio of at least the minimum. The blocks are taken to be
-independent, and to scatter as much above the typical one as below (see symmetry.py).
+block: half of all such blocks have a ratio of at least the minimum. A block exactly at the minimum
+speaks for neither side. Nothing is assumed but that blocks are independent of each other.
 
 Two lives of one server differ by more than two blocks of one life. Where both sides stay up, the
 blocks say nothing of that: the ratio must then be above the minimum by an allowance, which a pair
@@ -19,25 +19,22 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, model_validator
 
-from eval_gates.records import TrailPoint
-from eval_gates.speed import symmetry
-from eval_gates.speed.finding import SpeedFinding, State
-from eval_gates.speed.lives import RuleOfLives
+from eval_gates.speed.drift import medians_of_halves
 from eval_gates.speed.load import MeasuredLoad
+from eval_gates.speed.share import surely_typical
 from eval_gates.speed.steady import output_rate
-from eval_gates.speed.trust import Distrust, distrusted, failures, unlike
+from eval_gates.speed.trust import Distrust, distrusted, drifting, failures, unlike
+from eval_gates.speed.unit_rule import UnitRule
 
 if TYPE_CHECKING:
-    from eval_gates.speed.symmetry import FloatArray
+    from eval_gates.speed.share import FloatArray
 
 
-class RatioRule(RuleOfLives):
+class RatioRule(UnitRule):
     """What decides a ratio."""
 
     minimum: float = Field(gt=0, description="smallest acceptable ratio")
-    alpha: float = Field(gt=0, lt=0.5, description="error rate of a pass, and of a fail")
     blocks: int = Field(ge=1, description="at most; pairs of lives where these alternate")
-    hit_rate: float | None = Field(None, description="that the workload declares")
     allowance: float = Field(0.0, ge=0, description="of ln(ratio), for how lives differ")
     allowance_alpha: float = Field(0.0, ge=0, lt=0.5, description="the share of alpha in it")
 
@@ -57,71 +54,58 @@ class RatioRule(RuleOfLives):
         """The most blocks."""
         return self.blocks
 
-    def state(self, loads: Sequence[MeasuredLoad]) -> State:
-        """What the loads so far decide."""
-        return self.finding(loads).state
+    @property
+    def claimed(self) -> float:
+        """Half of all blocks: the typical one."""
+        return 0.5
 
-    def wants_more(self, loads: Sequence[MeasuredLoad]) -> bool:
-        """Whether another block could decide it: open, below the cap, and trusted."""
-        found = self.finding(loads)
-        return found.state == "open" and found.n < self.blocks
+    @property
+    def level(self) -> float:
+        """What the allowance leaves of alpha."""
+        return self.alpha - self.allowance_alpha
 
-    def finding(self, loads: Sequence[MeasuredLoad]) -> SpeedFinding:
-        """Judge the blocks, in the order of measuring.
+    def margins(self, loads: Sequence[MeasuredLoad]) -> FloatArray:
+        """y of each block.
 
         Raises:
             ValueError: a block has not one load of each side.
         """
-        pairs = paired(loads)
-        refused = self._distrusted(loads, pairs)
-        if refused or not pairs:
-            return SpeedFinding(
-                "refused" if refused else "open", 0, None, None, None, None, 1.0, (), refused
-            )
-        return self.finding_of(log_ratios(pairs, self.lives))
-
-    def finding_of(self, values: Sequence[float]) -> SpeedFinding:
-        """Judge ln(candidate / baseline) of each block, or pair of lives: at least one."""
         import numpy as np
 
-        logs = np.asarray(values, dtype=float)
-        passing, failing = self.log_evidence(logs)
-        level = self.alpha - self.allowance_alpha
-        lower = symmetry.lower_bound(logs, level) - self.allowance
-        upper = symmetry.upper_bound(logs, level) + self.allowance
-        state, at = first_crossing(passing, failing, level)
-        # The hypothesis is 'at most the minimum': all such ratios must be rejected, not only it.
-        if (state == "pass" and lower <= math.log(self.minimum)) or (
-            state == "fail" and upper >= math.log(self.minimum)
-        ):
-            state, at = "open", None
-        means = np.cumsum(logs) / np.arange(1, logs.size + 1)
-        return SpeedFinding(
-            state=state,
-            n=int(logs.size),
-            decided_at=at,
-            estimate=_ratio(float(means[-1])),
-            lower=_ratio(lower),
-            upper=_ratio(upper),
-            p_value=min(1.0, math.exp(-float(passing[-1])) + self.allowance_alpha),
-            trail=trail_of(np.exp(means), passing, failing),
-        )
+        return np.array(log_ratios(paired(loads), self.lives)) - math.log(self.minimum)
 
-    def log_evidence(self, logs: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """For a ratio above the minimum, and for one below: [..., n] each, like `logs`."""
-        threshold = math.log(self.minimum)
-        passing, _ = symmetry.log_evidence(logs - (threshold + self.allowance))
-        _, failing = symmetry.log_evidence(logs - (threshold - self.allowance))
-        return passing, failing
+    def sides(self, margins: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Beyond the allowance, above and below."""
+        return margins - self.allowance, -margins - self.allowance
 
-    def _distrusted(
-        self, loads: Sequence[MeasuredLoad], pairs: Sequence[tuple[MeasuredLoad, MeasuredLoad]]
-    ) -> tuple[Distrust, ...]:
+    def describe(self, margins: FloatArray) -> tuple[FloatArray, float | None, float | None]:
+        """The ratio of the typical block, as the median of those so far; its bounds."""
+        import numpy as np
+
+        logs = margins + math.log(self.minimum)
+        medians = np.array([np.median(logs[: n + 1]) for n in range(logs.size)])
+        lower = surely_typical(logs, self.level) - self.allowance
+        upper = -surely_typical(-logs, self.level) + self.allowance
+        return np.exp(medians), _ratio(lower), _ratio(upper)
+
+    def distrusted(self, loads: Sequence[MeasuredLoad]) -> tuple[Distrust, ...]:
+        """Each load, and each pair that was not asked the same."""
         return (
             *failures(loads),
             *distrusted(loads, declared=self.hit_rate, judged_s=None),
-            *(cause for pair in pairs for cause in unlike(*pair)),
+            *(cause for pair in paired(loads) for cause in unlike(*pair)),
         )
+
+    def drift(self, loads: Sequence[MeasuredLoad]) -> Distrust:
+        """Of the side whose own rate changed most."""
+        import numpy as np
+
+        changes = []
+        for of_side in zip(*paired(loads), strict=True):
+            before, now = medians_of_halves(np.log([output_rate(load) for load in of_side]))
+            changes.append((abs(now - before), math.exp(now - before), of_side[-1]))
+        _, change, load = max(changes, key=lambda each: each[0])
+        return drifting(load, f"its output tokens/s were {change:.3f} times as many")
 
 
 def paired(loads: Sequence[MeasuredLoad]) -> list[tuple[MeasuredLoad, MeasuredLoad]]:
@@ -176,37 +160,6 @@ def allowance_for(spread: float, lives: int, alpha: float) -> float:
     if lives < 2:
         raise ValueError(f"no spread is known from {lives} lives of a server")
     return math.sqrt(2) * spread * float(stdtrit(lives - 1, 1 - alpha))
-
-
-def first_crossing(
-    passing: FloatArray, failing: FloatArray, alpha: float
-) -> tuple[State, int | None]:
-    """Which evidence reaches 1 / alpha first, and at which value; fail where both do at once."""
-    needed = -math.log(alpha)
-    passed, failed = passing >= needed, failing >= needed
-    pass_at = int(passed.argmax()) + 1 if passed.any() else None
-    fail_at = int(failed.argmax()) + 1 if failed.any() else None
-    if pass_at is not None and (fail_at is None or pass_at < fail_at):
-        return "pass", pass_at
-    return ("open", None) if fail_at is None else ("fail", fail_at)
-
-
-def trail_of(
-    estimates: FloatArray, passing: FloatArray, failing: FloatArray
-) -> tuple[TrailPoint, ...]:
-    """The evidence after each value, as powers of ten."""
-    ten = math.log(10)
-    return tuple(
-        TrailPoint(
-            n=number,
-            mean=float(mean),
-            log10_e_pass=float(up) / ten,
-            log10_e_fail=float(down) / ten,
-        )
-        for number, (mean, up, down) in enumerate(
-            zip(estimates, passing, failing, strict=True), start=1
-        )
-    )
 
 
 def _ratio(log: float) -> float | None:

@@ -42,7 +42,10 @@ class LoadPoint(Record):
     acceptance_length: float | None = Field(
         None, description="tokens that a step with drafts gave; None where none was drafted"
     )
-    kept: bool | None = Field(description="whether the round kept the limits; None of a ratio")
+    kept: bool | None = Field(
+        description="whether the round kept the limits; None of a ratio, and of the warm-up"
+    )
+    counts: bool = Field(True, description="False: of the warm-up")
 
 
 class SpeedReport(Record):
@@ -187,14 +190,16 @@ def reason_of(rule: Rule, found: SpeedFinding) -> str:
 
 def points_of(rule: Rule, loads: Sequence[MeasuredLoad]) -> list[LoadPoint]:
     """Every load, described."""
+    blocks = list(dict.fromkeys(load.block for load in loads))
+    of_units = rule.count(loads)
+    counts = {block: bool(of_units[n // rule.loads_per_life]) for n, block in enumerate(blocks)}
     kept: dict[int, bool] = {}
     if isinstance(rule, SloRule):
-        candidates = [load for load in loads if load.side == "candidate"]
-        kept = dict(zip([c.block for c in candidates], rule.kept(loads), strict=True))
-    return [_point(load, kept.get(load.block)) for load in loads]
+        kept = {b: k for b, k in zip(blocks, rule.kept(loads), strict=True) if counts[b]}
+    return [_point(load, kept.get(load.block), counts[load.block]) for load in loads]
 
 
-def _point(load: MeasuredLoad, kept: bool | None) -> LoadPoint:
+def _point(load: MeasuredLoad, kept: bool | None, counts: bool) -> LoadPoint:
     found, drafted = figures(load, _SHOWN), drafted_in(load)
     rate: float | None = None
     sent: float | None = None
@@ -216,5 +221,6 @@ def _point(load: MeasuredLoad, kept: bool | None) -> LoadPoint:
         acceptance_rate=drafted.rate if drafted else None,
         acceptance_length=drafted.length if drafted else None,
         kept=kept if load.side == "candidate" else None,
+        counts=counts,
         **{name: value if math.isfinite(value) else None for name, value in found.items()},
     )

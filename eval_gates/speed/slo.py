@@ -2,112 +2,104 @@
 
 Requests of one server are not independent, so nothing is concluded from them: a round starts from
 a drained server with prompts and arrivals of its own, and gives one 0 or 1. The claim is that at
-least a share q of all such rounds keeps the limits. A bet over 0 and 1 decides it after any round,
-its mirror decides that fewer do; no assumption but that rounds are independent (see betting.py).
+least a share q of all such rounds keeps the limits. Nothing is assumed but that rounds are
+independent.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from eval_gates.speed.finding import SpeedFinding, State
-from eval_gates.speed.lives import RuleOfLives
+from eval_gates.speed.drift import medians_of_halves
 from eval_gates.speed.load import MeasuredLoad
-from eval_gates.speed.ratio import first_crossing, paired, trail_of
+from eval_gates.speed.ratio import paired
+from eval_gates.speed.share import surely_more_than
 from eval_gates.speed.steady import NoSteadyPartError, latencies
 from eval_gates.speed.trust import (
     Distrust,
     distrusted,
     drafted_in,
+    drifting,
     failures,
     over_saturated,
     undrafted,
     unlike,
 )
-from eval_gates.statistics.betting import log_wealth
+from eval_gates.speed.unit_rule import UnitRule
 
 if TYPE_CHECKING:
-    from eval_gates.speed.symmetry import FloatArray
+    from eval_gates.speed.share import FloatArray
 
-PLANNED_BET = 0.9
-"""Has half of the stake: near the largest, since a server with headroom keeps every round."""
+FAR = 50.0
+"""The largest margin, of ln(limit / time): of a round with a failed request it is below 0."""
+_LEAST = 1e-12
 
 
-class SloRule(RuleOfLives):
+class SloRule(UnitRule):
     """What decides whether enough rounds keep the limits."""
 
     limits: dict[str, float] = Field(description="by name, such as ttft_ms_p95, or errors")
     compare: Literal["absolute", "baseline"] = "absolute"
     share: float = Field(gt=0, lt=1, description="of all rounds, that is claimed")
-    alpha: float = Field(gt=0, lt=0.5, description="error rate of a pass, and of a fail")
     rounds: int = Field(ge=1, description="at most")
-    hit_rate: float | None = Field(None, description="that the workload declares")
     acceptance: float | None = Field(
         None, ge=1, description="tokens that a step with drafts gives at least, in each round"
     )
 
-    unit: ClassVar[str] = "rounds"
+    @property
+    def unit(self) -> str:
+        """What it counts."""
+        return "rounds"
 
     @property
     def cap(self) -> int:
         """The most rounds."""
         return self.rounds
 
-    def state(self, loads: Sequence[MeasuredLoad]) -> State:
-        """What the loads so far decide."""
-        return self.finding(loads).state
+    @property
+    def claimed(self) -> float:
+        """As the policy says."""
+        return self.share
 
-    def wants_more(self, loads: Sequence[MeasuredLoad]) -> bool:
-        """Whether another round could decide it: open, below the cap, and trusted."""
-        found = self.finding(loads)
-        return found.state == "open" and found.n < self.rounds
+    def margins(self, loads: Sequence[MeasuredLoad]) -> FloatArray:
+        """ln(limit / time) of each round's tightest limit, below 0 where it does not keep all.
 
-    def finding(self, loads: Sequence[MeasuredLoad]) -> SpeedFinding:
-        """Judge the rounds, in the order of measuring.
+        Of acceptance by speculative decoding it is ln(accepted length / claimed one).
 
         Raises:
             ValueError: a round lacks a side, or is of the wrong one.
         """
-        refused = self._distrusted(loads)
-        if refused or not loads:
-            return SpeedFinding(
-                "refused" if refused else "open", 0, None, None, None, None, 1.0, (), refused
-            )
-        return self.finding_of(self.kept(loads))
-
-    def finding_of(self, kept: Sequence[bool]) -> SpeedFinding:
-        """Judge whether each round kept the limits: at least one."""
         import numpy as np
 
-        rounds = np.asarray(kept, dtype=float)
-        passing, failing = self.log_evidence(rounds)
-        state, at = first_crossing(passing, failing, self.alpha)
-        shares = np.cumsum(rounds) / np.arange(1, rounds.size + 1)
-        return SpeedFinding(
-            state=state,
-            n=int(rounds.size),
-            decided_at=at,
-            estimate=float(shares[-1]),
-            lower=share_bound(rounds, self.alpha),
-            upper=1 - share_bound(1 - rounds, self.alpha),
-            p_value=min(1.0, math.exp(-float(passing[-1]))),
-            trail=trail_of(shares, passing, failing),
-        )
+        if self.compare == "absolute":
+            if any(load.side != "candidate" for load in loads):
+                raise ValueError("a round of absolute limits is of the candidate alone")
+            found = [self._margin(load, self.limits) for load in loads]
+        else:
+            found = [
+                self._margin(candidate, self._limits_after(baseline))
+                for baseline, candidate in paired(loads)
+            ]
+        return np.array(found, dtype=float)
 
-    def log_evidence(self, rounds: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """For a larger share than claimed, and for a smaller: [..., n] each, largest so far."""
+    def sides(self, margins: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Kept, and not kept."""
+        return margins, -margins
+
+    def describe(self, margins: FloatArray) -> tuple[FloatArray, float | None, float | None]:
+        """The share of rounds that kept the limits, after each; its bounds."""
         import numpy as np
 
-        passing = log_wealth(rounds, self.share, None, PLANNED_BET)
-        failing = log_wealth(1 - rounds, 1 - self.share, None, PLANNED_BET)
-        running = np.maximum.accumulate
+        kept = margins > 0
+        shares = np.cumsum(kept) / np.arange(1, kept.size + 1)
         return (
-            np.maximum(0.0, running(passing, axis=-1)),
-            np.maximum(0.0, running(failing, axis=-1)),
+            shares,
+            surely_more_than(kept, self.level),
+            1 - surely_more_than(~kept, self.level),
         )
 
     def kept(self, loads: Sequence[MeasuredLoad]) -> list[bool]:
@@ -116,38 +108,33 @@ class SloRule(RuleOfLives):
         Raises:
             ValueError: a round lacks a side, or is of the wrong one.
         """
-        if self.compare == "absolute":
-            if any(load.side != "candidate" for load in loads):
-                raise ValueError("a round of absolute limits is of the candidate alone")
-            return [self._keeps(load, self.limits) for load in loads]
-        return [
-            self._keeps(candidate, self._limits_after(baseline))
-            for baseline, candidate in paired(loads)
-        ]
+        return [bool(margin > 0) for margin in self.margins(loads)]
+
+    def drift(self, loads: Sequence[MeasuredLoad]) -> Distrust:
+        """Of the candidate's times over their limits."""
+        before, now = medians_of_halves(self.margins(loads))
+        last = [load for load in loads if load.side == "candidate"][-1]
+        words = f"its times over their limits were {math.exp(before - now):.3g} times as long"
+        return drifting(last, words)
 
     def _limits_after(self, baseline: MeasuredLoad) -> dict[str, float]:
         before = figures(baseline, self.limits) | {"errors": 1.0}
         return {name: limit * before[name] for name, limit in self.limits.items()}
 
-    def _keeps(self, load: MeasuredLoad, limits: Mapping[str, float]) -> bool:
+    def _margin(self, load: MeasuredLoad, limits: Mapping[str, float]) -> float:
         found = figures(load, limits)
-        if over_saturated(load) or not self._drafts_well(load):
-            return False
-        return all(
-            # Of a side without such a time nothing is known, and no multiple of it is a limit.
-            math.isfinite(found[name]) and math.isfinite(limit) and found[name] <= limit
-            for name, limit in {"errors": 0.0, **limits}.items()
-        )
+        if over_saturated(load) or found["errors"] > limits.get("errors", 0.0):
+            return -FAR
+        margins = [_log_margin(found[name], limits[name]) for name in limits if name != "errors"]
+        if self.acceptance is not None:
+            drafted = drafted_in(load)
+            length = drafted.length if drafted is not None else None
+            # Of what was not drafted nothing is accepted.
+            margins.append(_log_margin(self.acceptance, length or 0.0))
+        return min(margins, default=FAR)
 
-    def _drafts_well(self, load: MeasuredLoad) -> bool:
-        """Whether enough is accepted of what is drafted; not where nothing was."""
-        if self.acceptance is None:
-            return True
-        drafted = drafted_in(load)
-        length = drafted.length if drafted is not None else None
-        return length is not None and length >= self.acceptance
-
-    def _distrusted(self, loads: Sequence[MeasuredLoad]) -> tuple[Distrust, ...]:
+    def distrusted(self, loads: Sequence[MeasuredLoad]) -> tuple[Distrust, ...]:
+        """Each load, and each pair that was not asked the same."""
         judged = None
         if self.compare == "absolute":
             # A token that is late by a little hardly shows in the mean over an answer.
@@ -164,6 +151,16 @@ class SloRule(RuleOfLives):
             *failures([baseline for baseline, _ in pairs]),
             *(cause for pair in pairs for cause in unlike(*pair)),
         )
+
+
+def _log_margin(time: float, limit: float) -> float:
+    """ln(limit / time), within `FAR` and never 0: at the limit is kept."""
+    if not (math.isfinite(time) and math.isfinite(limit)):
+        # Of a side without such a time nothing is known, and no multiple of it is a limit.
+        return -FAR
+    size = abs(math.log(limit / time)) if limit > 0 and time > 0 else FAR
+    size = min(FAR, max(_LEAST, size))
+    return size if time <= limit else -size
 
 
 def figures(load: MeasuredLoad, names: Iterable[str]) -> dict[str, float]:
@@ -199,19 +196,3 @@ def percentile_of(values: FloatArray, failed: int, percentile: int) -> float:
     method: Literal["linear", "inverted_cdf"] = "inverted_cdf" if failed else "linear"
     times = np.append(values, np.full(failed, np.inf))
     return float(np.percentile(times, percentile, method=method))
-
-
-def share_bound(rounds: FloatArray, alpha: float) -> float:
-    """The smallest share that was never rejected by rounds of 0 and 1; valid at any time."""
-    needed = -math.log(alpha)
-
-    def rejected(share: float) -> bool:
-        return bool(log_wealth(rounds, share, None, PLANNED_BET).max() >= needed)
-
-    low, high = 0.0, float(rounds.mean())
-    if not rejected(1e-9):
-        return 0.0
-    for _ in range(40):
-        half = (low + high) / 2
-        low, high = (half, high) if rejected(half) else (low, half)
-    return low

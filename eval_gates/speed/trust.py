@@ -30,6 +30,7 @@ class Distrust(Record):
         "failed_requests",
         "client_lag",
         "too_short",
+        "drift",
         "throttled",
         "other_process",
     ]
@@ -157,6 +158,11 @@ def unlike(baseline: MeasuredLoad, candidate: MeasuredLoad) -> list[Distrust]:
     if baseline.seed == candidate.seed and baseline.prompts_sha256 == candidate.prompts_sha256:
         return []
     return [_cause("unlike", candidate, "the two sides were not asked the same")]
+
+
+def drifting(last: MeasuredLoad, how: str) -> Distrust:
+    """What was measured is not what comes next: its later half is another than its earlier one."""
+    return _cause("drift", last, f"{how} in the later half as in the earlier, and went on")
 
 
 def over_saturated(load: MeasuredLoad) -> bool:

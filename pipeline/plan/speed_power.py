@@ -35,7 +35,7 @@ class ClaimPower:
     alpha: float
     most: int  # of these units
     fewest: int | None  # that could decide it; None: `most` is less
-    # That the most take, starts of servers included; None where the workload is a profile's.
+    # Of the most, warm-up and starts of servers included; None where the workload is a profile's.
     minutes: float | None
     chances: tuple[Chance, ...]
     starts: int = 0  # of servers for the most, where lives alternate
@@ -96,7 +96,7 @@ def _power_of(
     starts = 0 if lives.loads is None else 2 * rule.cap
     seconds = None
     if workload is not None:
-        seconds = lives.unit * rule.cap * _seconds_of(workload) + starts * start
+        seconds = lives.unit * (rule.cap + rule.warm_up) * _seconds_of(workload) + starts * start
     return ClaimPower(
         gate=claim.name,
         tier=claim.tier,

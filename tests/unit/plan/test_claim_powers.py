@@ -82,8 +82,8 @@ def test_a_profiles_lives_cost_power() -> None:
     profile = load_profile("cpu")
     (alone,), (served,) = claim_powers(mine, 1), claim_powers(mine, 1, profile)
     assert profile.life_spread > 0
-    assert alone.minutes == 20
-    assert served.minutes == 2 * 20 * profile.workloads["chat"].seconds / 60
+    assert alone.minutes == 22
+    assert served.minutes == 2 * 22 * profile.workloads["chat"].seconds / 60
     for before, after in zip(alone.chances, served.chances, strict=True):
         assert after.passes < before.passes or before.passes == after.passes == 1
 

@@ -101,7 +101,7 @@ def done(stage: Context) -> SpeedResult:
 def test_it_says_whom_to_ask_and_draws_its_traffic_anew(tmp_path: Path) -> None:
     stage = context(tmp_path, RANDOM)
     first, second = done(stage), done(context(tmp_path / "other", RANDOM))
-    assert (first.state, first.units, first.lives) == ("open", 3, 1)
+    assert (first.state, first.units, first.lives) == ("open", 5, 1)  # two of warm-up
     assert first.seed != second.seed
     assert stage.given["environment"]["PYTHONHASHSEED"] == "0"
     assert stage.given["needs"] == []
@@ -150,11 +150,11 @@ class TestKilled:
         kept = loads_of(stage)
         stage.fails_after = None
         found = done(stage)
-        assert (found.units, found.lives) == (3, 2)
+        assert (found.units, found.lives) == (7, 2)  # both lives began with a warm-up
         loads = loads_of(stage)
         assert loads[:4] == kept
-        assert [load.life for load in loads] == [0, 0, 0, 0, 1, 1]
-        assert len({load.seed for load in loads}) == 3
+        assert [load.life for load in loads] == [0] * 4 + [1] * 10
+        assert len({load.seed for load in loads}) == 7
         assert "2 blocks" in "".join(stage.notes)
 
     def test_a_block_that_was_half_measured_is_thrown_away(self, tmp_path: Path) -> None:
@@ -168,8 +168,8 @@ class TestKilled:
         for torn in (lines[:3], [*lines[:2], first[:20]], [*lines[:3], first[:-1]]):
             file.write_bytes(b"".join(torn))
             found = done(stage)
-            assert found.units == 3
-            assert [load.block for load in loads_of(stage)] == [0, 0, 1, 1, 2, 2]
+            assert found.units == 6
+            assert [load.block for load in loads_of(stage)] == [n // 2 for n in range(12)]
 
     def test_one_that_was_over_needs_no_server(self, tmp_path: Path) -> None:
         stage = context(tmp_path, RANDOM)

@@ -16,11 +16,11 @@ def with_claims(made: FakeRun) -> RunEvidence:
     """The first variant has a ratio, limits, and a claim that was not measured."""
     ratio = {"minimum": 1.0, "alpha": 0.05, "blocks": 20}
     slo = {"limits": {"ttft_ms_p95": 800}, "share": 0.5, "alpha": 0.05, "rounds": 30}
-    rounds = [round_of(0, ttft_s=1.0), *(round_of(i) for i in range(1, 8))]
+    rounds = [round_of(i, ttft_s=1.0 if i == 2 else 0.1) for i in range(8)]
     claims = [
         judge_speed(f"{kind}.0", kind, workload="chat", tier="critical", rule=rule, loads=loads)
         for kind, rule, loads in (
-            ("ratio", ratio, blocks([1.1] * 6)),
+            ("ratio", ratio, blocks([1.1] * 8)),
             ("slo", slo, rounds),
             ("slo", slo, []),
         )
@@ -36,13 +36,19 @@ def test_evidence_and_loads_of_each_claim_that_was_measured(made: FakeRun) -> No
     passing, failing, decided = climbing.data
     assert passing["y"] == sorted(passing["y"])
     assert passing["y"][-1] > decided["y"][0] > max(failing["y"])
-    assert [trace["name"] for trace in ratio.data] == ["baseline", "candidate"]
-    assert len(ratio.table.rows) == 12
+    assert [trace["name"] for trace in ratio.data] == [
+        "baseline, warm-up",
+        "candidate, warm-up",
+        "baseline",
+        "candidate",
+    ]
+    assert len(ratio.table.rows) == 16
     assert [trace["name"] for trace in limits.data] == [
+        "candidate, warm-up",
         "candidate, limits not kept",
         "candidate, limits kept",
     ]
-    assert [row[-1] for row in limits.table.rows] == ["no"] + ["yes"] * 7
+    assert [row[-1] for row in limits.table.rows] == ["-", "-", "no"] + ["yes"] * 5
 
 
 def test_the_page_has_the_section_where_there_are_claims(made: FakeRun) -> None:

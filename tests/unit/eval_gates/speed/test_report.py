@@ -58,8 +58,8 @@ def of_ratio(*ratios: float, tier: Tier = "critical") -> SpeedReport:
 
 def test_each_claim_is_judged_by_the_policy() -> None:
     """At its own error rate, whatever the stage says that it was measured for."""
-    rounds = [round_of(i) for i in range(6)]
-    loads = {"speed.ratio.chat": blocks([1.1] * 6), "speed.slo.0": rounds}
+    rounds = [round_of(i) for i in range(8)]
+    loads = {"speed.ratio.chat": blocks([1.1] * 8), "speed.slo.0": rounds}
     ratio, slo = judged(loads, alpha=0.4, minimum=5.0)
     assert (ratio.gate, ratio.verdict, ratio.alpha, ratio.threshold) == (
         "ratio.chat",
@@ -86,7 +86,7 @@ def test_an_allowance_for_lives_is_taken_from_the_stage() -> None:
 
 
 def test_what_cannot_be_trusted_is_undecided_and_says_why() -> None:
-    loads = blocks([1.1] * 6)
+    loads = blocks([1.1] * 8)
     loads[3] = loads[3].model_copy(update={"client_lag_s": 1.0})
     rule = {"minimum": 1.0, "alpha": 0.05, "blocks": 20}
     report = judge_speed(
@@ -94,7 +94,7 @@ def test_what_cannot_be_trusted_is_undecided_and_says_why() -> None:
     )
     assert report.verdict == "undecided"
     assert [(each.kind, each.block) for each in report.refused] == [("client_lag", 1)]
-    assert len(report.points) == 12
+    assert len(report.points) == 16
     with pytest.raises(ValueError, match="other"):
         judge_speed(
             "ratio.chat", "ratio", workload="other", tier="critical", rule=rule, loads=loads
@@ -122,41 +122,41 @@ def test_points_describe_each_load() -> None:
     ],
 )
 def test_a_variant_must_be_fast_enough(ratio: float, tier: Tier, verdict: str) -> None:
-    found = overall([gate_report(p_value=0.001)], None, [of_ratio(*[ratio] * 6, tier=tier)])
+    found = overall([gate_report(p_value=0.001)], None, [of_ratio(*[ratio] * 7, tier=tier)])
     assert found[0] == verdict
 
 
 def test_an_undecided_claim_blocks_where_it_is_critical() -> None:
     gates = [gate_report(p_value=0.001)]
-    assert overall(gates, None, [of_ratio(1.0, 1.1)])[0] == "undecided"
-    assert overall(gates, None, [of_ratio(1.0, 1.1, tier="supporting")])[0] == "pass"
+    assert overall(gates, None, [of_ratio(*[1.1] * 6, 1.0)])[0] == "undecided"
+    assert overall(gates, None, [of_ratio(*[1.1] * 6, 1.0, tier="supporting")])[0] == "pass"
 
 
 def test_holm_counts_the_p_value_of_speed() -> None:
     """The largest of the critical gates'; speed alone shows nothing."""
-    fast = of_ratio(*[1.1] * 6)
+    fast = of_ratio(*[1.1] * 7)
     assert overall([gate_report(p_value=0.001)], None, [fast])[2] == fast.p_value > 0.001
     assert overall([gate_report(p_value=0.001, tier="supporting")], None, [fast])[2] == 1.0
-    slow = of_ratio(*[0.9] * 6, tier="advisory")
+    slow = of_ratio(*[0.9] * 7, tier="advisory")
     assert overall([gate_report(p_value=0.001)], None, [slow])[2] == 0.001
 
 
 def test_a_row_has_the_ratio_with_its_bound() -> None:
-    report = of_ratio(*[1.1] * 5)
+    report = of_ratio(*[1.1] * 7)
     row = dataclasses.asdict(speed_row(report, 1))
     assert row["what"] == "speed ratio.chat"
     assert (row["baseline"], row["candidate"]) == ("40", "44")
     assert row["difference"] == "x 1.10"
     assert row["bound"].startswith("x 1.")
     assert row["verdict"] == "pass"
-    assert speed_row(of_ratio(1.1), 1).bound == "-"
+    assert speed_row(of_ratio(*[1.1] * 3), 1).bound == "-"
     case = speed_case("v", report)
     assert (case.name, case.outcome, case.blocks) == ("speed ratio.chat", "pass", False)
     assert case.facts["measured"] == str(report.estimate)
 
 
 def test_a_row_of_limits_has_the_rounds() -> None:
-    (_, slo) = judged({"speed.slo.0": [round_of(i) for i in range(6)]})
+    (_, slo) = judged({"speed.slo.0": [round_of(i) for i in range(8)]})
     row = speed_row(slo, 1)
     assert (row.candidate, row.unit, row.difference, row.threshold) == (
         "6 of 6",
@@ -168,7 +168,7 @@ def test_a_row_of_limits_has_the_rounds() -> None:
 
 def test_a_closed_loop_may_have_limits() -> None:
     rule = {"limits": {"latency_ms_p99": 2000}, "share": 0.5, "alpha": 0.05, "rounds": 30}
-    loads = [load_in_waves(block=i, seed=i) for i in range(6)]
+    loads = [load_in_waves(block=i, seed=i) for i in range(8)]
     report = judge_speed("slo.0", "slo", workload="chat", tier="critical", rule=rule, loads=loads)
     assert report.verdict == "pass"
-    assert [point.kept for point in report.points] == [True] * 6
+    assert [point.kept for point in report.points] == [None] * 2 + [True] * 6

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -12,7 +10,7 @@ from measured_loads import load_in_waves, requests_in_waves, round_of
 
 from eval_gates.speed.load import MeasuredLoad, Requests, Samples
 from eval_gates.speed.rule import rule_of
-from eval_gates.speed.slo import SloRule, figures, share_bound
+from eval_gates.speed.slo import SloRule, figures
 
 RULE = SloRule(limits={"ttft_ms_p95": 800, "errors": 0}, share=0.5, alpha=0.05, rounds=30)
 
@@ -30,15 +28,30 @@ def test_a_round_shows_percentiles_of_the_requests_that_count() -> None:
 
 
 def test_rounds_that_keep_the_limits_pass_and_others_fail() -> None:
-    kept = [round_of(i) for i in range(6)]
-    broken = [round_of(i, ttft_s=1.0) for i in range(6)]
-    assert RULE.wants_more(kept[:5])
+    kept = [round_of(i) for i in range(7)]
+    broken = [round_of(i, ttft_s=1.0) for i in range(7)]
+    assert RULE.wants_more(kept[:6])
     assert RULE.state(kept) == "pass"
     assert RULE.state(broken) == "fail"
     assert RULE.finding(broken).estimate == 0
-    mixed = [*kept[:3], *(each.model_copy(update={"seed": 50 + each.block}) for each in broken[3:])]
+    mixed = [*kept[:4], *broken[4:6], kept[6]]
     assert RULE.state(mixed) == "open"
-    assert not RULE.model_copy(update={"rounds": 6}).wants_more(mixed)
+    assert not RULE.model_copy(update={"rounds": 5}).wants_more(mixed)
+
+
+def test_what_is_slow_at_first_only_does_not_count() -> None:
+    """Two rounds of warm-up."""
+    warm = [round_of(i, ttft_s=2.0 if i < 2 else 0.1) for i in range(7)]
+    assert RULE.finding(warm).estimate == 1
+    assert RULE.state(warm) == "pass"
+
+
+def test_times_that_run_towards_their_limit_decide_nothing() -> None:
+    """Every round keeps it, and each is nearer; far from it a trend is no matter."""
+    rule = RULE.model_copy(update={"rounds": 5})
+    found = rule.finding([round_of(i, ttft_s=0.3 + 0.07 * i) for i in range(7)])
+    assert (found.state, [cause.kind for cause in found.refused]) == ("refused", ["drift"])
+    assert rule.state([round_of(i, ttft_s=0.1 + 0.001 * i) for i in range(7)]) == "pass"
 
 
 def test_all_limits_hold_at_once() -> None:
@@ -69,7 +82,7 @@ def test_a_round_without_an_answer_keeps_no_limit() -> None:
         "output_tokens": [0] * n,
         "error": ["connection refused"] * n,
     }
-    found = RULE.finding([round_of(i, requests=requests) for i in range(6)])
+    found = RULE.finding([round_of(i, requests=requests) for i in range(7)])
     assert found.state == "fail"
 
 
@@ -93,7 +106,7 @@ def test_limits_may_be_the_baselines() -> None:
     def rounds(ttft_s: float) -> list[MeasuredLoad]:
         return [
             load
-            for i in range(6)
+            for i in range(7)
             for load in (round_of(i, side="baseline"), round_of(i, ttft_s=ttft_s, place=1))
         ]
 
@@ -116,45 +129,19 @@ def test_a_slow_client_is_held_against_the_shortest_limit() -> None:
     assert RULE.state([round_of(0, client_lag_s=0.09)]) == "refused"
 
 
-@pytest.mark.parametrize("share", [0.5, 0.8, 0.9])
-@pytest.mark.parametrize("alpha", [0.05, 0.01])
-def test_at_the_boundary_it_errs_at_most_as_often_as_it_says(share: float, alpha: float) -> None:
-    """Looked at after each of 40 rounds, of which exactly the claimed share keeps the limits."""
-    rule = RULE.model_copy(update={"share": share, "alpha": alpha})
-    rounds = (np.random.default_rng(6).random((8_000, 40)) < share).astype(float)
-    for evidence in rule.log_evidence(rounds):
-        assert (evidence[:, -1] >= -math.log(alpha)).mean() <= alpha
-
-
-def test_how_many_rounds_a_server_with_headroom_needs() -> None:
-    needed = {
-        share: next(
-            n
-            for n in range(1, 60)
-            if RULE.model_copy(update={"share": share}).finding_of([True] * n).state == "pass"
-        )
-        for share in (0.5, 0.8, 0.9)
-    }
-    assert needed == {0.5: 6, 0.8: 18, 0.9: 37}
-
-
 @given(st.lists(st.booleans(), min_size=1, max_size=40), st.sampled_from([0.01, 0.05, 0.2]))
 def test_bounds_agree_with_the_verdict(kept: list[bool], alpha: float) -> None:
-    """It passes exactly where the lower bound of the share has ever been above the claimed one."""
+    """It passes only where the lower bound of the share is above the claimed one."""
     rule = RULE.model_copy(update={"alpha": alpha})
-    found = rule.finding_of(kept)
+    found = rule.finding_of(np.where([True, True, *kept], 0.1, -0.1))
     assert found.lower is not None
     assert found.upper is not None
-    assert 0 <= found.lower <= found.estimate <= found.upper <= 1  # type: ignore[operator]
+    assert 0 <= found.lower < found.upper <= 1
     if found.state == "pass":
-        assert found.lower >= rule.share - 1e-6 or found.p_value <= alpha
-    if found.lower > rule.share:
-        assert found.state != "open"
-
-
-def test_a_bound_of_nothing_but_misses_is_zero() -> None:
-    assert share_bound(np.zeros(20), 0.05) == 0
-    assert share_bound(np.ones(6), 0.05) > 0.5
+        assert found.lower >= rule.share - 1e-6
+        assert found.p_value <= alpha
+    if found.state == "fail":
+        assert found.upper <= rule.share + 1e-6
 
 
 def test_a_rule_comes_from_plain_data() -> None:
@@ -214,8 +201,8 @@ def drafting(number: int, accepted: int, drafts: int = 100) -> MeasuredLoad:
 
 def test_rounds_that_accept_enough_pass_and_others_fail() -> None:
     rule = SloRule(limits={}, acceptance=2.0, share=0.5, alpha=0.05, rounds=30)
-    assert rule.state([drafting(i, 100) for i in range(6)]) == "pass"  # exactly two a step
-    assert rule.state([drafting(i, 99) for i in range(6)]) == "fail"
+    assert rule.state([drafting(i, 100) for i in range(7)]) == "pass"  # exactly two a step
+    assert rule.state([drafting(i, 99) for i in range(7)]) == "fail"
     assert rule.kept([drafting(0, 0, drafts=0)]) == [False]  # what drafted nothing accepts nothing
     late = SloRule(limits={"ttft_ms_p95": 50}, acceptance=2.0, share=0.5, alpha=0.05, rounds=30)
     assert late.kept([drafting(0, 400)]) == [False]  # all limits at once

@@ -1,0 +1,53 @@
+"""Margins that run towards the other side."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eval_gates.speed.drift import LEVEL, medians_of_halves, undoes
+
+
+@pytest.mark.parametrize(
+    "margins",
+    [
+        [0.05, 0.04, 0.03, 0.02, 0.01, 0.005, 0.0],
+        [50.0, 0.06, 0.05, 0.05, 0.03, 0.02, 0.02, 0.01],
+        list(0.05 * 0.5 ** (np.arange(8) / 3) - 0.005),
+    ],
+)
+def test_what_falls_to_nothing_is_undone(margins: list[float]) -> None:
+    assert undoes(np.array(margins))
+    assert not undoes(np.array(margins[::-1]))
+
+
+@pytest.mark.parametrize(
+    "margins",
+    [
+        [0.05] * 7,
+        [0.05, 0.04, 0.06, 0.05, 0.04, 0.06, 0.05],
+        [1.07, 1.06, 1.05, 1.04, 1.03, 1.02, 1.01],  # after as long again it is still far above
+        [0.01, 0.05, 0.02, 0.06, 0.03, 0.07, 0.04],
+    ],
+)
+def test_what_is_steady_or_far_above_is_not(margins: list[float]) -> None:
+    assert not undoes(np.array(margins))
+
+
+def test_chance_alone_is_taken_for_drift_as_seldom_as_it_says() -> None:
+    """At the boundary, where the size of a trend never excuses it."""
+    runs = np.random.default_rng(2).standard_t(3, (2_000, 8))
+    assert np.mean([undoes(run) for run in runs]) <= LEVEL
+
+
+@given(st.lists(st.floats(-10, 10), min_size=2, max_size=25), st.floats(0.01, 100))
+def test_units_do_not_matter(margins: list[float], scale: float) -> None:
+    whole = np.round(np.array(margins), 3)
+    assert undoes(whole) == undoes(whole * 2.0 ** np.round(np.log2(scale)))
+
+
+def test_halves_leave_the_middle_out() -> None:
+    assert medians_of_halves(np.array([1.0, 3.0, 100.0, 5.0, 9.0])) == (2.0, 7.0)
+    assert medians_of_halves(np.array([1.0, 3.0])) == (1.0, 3.0)
