@@ -78,15 +78,7 @@ install() {
       --target "$site" "$HOPPER/$name"/wheels/*.whl || return
     echo "import site; site.addsitedir('$host')" >"$site/zz_host.pth"
   done
-  # vLLM of before 0.30 or so has its server elsewhere than today's; the project starts today's.
-  site=$("$HOPPER/env/serve/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-  local launcher=$site/vllm/entrypoints/launchers
-  if [ ! -e "$launcher" ]; then
-    mkdir -p "$launcher/api_server"
-    touch "$launcher/__init__.py" "$launcher/api_server/__init__.py"
-    echo 'import runpy; runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__")' \
-      >"$launcher/api_server/entry.py"
-  fi
+  adapt_engine
   site=$("$HOPPER/env/prepare/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
   pwd >"$site/project.pth"
   {
@@ -99,6 +91,23 @@ install() {
   touch "$HOPPER/installed"
   rm -rf "$HOPPER"/parts/part-* "$HOPPER"/{serve,quantize,evaluate,prepare}
   echo "installed: $(du -sh "$HOPPER/env" | cut -f1)"
+}
+
+# The project starts and asks vLLM 0.32 and 0.33. What 0.24 has elsewhere, or not yet: the server's
+# module, and the time that each request of a load took.
+adapt_engine() {
+  local site launcher load
+  site=$("$HOPPER/env/serve/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+  launcher=$site/vllm/entrypoints/launchers load=$site/vllm/benchmarks/serve.py
+  if [ ! -e "$launcher" ]; then
+    mkdir -p "$launcher/api_server"
+    touch "$launcher/__init__.py" "$launcher/api_server/__init__.py"
+    echo 'import runpy; runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__")' \
+      >"$launcher/api_server/entry.py"
+  fi
+  grep -q '"latencies"' "$load" || sed -i \
+    's/^\( *\)"ttfts": \[output.ttft for output in outputs\],/&\n\1"latencies": [o.latency for o in outputs],/' \
+    "$load"
 }
 
 # --- the pieces -----------------------------------------------------------------------------------
