@@ -1,8 +1,8 @@
-"""An HTTP session as lm-eval's models use it, whose answers have an end.
+"""HTTP sessions as lm-eval's models and vLLM's load generator use them, whose answers have an end.
 
-lm-eval reads what a server sends, all of it, and follows it to other hosts. An endpoint may be
-somebody else's: an answer without an end, gigabytes packed into megabytes, a redirect that would
-hand the questions on. Here these are errors of that request, as any other is.
+These read what a server sends, all of it, and follow it to other hosts. An endpoint may be somebody
+else's: an answer without an end, gigabytes packed into megabytes, a redirect that would hand the
+questions on. Here these are errors of that request, as any other is.
 """
 
 from __future__ import annotations
@@ -57,6 +57,65 @@ class Answered:
         return self.content[:LONGEST_TEXT].decode(errors="replace")
 
 
+@asynccontextmanager
+async def post_bounded(
+    session: Any, url: str, most: int, *, headers: dict[str, str], **asked: Any
+) -> AsyncIterator[Streamed]:
+    """One request, and its answer as it comes.
+
+    Args:
+        session: of aiohttp, which bounds the seconds of a request.
+        url: that is asked.
+        most: bytes that the answer may have.
+        headers: of the request.
+        asked: what else the session's `post` takes.
+
+    Raises:
+        AnswerError: it redirects, or is compressed.
+    """
+    plain = {**headers, "Accept-Encoding": "identity"}
+    async with session.post(url, headers=plain, allow_redirects=False, **asked) as response:
+        if 300 <= response.status < 400:
+            raise AnswerError(
+                f"the endpoint answered {response.status}: redirects are not followed"
+            )
+        if (encoding := response.headers.get("Content-Encoding", "identity")) != "identity":
+            raise AnswerError(f"the endpoint's answer is compressed ({encoding[:20]!a})")
+        yield Streamed(response, most)
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """A server's answer as it comes; with what vLLM's load generator asks of aiohttp's."""
+
+    response: Any
+    most: int
+
+    @property
+    def status(self) -> int:
+        """Of HTTP."""
+        return int(self.response.status)
+
+    @property
+    def reason(self) -> str:
+        """The words beside the status."""
+        return str(self.response.reason or f"HTTP {self.status}")[:LONGEST_TEXT]
+
+    @property
+    def content(self) -> Streamed:
+        """Itself: what is read from."""
+        return self
+
+    async def iter_any(self) -> AsyncIterator[bytes]:
+        """Its parts; raises AnswerError where they are too many bytes."""
+        came = 0
+        async for part in self.response.content.iter_any():
+            came += len(part)
+            if came > self.most:
+                raise AnswerError(f"the endpoint's answer is larger than {self.most:,} bytes")
+            yield part
+
+
 class BoundedSession:
     """Posts as an aiohttp session does.
 
@@ -78,21 +137,9 @@ class BoundedSession:
         Raises:
             AnswerError: it redirects, or is compressed, or too large.
         """
-        plain = {**headers, "Accept-Encoding": "identity"}
-        asked = self._session.post(url, json=json, headers=plain, allow_redirects=False)
+        asked = post_bounded(self._session, url, self._most, json=json, headers=headers)
         async with asked as response:
-            yield Answered(response.status, await self._content(response))
-
-    async def _content(self, response: Any) -> bytes:
-        if 300 <= response.status < 400:
-            raise AnswerError(
-                f"the endpoint answered {response.status}: redirects are not followed"
-            )
-        if (encoding := response.headers.get("Content-Encoding", "identity")) != "identity":
-            raise AnswerError(f"the endpoint's answer is compressed ({encoding[:20]!a})")
-        content = bytearray()
-        async for part in response.content.iter_any():
-            content += part
-            if len(content) > self._most:
-                raise AnswerError(f"the endpoint's answer is larger than {self._most:,} bytes")
-        return bytes(content)
+            content = bytearray()
+            async for part in response.iter_any():
+                content += part
+            yield Answered(response.status, bytes(content))

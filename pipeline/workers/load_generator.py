@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core.errors import ServingError
+from pipeline.workers.bounded_load import BACKEND, bound_load
 from pipeline.workers.engine_metrics import Watch
 from pipeline.workers.unix_socket import connect_through
 
@@ -68,6 +69,7 @@ class LoadGenerator:
         serve.get_tokenizer = functools.cache(serve.get_tokenizer)
         serve.get_samples = self._note_prompts(serve.get_samples)
         serve._align_prompts_to_server_tokenizer = keep_prompts
+        bound_load(serve)
 
     def measure(self, endpoint: Endpoint, *, requests: int, seed: int) -> dict[str, Any]:
         """Send one load and wait until all of it is answered.
@@ -129,7 +131,7 @@ class LoadGenerator:
         """
         arrivals = self._workload["arrivals"]
         return [
-            *("--backend", "openai", "--endpoint", "/v1/completions"),
+            *("--backend", BACKEND, "--endpoint", "/v1/completions"),
             *("--base-url", endpoint.url, "--model", endpoint.model),
             *("--tokenizer", self._tokenizer, "--seed", str(seed)),
             *("--num-prompts", str(requests), "--num-warmups", "0"),

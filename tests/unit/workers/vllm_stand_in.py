@@ -54,6 +54,10 @@ class Serve:
     tokenizers: int = 0
     SampleRequest = Sample
 
+    def __post_init__(self) -> None:
+        self.aiohttp = argparse.Namespace(ClientSession=object, ClientTimeout=dict)
+        self.ASYNC_REQUEST_FUNCS: dict[str, Any] = {"openai": None}
+
     def add_cli_args(self, parser: argparse.ArgumentParser) -> None:
         for name in OPTIONS:
             parser.add_argument(f"--{name}")

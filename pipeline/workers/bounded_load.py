@@ -1,0 +1,94 @@
+"""vLLM's load generator put in bounds: what it sends goes to the endpoint alone, and answers end.
+
+Its own client follows redirects with the prompts in them, reads answers without an end, unpacks
+what it did not ask to be packed, waits six hours, and believes counts that are no numbers. Under
+a load these are failed requests, with a cause each.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from eval_gates.suites.bounded_session import Streamed, post_bounded
+
+BYTES_OF_AN_ANSWER = 1 << 17  # besides its tokens: headers of chunks, usage, an error in words
+BYTES_OF_A_TOKEN = 1 << 12  # vLLM's chunk of one token is about 300
+ANSWER_SECONDS = 3600.0
+SILENT_SECONDS = 600.0  # in a queue, and between two parts of an answer
+MOST_TOKENS = 10_000_000
+BACKEND = "openai"  # of vLLM's request functions, the one that loads are sent with
+
+Send = Callable[..., Awaitable[Any]]
+"""A request function of vLLM's: (its input, session, progress bar) to its output."""
+
+
+def bound_load(serve: Any) -> None:
+    """Put the module `vllm.benchmarks.serve` in bounds, once and for good."""
+    client = serve.aiohttp
+    limit = client.ClientTimeout(
+        total=ANSWER_SECONDS, sock_connect=SILENT_SECONDS, sock_read=SILENT_SECONDS
+    )
+    # What is packed would be unpacked while its headers are read.
+    client.ClientSession = functools.partial(client.ClientSession, auto_decompress=False)
+    senders = serve.ASYNC_REQUEST_FUNCS
+    senders[BACKEND] = bound_request(senders[BACKEND], limit)
+    # They read all that `/metrics` says; engine_metrics.py reads it to a limit.
+    serve.fetch_spec_decode_metrics = serve.fetch_diffusion_metrics = read_nothing
+
+
+def bound_request(send: Send, limit: Any) -> Send:
+    """The same request function, in bounds; `limit` is aiohttp's, of seconds."""
+
+    @functools.wraps(send)
+    async def sent(request_func_input: Any, session: Any, pbar: Any = None) -> Any:
+        most = BYTES_OF_AN_ANSWER + BYTES_OF_A_TOKEN * request_func_input.output_len
+        found = await send(request_func_input, BoundedStreams(session, most, limit), pbar)
+        if found.success and (wrong := find_wrong_count(found)) is not None:
+            found.success, found.error = False, wrong
+        if not found.success:
+            # Whatever a failed one says of its tokens, vLLM adds it up.
+            found.output_tokens, found.prompt_len = 0, request_func_input.prompt_len
+        return found
+
+    return sent
+
+
+def find_wrong_count(found: Any) -> str | None:
+    """What a server says of tokens that is no number of tokens, in words."""
+    for what, count in (("answer", found.output_tokens), ("prompt", found.prompt_len)):
+        if type(count) is not int or not 0 <= count <= MOST_TOKENS:
+            return f"the endpoint says that the {what} has {str(count)[:40]!a} tokens"
+    return None
+
+
+class BoundedStreams:
+    """An aiohttp session whose answers come as they are sent, in bounds.
+
+    Args:
+        session: of aiohttp.
+        most: bytes that an answer may have.
+        limit: of aiohttp, of its seconds.
+    """
+
+    def __init__(self, session: Any, most: int, limit: Any) -> None:
+        self._session = session
+        self._most = most
+        self._limit = limit
+
+    @asynccontextmanager
+    async def post(
+        self, url: str, *, json: Any, headers: dict[str, str]
+    ) -> AsyncIterator[Streamed]:
+        """One request; raises AnswerError, as `post_bounded`."""
+        asked = post_bounded(
+            self._session, url, self._most, json=json, headers=headers, timeout=self._limit
+        )
+        async with asked as response:
+            yield response
+
+
+async def read_nothing(*_: Any) -> None:
+    """In the place of a reader of counters."""

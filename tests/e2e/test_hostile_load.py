@@ -1,0 +1,122 @@
+"""Somebody's endpoint may answer a load with anything: it is a failed request, and goes nowhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import threading
+import zlib
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from pipeline.core.events import Silent
+from pipeline.core.process_environment import server_environment
+from pipeline.environments.environment import Accelerator, ensure
+from pipeline.environments.settings import load_settings
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
+
+ROOT = Path(__file__).parents[2]
+# vLLM's own request function, with the project's bounds: each answer's name, outcome and peak.
+SEND = """
+import asyncio, json, resource, sys
+sys.path.insert(0, sys.argv[1])
+from vllm.benchmarks import serve
+from vllm.benchmarks.lib.endpoint_request_func import RequestFuncInput
+from pipeline.workers.bounded_load import bound_load
+bound_load(serve)
+
+async def send(name):
+    url = f"{sys.argv[2]}/{name}/v1/completions"
+    asked = RequestFuncInput(prompt="secret", api_url=url, prompt_len=1, output_len=2, model="m")
+    async with serve.aiohttp.ClientSession(trust_env=True) as session:
+        return await serve.ASYNC_REQUEST_FUNCS["openai"](asked, session)
+
+print("BEGIN")
+start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+for name in sys.argv[3:]:
+    found = asyncio.run(send(name))
+    words = (found.error.strip().splitlines() or [""])[-1]
+    print(json.dumps([name, found.success, found.output_tokens, words[-200:]]), flush=True)
+print(json.dumps(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - start))
+"""
+
+
+def chunks(usage: object) -> bytes:
+    """Two tokens, and what the server counts."""
+    lines = [{"choices": [{"text": "a"}]}, {"choices": [{"text": "b"}]}, {"usage": usage}]
+    return b"".join(b"data: %s\n\n" % json.dumps(line).encode() for line in lines)
+
+
+ANSWERS = {
+    "sound": chunks({"completion_tokens": 2, "prompt_tokens": 1}),
+    "counted_in_words": chunks({"completion_tokens": "two", "prompt_tokens": 1}),
+    "nested": b"data: " + b"[" * 100_000 + b"\n\n",
+    "no_text": b"data: \xff\n\n",
+    "packed": zlib.compress(b"data: " + bytes(100 * 2**20)),
+}
+FAILED = [*list(ANSWERS)[1:], "endless", "one_line", "elsewhere"]
+asked_elsewhere: list[bytes] = []
+
+
+class Hostile(BaseHTTPRequestHandler):
+    """Answers what the first part of the path names."""
+
+    def do_POST(self) -> None:
+        name = self.path.split("/")[1]
+        prompt = self.rfile.read(int(self.headers["Content-Length"]))
+        if name == "other":
+            asked_elsewhere.append(prompt)
+        self.send_response(307 if name == "elsewhere" else 200)
+        if name == "elsewhere":
+            self.send_header("Location", "/other/v1/completions")
+        if name == "packed":
+            self.send_header("Content-Encoding", "deflate")
+        self.end_headers()
+        try:
+            while name == "endless":
+                self.wfile.write(b'data: {"choices": [{"text": "a"}]}\n\n' * 1000)
+            while name == "one_line":
+                self.wfile.write(b"data: " + b"a" * 100_000)
+            self.wfile.write(ANSWERS.get(name, b""))
+        except OSError:
+            pass  # the reader has gone, as it should
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hostile) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_what_an_endpoint_may_answer_a_load(url: str) -> None:
+    python = ensure("serve", Accelerator.CPU, load_settings(), Silent()).python
+    ran = subprocess.run(
+        [str(python), "-c", SEND, str(ROOT), url, "sound", *FAILED],
+        env=server_environment(os.environ, {}, python=python),
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    lines = ran.stdout.partition("BEGIN\n")[2].splitlines()
+    *found, kibibytes = [json.loads(line) for line in lines]
+    outcomes = {name: (success, tokens) for name, success, tokens, _ in found}
+    assert outcomes == {"sound": (True, 2)} | dict.fromkeys(FAILED, (False, 0))
+    words = {name: error for name, _, _, error in found}
+    assert "redirects are not followed" in words["elsewhere"]
+    assert "compressed" in words["packed"]
+    assert "larger than" in words["endless"]
+    assert "larger than" in words["one_line"]
+    assert not asked_elsewhere
+    assert kibibytes < 64 * 1024
