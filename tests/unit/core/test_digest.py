@@ -263,7 +263,7 @@ class _Once:
 
 
 def test_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="cannot be read") as caught:
+    with pytest.raises(CheckpointError) as caught:
         FileDigests(tmp_path / "cache.json").of(tmp_path / "none")
     assert caught.value.where == str(tmp_path / "none")
 

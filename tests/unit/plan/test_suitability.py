@@ -49,7 +49,7 @@ class TestServers:
         check_servable(load_recipe(name), "cuda", frozenset())
 
     def test_no_cpu_serves_nvfp4(self) -> None:
-        with pytest.raises(UsageError, match="'nvfp4' cannot be served on this machine") as caught:
+        with pytest.raises(UsageError, match="'nvfp4'") as caught:
             check_servable(load_recipe("nvfp4"), "cpu", AMX)
         assert caught.value.cure
 
@@ -65,7 +65,7 @@ class TestServers:
 
     def test_a_cpu_without_avx2_serves_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("platform.machine", lambda: "x86_64")
-        with pytest.raises(UsageError, match="no AVX2"):
+        with pytest.raises(UsageError, match="AVX2"):
             check_processor(load_profile("cpu").fit_to(()), ())
 
     def test_another_kind_of_cpu_is_not_refused_for_want_of_it(
@@ -103,11 +103,11 @@ class TestArchitectures:
         if suits:
             check_architecture(recipe, "LlamaForCausalLM")
         else:
-            with pytest.raises(UsageError, match="'awq-w4a16' is not for LlamaForCausalLM"):
+            with pytest.raises(UsageError, match="'awq-w4a16'"):
                 check_architecture(recipe, "LlamaForCausalLM")
 
     def test_the_recipe_to_use_instead_is_named(self) -> None:
-        with pytest.raises(UsageError, match="'autoawq-w4a16' is not for OPTForCausalLM") as caught:
+        with pytest.raises(UsageError, match="'autoawq-w4a16'") as caught:
             check_architecture(load_recipe("autoawq-w4a16"), "OPTForCausalLM")
         assert caught.value.cure == "use the recipe awq-w4a16"
 

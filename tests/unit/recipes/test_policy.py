@@ -161,12 +161,12 @@ class TestSuites:
     def test_a_fixed_test_has_no_time_budget(self) -> None:
         suite = {"margins": MARGINS, "minutes": 5}
         assert MmluSuite.model_validate(suite).minutes == 5
-        with pytest.raises(ValidationError, match="'minutes' cannot end it"):
+        with pytest.raises(ValidationError, match="'minutes'"):
             MmluSuite.model_validate({**suite, "test": "fixed"})
 
     def test_a_problem_counts_once(self) -> None:
         problems = ["HumanEval/0", "HumanEval/1", "HumanEval/0"]
-        with pytest.raises(ValidationError, match="'HumanEval/0' occurs twice"):
+        with pytest.raises(ValidationError, match="'HumanEval/0'"):
             HumanEvalSuite.model_validate({"margins": MARGINS, "problems": problems})
 
     def test_what_decides_is_no_part_of_what_is_asked(self) -> None:
@@ -217,7 +217,7 @@ class TestPolicy:
 
     @pytest.mark.parametrize("name", RESERVED_SUITE_NAMES)
     def test_a_suite_does_not_take_a_stages_name(self, name: str) -> None:
-        with pytest.raises(ValidationError, match=f"cannot be called '{name}'"):
+        with pytest.raises(ValidationError, match=f"'{name}'"):
             policy(**{name: {"kind": "rouge", "margins": MARGINS}})
 
     @pytest.mark.parametrize("name", ["", "../up", "Upper", "a b", "mmlu again"])

@@ -116,6 +116,6 @@ def test_the_declared_hit_rate_is_none_of_random_prompts_and_the_users_of_shared
 def test_a_workload_longer_than_the_context_is_refused(data: dict[str, Any], key: str) -> None:
     workload = workloads.validate_python(data)
     check_workload(workload, "mine.yaml", workload.longest)
-    with pytest.raises(UsageError, match="the longest prompt with its answer") as caught:
+    with pytest.raises(UsageError) as caught:
         check_workload(workload, "mine.yaml", workload.longest - 1)
     assert caught.value.where == f"mine.yaml, key {key}"

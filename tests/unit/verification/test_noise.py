@@ -90,7 +90,7 @@ def test_a_faint_row_may_be_rounded_away(tmp_path: Path) -> None:
 def test_numbers_that_are_not_finite(tmp_path: Path) -> None:
     broken = MATRIX.copy()
     broken[100, 7] = np.nan
-    with pytest.raises(VerificationError, match=r"the source's tensor 'x\.weight' holds numbers"):
+    with pytest.raises(VerificationError, match=r"'x\.weight'"):
         measure(plain(tmp_path, broken), AsItIs(MATRIX))
 
 

@@ -267,7 +267,7 @@ class TestRunWorker:
 
     def test_an_expected_error_is_raised_here_as_there(self, tmp_path: Path) -> None:
         context = self.context(tmp_path)
-        with pytest.raises(EvaluationDataError, match="does not exist") as caught:
+        with pytest.raises(EvaluationDataError) as caught:
             context.run_worker("questions", self.spec(tmp_path / "none"))
         assert caught.value.where == str(tmp_path / "none")
         assert context.peak_memory_bytes is not None

@@ -115,7 +115,7 @@ class TestReadTexts:
     )
     def test_a_bad_line_is_named(self, file: Path, line: str) -> None:
         file.write_text(f'{{"text": "good"}}\n\n{line}\n{{"text": "good"}}\n')
-        with pytest.raises(StageError, match="no usable 'text'") as caught:
+        with pytest.raises(StageError, match="'text'") as caught:
             read_texts(calibration(), str(file), LetterTokenizer())
         assert caught.value.where == f"{file}, line 3"
         assert '"text"' in caught.value.cure
@@ -201,7 +201,7 @@ class TestBlocks:
         ]
 
     def test_too_few_for_one_block(self, texts: str) -> None:
-        with pytest.raises(StageError, match="220 tokens, less than one block of 221") as caught:
+        with pytest.raises(StageError, match="220 tokens") as caught:
             self.blocks(texts, max_tokens=221)
         assert texts in caught.value.where
         assert self.blocks(texts, max_tokens=220, samples=1)[1] == []

@@ -165,7 +165,7 @@ class TestMmlu:
     def test_a_malformed_line(self, tmp_path: Path, folder: Path) -> None:
         broken = mmlu_question("anatomy", 1) | {"answer": 4}
         (folder / "mmlu_more.jsonl").write_text(json.dumps(broken) + "\n")
-        with pytest.raises(EvaluationDataError, match="'answer' is 4") as caught:
+        with pytest.raises(EvaluationDataError, match="'answer'") as caught:
             lay_out(tmp_path / "out", MmluSuite(margins=MARGINS, shots=0), FOLDER, folder)
         assert caught.value.where == f"{folder / 'mmlu_more.jsonl'}, line 1"
 
@@ -233,7 +233,7 @@ class TestHumanEval:
 
     def test_one_that_does_not_exist(self, tmp_path: Path) -> None:
         suite = HumanEvalSuite(margins=MARGINS, problems=["HumanEval/0", "HumanEval/3"])
-        with pytest.raises(EvaluationDataError, match="no problem 'HumanEval/3'"):
+        with pytest.raises(EvaluationDataError, match="'HumanEval/3'"):
             lay_out(tmp_path / "out", suite, PACKAGES)
 
     def test_beside_mbpps(self, tmp_path: Path) -> None:
@@ -281,13 +281,13 @@ class TestMbpp:
         _, rows = lay_out(tmp_path / "out", suite, FOLDER, folder)
         assert [row["id"] for row in rows] == ["Mbpp/1"]
         suite = MbppSuite(margins=MARGINS, problems=["Mbpp/3"])
-        with pytest.raises(EvaluationDataError, match="MBPP has no problem 'Mbpp/3'") as caught:
+        with pytest.raises(EvaluationDataError, match="'Mbpp/3'") as caught:
             lay_out(tmp_path / "out", suite, FOLDER, folder)
         assert caught.value.where == "policy key suites.mbpp.problems"
 
     def test_a_problem_that_is_there_twice(self, tmp_path: Path, folder: Path) -> None:
         (folder / "mbpp_copy.jsonl").write_text(json.dumps(mbpp_row(1)))
-        with pytest.raises(EvaluationDataError, match="2 questions have the id 'Mbpp/1'"):
+        with pytest.raises(EvaluationDataError, match="'Mbpp/1'"):
             lay_out(tmp_path / "out", MbppSuite(margins=MARGINS), FOLDER, folder)
 
     def test_copies_with_numbers_of_their_own(self, tmp_path: Path, folder: Path) -> None:
@@ -345,7 +345,7 @@ class TestCopies:
 
     def test_an_id_twice(self) -> None:
         rows = [{"id": "a", "question": "1"}, {"id": "a", "question": "2"}]
-        with pytest.raises(EvaluationDataError, match="2 questions have the id 'a'"):
+        with pytest.raises(EvaluationDataError, match="'a'"):
             without_copies(rows, Listener())
 
 
@@ -404,5 +404,5 @@ class TestClusters:
         assert caught.value.cure == "fields are: answer, story"
 
     def test_one_cluster_alone_shows_nothing(self) -> None:
-        with pytest.raises(EvaluationDataError, match="all questions have the same 'subject'"):
+        with pytest.raises(EvaluationDataError, match="'subject'"):
             with_clusters([{"id": str(n), "subject": "a"} for n in range(9)], "subject")

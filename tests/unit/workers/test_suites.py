@@ -302,7 +302,7 @@ class TestLmEval:
     @pytest.mark.parametrize("metrics", [{"acc": 37.5}, {"acc": (1, 0)}, {}])
     def test_a_metric_out_of_bounds_is_refused(self, metrics: dict[str, Any]) -> None:
         samples = [chosen(0, **metrics)]
-        with pytest.raises(EvaluationDataError, match=r"'acc' is .* not a number from 0 to 1"):
+        with pytest.raises(EvaluationDataError, match="'acc'"):
             lm_eval_rows(
                 self.ACC, "multiple_choice", self.guessed, self.QUESTIONS, samples, Listener()
             )

@@ -81,7 +81,7 @@ class TestConfig:
 
     def test_one_a_kind_of_layer_cannot_be_said(self) -> None:
         rope = {"full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}}
-        with pytest.raises(StageError, match="differs by kind of layer") as caught:
+        with pytest.raises(StageError) as caught:
             config_of_4({"rope_parameters": rope})
         assert "rope_parameters" in caught.value.where
         assert "awq-w4a16" in caught.value.cure

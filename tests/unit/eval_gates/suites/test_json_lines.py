@@ -33,7 +33,7 @@ def test_a_file_both_plain_and_gzipped_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:
-    with pytest.raises(EvaluationDataError, match="does not exist") as caught:
+    with pytest.raises(EvaluationDataError) as caught:
         find_files(tmp_path / "absent", "mmlu")
 
     assert caught.value.where.endswith("absent")
@@ -75,7 +75,7 @@ def test_a_damaged_file_is_named(tmp_path: Path, name: str, content: bytes | Non
     if content is not None:
         (tmp_path / name).write_bytes(content)
 
-    with pytest.raises(EvaluationDataError, match="cannot read") as caught:
+    with pytest.raises(EvaluationDataError) as caught:
         list(read_rows(tmp_path / name))
 
     assert caught.value.where.endswith(name)

@@ -119,6 +119,6 @@ def test_what_is_wrong_is_told_with_its_place(folder: Path, text: str, message: 
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(EvaluationDataError, match="cannot be read") as caught:
+    with pytest.raises(EvaluationDataError) as caught:
         read_task_file(tmp_path / "absent.yaml")
     assert caught.value.where.endswith("absent.yaml")

@@ -218,7 +218,7 @@ def test_a_row_that_cannot_be_judged_is_named(
 @pytest.mark.parametrize("key", ["task_id", "prompt", "code", "test_list", "test_imports", "test"])
 def test_a_missing_key_is_named(key: str) -> None:
     row = {name: value for name, value in SPREAD.items() if name != key}
-    with pytest.raises(EvaluationDataError, match=f"'{key}' is missing") as caught:
+    with pytest.raises(EvaluationDataError, match=f"'{key}'") as caught:
         problem_of(row, PLACE)
     assert caught.value.where == PLACE
 
