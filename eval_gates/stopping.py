@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import TypeAdapter
-
 from eval_gates.clusters import group_by_cluster, means, whole_end
 from eval_gates.statistics.comparison import Comparison
 from eval_gates.statistics.sequential import sequential_test
@@ -85,8 +83,11 @@ class Stopping:
 
 
 def read_stopping(data: dict[str, Any]) -> Stopping:
-    """What crossed as plain data; raises pydantic's ValidationError where it is none."""
-    return TypeAdapter(Stopping).validate_python(data)
+    """What crossed as plain data, by :func:`dataclasses.asdict`."""
+    rule = data["rule"]
+    if rule is not None:
+        rule = StoppingRule(**{**rule, "comparison": Comparison(**rule["comparison"])})
+    return Stopping(**{**data, "rule": rule})
 
 
 def comparison_of(margin: Margin) -> Comparison:
