@@ -103,6 +103,8 @@ def _is_deeper(value: Any, depth: int) -> bool:
     """Whether lists and objects lie more than `depth` deep; level by level, since they may."""
     level = [value] if isinstance(value, (dict, list)) else []
     for _ in range(depth):
+        if not level:
+            return False
         level = [
             child
             for each in level
