@@ -33,7 +33,8 @@ def verdict_of(report: RunReport) -> RunVerdict:
 def serving_lines(command: Mapping[str, Any]) -> list[str]:
     """What to know of how the variants were served, a line each; older records lack the keys."""
     lines = [f"fallback {name}: {why}" for name, why in command.get("fallbacks", {}).items()]
-    for words, key in (("KV cache", "kv_cache_note"), ("speculative decoding", "speculation")):
+    noted = {"KV cache": "kv_cache_note", "speculative decoding": "speculation", "profile": "tuned"}
+    for words, key in noted.items():
         if note := command.get(key):
             lines.append(f"{words}: {note}")
     return lines

@@ -26,6 +26,7 @@ class _Asked(BaseModel):
     policy: str | None = None
     workload: str | None = None
     candidates: str | None = None
+    version: str | None = None
     name: str | None = None
     registry: str | None = None
     eval_data: str | None = None

@@ -40,6 +40,7 @@ class TuningReport(Record):
     race: list[RaceReport] = Field([], fail_fast=True, description="stock first")
     levers: dict[str, str] = Field({}, description="what each did here, in words")
     winner: str | None = Field(None, description="of the race; None: nothing beat stock there")
+    alpha: float = Field(description="error rate of the policy; the trial has a share of it")
     trial: int | None = Field(None, description="how many winners were tried so far, with it")
     confirmed: SpeedReport | None = Field(None, description="winner against stock, on fresh lives")
     stage: str | None = Field(None, description="key of the stage that measured it")

@@ -19,7 +19,7 @@ from recipes.speed import SloGate
 
 
 def find_misdrawn(
-    role: str, record: StageRecord, loads: Sequence[MeasuredLoad], policy: Policy
+    role: str, record: StageRecord, loads: Sequence[MeasuredLoad], policy: Policy | None
 ) -> Iterator[str]:
     """In what the loads of a stage `speed` are not those that it measured, in words.
 
@@ -48,7 +48,7 @@ def find_misdrawn(
         for each in loads
     ):
         yield f"{role}: its requests came otherwise than its workload says"
-    for claim in policy.speed.claims if policy.speed is not None else ():
+    for claim in policy.speed.claims if policy is not None and policy.speed is not None else ():
         rate = claim.gate.rate if isinstance(claim.gate, SloGate) else None
         if role.endswith(f".{claim.name}") and rate not in (None, arrivals["rate"]):
             yield f"{role}: measured at {arrivals['rate']} requests/s, the policy says {rate:g}"

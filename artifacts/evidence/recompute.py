@@ -360,16 +360,17 @@ def find_differing(kept: VariantReport, computed: VariantReport | None) -> list[
             new["form"] = None
     if ours["reason"].startswith(theirs["reason"] + NOT_PREFERRED):
         ours["reason"] = theirs["reason"]
-    return list(_find_differing("", ours, theirs))
+    return list(find_differing_values("", ours, theirs))
 
 
-def _find_differing(path: str, kept: Any, computed: Any) -> list[str]:
+def find_differing_values(path: str, kept: Any, computed: Any) -> list[str]:
+    """Every value in which the two differ, named by its path; `path` leads to them."""
     if isinstance(kept, dict) and isinstance(computed, dict):
         names = kept.keys() | computed.keys()
         return [
             line
             for name in sorted(names)
-            for line in _find_differing(f"{path}.{name}", kept.get(name), computed.get(name))
+            for line in find_differing_values(f"{path}.{name}", kept.get(name), computed.get(name))
         ]
     if isinstance(kept, list | tuple) and isinstance(computed, list | tuple):
         if len(kept) != len(computed):
@@ -377,7 +378,7 @@ def _find_differing(path: str, kept: Any, computed: Any) -> list[str]:
         found = [
             line
             for number, (ours, theirs) in enumerate(zip(kept, computed, strict=True))
-            for line in _find_differing(f"{path}[{number}]", ours, theirs)
+            for line in find_differing_values(f"{path}[{number}]", ours, theirs)
         ]
         # One answer changes every later point of the trail, and the first says it all.
         return found[:1] if path.endswith(".trail") else found

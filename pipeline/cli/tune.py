@@ -14,6 +14,7 @@ from pipeline.cli.options import (
     JsonOption,
     PolicyOption,
     ProfileOption,
+    RegistryOption,
     StoreOption,
     TrustOption,
     argument,
@@ -21,6 +22,7 @@ from pipeline.cli.options import (
 )
 from pipeline.cli.tables import print_json, print_table
 from pipeline.cli.tuning_tables import print_tuning
+from pipeline.cli.verify import is_version, registered_folder
 from pipeline.core.credentials import take_out
 from pipeline.core.errors import ExitCode, UsageError, from_dict
 
@@ -32,7 +34,8 @@ LINTED_GPU = "h100"  # where neither the profile nor this machine says another
 TunedArgument = Annotated[
     str | None,
     argument(
-        "A folder, a Hub id (org/name, optionally @revision), or demo:smollm2-135m.",
+        "A folder, a Hub id (org/name, optionally @revision), demo:smollm2-135m, or NAME@ALIAS "
+        "of the registry; also a quantized one.",
         metavar="CHECKPOINT",
         parser=take_out,
     ),
@@ -69,6 +72,7 @@ def tune(
     workload: WorkloadOption = None,
     candidates: CandidatesOption = "standard",
     to: ToOption = None,
+    registry: RegistryOption = None,
     lint: LintOption = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
@@ -112,8 +116,12 @@ def tune(
     from pipeline.environments.settings import load_settings
     from pipeline.run.tune import TuneRequest, run_tune
 
+    version, source = None, checkpoint or ""
+    if is_version(source):
+        version, source = source, str(registered_folder(source, registry, store))
     request = TuneRequest(
-        checkpoint=checkpoint or "",
+        checkpoint=source,
+        version=version,
         policy=policy,
         profile=profile,
         workload=workload,

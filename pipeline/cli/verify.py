@@ -141,13 +141,18 @@ def registered_folder(reference: str, registry: str | None, store: Path | None) 
 def verify_run(run: str, store: Path | None, *, as_json: bool) -> bool:
     """Check a run of the store; whether all is as kept."""
     from artifacts.evidence.recompute import check_run
+    from artifacts.evidence.source import StoredEvidence
+    from artifacts.evidence.tuning_check import check_tuning
     from artifacts.kept_runs import find_run
     from pipeline.core.store import Store
     from pipeline.environments.settings import load_settings
 
     found = Store(load_settings(store).store)
     report = find_run(found, run)
-    checks = check_run(report, found)
+    if report.tuning is not None:
+        checks = [check_tuning(report, StoredEvidence(found))]
+    else:
+        checks = check_run(report, found)
     same = not any(check.differences for check in checks)
     if as_json:
         variants = [asdict(check) for check in checks]

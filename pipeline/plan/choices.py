@@ -129,6 +129,7 @@ class Choices:
             "profile": self.profile.name,
             "fallbacks": self.fallbacks,
             "kv_cache_note": self.profile.kv_cache_note,
+            **({"tuned": self.profile.tuned.words} if self.profile.tuned else {}),
             **({"speculation": self.speculation} if self.speculation else {}),
             "policy": self.policy.name,
             "asked": self.asked.to_dict(),
@@ -363,17 +364,20 @@ def locate(
     settings: Settings,
     make_demo: Callable[[StageSpec], Path],
     progress: Progress,
+    *,
+    to_quantize: bool = True,
 ) -> Checkpoint:
     """Find, fetch or make the checkpoint, and inspect it.
 
     Args:
         make_demo: runs the demo's stage and returns the checkpoint's folder.
+        to_quantize: variants are to be made of it, so it must not be one.
 
     Raises:
         CheckpointError: it is missing, damaged, not supported or already quantized.
     """
     checkpoint = _fetch(choices.reference, choices.profile, settings, make_demo, progress)
-    check_supported(checkpoint, choices)
+    check_supported(checkpoint, choices, to_quantize=to_quantize)
     return checkpoint
 
 
@@ -448,10 +452,10 @@ def _fetch(
     )
 
 
-def check_supported(checkpoint: Checkpoint, choices: Choices) -> None:
-    """Raise CheckpointError for what no recipe here can start from."""
+def check_supported(checkpoint: Checkpoint, choices: Choices, *, to_quantize: bool) -> None:
+    """Raise CheckpointError for what no recipe here can start from, or serve."""
     config = str(checkpoint.path / "config.json")
-    if checkpoint.quantized:
+    if checkpoint.quantized and to_quantize:
         raise quantized_error(config, [file.name for file in checkpoint.files])
     if fault := architecture_error(checkpoint.architecture, config):
         raise fault

@@ -14,12 +14,13 @@ from typing import Any
 import yaml
 
 from artifacts.evidence.trials import Count, Trial, Trials
+from artifacts.evidence.tuning_check import judge_confirmed
 from artifacts.run_record import RunReport
 from artifacts.stages.speed import SPEED
 from artifacts.tuning_report import RaceReport, TuningReport
 from eval_gates.speed.load import LOADS, MeasuredLoad, read_loads
 from eval_gates.speed.race import RaceRule
-from eval_gates.speed.report import SpeedReport, judge_speed
+from eval_gates.speed.report import SpeedReport
 from eval_gates.statistics.multiplicity import level_of
 from pipeline.checkpoint.folder import Checkpoint
 from pipeline.checkpoint.source_facts import report_checkpoint
@@ -82,6 +83,7 @@ class TuneRequest:
     profile: str
     workload: str | None
     candidates: str
+    version: str | None = None  # registered, whose folder the checkpoint is
     trust_remote_code: bool = False
     to: Path | None = None  # file of the tuned profile beside the one in the run's folder
 
@@ -117,12 +119,17 @@ def run_tune(request: TuneRequest, settings: Settings, progress: Progress) -> Ru
     for name, each in candidates.candidates.items():
         if each.accelerator in (None, profile.accelerator):
             make_entrant(name, each, stock)
-    command = {**choices.to_dict(), "workload": workload, "candidates": request.candidates}
+    command = {
+        **choices.to_dict(),
+        **{"workload": workload, "candidates": request.candidates, "version": request.version},
+    }
     accelerator = Accelerator(profile.accelerator)
     session = Session("tune", command, accelerator, settings, progress)
 
     def work() -> ExitCode:
-        checkpoint = locate(choices, settings, session.stages.output_of, session.progress)
+        checkpoint = locate(
+            choices, settings, session.stages.output_of, session.progress, to_quantize=False
+        )
         session.log.note_checkpoint(report_checkpoint(checkpoint), choices.name)
         planner = TuningPlanner(
             checkpoint=checkpoint,
@@ -168,6 +175,7 @@ class Tuning:
             workload=claim.name,
             load=claim.workload.model_dump(),
             stock=planner.stock.serving.engine_arguments,
+            alpha=planner.policy.alpha,
         )
         self._entrants: dict[str, Entrant] = {STOCK: planner.stock}
 
@@ -374,19 +382,6 @@ class Tuning:
         self._report = self._report.model_copy(update=changes)
         self._report = self._report.model_copy(update={"levers": levers_of(self._report)})
         self._stages.log.note_tuning(self._report)
-
-
-def judge_confirmed(record: StageRecord, loads: Sequence[MeasuredLoad]) -> SpeedReport:
-    """What the blocks of winner and stock show; also computed again by `prepare verify`."""
-    parameters = SPEED.parameters_of(record)
-    return judge_speed(
-        f"ratio.{parameters.name}",
-        "ratio",
-        workload=parameters.name,
-        tier="critical",
-        rule=parameters.rule,
-        loads=loads,
-    )
 
 
 def levers_of(report: TuningReport) -> dict[str, str]:

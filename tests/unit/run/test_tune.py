@@ -11,6 +11,8 @@ from fake_run import HARDWARE, IDENTITIES, FakeRun, equal, policy
 from listener import Listener
 from pretend_stages import PretendExecutor, PretendModels
 
+from artifacts.evidence.source import StoredEvidence
+from artifacts.evidence.tuning_check import check_tuning
 from artifacts.run_record import RunReport
 from artifacts.tuning_report import RaceReport, TuningReport
 from eval_gates.speed.load import LOADS, read_loads
@@ -278,6 +280,45 @@ def test_an_argument_that_is_not_for_a_profile_is_refused_by_name() -> None:
     with pytest.raises(UsageError) as error:
         make_entrant("bad", bad.candidates["bad"], stock)
     assert error.value.where == "candidates.bad"
+
+
+class TestVerify:
+    def test_a_claim_is_computed_again(self, tmp_path: Path) -> None:
+        made = tried(tmp_path, {"fast": 0.7}, fast=FASTER)
+        made.run()
+        found = check_tuning(made.log.report(), StoredEvidence(made.store))
+        assert (found.kept, found.computed, found.differences) == ("pass", "pass", ())
+
+    def test_another_bound_or_verdict_than_follows_is_named(self, tmp_path: Path) -> None:
+        made = tried(tmp_path, {"fast": 0.99}, fast=FASTER)
+        made.run()
+        assert made.report.confirmed is not None
+        better = made.report.confirmed.model_copy(update={"lower": 1.2, "verdict": "pass"})
+        for change in (
+            {"confirmed": better},
+            {"verdict": "pass"},
+            {"alpha": 0.5},
+            {"stock": {"max-num-seqs": 1}},
+            {"stage": "0" * 64},
+        ):
+            told = made.log.report().model_copy(
+                update={"tuning": made.report.model_copy(update=change)}
+            )
+            assert check_tuning(told, StoredEvidence(made.store)).differences, change
+
+    def test_a_block_that_was_left_out_is_seen(self, tmp_path: Path) -> None:
+        made = tried(tmp_path, {"fast": 0.7}, fast=FASTER)
+        made.run()
+        assert made.report.stage is not None
+        file = made.store.stage_folder("speed", made.report.stage) / LOADS
+        file.write_text("".join(file.read_text().splitlines(keepends=True)[2:]))
+        assert check_tuning(made.log.report(), StoredEvidence(made.store)).differences
+
+    def test_a_race_without_a_winner_claims_nothing(self, tmp_path: Path) -> None:
+        made = tried(tmp_path, {}, same=FASTER)
+        made.run()
+        with pytest.raises(UsageError):
+            check_tuning(made.log.report(), StoredEvidence(made.store))
 
 
 def test_a_tuning_promotes_nothing(tmp_path: Path) -> None:

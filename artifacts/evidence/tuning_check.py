@@ -1,0 +1,87 @@
+"""Computes the claim of a `prepare tune` again from kept loads, with no server and no network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from artifacts.evidence.load_check import find_misdrawn
+from artifacts.evidence.recompute import VariantCheck, find_differing_values
+from artifacts.evidence.source import EvidenceSource
+from artifacts.run_record import RunReport
+from artifacts.stages.speed import SPEED
+from artifacts.tuning_report import TuningReport
+from eval_gates.speed.load import LOADS, MeasuredLoad
+from eval_gates.speed.report import SpeedReport, judge_speed
+from eval_gates.statistics.multiplicity import level_of
+from pipeline.core.errors import PrepareError, UsageError
+from pipeline.core.stage_record import StageRecord
+
+
+def judge_confirmed(record: StageRecord, loads: Sequence[MeasuredLoad]) -> SpeedReport:
+    """What the blocks of a race's winner and of stock show."""
+    parameters = SPEED.parameters_of(record)
+    return judge_speed(
+        f"ratio.{parameters.name}",
+        "ratio",
+        workload=parameters.name,
+        tier="critical",
+        rule=parameters.rule,
+        loads=loads,
+    )
+
+
+def check_tuning(report: RunReport, source: EvidenceSource) -> VariantCheck:
+    """Check the claim on the winner; the race itself claims nothing.
+
+    Raises:
+        UsageError: the run confirmed nothing.
+    """
+    tuning = report.tuning
+    if tuning is None or tuning.winner is None or tuning.confirmed is None:
+        raise UsageError(
+            f"run {report.run} measured no winner against stock, so there is nothing to compute",
+            where=f"run {report.run}",
+            cure="`prepare runs show` has the race",
+        )
+    computed: SpeedReport | None = None
+    differences: list[str] = []
+    try:
+        record = source.find(SPEED.name, tuning.stage or "")
+        if record is None:
+            differences.append(f"{source.place(SPEED.name, tuning.stage or '')} is missing")
+        else:
+            loads = source.loads(SPEED.name, record.key)
+            differences += _find_changed(tuning, record, loads, source)
+            computed = judge_confirmed(record, loads)
+    except (ValueError, PrepareError) as error:
+        differences.append(f"the verdict cannot be computed: {error}")
+    if computed is not None:
+        kept = tuning.confirmed.model_dump()
+        differences += find_differing_values("", kept, computed.model_dump())
+        if tuning.verdict != computed.verdict:
+            differences.append(f"verdict: kept {tuning.verdict}, computed {computed.verdict}")
+    verdict = computed.verdict if computed else None
+    return VariantCheck(tuning.winner, tuning.verdict or "none", verdict, 0, tuple(differences))
+
+
+def _find_changed(
+    tuning: TuningReport,
+    record: StageRecord,
+    loads: Sequence[MeasuredLoad],
+    source: EvidenceSource,
+) -> Iterator[str]:
+    """Where the measurement is not the one that was made, or not of this claim."""
+    place = source.place(SPEED.name, record.key)
+    if source.key_of(record) != record.key:
+        yield f"{place}: its parameters do not give its key, so they were changed afterwards"
+    kept = SPEED.kept(record)
+    if source.digest(SPEED.name, record.key, LOADS) != kept.result.loads_digest:
+        yield f"{place}/{LOADS}: the timings are not those that were measured"
+    asked = kept.parameters
+    if (asked.claim, asked.rule.get("minimum")) != ("ratio", 1.0):
+        yield f"{place}: it is no claim to be faster than stock"
+    if asked.sides["baseline"].serving.engine_arguments != tuning.stock:
+        yield f"{place}: what it compares with is not the stock of this run"
+    if asked.rule.get("alpha") != level_of(tuning.alpha, 1, tuning.trial):
+        yield f"{place}: its error rate is not the share of trial {tuning.trial}"
+    yield from find_misdrawn("ratio", record, loads, None)
