@@ -39,11 +39,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import yaml
 from gate_cost import demo_checkpoint
 
 from artifacts.serving_arguments import ServingArguments
+from eval_gates.speed.load import LOADS, MeasuredLoad, read_loads
 from eval_gates.speed.ratio import RatioRule
 from eval_gates.speed.report import SpeedReport
 from pipeline.cli.display import open_display
@@ -212,6 +212,13 @@ class Bench:
             print(f"  {report.gate}: {report.verdict}, {report.reason}", flush=True)
         return {report.gate: report for report in reports}
 
+    def loads(self, part: str, workload: str) -> list[MeasuredLoad]:
+        """What was measured of a workload."""
+        for record in (self.work / part).glob("stages/speed/*/stage.json"):
+            if json.loads(record.read_text())["parameters"]["name"] == workload:
+                return read_loads(record.with_name(LOADS))
+        raise SystemExit(f"no loads of {workload} are kept")
+
     def policy_file(self, name: str) -> Path:
         """What was claimed under that name."""
         return self.work / f"{name}.policy.yaml"
@@ -233,15 +240,13 @@ def against_itself(bench: Bench) -> dict[str, Any]:
     rules = {claim.gate: RatioRule.model_validate(dict(claim.rule)) for claim in claims}
     tries = []
     for report in reports.values():
-        # The minimum is 1: the margins are the logarithms themselves.
-        allowed = rules[report.gate].finding_of(np.array(log_ratios_of(report)))
+        allowed = rules[report.gate].finding(bench.loads("aa", report.workload))
         tries.append(
             {
                 "gate": holds_one(report.verdict, report.lower, report.upper, report.refused),
                 "model": holds_one(allowed.state, allowed.lower, allowed.upper, report.refused),
-                **{"ratio": report.estimate, "lower": report.lower, "upper": report.upper},
-                **{"verdict": report.verdict, "verdict_with_allowance": allowed.state},
-                **{"blocks": report.n, "refused": sorted({r.kind for r in report.refused})},
+                "verdict_with_allowance": allowed.state,
+                **facts_of(report),
                 "log_ratios": log_ratios_of(report),
             }
         )
@@ -255,8 +260,9 @@ def against_itself(bench: Bench) -> dict[str, Any]:
 
 
 def log_ratios_of(report: SpeedReport) -> list[float]:
-    """ln(candidate / baseline) of each block, of loads that have a steady part."""
-    rates = {(each.block, each.side): each.output_tokens_per_s for each in report.points}
+    """ln(candidate / baseline) of each block that counts."""
+    points = [each for each in report.points if each.counts]
+    rates = {(each.block, each.side): each.output_tokens_per_s for each in points}
     pairs = [
         (rates[block, "candidate"], rates[block, "baseline"])
         for block in sorted({block for block, _ in rates})
@@ -302,11 +308,11 @@ def around_the_knee(bench: Bench) -> dict[str, Any]:
         quiet = bench.judge(
             "slo", url, url, limits_at([QUIET_RATE], ANY_TTFT_MS, rounds=1), "-quiet"
         )
-        (point,) = quiet["slo.0"].points
-        limit = SLOWER * float(point.ttft_ms_p95 or math.nan)
+        ttft = max(each.ttft_ms_p95 or math.inf for each in quiet["slo.0"].points if each.counts)
+        limit = SLOWER * ttft
         rates = [QUIET_RATE * 2**step for step in range(1, STEPS + 1)]
         ladder = bench.judge("slo", url, url, limits_at(rates, limit, rounds=1), "-knee")
-        kept = [all(each.kept for each in ladder[f"slo.{n}"].points) for n in range(STEPS)]
+        kept = [ladder[f"slo.{n}"].estimate == 1.0 for n in range(STEPS)]
         if kept[0] is False or all(kept):
             return {"right": False, "limit_ms": limit, "rates": rates, "kept": kept}
         # Between the last rate that keeps the limit and the first that does not.
@@ -315,7 +321,7 @@ def around_the_knee(bench: Bench) -> dict[str, Any]:
     half, twice = sides["slo.0"], sides["slo.1"]
     return {
         "right": (half.verdict, twice.verdict) == ("pass", "fail"),
-        **{"quiet_ttft_ms_p95": point.ttft_ms_p95, "limit_ms": limit, "knee": knee},
+        **{"quiet_ttft_ms_p95": ttft, "limit_ms": limit, "knee": knee},
         **{"rates": rates, "kept": kept, "half": facts_of(half), "twice": facts_of(twice)},
     }
 

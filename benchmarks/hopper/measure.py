@@ -19,14 +19,16 @@ import time
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from artifacts.serving_arguments import ServingArguments
+from eval_gates.speed.lives import Life
 from eval_gates.speed.load import MeasuredLoad, read_loads
 from eval_gates.speed.steady import output_rate
+from eval_gates.speed.unit_rule import WARM_UP
 from pipeline.checkpoint.demo_model import fetch_demo_package
 from pipeline.cli.display import open_display
 from pipeline.core.gpus import ask_driver
@@ -135,10 +137,10 @@ def main() -> int:
     pair.add_argument("--tokenizer", type=Path, required=True)
     pair.add_argument("--work", type=Path, required=True, help="keeps the loads")
     pair.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 64, 256])
-    pair.add_argument("--blocks", type=int, default=3)
+    pair.add_argument("--blocks", type=int, default=2, help="beside the warm-up's")
     pair.add_argument("--input-tokens", type=int, default=256)
-    pair.add_argument("--output-tokens", type=int, default=96)
-    pair.add_argument("--seconds", type=float, default=5.0, help="of a load, at least")
+    pair.add_argument("--output-tokens", type=int, default=64)
+    pair.add_argument("--seconds", type=float, default=3.0, help="of a load, at least")
     pair.set_defaults(run=compare_speed)
 
     arguments = parser.parse_args()
@@ -479,8 +481,11 @@ def measure_blocks(
     output: Path = arguments.work / f"at-{at_once}"
     if (output / "done").is_file():
         return read_loads(output / "loads.jsonl")
-    output.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(output, ignore_errors=True)  # its servers are gone
+    output.mkdir(parents=True)
     spec, result = output / "spec.json", output / "result.json"
+    sides = tuple(endpoints)
+    life = Life(number=0, sides=sides, block=0, draw=time.time_ns() % 2**63)
     workload = {
         **{"kind": "random", "input_tokens": arguments.input_tokens},
         **{"output_tokens": arguments.output_tokens, "seconds": arguments.seconds},
@@ -491,7 +496,7 @@ def measure_blocks(
         json.dumps(
             {
                 **{"claim": "ratio", "name": f"at-{at_once}", "workload": workload, "rule": rule},
-                **{"seed": time.time_ns() % 2**63, "life": 0, "endpoints": endpoints},
+                **{"sides": sides, "life": asdict(life), "endpoints": endpoints},
                 **{"tokenizer": str(arguments.tokenizer), "trust_remote_code": False},
             }
         )
@@ -514,20 +519,22 @@ def measure_blocks(
 
 
 def summarize(loads: list[MeasuredLoad], names: list[str]) -> dict[str, Any]:
-    """Output tokens/s of each side by block, its coefficient of variation, and the ratios."""
+    """Output tokens/s of each side by block; what comes of it does not count the warm-up's."""
     rates: dict[str, list[float]] = {"baseline": [], "candidate": []}
     for load in loads:
         rates[load.side].append(output_rate(load))
-    ratios = [c / b for b, c in zip(rates["baseline"], rates["candidate"], strict=True)]
     shown = dict(zip(names, rates.values(), strict=True))
     if len(shown) < 2:
         raise SystemExit("the two sides need two names")
+    pairs = zip(rates["baseline"], rates["candidate"], strict=True)
+    ratios = [candidate / baseline for baseline, candidate in pairs]
     return {
         "output_tokens_per_s": shown,
-        "cv": {name: spread(values) for name, values in shown.items()},
+        "warm_up": WARM_UP,
+        "cv": {name: spread(values[WARM_UP:]) for name, values in shown.items()},
         "ratios": ratios,
-        "ratio": statistics.median(ratios),
-        "cv_of_ratios": spread(ratios),
+        "ratio": statistics.median(ratios[WARM_UP:]),
+        "cv_of_ratios": spread(ratios[WARM_UP:]),
     }
 
 
