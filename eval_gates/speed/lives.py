@@ -5,8 +5,8 @@ Where it ends too soon, by a kill or since a server died, another goes on after 
 block; of the one that was half measured nothing is kept, and its prompts are not sent again.
 
 Alternate: one server is up at a time. Each life measures a few loads of one side; two lives, one a
-side with the same prompts and in an order drawn by chance, are a pair. A life that ended too soon
-is measured anew; its server has forgotten the prompts.
+side with the same prompts and in an order drawn by chance, are a pair. Where one ended too soon,
+another of that side measures the loads that it had left; its server has none of their prompts.
 
 What chance decides follows from one seed and the number of the life, or of the pair. So kept loads
 show whether they are all that were measured, in that order.
@@ -72,7 +72,7 @@ class Lives:
     @property
     def whole(self) -> int:
         """Loads that are kept together or not at all."""
-        return self.loads or len(self.sides)
+        return len(self.sides) if self.loads is None else 1
 
     def next_life(self, seed: int, begun: int, loads: Sequence[MeasuredLoad]) -> Life:
         """The life that goes on.
@@ -84,9 +84,10 @@ class Lives:
         """
         if self.loads is None:
             return Life(begun, self.sides, len(loads) // self.unit, seed + begun)
-        pair, place = divmod(len(loads) // self.loads, 2)
+        pair, done = divmod(len(loads), self.unit)
+        place, done = divmod(done, self.loads)
         order, _ = self.draw_pair(seed + pair)
-        return Life(begun, (order[place],), pair * self.loads, seed + pair, place)
+        return Life(begun, (order[place],), pair * self.loads + done, seed + pair, place)
 
     def draw_pair(self, seed: int) -> tuple[list[str], list[int]]:
         """The sides of a pair of lives in their order, and the seeds of the loads of each."""
@@ -120,11 +121,14 @@ class Lives:
                     yield side, pair * self.loads + number, place, each
 
     def succeed(self, loads: Sequence[MeasuredLoad], begun: int) -> bool:
-        """Whether the loads name lives that follow each other, of so many that were begun."""
+        """Whether the loads name lives that follow each other, of so many that were begun.
+
+        Each life has whole blocks, or loads of one side in one pair.
+        """
         lives = [load.life for load in loads]
         if lives != sorted(lives) or (lives and lives[-1] >= begun):
             return False
-        sizes = [len(list(those)) for _, those in groupby(lives)]
+        each = [list(those) for _, those in groupby(enumerate(lives), lambda pair: pair[1])]
         if self.loads is None:
-            return all(size % self.unit == 0 for size in sizes)
-        return all(size == self.loads for size in sizes)
+            return all(len(those) % self.unit == 0 for those in each)
+        return all(those[0][0] // self.loads == those[-1][0] // self.loads for those in each)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from pydantic import Field, model_validator
 
@@ -72,7 +72,8 @@ class RatioRule(UnitRule):
         """
         import numpy as np
 
-        return np.array(log_ratios(paired(loads), self.lives)) - math.log(self.minimum)
+        of_a_pair = self.loads_per_life if self.lives == "alternate" else 1
+        return np.array(log_ratios(paired(loads), of_a_pair)) - math.log(self.minimum)
 
     def sides(self, margins: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Beyond the allowance, above and below."""
@@ -127,19 +128,23 @@ def paired(loads: Sequence[MeasuredLoad]) -> list[tuple[MeasuredLoad, MeasuredLo
 
 
 def log_ratios(
-    pairs: Sequence[tuple[MeasuredLoad, MeasuredLoad]], lives: Literal["together", "alternate"]
+    pairs: Sequence[tuple[MeasuredLoad, MeasuredLoad]], of_a_pair: int = 1
 ) -> list[float]:
     """ln(candidate / baseline) of each block; of lives that alternate, the mean of each pair's.
+
+    Args:
+        pairs: both sides of each block.
+        of_a_pair: blocks of each pair of lives.
 
     Raises:
         NoSteadyPartError: a load has no steady part.
     """
-    values: dict[tuple[int, ...], list[float]] = {}
-    for number, (baseline, candidate) in enumerate(pairs):
-        unit = (number,) if lives == "together" else (baseline.life, candidate.life)
-        ratio = output_rate(candidate) / output_rate(baseline)
-        values.setdefault(unit, []).append(math.log(ratio))
-    return [sum(each) / len(each) for each in values.values()]
+    logs = [
+        math.log(output_rate(candidate) / output_rate(baseline)) for baseline, candidate in pairs
+    ]
+    return [
+        sum(logs[start : start + of_a_pair]) / of_a_pair for start in range(0, len(logs), of_a_pair)
+    ]
 
 
 def allowance_for(spread: float, lives: int, alpha: float) -> float:

@@ -76,6 +76,9 @@ class SpeedReport(Record):
     refused: list[Distrust] = Field(
         [], fail_fast=True, description="why what was measured cannot be trusted"
     )
+    lives: Literal["together", "alternate"] = Field(
+        "together", description="whether the servers of both sides were up at once, or in turn"
+    )
     points: list[LoadPoint] = Field([], fail_fast=True, description="every load")
     trail: list[TrailPoint] = Field(
         [], fail_fast=True, description="the evidence after each block or round"
@@ -132,6 +135,7 @@ def judge_speed(
         alpha=decides.alpha,
         p_value=found.p_value,
         refused=list(found.refused),
+        lives=decides.lives,
         points=points_of(decides, loads),
         trail=list(found.trail),
         verdict=verdict,
@@ -149,7 +153,7 @@ def claim_in_words(rule: Rule, workload: str, at: str = "") -> str:
     of = f"{workload}{f' at {at}' if at else ''}"
     if isinstance(rule, RatioRule):
         least = f"at least {rule.minimum:g} of the baseline's output tokens/s"
-        return f"{of}: {least} in the typical block"
+        return f"{of}: {least} in the typical {unit_of(rule)}"
     if rule.compare == "baseline":
         limits = [f"{limit:g} of the baseline's {name}" for name, limit in rule.limits.items()]
     else:
@@ -158,6 +162,11 @@ def claim_in_words(rule: Rule, workload: str, at: str = "") -> str:
     if rule.acceptance is not None:
         kept.append(f"at least {rule.acceptance:g} tokens a step by speculative decoding")
     return f"{of}: {' and '.join(kept)} in at least {100 * rule.share:g} % of rounds"
+
+
+def unit_of(rule: RatioRule) -> str:
+    """What the claim of a ratio is about."""
+    return "block" if rule.lives == "together" else "pair of lives"
 
 
 def reason_of(rule: Rule, found: SpeedFinding) -> str:

@@ -33,8 +33,8 @@ POWER_LEGEND = (
 )
 SPEED_HEADINGS = ("claim", "tier", "at most", "fewest", "minutes", "passes if the truth is")
 SPEED_LEGEND = (
-    "minutes: of the most that are measured, servers' starts not counted; - where the workload is "
-    "a profile's. A load's throughput is taken to vary by {noise:g} %."
+    "minutes: of the most that are measured, with the starts of servers that alternate; - where "
+    "the workload is a profile's. A load's throughput is taken to vary by {noise:g} %."
 )
 BENCHMARK_CLAIM = (
     "is about this list of questions and these answers to it (about: benchmark). Once all are "
@@ -166,7 +166,7 @@ def print_claims(claims: Sequence[ClaimPower]) -> None:
     print_table(SPEED_HEADINGS, [claim_row(claim) for claim in claims])
     print(SPEED_LEGEND.format(noise=100 * NOISE))
     for claim in claims:
-        starts = f"; {claim.starts} starts of servers at most, in the minutes" * bool(claim.starts)
+        starts = f"; at most {claim.starts} starts of servers" * bool(claim.starts)
         print(f"speed {claim.gate}: {claim.claim}{starts}")
 
 

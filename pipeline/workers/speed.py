@@ -111,12 +111,13 @@ def generate_of_one_side(
     (side,) = life.sides
     draw = Draw(life.draw, lives.sides)
     seeds = [draw.unit()[0] for _ in range(lives.loads or 1)]
+    done = life.block % len(seeds)  # in an earlier life that ended too soon
     known = max((len(load.requests) / load.seconds for load in before), default=0.0)
     requests = count_requests(spec["workload"], life.sides, measure, draw.look, known)
-    if life.place == 1:
+    if life.place == 1 or done:
         requests = len(before[-1].requests)  # both sides of a pair are asked the same
-    for number, seed in enumerate(seeds):
-        where = {"life": life.number, "block": life.block + number, "place": life.place}
+    for block, seed in enumerate(seeds[done:], start=life.block):
+        where = {"life": life.number, "block": block, "place": life.place}
         yield load_of(spec, measure, requests, side, seed=seed, **where)
 
 

@@ -15,7 +15,7 @@ UNITS = st.lists(st.integers(0, 3), min_size=1, max_size=6)
 
 
 def measure(lives: Lives, seed: int, tries: list[int]) -> tuple[list[MeasuredLoad], int]:
-    """Loads of lives of which each ended after so many blocks; where they alternate, 0 is none."""
+    """Loads of lives of which each ended after so many blocks, or of its own loads."""
     from eval_gates.speed.draw import Draw
 
     loads: list[MeasuredLoad] = []
@@ -29,10 +29,11 @@ def measure(lives: Lives, seed: int, tries: list[int]) -> tuple[list[MeasuredLoa
             for number in range(life.block, life.block + blocks):
                 of_unit, order = draw.unit()
                 made += [(side, number, place, of_unit) for place, side in enumerate(order)]
-        elif blocks:
+        else:
             _, seeds = lives.draw_pair(life.draw)
             (side,) = life.sides
-            made = [(side, life.block + n, life.place, each) for n, each in enumerate(seeds)]
+            left = seeds[life.block % lives.loads :][:blocks]
+            made = [(side, life.block + n, life.place, each) for n, each in enumerate(left)]
         common = block(0, 1.0)[0]
         loads += [
             common.model_copy(

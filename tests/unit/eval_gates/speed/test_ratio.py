@@ -146,10 +146,8 @@ def test_a_block_has_both_sides_once() -> None:
 
 def test_lives_that_alternate_are_one_value_a_pair() -> None:
     """Blocks of one pair of lives are not independent of each other."""
-    lives = [
-        load.model_copy(update={"life": load.block // 2}) for load in blocks([1.1, 1.3, 0.9, 1.0])
-    ]
-    together, alternate = (log_ratios(paired(lives), way) for way in ("together", "alternate"))
+    pairs = paired(blocks([1.1, 1.3, 0.9, 1.0]))
+    together, alternate = log_ratios(pairs), log_ratios(pairs, 2)
     assert np.exp(together) == pytest.approx([1.1, 1.3, 0.9, 1.0])
     assert alternate == pytest.approx([np.mean(together[:2]), np.mean(together[2:])])
 

@@ -1,0 +1,74 @@
+"""Lives that alternate, by the real load generator: a process a life, which asks what the other
+side of its pair was asked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from answering_socket import answering
+from proofs import LOADING, SERVING
+
+from artifacts.served_model import ServedModel, ServerRuntime
+from artifacts.stages.speed import SPEED, SpeedParameters, SpeedResult, SpeedRuntime
+from eval_gates.speed.load import LOADS, read_loads
+from eval_gates.speed.ratio import paired
+from eval_gates.speed.trust import unlike
+from pipeline.core.events import Silent
+from pipeline.core.stage_record import StageSpec
+from pipeline.core.store import Store
+from pipeline.environments.environment import Accelerator, ensure
+from pipeline.environments.settings import load_settings
+from pipeline.stages.context import advance
+from pipeline.stages.speed import course_of
+from recipes.workload import Arrivals, RandomWorkload
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.timeout(1800),
+    pytest.mark.rests_on(*SERVING, *LOADING),
+]
+
+SMALL = RandomWorkload(
+    kind="random", input_tokens=16, output_tokens=4, seconds=1, arrivals=Arrivals(concurrency=2)
+)
+RULE = {"minimum": 0.5, "alpha": 0.05, "blocks": 2, "lives": "alternate", "loads_per_life": 2}
+
+
+def stage(store: Path, tokenizer: Path, socket: Path | None = None) -> StageSpec:
+    """The stage, with the one server up that it calls for next."""
+    served = ServedModel()
+    parameters = SpeedParameters(
+        claim="ratio",
+        name="small",
+        workload=SMALL.model_dump(),
+        rule=RULE,
+        sides={"candidate": served, "baseline": served},
+    )
+    python = ensure("serve", Accelerator.CPU, load_settings(), Silent()).python
+    runtime = SpeedRuntime(tokenizer=str(tokenizer), environment="serve", python=str(python))
+    spec = SPEED.spec("fp8", parameters, {}, runtime, store)
+    if socket is None:
+        return spec
+    (side,) = course_of(spec, Store(store)).next_sides()
+    endpoint = ServerRuntime(url="http://localhost", model="m", socket=str(socket))
+    up = runtime.model_copy(update={"endpoints": {side: endpoint}})
+    return SPEED.spec("fp8", parameters, {}, up, store)
+
+
+def test_both_sides_of_a_pair_are_asked_the_same(demo_model: Path, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    record, lives = None, 0
+    while record is None:
+        with answering(tmp_path / f"s{lives}") as socket:
+            record = advance(stage(store, demo_model, socket), Silent())
+        lives += 1
+    found = SpeedResult.model_validate(record.result)
+    # A server that answers at once is no match for the client's own lag: one pair may be refused.
+    assert lives == found.lives == 2 * found.units
+    loads = read_loads(Store(store).stage_folder("speed", record.key) / LOADS)
+    pairs = paired(loads)
+    assert len(pairs) == 2 * found.units > 0
+    assert not [cause for pair in pairs for cause in unlike(*pair)]
+    assert len({baseline.prompts_sha256 for baseline, _ in pairs}) == len(pairs)
+    assert not any(error for load in loads for error in load.requests.error)
