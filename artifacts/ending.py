@@ -93,6 +93,9 @@ def headline(report: RunReport) -> str:
         return from_dict(report.error).what
     if report.exit_code is None:
         return f"the run is {report.status}"
+    if report.tuning is not None and report.tuning.verdict is not None:
+        who = report.tuning.winner or "no candidate"
+        return f"{who} against stock: {report.tuning.verdict}: {report.tuning.reason}"
     names = ", ".join(list_passed(report))
     return {
         "pass": f"{names} passed; nothing was promoted",
@@ -107,6 +110,9 @@ def next_command(report: RunReport) -> str:
     """The one command to continue with."""
     if champion_of(report) is not None:
         return f"prepare registry show {report.registered_name}"
+    if report.tuning is not None and report.tuning.profile is not None:
+        checkpoint = report.command.get("checkpoint", "CHECKPOINT")
+        return f"prepare model {checkpoint} --profile {report.tuning.profile}"
     if report.status == "finished" and list_passed(report):
         return f"prepare {'promote' if report.kind == 'model' else 'verify'} {report.run}"
     return f"prepare runs show {report.run}"
@@ -120,6 +126,10 @@ def next_steps(report: RunReport) -> list[str]:
     """
     command = f"`{next_command(report)}`"
     verdict = verdict_of(report)
+    if report.tuning is not None and report.tuning.verdict is not None:
+        if verdict == "pass":
+            return [f"{command} gates the answers served so, and promotes what passes."]
+        return ["No gain is confirmed: serve stock.", f"{command} has the race."]
     if verdict == "pass":
         if champion_of(report) is not None:
             return [f"{command} shows what was promoted."]

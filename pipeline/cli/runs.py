@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -10,6 +11,9 @@ from pipeline.cli.options import JsonOption, RunArgument, StoreOption
 from pipeline.cli.tables import print_json, print_run, print_stages, print_table
 from pipeline.cli.tuning_tables import print_tuning
 from pipeline.core.errors import StoreError
+
+if TYPE_CHECKING:
+    from artifacts.run_record import RunReport
 
 app = typer.Typer(
     rich_markup_mode=None, no_args_is_help=True, help="Runs: what was done, and its evidence."
@@ -42,12 +46,19 @@ def list_runs(store: StoreOption = None, as_json: JsonOption = False) -> None:
             report.run,
             report.status,
             report.command["checkpoint"],
-            ", ".join(f"{v.recipe}: {v.verdict}" for v in report.variants),
+            ", ".join(verdicts_in(report)),
             f"{report.seconds:.0f} s",
         ]
         for report in found
     ]
     print_table(["run", "status", "checkpoint", "verdicts", "time"], rows)
+
+
+def verdicts_in(report: RunReport) -> list[str]:
+    """Of each variant; of a tuning, of the race's winner."""
+    if report.tuning is not None and report.tuning.verdict is not None:
+        return [f"{report.tuning.winner or 'no candidate'}: {report.tuning.verdict}"]
+    return [f"{variant.recipe}: {variant.verdict}" for variant in report.variants]
 
 
 @app.command("show")

@@ -11,6 +11,7 @@ from fake_run import HARDWARE, IDENTITIES, FakeRun, equal, policy
 from listener import Listener
 from pretend_stages import PretendExecutor, PretendModels
 
+from artifacts.ending import headline, next_command, next_steps
 from artifacts.evidence.source import StoredEvidence
 from artifacts.evidence.tuning_check import check_tuning
 from artifacts.run_record import RunReport
@@ -327,6 +328,9 @@ def test_a_tuning_promotes_nothing(tmp_path: Path) -> None:
     made.log.finish("finished", 0)
     report = RunReport.model_validate_json(made.log.report().model_dump_json())
     assert report.kind == "tune"
+    assert "fast against stock: pass" in headline(report)
+    assert next_command(report) == f"prepare model c --profile {made.log.folder / PROFILE}"
+    assert next_command(report) in next_steps(report)[0]
     with pytest.raises(UsageError) as error:
         choose_variants(report, Order("sqlite:///x"))
     assert str(made.log.folder / PROFILE) in error.value.cure
