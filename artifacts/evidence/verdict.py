@@ -25,7 +25,7 @@ Answers = Callable[[str], list[dict[str, Any]]]
 Record = Callable[[str], StageRecord]
 Loads = Callable[[str], list[MeasuredLoad]]
 
-OF_LIVES = ("lives", "loads_per_life", "allowance", "allowance_alpha")
+OF_MEASURING = ("lives", "loads_per_life", "allowance", "allowance_alpha", "must_count_hits")
 SPEED = "speed."  # begins the role of a stage that measured a claim on speed
 
 
@@ -93,22 +93,22 @@ def speed_of(
 ) -> list[SpeedReport]:
     """A report for each of the policy's claims on speed; one that was not measured is undecided.
 
-    Of what a stage says of its rule, only how its server's lives were arranged is taken; the rest
-    is the policy's.
+    Of what a stage says of its rule, only how its servers lived is taken, and what its workload
+    says of hits; the rest is the policy's.
     """
     policy, reports = parameters.policy, []
     for claim in policy.speed.claims if policy.speed else ():
         role = f"{SPEED}{claim.name}"
         kept = LOADED.parameters_of(record(role)).rule if role in roles else {}
         rule = claim.rule(parameters.accelerator or None, policy.alpha, kept.get("hit_rate"))
-        lives = {key: kept[key] for key in OF_LIVES if key in kept}
+        measuring = {key: kept[key] for key in OF_MEASURING if key in kept}
         reports.append(
             judge_speed(
                 claim.name,
                 claim.kind,
                 workload=claim.workload,
                 tier=claim.tier,
-                rule={**rule, **lives},
+                rule={**rule, **measuring},
                 loads=loads(role) if role in roles else [],
                 at=claim.at,
             )

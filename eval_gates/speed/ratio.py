@@ -93,7 +93,12 @@ class RatioRule(UnitRule):
         """Each load, and each pair that was not asked the same."""
         return (
             *failures(loads),
-            *distrusted(loads, declared=self.hit_rate, judged_s=None),
+            *distrusted(
+                loads,
+                declared=self.hit_rate,
+                judged_s=None,
+                must_count=self.must_count_hits,
+            ),
             *(cause for pair in paired(loads) for cause in unlike(*pair)),
         )
 

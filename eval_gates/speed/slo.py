@@ -26,6 +26,7 @@ from eval_gates.speed.trust import (
     drifting,
     failures,
     over_saturated,
+    too_few,
     undrafted,
     unlike,
 )
@@ -140,13 +141,18 @@ class SloRule(UnitRule):
             # A token that is late by a little hardly shows in the mean over an answer.
             times = [v for n, v in self.limits.items() if n.startswith(("ttft_ms", "latency_ms"))]
             judged = min(times) / 1e3 if times else None
-        causes = distrusted(loads, declared=self.hit_rate, judged_s=judged)
+        causes = distrusted(
+            loads, declared=self.hit_rate, judged_s=judged, must_count=self.must_count_hits
+        )
         uncounted = [
             cause for load in loads for cause in undrafted(load) if self.acceptance is not None
         ]
         pairs = paired(loads) if self.compare == "baseline" else []
+        percentiles = [int(name.rpartition("_p")[2]) for name in self.limits if name != "errors"]
+        few = [] if causes else [each for load in loads for each in too_few(load, percentiles)]
         return (
             *causes,
+            *few,
             *uncounted,
             *failures([baseline for baseline, _ in pairs]),
             *(cause for pair in pairs for cause in unlike(*pair)),

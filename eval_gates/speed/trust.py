@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
 from pydantic import Field
@@ -30,6 +31,7 @@ class Distrust(Record):
         "failed_requests",
         "client_lag",
         "too_short",
+        "too_few",
         "drift",
         "throttled",
         "other_process",
@@ -78,7 +80,11 @@ def undrafted(load: MeasuredLoad) -> list[Distrust]:
 
 
 def distrusted(
-    loads: Sequence[MeasuredLoad], *, declared: float | None, judged_s: float | None
+    loads: Sequence[MeasuredLoad],
+    *,
+    declared: float | None,
+    judged_s: float | None,
+    must_count: bool = False,
 ) -> list[Distrust]:
     """All causes, in the order of measuring.
 
@@ -87,8 +93,9 @@ def distrusted(
         declared: hit rate of the workload; None where it declares none.
         judged_s: the shortest time that the claim is about, which the client's own lag is held
             against; None: the median answer of each load.
+        must_count: hits must be counted, also where none are declared.
     """
-    found = [cause for load in loads for cause in _of_one(load, declared, judged_s)]
+    found = [cause for load in loads for cause in _of_one(load, declared, judged_s, must_count)]
     seen: dict[tuple[str, int], int] = {}
     for load in loads:
         block = seen.setdefault((load.side, load.seed), load.block)
@@ -99,15 +106,17 @@ def distrusted(
 
 
 def _of_one(
-    load: MeasuredLoad, declared: float | None, judged_s: float | None
+    load: MeasuredLoad, declared: float | None, judged_s: float | None, must_count: bool
 ) -> Iterator[Distrust]:
     for each in load.disturbances:
         yield _cause(each.kind, load, each.what)
-    if (fault := _hit_rate_fault(load, declared)) is not None:
+    if (fault := _hit_rate_fault(load, declared, must_count)) is not None:
         yield _cause("hit_rate", load, fault)
     shortest = judged_s if judged_s is not None else _median_answer(load)
     lag = load.client_lag_s
-    if lag is not None and shortest is not None and lag > LARGEST_LAG * shortest:
+    if lag is None:
+        yield _cause("client_lag", load, "how late the client was is not known")
+    elif shortest is not None and lag > LARGEST_LAG * shortest:
         words = (
             f"the client was late by {1e3 * lag:.0f} ms, more than a tenth of the "
             f"{1e3 * shortest:.0f} ms that are judged"
@@ -126,15 +135,15 @@ def _of_one(
             yield _cause("too_short", load, words)
 
 
-def _hit_rate_fault(load: MeasuredLoad, declared: float | None) -> str | None:
+def _hit_rate_fault(load: MeasuredLoad, declared: float | None, must_count: bool) -> str | None:
     if declared is None:
         return None
     measured = hit_rate(load)
     if measured is None:
-        # A workload that declares no hits needs no counter: its prompts are new in each load.
+        # Random prompts are new in each load, and need no counter.
         return (
             f"the engine does not count its prefix cache's hits, {declared:.2f} is declared"
-            if declared > 0
+            if declared > 0 or must_count
             else None
         )
     if abs(measured - declared) <= HIT_RATE_TOLERANCE:
@@ -165,29 +174,50 @@ def drifting(last: MeasuredLoad, how: str) -> Distrust:
     return _cause("drift", last, f"{how} in the later half as in the earlier, and went on")
 
 
-def over_saturated(load: MeasuredLoad) -> bool:
-    """Whether requests come faster than they are served: queue and time to first token both grow.
+def too_few(load: MeasuredLoad, percentiles: Iterable[int]) -> list[Distrust]:
+    """A round with too few requests for a percentile: P95 of ten is their slowest, or less.
 
-    Such a load has no steady part: the longer it lasts, the worse its latencies. Without samples
-    of the queue nothing is said.
+    So many must count that at least one is expected beyond it: 20 for P95, 100 for P99.
+    """
+    start, end = window_of(load)
+    counted = sum(start <= sent < end for sent in load.requests.start_s)
+    highest = max(percentiles, default=0)
+    needed = fewest_requests(highest)
+    if counted >= needed:
+        return []
+    words = f"{counted} requests count, and P{highest} needs {needed}"
+    return [_cause("too_few", load, words)]
+
+
+def fewest_requests(percentile: int) -> int:
+    """That a percentile is of."""
+    return math.ceil(100 / (100 - percentile))
+
+
+def over_saturated(load: MeasuredLoad) -> bool:
+    """Whether requests come faster than they are served: more and more are in flight, and wait.
+
+    Such a load has no steady part: the longer it lasts, the worse its latencies. Both are the
+    client's own count, so a server that tells nothing of its queue is watched as well: how many
+    are in flight when a request is sent, and its time to first token, both more than double from
+    the first quarter of the steady part to its last. Failed requests are left out.
     """
     import numpy as np
 
     start, end = window_of(load)
     quarter = (end - start) / 4
-    times = np.array(load.samples.at_s)
-    queued = np.array(load.samples.running) + np.array(load.samples.waiting)
-    sent = np.array(load.requests.start_s)
-    ttft = np.array([np.nan if each is None else each for each in load.requests.ttft_s])
-
-    def grows(at: np.ndarray, values: np.ndarray) -> bool:
-        known = ~np.isnan(values)
-        first = values[known & (at >= start) & (at < start + quarter)]
-        last = values[known & (at >= end - quarter) & (at < end)]
-        return bool(first.size and last.size and np.median(last) > GROWTH * np.median(first))
-
-    waits = bool(np.any(np.array(load.samples.waiting)[times >= end - quarter] > 0))
-    return waits and grows(times, queued) and grows(sent, ttft)
+    requests = load.requests
+    answered = [i for i, error in enumerate(requests.error) if error is None]
+    sent = np.array([requests.start_s[i] for i in answered])
+    ended = np.sort([requests.end_s[i] or 0.0 for i in answered])
+    ttft = np.array([requests.ttft_s[i] or 0.0 for i in answered])
+    in_flight = np.searchsorted(np.sort(sent), sent) - np.searchsorted(ended, sent, side="right")
+    first = (sent >= start) & (sent < start + quarter)
+    last = (sent >= end - quarter) & (sent < end)
+    return bool(first.any() and last.any()) and all(
+        float(np.median(values[last])) > GROWTH * float(np.median(values[first]))
+        for values in (in_flight, ttft)
+    )
 
 
 def _median_answer(load: MeasuredLoad) -> float | None:

@@ -42,6 +42,9 @@ class UnitRule(RuleOfLives):
 
     alpha: float = Field(gt=0, lt=0.5, description="error rate of a pass, and of a fail")
     hit_rate: float | None = Field(None, description="that the workload declares")
+    must_count_hits: bool = Field(
+        False, description="also where none are declared: prompts of a file may share something"
+    )
 
     @property
     @abstractmethod

@@ -5,6 +5,7 @@ The same for two servers of this run, and for two endpoints that someone else se
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from artifacts.served_model import ServedModel
 from artifacts.stages.speed import SPEED, SpeedParameters, SpeedRuntime
 from eval_gates.speed.load import MAX_REQUESTS, WAVES
 from eval_gates.speed.ratio import allowance_for
+from eval_gates.speed.trust import fewest_requests
 from pipeline.core.digest import digest_file, digest_json
 from pipeline.core.errors import UsageError
 from pipeline.core.hardware import machine
@@ -21,11 +23,12 @@ from pipeline.core.stage_record import StageSpec
 from recipes.catalog import load_workload
 from recipes.policy import Policy
 from recipes.schema import ServingProfile
-from recipes.speed import SloGate, Speed, SpeedClaim
+from recipes.speed import RatioGate, SloGate, Speed, SpeedClaim
 from recipes.traffic_file import check_workload, read_traffic
 from recipes.workload import (
     AnyWorkload,
     Arrivals,
+    RandomWorkload,
     RequestsWorkload,
     TraceWorkload,
     change_arrivals,
@@ -103,6 +106,9 @@ def _find_claim(
             where="policy key speed.ratio.minimum",
             cure="give one number, which is for all, or one for it",
         ) from error
+    if workload.declared_hit_rate == 0 and not isinstance(workload, RandomWorkload):
+        rule["must_count_hits"] = True  # prompts of a file may share something
+    _check_percentiles(gate, workload, where)
     compares = not isinstance(gate, SloGate) or gate.compare == "baseline"
     if compares and profile is not None:
         rule |= _lives_of(claim, profile, alpha)
@@ -124,6 +130,28 @@ def _check_arrivals(claim: SpeedClaim, workload: AnyWorkload, where: str) -> Non
             "requests that come whether earlier ones are answered or not",
             where=f"policy key {ROLE}{claim.name}",
             cure="add 'rate: 12' there",
+        )
+
+
+def _check_percentiles(gate: RatioGate | SloGate, workload: AnyWorkload, where: str) -> None:
+    """Rounds of so few requests a percentile is of none: they would be refused one by one."""
+    rate = workload.arrivals.rate
+    if not isinstance(gate, SloGate) or rate is None:
+        return
+    percentiles = [int(name.rpartition("_p")[2]) for name in gate.limits if name != "errors"]
+    if not percentiles:
+        return
+    needed = fewest_requests(max(percentiles))
+    # As arrivals scatter: four standard deviations of a Poisson count.
+    expected = needed + 4 * math.sqrt(needed)
+    if rate * workload.seconds < expected:
+        raise UsageError(
+            f"P{max(percentiles)} needs {needed} requests a round, and rounds of "
+            f"{workload.seconds:g} seconds at {rate:g} requests/s have {rate * workload.seconds:g} "
+            "on average",
+            where=f"{where}, key seconds",
+            cure=f"give at least {math.ceil(expected / rate)} seconds, or a limit on a smaller "
+            "percentile",
         )
 
 

@@ -42,6 +42,7 @@ def load_in_waves(
         "concurrency": in_flight,
         "started": 1.7e9,
         "seconds": waves * seconds,
+        "client_lag_s": 0.001,
         "requests": requests_in_waves(waves, in_flight, seconds=seconds, tokens=tokens),
     }
     return MeasuredLoad(**{**fields, **changes})

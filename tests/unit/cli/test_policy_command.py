@@ -117,7 +117,7 @@ class TestCheck:
             assert word in said
         ratio, slo = json.loads(prepare(*asked, "--json"))["speed"]
         assert (ratio["gate"], ratio["unit"], ratio["fewest"]) == ("ratio.chat", "blocks", 5)
-        assert ratio["minutes"] == 20
+        assert ratio["minutes"] == 22
         assert slo["alpha"] == pytest.approx(0.045)
         content["speed"]["ratio"]["blocks"] = 5
         content["alpha"] = 0.01

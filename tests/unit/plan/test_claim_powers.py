@@ -63,7 +63,7 @@ def test_the_baselines_limits_cost_twice_the_time() -> None:
 
 
 def test_what_no_server_could_pass_is_refused_where_it_blocks() -> None:
-    short = {**SLO, "rounds": 5}
+    short = {**SLO, "rounds": 4}
     for tier, refused in (("critical", True), ("advisory", False)):
         mine = policy(slo=[{**short, "tier": tier}])
         powers = claim_powers(mine, 1)

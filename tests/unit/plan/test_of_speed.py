@@ -96,11 +96,10 @@ def test_a_workload_longer_than_the_context_is_refused() -> None:
     ("changes", "key"),
     [
         ({"arrivals": {"rate": 1000.0}, "seconds": 60}, "arrivals"),
-        ({"arrivals": {"rate": 1.0}, "seconds": 1, "warmup_seconds": 0}, None),
+        ({"arrivals": {"rate": 8.0}, "seconds": 1, "warmup_seconds": 0}, None),
         ({**TRACE, "seconds": 3}, "seconds"),
         ({**TRACE, "seconds": 2}, None),
-        ({**TRACE, "seconds": 2, "arrivals": {"rate": 2.0}}, "file"),
-        ({**TRACE, "seconds": 2, "arrivals": {"rate": 1.0}}, None),
+        ({**TRACE, "seconds": 2, "arrivals": {"rate": 8.0}}, "file"),
     ],
 )
 def test_a_round_that_would_be_cut_short_is_refused(
@@ -113,13 +112,43 @@ def test_a_round_that_would_be_cut_short_is_refused(
         mine = {**changes, "file": str(file)}
     else:
         mine = {**SMALL, **changes}
-    claims = policy(slo=[{"workload": "mine", "limits": SLO["limits"]}])
+    claims = policy(slo=[{"workload": "mine", "limits": {"ttft_ms_p50": 800.0}}])
     if key is None:
         find_claims(claims, profile(mine=mine))
         return
     with pytest.raises(UsageError) as caught:
         find_claims(claims, profile(mine=mine))
     assert caught.value.where == f"profile cpu, key workloads.mine, key {key}"
+
+
+@pytest.mark.parametrize(
+    ("limit", "rate", "refused"),
+    [("ttft_ms_p95", 1.0, True), ("ttft_ms_p95", 2.0, False), ("ttft_ms_p99", 2.0, True)],
+)
+def test_a_percentile_of_rounds_with_few_requests_is_refused(
+    limit: str, rate: float, refused: bool
+) -> None:
+    """Of 30 seconds."""
+    claims = policy(slo=[{"workload": "chat", "rate": rate, "limits": {limit: 800.0}}])
+    if not refused:
+        find_claims(claims, profile(chat=SMALL))
+        return
+    with pytest.raises(UsageError) as caught:
+        find_claims(claims, profile(chat=SMALL))
+    assert caught.value.where == "profile cpu, key workloads.chat, key seconds"
+
+
+def test_no_hits_of_a_files_prompts_are_to_be_counted(tmp_path: Path) -> None:
+    """Random ones are new in each load."""
+    file = tmp_path / "t.jsonl"
+    file.write_text(row_at(0) + row_at(2))
+    claims = policy(slo=[{"workload": "mine", "limits": {"ttft_ms_p50": 800.0}}])
+    found = {}
+    for declared in ({}, {"hit_rate": 0}, {"hit_rate": 0.5}):
+        (claim,) = find_claims(claims, profile(mine={**TRACE, "file": str(file), **declared}))
+        found[str(declared)] = claim.rule.get("must_count_hits", False)
+        rule_of(claim.kind, claim.rule)
+    assert list(found.values()) == [False, True, False]
 
 
 def test_a_block_that_could_have_no_ten_waves_is_refused() -> None:

@@ -68,8 +68,8 @@ def search(chance: np.random.Generator, truths: np.ndarray) -> tuple[float, str]
         allowance_alpha=ALPHA / 2,
     )
     pair = chance.normal(entrants[best], LIFE) - chance.normal(0.0, LIFE)
-    logs = pair + chance.normal(0, math.sqrt(2) * ROUND, 20)
-    return seems, rule.finding_of(list(logs)).state
+    logs = pair + chance.normal(0, math.sqrt(2) * ROUND, 22)  # two of warm-up
+    return seems, rule.finding_of(logs).state
 
 
 @pytest.mark.parametrize("entrants", [8, 24])

@@ -175,7 +175,7 @@ def test_a_row_of_limits_has_the_rounds() -> None:
 
 
 def test_a_closed_loop_may_have_limits() -> None:
-    rule = {"limits": {"latency_ms_p99": 2000}, "share": 0.5, "alpha": 0.05, "rounds": 30}
+    rule = {"limits": {"latency_ms_p95": 2000}, "share": 0.5, "alpha": 0.05, "rounds": 30}
     loads = [load_in_waves(block=i, seed=i) for i in range(8)]
     report = judge_speed("slo.0", "slo", workload="chat", tier="critical", rule=rule, loads=loads)
     assert report.verdict == "pass"

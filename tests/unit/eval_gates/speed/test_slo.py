@@ -11,6 +11,7 @@ from measured_loads import load_in_waves, requests_in_waves, round_of
 from eval_gates.speed.load import MeasuredLoad, Requests, Samples
 from eval_gates.speed.rule import rule_of
 from eval_gates.speed.slo import SloRule, figures
+from eval_gates.speed.trust import fewest_requests
 
 RULE = SloRule(limits={"ttft_ms_p95": 800, "errors": 0}, share=0.5, alpha=0.05, rounds=30)
 
@@ -87,16 +88,42 @@ def test_a_round_without_an_answer_keeps_no_limit() -> None:
 
 
 def test_an_over_saturated_round_fails_whatever_its_percentiles_are() -> None:
+    """By the client's own count of what is in flight: a server need not tell of its queue."""
+    times = [0.1 + 0.09 * i for i in range(36)]  # each waits longer, far below the limit of P50
     requests = round_of(0).requests.model_dump()
-    requests["ttft_s"] = [0.001 + 0.004 * i for i in range(36)]
-    queue = Samples(
-        at_s=[float(i) for i in range(9)], running=[4] * 9, waiting=[8 * i for i in range(9)]
-    )
-    grown = round_of(0, requests=requests, samples=queue)
-    assert RULE.kept([grown]) == [False]
-    assert RULE.kept([grown.model_copy(update={"samples": Samples()})]) == [True]
-    steady = Samples(at_s=queue.at_s, running=[4] * 9, waiting=[2] * 9)
-    assert RULE.kept([grown.model_copy(update={"samples": steady})]) == [True]
+    requests["ttft_s"] = times
+    requests["end_s"] = [s + t + 0.1 for s, t in zip(requests["start_s"], times, strict=True)]
+    grown = round_of(0, requests=requests)
+    rule = RULE.model_copy(update={"limits": {"ttft_ms_p95": 60_000}})
+    assert rule.kept([grown]) == [False]
+    # Waiting that grows without a queue is no saturation, nor is a queue that nobody waits in.
+    short = {**requests, "end_s": [s + t for s, t in zip(requests["start_s"], times, strict=True)]}
+    alike = {**short, "ttft_s": [0.1] * 36}
+    assert rule.kept([round_of(0, requests=alike)]) == [True]
+    late = {**requests, "ttft_s": [0.001 + 0.004 * i for i in range(36)]}
+    late["end_s"] = round_of(0).requests.end_s
+    assert rule.kept([round_of(0, requests=late)]) == [True]
+    queue = Samples(at_s=[0.5], running=[4], waiting=[0])
+    assert rule.kept([grown.model_copy(update={"samples": queue})]) == [False]
+
+
+def test_a_percentile_of_few_requests_is_none() -> None:
+    """20 requests count in a round here."""
+    high = RULE.model_copy(update={"limits": {"ttft_ms_p50": 800, "ttft_ms_p99": 800}})
+    assert RULE.state([round_of(0)]) == "open"
+    found = high.finding([round_of(0)])
+    assert [cause.kind for cause in found.refused] == ["too_few"]
+    assert [fewest_requests(each) for each in (50, 90, 95, 99)] == [2, 10, 20, 100]
+
+
+def test_what_nobody_watched_is_refused() -> None:
+    """How late the client was, and hits of a file's prompts though none are declared."""
+    unknown = RULE.finding([round_of(0, client_lag_s=None)])
+    assert [cause.kind for cause in unknown.refused] == ["client_lag"]
+    fresh = RULE.model_copy(update={"hit_rate": 0.0})
+    assert fresh.state([round_of(0)]) == "open"
+    of_a_file = fresh.model_copy(update={"must_count_hits": True})
+    assert [cause.kind for cause in of_a_file.finding([round_of(0)]).refused] == ["hit_rate"]
 
 
 def test_limits_may_be_the_baselines() -> None:
