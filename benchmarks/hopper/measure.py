@@ -41,6 +41,7 @@ from pipeline.serving.server_address import free_port
 from pipeline.serving.serving_names import SERVED_NAME
 from pipeline.stages.context import BOOTSTRAP
 from recipes.engines import find_engine
+from recipes.workload import Arrivals, RandomWorkload
 
 DRIVER_FACTS = (
     *("name", "driver_version", "memory.total", "memory.used", "pstate", "power.limit"),
@@ -486,11 +487,13 @@ def measure_blocks(
     spec, result = output / "spec.json", output / "result.json"
     sides = tuple(endpoints)
     life = Life(number=0, sides=sides, block=0, draw=time.time_ns() % 2**63)
-    workload = {
-        **{"kind": "random", "input_tokens": arguments.input_tokens},
-        **{"output_tokens": arguments.output_tokens, "seconds": arguments.seconds},
-        "arrivals": {"concurrency": at_once, "rate": None, "trace": False},
-    }
+    workload = RandomWorkload(
+        kind="random",
+        input_tokens=arguments.input_tokens,
+        output_tokens=arguments.output_tokens,
+        arrivals=Arrivals(concurrency=at_once),
+        seconds=arguments.seconds,
+    ).model_dump()
     rule = {"minimum": 1.0, "alpha": 1e-9, "blocks": arguments.blocks, "hit_rate": 0.0}
     spec.write_text(
         json.dumps(
