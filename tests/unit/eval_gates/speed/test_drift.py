@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import kendalltau
 
-from eval_gates.speed.drift import LEVEL, medians_of_halves, undoes
+from eval_gates.speed.drift import LEVEL, chance_of_falls, medians_of_halves, undoes
 
 
 @pytest.mark.parametrize(
@@ -51,3 +54,18 @@ def test_units_do_not_matter(margins: list[float], scale: float) -> None:
 def test_halves_leave_the_middle_out() -> None:
     assert medians_of_halves(np.array([1.0, 3.0, 100.0, 5.0, 9.0])) == (2.0, 7.0)
     assert medians_of_halves(np.array([1.0, 3.0])) == (1.0, 3.0)
+
+
+@pytest.mark.parametrize(("size", "near"), [(2, 1e-9), (5, 1e-9), (22, 1e-9), (60, 5e-3)])
+def test_falls_are_as_likely_as_scipy_says(size: int, near: float) -> None:
+    chance = np.random.default_rng(size)
+    for slope in (0.0, 1.0, 3.0):
+        values = chance.normal(size=size) - slope * np.arange(size) / size
+        said = kendalltau(np.arange(size), values, alternative="less").pvalue
+        assert chance_of_falls(values) == pytest.approx(said, abs=near)
+
+
+def test_a_server_s_environment_has_no_scipy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    monkeypatch.setitem(sys.modules, "scipy.stats", None)
+    assert undoes(np.array([0.05, 0.04, 0.03, 0.02, 0.01, 0.005, 0.0]))
