@@ -1,0 +1,56 @@
+"""`prepare tune`: what it is given, and the linter's exit codes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from pipeline.cli.main import app
+from pipeline.core.errors import ExitCode, UsageError
+
+
+def run(*words: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["tune", *words])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.stdout
+
+
+@pytest.mark.parametrize("words", [(), ("demo:smollm2-135m", "--lint", "vllm serve x")])
+def test_it_tunes_or_lints(words: tuple[str, ...]) -> None:
+    with pytest.raises(UsageError) as error:
+        run(*words)
+    assert error.value.where == "prepare tune"
+
+
+def test_the_linter_says_whether_it_starts() -> None:
+    good, _ = run("--lint", "vllm serve x --max-num-seqs 2048", "--profile", "h100")
+    bad, told = run("--lint", "vllm serve x --swap-space 4", "--profile", "h100")
+    assert (good, bad) == (ExitCode.PROMOTED, ExitCode.GATES_FAILED)
+    assert "--swap-space" in told
+
+
+def test_the_profile_says_whose_defaults_count() -> None:
+    def severities(profile: str) -> list[str]:
+        words = ("--lint", "vllm serve x --max-num-seqs 256", "--profile", profile, "--json")
+        return [each["severity"] for each in json.loads(run(*words)[1])["findings"]]
+
+    assert severities("h100") == ["harms"]
+    assert severities("l40s") == ["idle"]
+    assert severities("cpu") == []
+
+
+@pytest.mark.parametrize(
+    ("words", "where"),
+    [
+        (("--candidates", "nope"), "--candidates nope"),
+        (("--workload", "nope"), "--workload nope"),
+        (("--profile", "nope"), "--profile nope"),
+    ],
+)
+def test_what_is_not_there_is_refused_at_once(words: tuple[str, str], where: str) -> None:
+    with pytest.raises(UsageError) as error:
+        run("demo:smollm2-135m", *words)
+    assert error.value.where == where
