@@ -17,6 +17,7 @@ from pipeline.core.record import Record
 HIT_RATE_TOLERANCE = 0.05
 LARGEST_LAG = 0.1  # of the time that is judged
 FEWEST_WAVES = 7  # that end in the steady part: of the eight that a load has at least, one may lag
+LEFT_OVER = 0.1  # of the requests that come in the steady part: it is no queue of a moment
 GROWTH = 2.0  # from the first quarter of the steady part to its last: then it is no steady part
 
 
@@ -199,8 +200,9 @@ def over_saturated(load: MeasuredLoad) -> bool:
 
     Such a load has no steady part: the longer it lasts, the worse its latencies. Both are the
     client's own count, so a server that tells nothing of its queue is watched as well: how many
-    are in flight when a request is sent, and its time to first token, both more than double from
-    the first quarter of the steady part to its last. Failed requests are left out.
+    are in flight when a request is sent, and its time to first token, both rise from quarter to
+    quarter of the steady part and more than double, and of the requests that came in it a tenth is
+    left over: a queue that comes and goes is a steady server's. Failed requests are left out.
     """
     import numpy as np
 
@@ -212,12 +214,21 @@ def over_saturated(load: MeasuredLoad) -> bool:
     ended = np.sort([requests.end_s[i] or 0.0 for i in answered])
     ttft = np.array([requests.ttft_s[i] or 0.0 for i in answered])
     in_flight = np.searchsorted(np.sort(sent), sent) - np.searchsorted(ended, sent, side="right")
-    first = (sent >= start) & (sent < start + quarter)
-    last = (sent >= end - quarter) & (sent < end)
-    return bool(first.any() and last.any()) and all(
-        float(np.median(values[last])) > GROWTH * float(np.median(values[first]))
-        for values in (in_flight, ttft)
-    )
+    of_quarters = [
+        (sent >= start + number * quarter) & (sent < start + (number + 1) * quarter)
+        for number in range(4)
+    ]
+    if not all(each.any() for each in of_quarters):
+        return False
+    came = (sent >= start) & (sent < end)
+    left = (ended >= start) & (ended < end)
+    if came.sum() - left.sum() < LEFT_OVER * came.sum():
+        return False
+    for values in (in_flight, ttft):
+        medians = [float(np.median(values[each])) for each in of_quarters]
+        if medians != sorted(medians) or medians[-1] <= GROWTH * medians[0]:
+            return False
+    return True
 
 
 def _median_answer(load: MeasuredLoad) -> float | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -11,7 +13,7 @@ from measured_loads import load_in_waves, requests_in_waves, round_of
 from eval_gates.speed.load import MeasuredLoad, Requests, Samples
 from eval_gates.speed.rule import rule_of
 from eval_gates.speed.slo import SloRule, figures
-from eval_gates.speed.trust import fewest_requests
+from eval_gates.speed.trust import fewest_requests, over_saturated
 
 RULE = SloRule(limits={"ttft_ms_p95": 800, "errors": 0}, share=0.5, alpha=0.05, rounds=30)
 
@@ -105,6 +107,34 @@ def test_an_over_saturated_round_fails_whatever_its_percentiles_are() -> None:
     assert rule.kept([round_of(0, requests=late)]) == [True]
     queue = Samples(at_s=[0.5], running=[4], waiting=[0])
     assert rule.kept([grown.model_copy(update={"samples": queue})]) == [False]
+
+
+def served_by_one(chance: np.random.Generator, load: float) -> MeasuredLoad:
+    """A round of 200 requests or so, first come first served, at that share of what it can."""
+    sent = np.sort(chance.uniform(0, 80, chance.poisson(80 * 200 / 60)))
+    takes = chance.lognormal(-math.log(2) / 2, math.sqrt(math.log(2)), sent.size) * load * 60 / 200
+    ended = np.empty(sent.size)
+    for n, (at, seconds) in enumerate(zip(sent, takes, strict=True)):
+        ended[n] = max(at, ended[n - 1] if n else 0.0) + seconds
+    requests = {
+        "start_s": sent.tolist(),
+        "ttft_s": (ended - takes - sent + 0.01).clip(0.01).tolist(),
+        "end_s": (ended + 0.02).tolist(),
+        "longest_pause_s": [0.0] * sent.size,
+        "input_tokens": [20] * sent.size,
+        "output_tokens": [10] * sent.size,
+        "error": [None] * sent.size,
+    }
+    return round_of(0, requests=requests, warmup_s=10.0, measured_s=60.0)
+
+
+@pytest.mark.parametrize(("load", "least", "most"), [(0.7, 0, 0.05), (2.0, 0.9, 1)])
+def test_a_queue_that_comes_and_goes_is_a_steady_servers(
+    load: float, least: float, most: float
+) -> None:
+    chance = np.random.default_rng(7)
+    found = [over_saturated(served_by_one(chance, load)) for _ in range(60)]
+    assert least <= np.mean(found) <= most
 
 
 def test_a_percentile_of_few_requests_is_none() -> None:
