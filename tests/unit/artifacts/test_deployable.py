@@ -151,7 +151,7 @@ class TestTags:
         assert next(iter(changes)) in line
         assert len(line) < 400
         assert line.isprintable()
-        with pytest.raises(RegistryError, match="are not what was judged"):
+        with pytest.raises(RegistryError, match=next(iter(changes))):
             refuse_changed_tags(version, past)
 
     def test_every_one_is_named(self, run: FakeRun) -> None:

@@ -122,13 +122,13 @@ class TestContents:
         assert {v["recipe"]: v["verdict"] for v in verdict["variants"]}["gptq"] == "error"
 
     def test_one_that_was_not_judged_has_none(self, run: FakeRun) -> None:
-        with pytest.raises(UsageError, match="did not judge 'nothing'"):
+        with pytest.raises(UsageError, match="'nothing'"):
             run.evidence("nothing")
 
     def test_a_stage_that_is_gone(self, tmp_path: Path) -> None:
         run = judged_run(tmp_path / "store", lost={RECIPE: 0})
         shutil.rmtree(run.folder("coherence", "baseline"))
-        with pytest.raises(EvidenceError, match=r"the stage 'coherence' .* is gone"):
+        with pytest.raises(EvidenceError, match="'coherence'"):
             run.evidence()
 
     def test_weights_changed_since_are_not_bundled(self, tmp_path: Path) -> None:
@@ -317,7 +317,7 @@ class TestFiles:
     @pytest.mark.parametrize("part", ["bundle", "beside"])
     def test_a_path_that_is_listed_twice(self, deployed: Path, part: str) -> None:
         edit(deployed / BUNDLE / MANIFEST, lambda listed: listed[part].append(listed[part][0]))
-        with pytest.raises(EvidenceError, match="listed twice"):
+        with pytest.raises(EvidenceError, match=r"manifest\.json"):
             check_bundle(deployed)
 
     def test_a_pipe_does_not_keep_it_waiting(self, deployed: Path) -> None:
@@ -346,7 +346,7 @@ class TestFiles:
             deployed / BUNDLE / MANIFEST,
             lambda manifest: manifest["bundle"][0].update(path="../../config.json"),
         )
-        with pytest.raises(EvidenceError, match="manifest is damaged"):
+        with pytest.raises(EvidenceError, match=r"\.\./\.\./config\.json"):
             check_bundle(deployed)
 
 

@@ -216,7 +216,7 @@ class TestRegister:
         assert second.tags["prepare.recheck"] == "stands"
         assert second.tags[TUPLE_TAG] == "b"
         assert first.tags["prepare.run"] == "r"
-        with pytest.raises(RegistryError, match=r"version 9 .* was not found"):
+        with pytest.raises(RegistryError, match="version 9"):
             three.set_tags(NAME, "9", {"a": "b"})
 
 
@@ -262,7 +262,7 @@ class TestAliases:
         assert three.aliases(NAME) == {"champion": "2", "previous": "1"}
         three.roll_back(NAME, "champion", Cause("rollback", "ann"))
         assert three.aliases(NAME) == {"champion": "1"}
-        with pytest.raises(RegistryError, match="has no version to go back to"):
+        with pytest.raises(RegistryError, match="'champion'"):
             three.roll_back(NAME, "champion", Cause("rollback", "ann"))
 
     def test_only_from_the_version_that_was_seen(self, three: HubRegistry) -> None:
@@ -315,7 +315,7 @@ class TestAliases:
 
     def test_a_history_that_was_damaged(self, hub: HubWriteStandIn, three: HubRegistry) -> None:
         hub.models[REPO].add("prepare-history", {"registry.json": b"{}}"}, "by hand")
-        with pytest.raises(RegistryError, match="the history of 'acme/smol' is damaged"):
+        with pytest.raises(RegistryError, match="'acme/smol'"):
             three.history(NAME)
 
 
@@ -470,7 +470,7 @@ class TestRefused:
 
     def test_a_name_that_the_hub_takes_not(self, registry: HubRegistry, tmp_path: Path) -> None:
         folder = variant(tmp_path, "a")
-        with pytest.raises(RegistryError, match="does not accept this name") as caught:
+        with pytest.raises(RegistryError, match=r"two\.\.dots") as caught:
             registry.register("two..dots", folder, tags(folder, "a"))
         assert "--name" in caught.value.cure
 

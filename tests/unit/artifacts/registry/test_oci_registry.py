@@ -205,7 +205,7 @@ class TestRegister:
         assert "prepare push" in caught.value.cure
 
     def test_a_folder_that_may_not_be_written(self, folder: Path) -> None:
-        with pytest.raises(RegistryError, match="cannot be read or written") as caught:
+        with pytest.raises(RegistryError) as caught:
             register(OciRegistry("oci:///proc/registry"), folder, "a")
         assert caught.value.where.startswith("/proc/registry")
 
@@ -233,7 +233,7 @@ class TestTags:
     def test_no_such_version(self, registry: OciRegistry, folder: Path) -> None:
         register(registry, folder, "a")
         for version in ("2", "x", "0"):
-            with pytest.raises(RegistryError, match=f"version {version} of .* was not found"):
+            with pytest.raises(RegistryError, match=f"version {version} "):
                 registry.set_tags(NAME, version, {"a": "b"})
 
     def test_names_of_other_standards(self, registry: OciRegistry, folder: Path) -> None:
@@ -288,7 +288,7 @@ class TestAliases:
 
     def test_of_a_version_that_is_none(self, registry: OciRegistry, folder: Path) -> None:
         register(registry, folder, "a")
-        with pytest.raises(RegistryError, match=r"version 2 of .* was not found"):
+        with pytest.raises(RegistryError, match="version 2"):
             move(registry, "2")
         with pytest.raises(RegistryError, match="was not found"):
             registry.set_alias(NAME, "champion", "2")
@@ -299,7 +299,7 @@ class TestHistory:
         move(registry, register(registry, folder, "a"))
         file = registry.folder / NAME / "prepare-history.jsonl"
         file.write_text(file.read_text() + "{}\n")
-        with pytest.raises(RegistryError, match="line 2 of the history") as caught:
+        with pytest.raises(RegistryError, match="line 2 ") as caught:
             registry.history(NAME)
         assert caught.value.where == str(file)
 
@@ -324,7 +324,7 @@ class TestHistory:
     def test_a_damaged_index(self, registry: OciRegistry, folder: Path, text: str) -> None:
         register(registry, folder, "a")
         (registry.folder / NAME / "index.json").write_text(text)
-        with pytest.raises(RegistryError, match="the index of the OCI layout is damaged"):
+        with pytest.raises(RegistryError, match=r"index\.json"):
             registry.versions(NAME)
 
     def test_a_count_that_is_no_number(self, registry: OciRegistry, folder: Path) -> None:
@@ -338,7 +338,7 @@ class TestHistory:
         index = index_of(registry)
         index["manifests"][0]["digest"] = "sha256:../../../etc/passwd"
         write_index(registry, index)
-        with pytest.raises(RegistryError, match="sha256 digest"):
+        with pytest.raises(RegistryError, match=r"sha256:\.\./"):
             registry.versions(NAME)
 
 
