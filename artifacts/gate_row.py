@@ -13,7 +13,8 @@ from artifacts.written_numbers import format_percent, format_points
 
 if TYPE_CHECKING:
     from eval_gates.records import GateReport, ThroughputReport, Tier, Verdict
-    from eval_gates.speed.report import SpeedReport
+    from eval_gates.speed.load import Side
+from eval_gates.speed.report import SpeedReport
 
 THROUGHPUT = "throughput"
 SPEED = "speed"
@@ -95,8 +96,8 @@ def throughput_row(throughput: ThroughputReport, places: int = 2) -> GateRow:
 
 
 def speed_row(speed: SpeedReport, places: int = 2) -> GateRow:
-    """The row of a claim on speed: the ratio, or the share of rounds, with its lower bound."""
-    is_ratio = speed.kind == "ratio"
+    """The row of a claim on speed: a ratio, or the share of rounds, with its lower bound."""
+    is_ratio = speed.kind != "slo"
     decided = speed.decided_at not in (None, speed.n)
     kept = sum(point.kept is True for point in speed.points)
 
@@ -112,7 +113,7 @@ def speed_row(speed: SpeedReport, places: int = 2) -> GateRow:
         counted=f"{speed.n} {speed.unit}" + (f" (decided at {speed.decided_at})" * decided),
         baseline=_typical_rate(speed, "baseline", places) if is_ratio else "",
         candidate=_typical_rate(speed, "candidate", places) if is_ratio else f"{kept} of {speed.n}",
-        unit="" if is_ratio else " rounds",
+        unit={"ratio": "", "slo": " rounds", "goodput": " requests/s"}[speed.kind],
         difference=shown(speed.estimate, places if is_ratio else 0),
         bound=shown(speed.lower, places if is_ratio else 0),
         compared="",
@@ -125,7 +126,9 @@ def speed_row(speed: SpeedReport, places: int = 2) -> GateRow:
     )
 
 
-def _typical_rate(speed: SpeedReport, side: str, places: int) -> str:
+def _typical_rate(speed: SpeedReport, side: Side, places: int) -> str:
+    if speed.kind == "goodput":
+        return f"about {speed.goodputs[side]:.3g}" if side in speed.goodputs else "-"
     rates = [p.output_tokens_per_s for p in speed.points if p.side == side and p.counts]
     known = sorted(rate for rate in rates if rate is not None)
     return f"{known[len(known) // 2]:,.{places - 1}f}" if known else "-"

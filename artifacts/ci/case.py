@@ -153,7 +153,7 @@ def speed_case(variant: str, speed: SpeedReport) -> Case:
         facts=as_text(
             {
                 "tier": speed.tier,
-                "metric": "ratio" if speed.kind == "ratio" else "share of rounds",
+                "metric": "share of rounds" if speed.kind == "slo" else "ratio",
                 "claim": speed.claim,
                 "measured": speed.estimate,
                 "bound": speed.lower,

@@ -26,6 +26,7 @@ Record = Callable[[str], StageRecord]
 Loads = Callable[[str], list[MeasuredLoad]]
 
 OF_MEASURING = ("lives", "loads_per_life", "allowance", "allowance_alpha", "must_count_hits")
+OF_THE_SEARCH = ("start", "lowest", "highest", "steered_by")
 SPEED = "speed."  # begins the role of a stage that measured a claim on speed
 
 
@@ -93,15 +94,15 @@ def speed_of(
 ) -> list[SpeedReport]:
     """A report for each of the policy's claims on speed; one that was not measured is undecided.
 
-    Of what a stage says of its rule, only how its servers lived is taken, and what its workload
-    says of hits; the rest is the policy's.
+    Of what a stage says of its rule, only how its servers lived and where rates were looked for is
+    taken, and what its workload says of hits; the rest is the policy's.
     """
     policy, reports = parameters.policy, []
     for claim in policy.speed.claims if policy.speed else ():
         role = f"{SPEED}{claim.name}"
         kept = LOADED.parameters_of(record(role)).rule if role in roles else {}
         rule = claim.rule(parameters.accelerator or None, policy.alpha, kept.get("hit_rate"))
-        measuring = {key: kept[key] for key in OF_MEASURING if key in kept}
+        measuring = {key: kept[key] for key in OF_MEASURING + OF_THE_SEARCH if key in kept}
         reports.append(
             judge_speed(
                 claim.name,

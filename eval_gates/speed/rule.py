@@ -5,19 +5,27 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from eval_gates.speed.goodput import GoodputRule
 from eval_gates.speed.race import RaceRule
 from eval_gates.speed.ratio import RatioRule
 from eval_gates.speed.slo import SloRule
+from recipes.speed import ClaimKind
 
-Rule = RatioRule | SloRule
-Claim = Literal["ratio", "slo"]
+Rule = RatioRule | SloRule | GoodputRule
+RULES: Mapping[ClaimKind, type[Rule]] = {
+    "ratio": RatioRule,
+    "slo": SloRule,
+    "goodput": GoodputRule,
+}
 
 
-def rule_of(claim: Claim, data: Mapping[str, Any]) -> Rule:
+def rule_of(claim: ClaimKind, data: Mapping[str, Any]) -> Rule:
     """The rule; raises ValidationError where the data is none."""
-    return (RatioRule if claim == "ratio" else SloRule).model_validate(dict(data))
+    return RULES[claim].model_validate(dict(data))
 
 
-def measuring_rule(measured: Claim | Literal["race"], data: Mapping[str, Any]) -> Rule | RaceRule:
+def measuring_rule(
+    measured: ClaimKind | Literal["race"], data: Mapping[str, Any]
+) -> Rule | RaceRule:
     """As `rule_of`; of a race, which claims nothing, what ends measuring."""
     return RaceRule.model_validate(dict(data)) if measured == "race" else rule_of(measured, data)

@@ -34,7 +34,8 @@ POWER_LEGEND = (
 SPEED_HEADINGS = ("claim", "tier", "at most", "fewest", "minutes", "passes if the truth is")
 SPEED_LEGEND = (
     "minutes: of the most that are measured, with the starts of servers that alternate; - where "
-    "the workload is a profile's. A load's throughput is taken to vary by {noise:g} %."
+    "the workload is a profile's. A load's throughput is taken to vary by {noise:g} %, the rate at "
+    "which a round just keeps its limits by {rates:g} %."
 )
 BENCHMARK_CLAIM = (
     "is about this list of questions and these answers to it (about: benchmark). Once all are "
@@ -159,12 +160,12 @@ def print_power(power: Sequence[GatePower]) -> None:
 
 def print_claims(claims: Sequence[ClaimPower]) -> None:
     """What to expect of each claim on speed; nothing where there is none."""
-    from eval_gates.speed.power import NOISE
+    from eval_gates.speed.power import NOISE, NOISE_OF_RATES
 
     if not claims:
         return
     print_table(SPEED_HEADINGS, [claim_row(claim) for claim in claims])
-    print(SPEED_LEGEND.format(noise=100 * NOISE))
+    print(SPEED_LEGEND.format(noise=100 * NOISE, rates=100 * NOISE_OF_RATES))
     for claim in claims:
         starts = f"; at most {claim.starts} starts of servers" * bool(claim.starts)
         print(f"speed {claim.gate}: {claim.claim}{starts}")
@@ -172,7 +173,7 @@ def print_claims(claims: Sequence[ClaimPower]) -> None:
 
 def claim_row(claim: ClaimPower) -> list[str]:
     """One claim's row under SPEED_HEADINGS."""
-    ratios = claim.gate.startswith("ratio")
+    ratios = not claim.gate.startswith("slo")
     chances = [
         f"{f'x {c.truth:.3g}' if ratios else f'{100 * c.truth:g} %'}: {format_chance(c.passes)} "
         f"after {c.units:.1f}"

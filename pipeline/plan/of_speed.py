@@ -23,7 +23,7 @@ from pipeline.core.stage_record import StageSpec
 from recipes.catalog import load_workload
 from recipes.policy import Policy
 from recipes.schema import ServingProfile
-from recipes.speed import RatioGate, SloGate, Speed, SpeedClaim
+from recipes.speed import ClaimKind, GoodputGate, RatioGate, SloGate, Speed, SpeedClaim
 from recipes.traffic_file import check_workload, read_traffic
 from recipes.workload import (
     AnyWorkload,
@@ -38,6 +38,7 @@ MANY_LIVES = 1_000  # a profile's spread is taken as known
 # Of a ratio whose lives alternate: more would cost time and say little, since lives differ about
 # as much as loads do.
 LOADS_PER_LIFE = 3
+SOME_RATE = 1.0  # requests/s that a search begins with where nothing is known
 ROLE = "speed."  # of the stages' roles, before the gate's name
 
 
@@ -45,9 +46,9 @@ ROLE = "speed."  # of the stages' roles, before the gate's name
 class Claim:
     """One claim of a policy's `speed`, with all that measuring it needs."""
 
-    gate: str  # `ratio.chat`, `slo.0`
+    gate: str  # `ratio.chat`, `slo.0`, `goodput`
     name: str  # of the workload
-    kind: Literal["ratio", "slo", "race"]  # which rule decides
+    kind: ClaimKind | Literal["race"]  # which rule decides
     workload: AnyWorkload
     where: str  # the workload stands, for messages
     rule: Mapping[str, Any]  # that decides, as plain data
@@ -96,6 +97,9 @@ def _find_claim(
     gate = claim.gate
     if isinstance(gate, SloGate) and gate.rate is not None:
         workload = change_arrivals(workload, Arrivals(rate=gate.rate))
+    if isinstance(gate, GoodputGate):
+        start = gate.start or workload.arrivals.rate or SOME_RATE
+        workload = change_arrivals(workload, Arrivals(rate=start))
     _check_arrivals(claim, workload, where)
     accelerator = profile.accelerator if profile is not None else None
     try:
@@ -108,7 +112,10 @@ def _find_claim(
         ) from error
     if workload.declared_hit_rate == 0 and not isinstance(workload, RandomWorkload):
         rule["must_count_hits"] = True  # prompts of a file may share something
-    _check_percentiles(gate, workload, where)
+    if isinstance(gate, GoodputGate):
+        rule |= {**_reach_of(gate, workload, where), "steered_by": alpha}
+    else:
+        _check_percentiles(gate, workload, where)
     compares = not isinstance(gate, SloGate) or gate.compare == "baseline"
     if compares and profile is not None:
         rule |= _lives_of(claim, profile, alpha)
@@ -142,8 +149,7 @@ def _check_percentiles(gate: RatioGate | SloGate, workload: AnyWorkload, where: 
     if not percentiles:
         return
     needed = fewest_requests(max(percentiles))
-    # As arrivals scatter: four standard deviations of a Poisson count.
-    expected = needed + 4 * math.sqrt(needed)
+    expected = _expected_for(max(percentiles))
     if rate * workload.seconds < expected:
         raise UsageError(
             f"P{max(percentiles)} needs {needed} requests a round, and rounds of "
@@ -158,7 +164,7 @@ def _check_percentiles(gate: RatioGate | SloGate, workload: AnyWorkload, where: 
 def _check_size(workload: AnyWorkload, where: str) -> None:
     """A load has so many requests at most: of a longer one, only its beginning would be sent."""
     arrivals = workload.arrivals
-    lasts = workload.seconds + 2 * workload.warmup_seconds
+    lasts = _lasts(workload)
     requests, key = 0.0, "arrivals"
     if arrivals.rate is not None:
         requests = lasts * arrivals.rate
@@ -205,6 +211,41 @@ def asked_of_speed(policy: Policy, profile: ServingProfile | None) -> dict[str, 
     }
 
 
+def _reach_of(gate: GoodputGate, workload: AnyWorkload, where: str) -> dict[str, float]:
+    """Where the search of a goodput begins and how far it goes, in requests/s.
+
+    Raises:
+        UsageError: no rate is left.
+    """
+    percentiles = [int(each.rpartition("_p")[2]) for each in gate.limits or {} if each != "errors"]
+    lowest, most = _expected_for(max(percentiles)) / workload.seconds, MAX_REQUESTS
+    if isinstance(workload, TraceWorkload):
+        most = min(most, read_traffic(workload, where).requests)
+    highest = most / _lasts(workload)
+    if lowest >= highest:
+        raise UsageError(
+            f"P{max(percentiles)} needs {lowest:.3g} requests/s in rounds of {workload.seconds:g} "
+            f"seconds, and {highest:.3g} requests/s are the most that can be sent",
+            where=f"{where}, key seconds",
+            cure="give other 'seconds', a longer trace, or a limit on a smaller percentile",
+        )
+    return {"start": workload.arrivals.rate or SOME_RATE, "lowest": lowest, "highest": highest}
+
+
+def _expected_for(percentile: int) -> float:
+    """Requests a round so that the percentile is of enough, as arrivals scatter.
+
+    Four standard deviations of a Poisson count more than it needs.
+    """
+    needed = fewest_requests(percentile)
+    return needed + 4 * math.sqrt(needed)
+
+
+def _lasts(workload: AnyWorkload) -> float:
+    """Seconds that requests are sent for."""
+    return workload.seconds + 2 * workload.warmup_seconds
+
+
 def _lives_of(claim: SpeedClaim, profile: ServingProfile, alpha: float) -> dict[str, Any]:
     """How the servers of both sides live while they are measured, as part of the rule.
 
@@ -214,7 +255,7 @@ def _lives_of(claim: SpeedClaim, profile: ServingProfile, alpha: float) -> dict[
         # Rounds of one life are not independent, so each round has two of its own.
         loads = LOADS_PER_LIFE if claim.kind == "ratio" else 1
         return {"lives": "alternate", "loads_per_life": loads}
-    if claim.kind != "ratio":
+    if claim.kind == "slo":
         return {}
     share = alpha / 2
     return {

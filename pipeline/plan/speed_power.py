@@ -12,11 +12,11 @@ from eval_gates.speed.report import claim_in_words
 from eval_gates.speed.rule import rule_of
 from eval_gates.statistics.multiplicity import level_of
 from pipeline.core.errors import UsageError
-from pipeline.plan.of_speed import find_claims
+from pipeline.plan.of_speed import SOME_RATE, find_claims
 from recipes.catalog import load_workload
 from recipes.policy import Policy
 from recipes.schema import ServingProfile
-from recipes.speed import SloGate, Speed, SpeedClaim
+from recipes.speed import GoodputGate, SloGate, Speed, SpeedClaim
 from recipes.workload import AnyWorkload, Arrivals, change_arrivals
 
 START_SECONDS = 120.0
@@ -120,7 +120,8 @@ def check_claims_decidable(policy: Policy, powers: Sequence[ClaimPower]) -> None
     for power in powers:
         if power.fewest is None and power.tier == "critical":
             kind, _, number = power.gate.partition(".")
-            key, cap = (f"slo[{number}]", "rounds") if kind == "slo" else (kind, "blocks")
+            key = f"slo[{number}]" if kind == "slo" else kind
+            cap = "blocks" if kind == "ratio" else "rounds"
             raise UsageError(
                 f"{power.gate}: {power.most} {power.unit} cannot decide it at the error rate "
                 f"{power.alpha:.2g}, whatever they show",
@@ -135,6 +136,8 @@ def _carried(claim: SpeedClaim, speed: Speed) -> AnyWorkload | None:
         workload = load_workload(claim.workload, speed)[0]
     except UsageError:
         return None
+    if isinstance(claim.gate, GoodputGate):
+        return change_arrivals(workload, Arrivals(rate=claim.gate.start or SOME_RATE))
     if isinstance(claim.gate, SloGate) and claim.gate.rate is not None:
         return change_arrivals(workload, Arrivals(rate=claim.gate.rate))
     return workload

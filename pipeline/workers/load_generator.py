@@ -71,13 +71,16 @@ class LoadGenerator:
         serve._align_prompts_to_server_tokenizer = keep_prompts
         bound_load(serve)
 
-    def measure(self, endpoint: Endpoint, *, requests: int, seed: int) -> dict[str, Any]:
+    def measure(
+        self, endpoint: Endpoint, *, requests: int, seed: int, rate: float | None = None
+    ) -> dict[str, Any]:
         """Send one load and wait until all of it is answered.
 
         Args:
             endpoint: that answers.
             requests: how many to send.
             seed: of prompts and arrivals.
+            rate: requests a second; the workload's own arrivals when None.
 
         Returns:
             fields of a MeasuredLoad (eval_gates/speed/load.py) that come from measuring.
@@ -88,7 +91,7 @@ class LoadGenerator:
         connect_through(endpoint.socket)
         parser = argparse.ArgumentParser()
         self._serve.add_cli_args(parser)
-        options = parser.parse_args(self.arguments(endpoint, requests, seed))
+        options = parser.parse_args(self.arguments(endpoint, requests, seed, rate))
         return asyncio.run(self._measure(options, Watch(endpoint.url, endpoint.counters)))
 
     async def _measure(self, options: argparse.Namespace, watch: Watch) -> dict[str, Any]:
@@ -123,13 +126,16 @@ class LoadGenerator:
             return max((each for each in ends[:at_once] if each is not None), default=0.0)
         return float(self._workload["warmup_seconds"])
 
-    def arguments(self, endpoint: Endpoint, requests: int, seed: int) -> list[str]:
+    def arguments(
+        self, endpoint: Endpoint, requests: int, seed: int, rate: float | None = None
+    ) -> list[str]:
         """The command line of `vllm bench serve`.
 
         No request goes before the load: a readiness check and warm-ups of one prompt would be
         drained, and in the prefix cache, before the load begins.
         """
         arrivals = self._workload["arrivals"]
+        rate = arrivals["rate"] if rate is None else rate
         return [
             *("--backend", BACKEND, "--endpoint", "/v1/completions"),
             *("--base-url", endpoint.url, "--model", endpoint.model),
@@ -137,7 +143,7 @@ class LoadGenerator:
             *("--num-prompts", str(requests), "--num-warmups", "0"),
             *("--ignore-eos", "--temperature", "0", "--disable-tqdm", "--save-detailed"),
             *(["--trust-remote-code"] if self._trust_remote_code else []),
-            *(["--request-rate", str(arrivals["rate"])] if arrivals["rate"] else []),
+            *(["--request-rate", str(rate)] if rate else []),
             *(
                 ["--max-concurrency", str(arrivals["concurrency"])]
                 if arrivals["concurrency"]

@@ -1,15 +1,16 @@
 """Worker: measures blocks or rounds until a speed claim is decided, inside the `serve` environment.
 
 A block is one load a side with the same prompts, one after the other; a coin says which goes first.
-A round is one load of the candidate. Where lives alternate, one server is up, and is put under the
-few loads of its life. Each block has a seed of its own: with one seed for all, a server
+A round is one load of the candidate; of a goodput one of each side, at rates that the rule chooses
+by the rounds before. Where lives alternate, one server is up, and is put under the few loads of its
+life. Each block has a seed of its own: with one seed for all, a server
 would be measured that has every prompt in its cache.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,15 +26,17 @@ if TYPE_CHECKING:  # both need more than the standard library
 FIRST_LOOK = 2  # waves of the load that says how many requests the counted ones need
 SPARE = 1.2  # loads are sized by a short one, and should not come out too short
 
-Measure = Callable[[str, int, int], dict[str, Any]]
-"""(side, requests, seed) to the fields of a load that come from measuring."""
+Measure = Callable[[str, int, int, float | None], dict[str, Any]]
+"""(side, requests, seed, rate) to the fields of a load that come from measuring."""
+Rates = Mapping[str, float]
+"""Requests/s of each side; of one that is not in it, the workload's own arrivals."""
 
 
 def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any]:
     """Measure on the servers that are up: until the rule has decided, or their life is over.
 
     Args:
-        spec: claim (`ratio`, `slo` or `race`), name and workload, rule, sides, life
+        spec: claim (`ratio`, `slo`, `goodput` or `race`), name and workload, rule, sides, life
             (eval_gates/speed/lives.py), endpoints by side, tokenizer (folder), trust_remote_code.
         progress: receives how many blocks or rounds are done, of the most that there can be.
         output: has the load book, which the loads are added to.
@@ -53,8 +56,8 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
     )
     endpoints = {side: Endpoint(**each) for side, each in spec["endpoints"].items()}
 
-    def measure(side: str, requests: int, seed: int) -> dict[str, Any]:
-        return generator.measure(endpoints[side], requests=requests, seed=seed)
+    def measure(side: str, requests: int, seed: int, rate: float | None) -> dict[str, Any]:
+        return generator.measure(endpoints[side], requests=requests, seed=seed, rate=rate)
 
     measure_life(spec, measure, progress, output)
     return {"load_generator": f"vllm {vllm.__version__}"}
@@ -72,10 +75,11 @@ def measure_life(spec: dict[str, Any], measure: Measure, progress: Progress, out
     task = f"speed {spec['name']}"
     progress.advance(task, len(loads) // lives.unit, rule.cap, "first look")
     if lives.loads is not None:
-        for load in generate_of_one_side(spec, lives, life, loads, measure):
+        rates = rule.next_rates(loads[: len(loads) // lives.unit * lives.unit])
+        for load in generate_of_one_side(spec, lives, life, loads, measure, rates):
             book.append([load])
         return
-    units = generate_units(spec, life, measure)
+    units = generate_units(spec, life, measure, lambda: rule.next_rates(loads))
     while rule.wants_more(loads):
         progress.advance(task, len(loads) // lives.unit, rule.cap, rule.unit)
         new = next(units)
@@ -86,16 +90,20 @@ def measure_life(spec: dict[str, Any], measure: Measure, progress: Progress, out
 
 
 def generate_units(
-    spec: dict[str, Any], life: Life, measure: Measure
+    spec: dict[str, Any], life: Life, measure: Measure, rates: Callable[[], Rates]
 ) -> Iterator[list[MeasuredLoad]]:
-    """Block after block, or round after round, without an end: the loads of each."""
+    """Block after block, or round after round, without an end: the loads of each.
+
+    Args:
+        rates: what the next one is measured at, after the loads so far.
+    """
     draw = Draw(life.draw, life.sides)
     requests = count_requests(spec["workload"], life.sides, measure, draw.look)
     for block in count(life.block):
         seed, order = draw.unit()
-        where = {"life": life.number, "block": block}
+        where, asked = {"life": life.number, "block": block}, rates()
         yield [
-            load_of(spec, measure, requests, side, seed=seed, place=place, **where)
+            load_of(spec, measure, requests, side, asked.get(side), seed=seed, place=place, **where)
             for place, side in enumerate(order)
         ]
 
@@ -106,6 +114,7 @@ def generate_of_one_side(
     life: Life,
     before: Sequence[MeasuredLoad],
     measure: Measure,
+    rates: Rates,
 ) -> Iterator[MeasuredLoad]:
     """The loads of one side's life, of a pair of lives that measures one side after the other."""
     (side,) = life.sides
@@ -118,22 +127,46 @@ def generate_of_one_side(
         requests = len(before[-1].requests)  # both sides of a pair are asked the same
     for block, seed in enumerate(seeds[done:], start=life.block):
         where = {"life": life.number, "block": block, "place": life.place}
-        yield load_of(spec, measure, requests, side, seed=seed, **where)
+        yield load_of(spec, measure, requests, side, rates.get(side), seed=seed, **where)
 
 
 def load_of(
-    spec: dict[str, Any], measure: Measure, requests: int, side: str, *, seed: int, **where: int
+    spec: dict[str, Any],
+    measure: Measure,
+    requests: int,
+    side: str,
+    rate: float | None,
+    *,
+    seed: int,
+    **where: int,
 ) -> MeasuredLoad:
-    """One load, measured; `where` it stands among the others: its life, block and place."""
+    """One load, measured; `where` it stands among the others: its life, block and place.
+
+    Args:
+        requests: that it has with the workload's own arrivals.
+        rate: requests/s; the workload's own arrivals when None.
+    """
     from eval_gates.speed.load import MeasuredLoad
 
+    workload = spec["workload"]
+    arrivals = describe_arrivals(workload)
+    if rate is not None:
+        requests, arrivals["rate"] = requests_at(rate, workload), rate
     return MeasuredLoad.model_validate(
         {
             **{"side": side, "workload": spec["name"], "seed": seed, **where},
-            **describe_arrivals(spec["workload"]),
-            **measure(side, requests, seed),
+            **arrivals,
+            **measure(side, requests, seed, rate),
         }
     )
+
+
+def requests_at(rate: float, workload: dict[str, Any]) -> int:
+    """As many as come in the warm-up, in the time that counts, and in a warm-up after it."""
+    from eval_gates.speed.load import MAX_REQUESTS
+
+    lasts = float(workload["seconds"] + 2 * workload["warmup_seconds"])
+    return min(MAX_REQUESTS, math.ceil(lasts * rate))
 
 
 def describe_arrivals(workload: dict[str, Any]) -> dict[str, Any]:
@@ -164,14 +197,14 @@ def count_requests(
     from eval_gates.speed.load import MAX_REQUESTS, WAVES
 
     arrivals = workload["arrivals"]
-    lasts = float(workload["seconds"] + 2 * workload["warmup_seconds"])
     if arrivals["rate"]:
-        return min(MAX_REQUESTS, math.ceil(lasts * float(arrivals["rate"])))
+        return requests_at(float(arrivals["rate"]), workload)
     if arrivals["trace"]:
+        lasts = float(workload["seconds"] + 2 * workload["warmup_seconds"])
         return len([each for each in workload["times"] if each <= lasts])
     at_once = int(arrivals["concurrency"])
     first = FIRST_LOOK * max(at_once, int(workload.get("prefixes", 1)))
-    looked: float = max(first / measure(side, first, look())["seconds"] for side in sides)
+    looked: float = max(first / measure(side, first, look(), None)["seconds"] for side in sides)
     wanted = SPARE * max(known, looked) * float(workload["seconds"])
     waves = max(WAVES, 2 + math.ceil(wanted / at_once))
     return min(MAX_REQUESTS, waves * at_once)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 from eval_gates.speed.load import MeasuredLoad, Requests
@@ -85,3 +86,31 @@ def round_of(number: int, *, ttft_s: float = 0.1, **changes: Any) -> MeasuredLoa
         "requests": requests,
     }
     return load_in_waves(**{**fields, **changes})
+
+
+def queued_requests(rate: float, lasts: float, service_s: float, seed: str) -> Requests:
+    """Poisson arrivals for so many seconds at one server, which takes them one after another.
+
+    Args:
+        rate: requests/s that come.
+        service_s: mean seconds that it takes for one; the first token comes after a tenth.
+    """
+    chance = random.Random(seed)
+    now = free = 0.0
+    rows: list[tuple[float, float, float]] = []
+    while now <= lasts:
+        takes = service_s * chance.uniform(0.5, 1.5)
+        begins = max(now, free)
+        free = begins + takes
+        rows.append((now, begins - now + takes / 10, free))
+        now += chance.expovariate(rate)
+    starts, ttfts, ends = zip(*rows, strict=True)
+    return Requests(
+        start_s=list(starts),
+        ttft_s=list(ttfts),
+        end_s=list(ends),
+        longest_pause_s=[0.0] * len(rows),
+        input_tokens=[20] * len(rows),
+        output_tokens=[10] * len(rows),
+        error=[None] * len(rows),
+    )

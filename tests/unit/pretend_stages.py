@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from listener import Listener
-from measured_loads import load_in_waves
+from measured_loads import load_in_waves, queued_requests
 from small_checkpoint import checkpoint_files, safetensors, write_files
 
 from eval_gates.answers import AnswerBook, Rows
@@ -29,7 +29,7 @@ from pipeline.plan.plan import VariantPlan
 from pipeline.stages import stage_code
 from pipeline.stages.context import StageContext
 from pipeline.workers.evaluate import ask_until_over
-from pipeline.workers.speed import measure_life
+from pipeline.workers.speed import measure_life, requests_at
 
 Score = Callable[[str, str, int], float]
 """(variant, suite, number of the question in file order) to a score."""
@@ -201,18 +201,24 @@ class PretendContext(StageContext[Any, Any]):
     def put_under_load(self, worker_spec: dict[str, Any]) -> dict[str, Any]:
         """As the real worker does, with loads that take as long as the models say."""
         variants = {"baseline": "baseline", "candidate": self.spec.variant}
-        at_once = worker_spec["workload"]["arrivals"]["concurrency"]
+        workload = worker_spec["workload"]
+        at_once = workload["arrivals"]["concurrency"]
         models = self.models
         assert models.open_now == {variants[side] for side in worker_spec["endpoints"]}
 
-        def measure(side: str, requests: int, seed: int) -> dict[str, Any]:
+        def measure(side: str, requests: int, seed: int, rate: float | None) -> dict[str, Any]:
             models.loads += 1
             if models.loads == models.dies_at_load:
                 raise ServingError("not one of 8 requests was answered")
             seconds = models.seconds.get(variants[side], 1.0)
+            if rate is not None:
+                lasts = requests_at(1.0, workload)
+                queued = queued_requests(rate, lasts, seconds, f"{seed}{side}")
+                measured = {"started": 1.0, "seconds": max(queued.end_s), "requests": queued}
+                return {**measured, "prompts_sha256": f"{seed:064x}", "client_lag_s": 0.0}
             load = load_in_waves(requests // at_once, at_once, seconds=seconds)
             measured = load.model_dump(include={"started", "seconds", "requests"})
-            return {**measured, "prompts_sha256": f"{seed:064x}"}
+            return {**measured, "prompts_sha256": f"{seed:064x}", "client_lag_s": 0.0}
 
         measure_life(worker_spec, measure, self.progress, self.folder)
         return {"load_generator": "vllm 0.32.0"}

@@ -11,6 +11,7 @@ from loose_stage import stage_spec
 from pydantic import ValidationError
 
 from artifacts.served_model import ServedModel
+from eval_gates.speed.goodput import GoodputRule
 from eval_gates.speed.rule import rule_of
 from pipeline.core.errors import UsageError
 from pipeline.core.stage_record import StageSpec
@@ -224,3 +225,41 @@ def test_a_trace_is_known_by_what_it_holds_not_by_where_it_lies(tmp_path: Path) 
         assert stage.parameters["workload"]["times"][0] == 0
         keys.append(stage.key)
     assert keys[0] == keys[1] != keys[2]
+
+
+GOODPUT = {"workload": "chat", "at_least_ratio": 1.2}
+
+
+def test_a_goodput_begins_at_the_rate_of_the_limits_and_goes_as_far_as_a_load_can() -> None:
+    of_slo = policy(slo=[SLO], goodput=GOODPUT)
+    _, claim = find_claims(of_slo, profile(chat=SMALL), alpha=0.02)
+    rule = rule_of(claim.kind, claim.rule)
+    assert isinstance(rule, GoodputRule)
+    assert (claim.kind, claim.compares, claim.workload.arrivals.rate) == ("goodput", True, 2.0)
+    assert (rule.start, rule.steered_by, rule.allowance_alpha) == (2.0, 0.02, 0.01)
+    assert rule.lowest == pytest.approx(37.9 / 30, rel=0.01)  # P95 needs 20 requests, surely
+    assert rule.highest == 1000  # 50,000 in 50 seconds
+    own = policy(goodput={**GOODPUT, "limits": {"ttft_ms_p95": 800.0}})
+    (alone,) = find_claims(own, None, alpha=0.02)
+    assert alone.rule["start"] == 1.0
+    assert "allowance" not in alone.rule
+
+
+def test_a_search_without_a_rate_that_can_be_measured_is_refused(tmp_path: Path) -> None:
+    """The trace has fewer requests than a percentile needs."""
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("".join(row_at(second) for second in range(31)))
+    sent = {**TRACE, "file": str(trace), "seconds": 10, "warmup_seconds": 5}
+    claimed = policy(goodput={**GOODPUT, "limits": {"ttft_ms_p95": 800.0}})
+    with pytest.raises(UsageError) as caught:
+        find_claims(claimed, profile(chat=sent), alpha=0.02)
+    assert caught.value.where == "profile cpu, key workloads.chat, key seconds"
+
+
+def test_a_trace_bounds_the_search_by_its_requests(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("".join(row_at(second / 10) for second in range(200)))
+    sent = {**TRACE, "file": str(trace), "seconds": 10, "warmup_seconds": 5}
+    claimed = policy(goodput={**GOODPUT, "limits": {"ttft_ms_p95": 800.0}, "start": 2.0})
+    (claim,) = find_claims(claimed, profile(chat=sent), alpha=0.02)
+    assert claim.rule["highest"] == 10  # 200 requests in 20 seconds

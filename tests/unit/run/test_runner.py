@@ -185,6 +185,32 @@ class TestSpeed:
             assert "is not what its seed drew" in found(changed)
         assert "is not what its seed drew" in found(blocks, lives=loads[-1].life)
 
+    @pytest.mark.parametrize("accelerator", ["cpu", "cuda"])
+    def test_goodputs_are_searched_tested_and_verified_again(
+        self, fast: FakeRun, accelerator: str
+    ) -> None:
+        """Queues in the worker's own rounds, of a variant that is more than twice as quick."""
+        fast.hardware = {**fast.hardware, "accelerator": accelerator}
+        fast.models.seconds = {"baseline": 0.1, ONE: 0.04}
+        fast.recipes = (ONE,)
+        limits = {"latency_ms_p95": 1000.0}
+        goodput = {"workload": "chat", "at_least_ratio": 1.2, "limits": limits, "start": 4.0}
+        chat = {"kind": "random", "input_tokens": 8, "output_tokens": 4}
+        chat |= {"arrivals": {"concurrency": 4}, "seconds": 10, "warmup_seconds": 1}
+        speed = Speed.model_validate({"goodput": goodput, "workloads": {"chat": chat}})
+        fast.policy = fast.policy.model_copy(update={"speed": speed})
+        report, store = fast.run(), Store(fast.root)
+        assert self.states(fast) == {ONE: "pass"}
+        assert all(not check.differences for check in check_run(report, store))
+        record = next(r for r in store.records() if r.stage == "speed" and r.variant == ONE)
+        loads = read_loads(store.stage_folder(record.stage, record.key) / LOADS)
+        assert not list(find_misdrawn("speed.goodput", record, loads, fast.policy))
+        assert len({load.rate for load in loads}) > 4
+        ended = {**record.result, "units": len(loads) // 2 - 1}
+        forged = record.model_copy(update={"result": ended})
+        (found,) = find_misdrawn("speed.goodput", forged, loads[:-2], fast.policy)
+        assert "did not end" in found
+
     def test_again_measures_nothing(self, fast: FakeRun) -> None:
         fast.run()
         fast.models.served.clear()

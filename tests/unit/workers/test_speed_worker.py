@@ -39,8 +39,10 @@ class Measuring:
 
     seconds: dict[str, float] = field(default_factory=dict)
     asked: list[tuple[str, int, int]] = field(default_factory=list)
+    rates: list[float | None] = field(default_factory=list)
 
-    def __call__(self, side: str, requests: int, seed: int) -> dict[str, Any]:
+    def __call__(self, side: str, requests: int, seed: int, rate: float | None) -> dict[str, Any]:
+        self.rates.append(rate)
         self.asked.append((side, requests, seed))
         lasts = requests * self.seconds.get(side, 1.0)
         return {
@@ -58,7 +60,7 @@ class Measuring:
 
 def units(measuring: Measuring, **changes: Any) -> Iterator[list[MeasuredLoad]]:
     given = spec(**changes)
-    return generate_units(given, Life(**given["life"]), measuring)
+    return generate_units(given, Life(**given["life"]), measuring, dict)
 
 
 def test_a_block_asks_both_sides_the_same_and_each_block_something_else() -> None:
@@ -98,6 +100,23 @@ def test_a_trace_ends_where_its_round_does() -> None:
     assert [requests for _, requests, _ in measuring.asked] == [3]
 
 
+def test_a_rule_may_choose_the_rate_of_each_side_by_the_rounds_before() -> None:
+    """Each load says its own, and has as many requests as come at it in its time."""
+    measuring, asked = Measuring(), [1.0, 3.0]
+    given = spec(arrivals={"rate": 2.5, "concurrency": None, "trace": False})
+    rounds = generate_units(
+        given,
+        Life(**given["life"]),
+        measuring,
+        lambda: {"baseline": asked.pop(0), "candidate": 10.0},
+    )
+    first, second = next(rounds), next(rounds)
+    assert {load.side: load.rate for load in first} == {"baseline": 1, "candidate": 10}
+    assert {load.side: load.rate for load in second} == {"baseline": 3, "candidate": 10}
+    assert sorted(measuring.asked[:2])[0][1] == 5  # 1 s that counts, 2 of warm-up, 2 after it
+    assert sorted(map(float, filter(None, measuring.rates))) == [1, 3, 10, 10]
+
+
 @dataclass
 class After:
     """A rule that is over after so many loads."""
@@ -111,6 +130,9 @@ class After:
 
     def wants_more(self, loads: list[MeasuredLoad]) -> bool:
         return len(loads) < self.loads
+
+    def next_rates(self, loads: list[MeasuredLoad]) -> dict[str, float]:
+        return {}
 
     def state(self, loads: list[MeasuredLoad]) -> str:
         return "pass"
@@ -147,7 +169,7 @@ class TestAlternatingLives:
 
     def of_a_life(self, measuring: Measuring, before: list[MeasuredLoad]) -> list[MeasuredLoad]:
         life = self.LIVES.next_life(1, len(before) // 3, before)
-        return list(generate_of_one_side(spec(), self.LIVES, life, before, measuring))
+        return list(generate_of_one_side(spec(), self.LIVES, life, before, measuring, {}))
 
     def test_both_sides_of_a_pair_are_asked_the_same(self) -> None:
         measuring = Measuring({"candidate": 0.5})
