@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -69,3 +70,14 @@ def test_a_server_s_environment_has_no_scipy(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(sys.modules, "scipy", None)
     monkeypatch.setitem(sys.modules, "scipy.stats", None)
     assert undoes(np.array([0.05, 0.04, 0.03, 0.02, 0.01, 0.005, 0.0]))
+
+
+def test_many_rounds_are_looked_at_in_little_memory() -> None:
+    """20,000 loads are the most that a bundle may hold."""
+    tracemalloc.start()
+    try:
+        assert undoes(np.linspace(1, 0, 20_000))
+        assert not undoes(np.linspace(1, 0.6, 20_000))
+        assert tracemalloc.get_traced_memory()[1] < 5e6
+    finally:
+        tracemalloc.stop()
