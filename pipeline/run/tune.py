@@ -37,7 +37,9 @@ from pipeline.core.stage_record import StageRecord, StageSpec
 from pipeline.core.store import write_atomically
 from pipeline.environments.environment import Accelerator
 from pipeline.environments.settings import Settings
+from pipeline.forecast.checks import find_driver_fault, find_missing_gpus
 from pipeline.forecast.machine import Machine, this_machine
+from pipeline.forecast.preflight import refuse
 from pipeline.forecast.tuning_fit import misfit, skip_reason
 from pipeline.inspection.inspection import Inspection, inspect
 from pipeline.inspection.source import read_folder
@@ -119,6 +121,9 @@ def run_tune(request: TuneRequest, settings: Settings, progress: Progress) -> Ru
     for name, each in candidates.candidates.items():
         if each.accelerator in (None, profile.accelerator):
             make_entrant(name, each, stock)
+    machine = this_machine(settings.store, with_gpu=profile.accelerator == "cuda")
+    faults = (find_missing_gpus(profile, machine), find_driver_fault(profile, machine))
+    refuse(fault for fault in faults if fault is not None)
     command = {
         **choices.to_dict(),
         **{"workload": workload, "candidates": request.candidates, "version": request.version},
@@ -142,7 +147,6 @@ def run_tune(request: TuneRequest, settings: Settings, progress: Progress) -> Ru
             store=settings.store,
             trust_remote_code=choices.trust_remote_code,
         )
-        machine = this_machine(settings.store, with_gpu=profile.accelerator == "cuda")
         tuning = Tuning(planner, session.stages, session.local_servers(stock.fitted))
         return tuning.run(profile, machine, _inspection(checkpoint), request.to)
 

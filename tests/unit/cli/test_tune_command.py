@@ -48,9 +48,13 @@ def test_the_profile_says_whose_defaults_count() -> None:
         (("--candidates", "nope"), "--candidates nope"),
         (("--workload", "nope"), "--workload nope"),
         (("--profile", "nope"), "--profile nope"),
+        (("--profile", "h100"), "--profile h100"),  # without a GPU
     ],
 )
-def test_what_is_not_there_is_refused_at_once(words: tuple[str, str], where: str) -> None:
+def test_what_is_not_there_is_refused_at_once(
+    words: tuple[str, str], where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.forecast.machine.visible_gpus", lambda: [])
     with pytest.raises(UsageError) as error:
         run("demo:smollm2-135m", *words)
     assert error.value.where == where
