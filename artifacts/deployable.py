@@ -80,12 +80,12 @@ class Deployable(Record, serialize_by_alias=True):
             EvidenceError: they do not say it, or one of them is gone.
         """
         try:
-            served = judged.benchmark.parameters
+            served = judged.coherence.parameters
             evaluated, *_ = judged.evaluations(find).values()
             return cls.model_validate(
                 {
                     "weights": judged.quantize.result.weights_digest,
-                    "engine_version": judged.benchmark.result.engine_version,
+                    "engine_version": judged.engine_version,
                     "environment.quantize": judged.quantize.parameters.environment,
                     "environment.serve": served.engine,
                     "environment.evaluate": evaluated.parameters.environment,

@@ -12,28 +12,25 @@ from typing import TYPE_CHECKING
 from artifacts.written_numbers import format_percent, format_points
 
 if TYPE_CHECKING:
-    from eval_gates.records import GateReport, ThroughputReport, Tier, Verdict
+    from eval_gates.records import GateReport, Tier, Verdict
     from eval_gates.speed.load import Side
-from eval_gates.speed.report import SpeedReport
-
-THROUGHPUT = "throughput"
-SPEED = "speed"
+    from eval_gates.speed.report import SpeedReport
 
 
 @dataclass(frozen=True)
 class GateRow:
     """One gate of one variant, in words."""
 
-    what: str  # suite and metric, or throughput
+    what: str  # suite and metric, or claim on speed
     tier: Tier
-    counted: str  # questions and after how many it was decided, or requests
+    counted: str  # questions and after how many it was decided, or blocks, or rounds
     baseline: str  # score in points of 100, or output tokens/s
     candidate: str  # as the baseline
     unit: str  # of both
     difference: str  # in points, or the ratio
-    bound: str  # one-sided lower bound, in points; '' of a load test
+    bound: str  # one-sided lower bound, in points, or of the ratio; '' where there is none
     compared: str  # what the bound is of, where that is not the difference
-    threshold: str  # what the bound must lie above, in points in full; '' of a load test
+    threshold: str  # what the bound must lie above, in points in full; '' of a claim on speed
     margin: str  # the policy's
     is_recovery: bool  # whether the margin is one; else it is one in points
     recovery: str  # candidate over baseline; '' over zero
@@ -49,7 +46,8 @@ class GateRow:
         """What the difference was compared with; `lower` stands before the bound."""
         if self.is_recovery:
             return f"{self.recovery or 'nothing'} recovered, margin {self.margin}"
-        return f"{lower}{self.bound}, margin {self.threshold}" if self.bound else self.margin
+        asked = f"margin {self.threshold}" if self.threshold else self.margin
+        return f"{lower}{self.bound}, {asked}" if self.bound else asked
 
 
 def gate_row(gate: GateReport, places: int = 2) -> GateRow:
@@ -74,27 +72,6 @@ def gate_row(gate: GateReport, places: int = 2) -> GateRow:
     )
 
 
-def throughput_row(throughput: ThroughputReport, places: int = 2) -> GateRow:
-    """The row of the load test; the ratio has one decimal place more, the tokens one less."""
-    return GateRow(
-        what=f"{THROUGHPUT}, output tokens/s",
-        tier=throughput.tier,
-        counted=f"{throughput.requests:,} requests",
-        baseline=f"{throughput.baseline_output_tokens_per_s:,.{places - 1}f}",
-        candidate=f"{throughput.output_tokens_per_s:,.{places - 1}f}",
-        unit="",
-        difference=f"x {throughput.ratio:.{places + 1}f}",
-        bound="",
-        compared="",
-        threshold="",
-        margin=f"at least {throughput.minimum_ratio:g}",
-        is_recovery=False,
-        recovery=format_percent(throughput.ratio, 1),
-        verdict=throughput.verdict,
-        reason="; ".join(filter(None, (throughput.reason, throughput.note))),
-    )
-
-
 def speed_row(speed: SpeedReport, places: int = 2) -> GateRow:
     """The row of a claim on speed: a ratio, or the share of rounds, with its lower bound."""
     is_ratio = speed.kind != "slo"
@@ -108,27 +85,26 @@ def speed_row(speed: SpeedReport, places: int = 2) -> GateRow:
 
     threshold = f"{speed.threshold:g}" if is_ratio else f"{100 * speed.threshold:g} %"
     return GateRow(
-        what=f"{SPEED} {speed.gate}",
+        what=speed.name,
         tier=speed.tier,
-        counted=f"{speed.n} {speed.unit}" + (f" (decided at {speed.decided_at})" * decided),
+        counted=(f"decided at {speed.decided_at} of " * decided) + f"{speed.n} {speed.unit}",
         baseline=_typical_rate(speed, "baseline", places) if is_ratio else "",
         candidate=_typical_rate(speed, "candidate", places) if is_ratio else f"{kept} of {speed.n}",
-        unit={"ratio": "", "slo": " rounds", "goodput": " requests/s"}[speed.kind],
+        unit={"slo": " rounds", "goodput": " requests/s"}.get(speed.kind, ""),
         difference=shown(speed.estimate, places if is_ratio else 0),
-        bound=shown(speed.lower, places if is_ratio else 0),
+        bound=shown(speed.lower, places if is_ratio else 0) if speed.lower is not None else "",
         compared="",
-        threshold=f"x {threshold}" if is_ratio else threshold,
+        threshold="",
         margin=f"at least {threshold}",
         is_recovery=False,
         recovery=format_percent(speed.estimate, 1, nothing="") if is_ratio else "",
         verdict=speed.verdict,
-        reason=f"{speed.reason} ({speed.claim})",
+        reason="; ".join(filter(None, (f"{speed.reason} ({speed.claim})", speed.note))),
     )
 
 
 def _typical_rate(speed: SpeedReport, side: Side, places: int) -> str:
     if speed.kind == "goodput":
         return f"about {speed.goodputs[side]:.3g}" if side in speed.goodputs else "-"
-    rates = [p.output_tokens_per_s for p in speed.points if p.side == side and p.counts]
-    known = sorted(rate for rate in rates if rate is not None)
-    return f"{known[len(known) // 2]:,.{places - 1}f}" if known else "-"
+    rate = speed.typical(side)
+    return "-" if rate is None else f"{rate:,.{places - 1}f}"

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from artifacts.run_command import RunKind, check_command, kind_of
 from artifacts.stages.judge import JudgeResult
 from artifacts.tuning_report import TuningReport
 from eval_gates.attribution import AttributionReport
 from eval_gates.drafted import Drafted
-from eval_gates.records import GateReport, ThroughputReport, Verdict
+from eval_gates.load_test import read_load_test
+from eval_gates.records import GateReport, Verdict
 from eval_gates.speed.report import SpeedReport
 from pipeline.checkpoint.source_facts import CheckpointReport
 from pipeline.core.record import Record
@@ -44,14 +45,13 @@ class VariantReport(Record):
     promoted: bool
     registry_version: str | None = Field(None, description="when it was registered")
     gates: list[GateReport] = Field(fail_fast=True)
-    throughput: ThroughputReport | None
     speed: list[SpeedReport] = Field(
         [], fail_fast=True, description="of the policy's claims on speed"
     )
     drafted: dict[str, Drafted] = Field(
         {},
-        description="what speculative decoding drafted and had accepted, by suite and "
-        "'throughput'; empty without it",
+        description="what speculative decoding drafted and had accepted, by suite; "
+        "empty without it",
     )
     attribution: list[AttributionReport] = Field(
         [],
@@ -59,6 +59,8 @@ class VariantReport(Record):
         description="which of weights and KV cache costs what, where it was asked for; no verdict "
         "depends on it",
     )
+
+    _read_former = model_validator(mode="before")(read_load_test)
 
 
 def report_judged(recipe: str, weights: int | None, judged: JudgeResult) -> VariantReport:
@@ -79,7 +81,6 @@ def report_unjudged(
         p_value=None,
         registry_version=None,
         gates=[],
-        throughput=None,
     )
 
 

@@ -42,3 +42,4 @@ class ServerRuntime(WorkerRuntime):
     server_python: str = Field("", description="its interpreter, of a server of ours")
     server_log: str = Field("", description="where to look when it does not answer")
     server: dict[str, Any] = Field({}, description="facts for the record, such as ready_seconds")
+    engine_version: str = Field("", description="of a server of ours")

@@ -11,7 +11,6 @@ from eval_gates.records import (
     Floor,
     GateReport,
     GroupReport,
-    ThroughputReport,
     Tier,
     TrailPoint,
     Uninformed,
@@ -235,7 +234,6 @@ def blocks(verdict: Verdict, tier: Tier) -> bool:
 
 def overall(
     gates: Sequence[GateReport],
-    throughput: ThroughputReport | None,
     speed: Sequence[SpeedReport] = (),
 ) -> tuple[Verdict, str, float]:
     """The variant's verdict, its reason, and its p-value.
@@ -245,7 +243,6 @@ def overall(
     their number is called for; the p-value is the largest of the critical gates'.
 
     Args:
-        throughput: None where no load was measured, as of endpoints that someone else serves.
         speed: of all claims on speed, which have p-values as suites do.
 
     Raises:
@@ -254,15 +251,14 @@ def overall(
     if not gates:
         raise ValueError("no gates: nothing was shown")
     judged: list[tuple[str, Tier, Verdict]] = [(g.suite, g.tier, g.verdict) for g in gates]
-    if throughput is not None:
-        judged.append(("throughput", throughput.tier, throughput.verdict))
-    judged += [(f"speed {each.gate}", each.tier, each.verdict) for each in speed]
+    judged += [(each.name, each.tier, each.verdict) for each in speed]
     blocking = [(name, verdict) for name, tier, verdict in judged if blocks(verdict, tier)]
     failed = [name for name, verdict in blocking if verdict == "fail"]
     undecided = [name for name, verdict in blocking if verdict == "undecided"]
     critical = {g.suite: g.p_value for g in gates if g.tier == "critical"}
     # Of speed alone nothing follows: a variant that no critical suite vouches for shows nothing.
-    fast = {f"speed {s.gate}": s.p_value for s in speed if s.tier == "critical" and critical}
+    claims = [each for each in speed if each.tier == "critical" and each.kind != "load_test"]
+    fast = {each.name: each.p_value for each in claims if critical}
     p_value = all_gates_p({**critical, **fast} or {"": 1.0})
     if failed:
         return "fail", f"{', '.join(failed)} failed", p_value

@@ -108,21 +108,3 @@ class GateReport(Record):
     verdict: Verdict
     reason: str = Field(description="the verdict in words")
     suspicious: bool = Field(False, description="better than the baseline by more than the margin")
-
-
-class ThroughputReport(Record):
-    """The load test of a variant beside the baseline's."""
-
-    tier: Tier = "critical"
-    output_tokens_per_s: float = Field(description="of the variant")
-    baseline_output_tokens_per_s: float
-    ratio: float = Field(description="variant over baseline")
-    minimum_ratio: float = Field(description="from the policy")
-    ttft_ms_p50: float = Field(description="time to first token, median, of the variant")
-    tpot_ms_p50: float = Field(description="time per output token after the first, median")
-    itl_ms_p50: float = Field(description="inter-token latency, median")
-    requests: int = Field(description="requests sent to the variant")
-    failed_requests: int = Field(description="those without a whole answer")
-    verdict: Verdict
-    reason: str
-    note: str | None = Field(None, description="what the profile says about its ratios")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
@@ -32,3 +33,6 @@ class Described(BaseModel):
         allow_inf_nan=False,
         str_max_length=MAX_LETTERS,
     )
+
+    # Keys of before, and what to write in their place.
+    replaced_keys: ClassVar[Mapping[str, str]] = {}

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from recipes.alias_names import RULE, can_be_alias
 from recipes.described import Described, Name, Tier
 from recipes.schema import Family
-from recipes.speed import Speed
+from recipes.speed import Accelerator, Speed, SpeedClaim
 
 Source = Literal["eval-data", "hub", "packages", "carried"]
 Form = Annotated[
@@ -281,22 +282,16 @@ AnyAsked = Annotated[
 ]
 
 
-class ThroughputGate(Described):
-    """Output tokens a second of the variant over the baseline's, on this machine."""
-
-    minimum_ratio: dict[Literal["cpu", "cuda"], Annotated[float, Field(gt=0, le=1_000)]] = Field(
-        description="below this the gate fails; by accelerator, since FP8 is emulated on CPUs"
-    )
-    maximum_failed_requests: int = Field(0, ge=0, le=1_000_000)
-    tier: Tier = "critical"
-
-
 class Promotion(Described):
     """Which alias moves, and which variant gets it when several pass."""
 
     alias: str = "champion"
     previous_alias: str = "previous"
-    prefer: Literal["throughput", "smallest"] = "throughput"
+    prefer: Literal["throughput", "smallest"] = Field(
+        "throughput",
+        description="throughput: the largest ratio of `speed.ratio`, by its first workload; the "
+        "smallest where the policy has none",
+    )
 
     @field_validator("alias", "previous_alias")
     @classmethod
@@ -321,10 +316,9 @@ RESERVED_SUITE_NAMES = (
     "check_weights",
     "dry_run",
     "coherence",
-    "benchmark",
     "judge",
-    "throughput",
     "speed",
+    "throughput",  # of verdicts from before
 )
 
 
@@ -337,11 +331,19 @@ class Policy(Described):
         0.05, ge=1e-9, lt=0.5, description="chance that a variant worse than allowed is promoted"
     )
     suites: dict[Name, AnySuite] = Field(min_length=1, max_length=100)
-    throughput: ThroughputGate
     speed: Speed | None = Field(
         None, description="claims on throughput and latency that have an error rate"
     )
     promotion: Promotion = Promotion()
+
+    replaced_keys: ClassVar[Mapping[str, str]] = {
+        "throughput": "'speed.ratio.minimum' has taken the place of 'throughput.minimum_ratio': "
+        "write 'speed: {ratio: {minimum: {cuda: 1.0, cpu: 0.02}, workloads: [chat]}}'"
+    }
+
+    def claims_on(self, accelerator: Accelerator | None) -> tuple[SpeedClaim, ...]:
+        """The claims on speed that it makes there; None: of endpoints that someone else serves."""
+        return self.speed.claims_on(accelerator) if self.speed is not None else ()
 
     @field_validator("suites")
     @classmethod

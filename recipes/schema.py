@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from fnmatch import fnmatchcase
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import (
     AfterValidator,
@@ -15,7 +15,7 @@ from pydantic import (
     model_validator,
 )
 
-from recipes.described import Described, Name, Seed
+from recipes.described import Described, Name
 from recipes.engine_arguments import check_arguments, check_variables
 from recipes.engines import DEFAULT, find_engine
 from recipes.quantization import Calibration, Quantization
@@ -70,17 +70,6 @@ class Recipe(Described):
 
 
 # --- serving profiles ---------------------------------------------------------------------------
-
-
-class Workload(Described):
-    """The load of the throughput gate, as `vllm bench serve` understands it (random dataset)."""
-
-    input_tokens: int = Field(ge=1, le=10_000_000)
-    output_tokens: int = Field(ge=1, le=10_000_000)
-    requests: int = Field(ge=1, le=1_000_000)
-    concurrency: int = Field(ge=1, le=100_000)
-    warmup_requests: int = Field(2, ge=0, le=1_000_000)
-    seed: Seed = 0
 
 
 class CalibrationLimit(Described):
@@ -154,7 +143,7 @@ class Tuned(Described):
 
 
 class ServingProfile(Described):
-    """An engine's exact arguments, the load to measure with, the limits of a kind of machine."""
+    """An engine's exact arguments, the loads to measure with, the limits of a kind of machine."""
 
     name: Name
     summary: str
@@ -175,7 +164,6 @@ class ServingProfile(Described):
     ready_timeout_seconds: float = Field(900, ge=1, le=86_400)
 
     calibration_limit: CalibrationLimit | None = None
-    workload: Workload
     workloads: dict[Name, AnyWorkload] = Field(
         default={}, description="by name, that a policy's `speed` takes before those carried"
     )
@@ -192,8 +180,8 @@ class ServingProfile(Described):
         description="standard deviation of ln(output tokens/s) between starts of one server: a "
         "ratio measured on servers that are up together has to be better by what that explains",
     )
-    throughput_note: str | None = Field(
-        None, description="said beside every throughput ratio measured with this profile"
+    speed_note: str | None = Field(
+        None, description="said beside every claim on speed that is measured with this profile"
     )
     kv_cache_note: str | None = Field(
         None, description="what the KV cache's type does to the variants; said in plan and verdict"
@@ -215,6 +203,12 @@ class ServingProfile(Described):
         if self.speed_lives == "together" and self.accelerator != "cpu":
             raise ValueError("'speed_lives: together' is for a profile with accelerator: cpu")
         return self
+
+    replaced_keys: ClassVar[Mapping[str, str]] = {
+        "workload": "a policy's 'speed' names its workloads: write 'workloads: {chat: {kind: "
+        "random, input_tokens: 128, output_tokens: 32, arrivals: {concurrency: 8}}}'",
+        "throughput_note": "it is called 'speed_note' now",
+    }
 
     # Not a key: what is in effect follows from the machine.
     _in_effect: dict[str, Fallback] = PrivateAttr(default_factory=dict)

@@ -36,7 +36,7 @@ class RatioGate(Described):
     minimum: dict[Accelerator, Annotated[float, Field(ge=1e-3, le=1_000)]] = Field(
         min_length=1,
         description="of the typical block: one number, or by accelerator, since FP8 is emulated on "
-        "CPUs",
+        "CPUs; nothing is claimed on one that is not named",
     )
     workloads: list[Name] = Field(min_length=1, max_length=20, description="each is one gate")
     blocks: int = Field(
@@ -62,18 +62,21 @@ class RatioGate(Described):
                 raise ValueError(f"'{name}' is named twice")
         return workloads
 
+    def is_about(self, accelerator: Accelerator | None) -> bool:
+        """Whether it has a minimum there; None: of endpoints whose machine nobody knows."""
+        if accelerator is None:
+            return len(self.minimum) > 1 and len(set(self.minimum.values())) == 1
+        return accelerator in self.minimum
+
     def minimum_on(self, accelerator: Accelerator | None) -> float:
         """The smallest acceptable ratio; None: of endpoints whose machine nobody knows.
 
         Raises:
             ValueError: it has none for that accelerator, or several where it is not known.
         """
-        if accelerator in self.minimum:
-            return self.minimum[accelerator]
-        values = set(self.minimum.values())
-        if accelerator is None and len(values) == 1:
-            return values.pop()
-        raise ValueError(f"no one minimum for {accelerator or 'endpoints of unknown machines'}")
+        if not self.is_about(accelerator):
+            raise ValueError(f"no one minimum for {accelerator or 'endpoints of unknown machines'}")
+        return next(v for k, v in self.minimum.items() if accelerator in (k, None))
 
     def rule(
         self, accelerator: Accelerator | None, alpha: float, hit_rate: float | None
@@ -301,6 +304,19 @@ class Speed(Described):
         goodput = self.whole_goodput
         rates = [] if goodput is None else [SpeedClaim("goodput", goodput.workload, goodput)]
         return (*ratios, *limits, *rates)
+
+    def claims_on(self, accelerator: Accelerator | None) -> tuple[SpeedClaim, ...]:
+        """The claims that it makes there.
+
+        Args:
+            accelerator: a ratio whose minimum does not name it claims nothing there; None of
+                endpoints whose machine nobody knows, of which only one minimum for all does.
+        """
+        return tuple(
+            claim
+            for claim in self.claims
+            if not isinstance(claim.gate, RatioGate) or claim.gate.is_about(accelerator)
+        )
 
     @property
     def tiers(self) -> dict[str, Tier]:

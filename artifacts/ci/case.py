@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from artifacts.gate_row import SPEED, THROUGHPUT
 from artifacts.run_record import RunReport, VariantReport
 from eval_gates.judge import blocks
-from eval_gates.records import GateReport, ThroughputReport
+from eval_gates.records import GateReport
 from eval_gates.speed.report import SpeedReport
 from pipeline.core.errors import from_dict
 
@@ -60,14 +59,12 @@ def command_of(report: RunReport) -> str:
 
 
 def cases_of(variant: VariantReport) -> list[Case]:
-    """A case a gate, the throughput among them.
+    """A case a gate, claims on speed among them.
 
     A case for the whole variant goes first where the gates do not explain its verdict: it could not
     be made or served, did not speak, was not needed, or passes alone but not among several (Holm).
     """
     cases = [gate_case(variant.recipe, gate) for gate in variant.gates]
-    if variant.throughput is not None:
-        cases.append(throughput_case(variant.recipe, variant.throughput))
     cases += [speed_case(variant.recipe, speed) for speed in variant.speed]
     is_explained = any(case.blocks and case.outcome == variant.verdict for case in cases)
     if is_explained or (variant.verdict == "pass" and cases):
@@ -113,39 +110,11 @@ def gate_case(variant: str, gate: GateReport) -> Case:
     )
 
 
-def throughput_case(variant: str, throughput: ThroughputReport) -> Case:
-    """The case of the load test."""
-    return Case(
-        variant,
-        THROUGHPUT,
-        throughput.verdict,
-        blocks(throughput.verdict, throughput.tier),
-        throughput.reason,
-        throughput.tier,
-        facts=as_text(
-            {
-                "tier": throughput.tier,
-                "metric": "output tokens/s",
-                "measured": throughput.output_tokens_per_s,
-                "baseline": throughput.baseline_output_tokens_per_s,
-                "ratio": throughput.ratio,
-                "threshold": throughput.minimum_ratio,
-                "n": throughput.requests,
-                "failed_requests": throughput.failed_requests,
-                "ttft_ms_p50": throughput.ttft_ms_p50,
-                "tpot_ms_p50": throughput.tpot_ms_p50,
-                "itl_ms_p50": throughput.itl_ms_p50,
-                "note": throughput.note,
-            }
-        ),
-    )
-
-
 def speed_case(variant: str, speed: SpeedReport) -> Case:
     """The case of one claim on speed."""
     return Case(
         variant,
-        f"{SPEED} {speed.gate}",
+        speed.name,
         speed.verdict,
         blocks(speed.verdict, speed.tier),
         speed.reason,
@@ -164,6 +133,7 @@ def speed_case(variant: str, speed: SpeedReport) -> Case:
                 "decided_at": speed.decided_at,
                 "p_value": speed.p_value,
                 "alpha": speed.alpha,
+                "note": speed.note,
             }
         ),
     )

@@ -17,7 +17,7 @@ from artifacts.ending import (
     serving_lines,
     verdict_of,
 )
-from artifacts.gate_row import SPEED, THROUGHPUT, GateRow, gate_row, speed_row, throughput_row
+from artifacts.gate_row import GateRow, gate_row, speed_row
 from artifacts.run_record import RunReport, VariantReport
 from artifacts.written_numbers import format_megabytes
 from eval_gates.records import GateReport
@@ -81,18 +81,14 @@ def table(report: RunReport) -> Iterator[str]:
     if not report.variants:
         return
     suites = list(dict.fromkeys(gate.suite for v in report.variants for gate in v.gates))
-    columns = [*suites, *([THROUGHPUT] if any(v.throughput for v in report.variants) else [])]
-    columns += dict.fromkeys(f"{SPEED} {each.gate}" for v in report.variants for each in v.speed)
+    columns = [*suites, *dict.fromkeys(each.name for v in report.variants for each in v.speed)]
     yield "\n" + row(["variant", "verdict", "weights", *map(markdown, columns)])
     yield row(["---"] * (3 + len(columns)))
     for variant in report.variants:
         cells = {gate.suite: gate_cell(gate) for gate in variant.gates}
-        if variant.throughput is not None:
-            load = throughput_row(variant.throughput, 1)
-            cells[THROUGHPUT] = cell(load, load.difference)
         for speed in variant.speed:
             speed_of = speed_row(speed, 1)
-            cells[f"{SPEED} {speed.gate}"] = cell(speed_of, speed_of.difference)
+            cells[speed.name] = cell(speed_of, speed_of.difference)
         yield row(
             [
                 markdown(variant.recipe),

@@ -132,30 +132,31 @@ def gather_resolved(judged: JudgedVariant) -> dict[str, Any]:
     A part is `{"from": "<file>#<JSON pointer>", "value": ...}`, so anyone can see that it is the
     same as in the record whose key it is part of.
     """
+    judge, made = judged.judge.record, judged.quantize.record
     parts = {
-        "policy": (judged.judge, "/parameters/policy"),
-        "family": (judged.judge, "/parameters/family"),
-        "throughput_note": (judged.judge, "/parameters/throughput_note"),
-        "fallbacks": (judged.judge, "/parameters/fallbacks"),
-        "quantization": (judged.quantize, "/parameters/quantization"),
-        "calibration_data": (judged.quantize, "/parameters/calibration_data"),
-        "quantized": (judged.quantize, "/result"),
-        "verified": (judged.check_weights, "/result"),
-        "serving": (judged.benchmark, "/parameters/serving"),
-        "baseline_serving": (judged.baseline_benchmark, "/parameters/serving"),
-        "workload": (judged.benchmark, "/parameters/workload"),
-        "hardware": (judged.benchmark, "/parameters/hardware"),
-        "engine_version": (judged.benchmark, "/result/engine_version"),
-        "environment.quantize": (judged.quantize, "/parameters/environment"),
-        "environment.serve": (judged.benchmark, "/parameters/engine"),
+        "policy": (judge, "/parameters/policy"),
+        "family": (judge, "/parameters/family"),
+        "speed_note": (judge, "/parameters/speed_note"),
+        "throughput_note": (judge, "/parameters/throughput_note"),  # of before, and 'workload'
+        "fallbacks": (judge, "/parameters/fallbacks"),
+        "quantization": (made, "/parameters/quantization"),
+        "calibration_data": (made, "/parameters/calibration_data"),
+        "quantized": (made, "/result"),
+        "verified": (judged.check_weights.record, "/result"),
+        "serving": (judged.served, "/parameters/serving"),
+        "baseline_serving": (judged.baseline_served, "/parameters/serving"),
+        "workload": (judged.served, "/parameters/workload"),
+        "hardware": (judged.served, "/parameters/hardware"),
+        "engine_version": (judged.served, "/result/engine_version"),
+        "environment.quantize": (made, "/parameters/environment"),
+        "environment.serve": (judged.served, "/parameters/engine"),
     }
     found: dict[str, Any] = {"schema_version": 1}
-    for name, (kept, pointer) in parts.items():
-        record = kept.record
+    for name, (record, pointer) in parts.items():
         data = record.model_dump(mode="json")
         try:
             value = follow_pointer(data, pointer)
-        except KeyError:  # of an older record, which had no such parameter
+        except KeyError:  # of an older or newer record, which has no such parameter
             continue
         found[name] = {
             "from": f"{place_of(record.stage, record.key)}/{RECORD}#{pointer}",

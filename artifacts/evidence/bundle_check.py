@@ -184,7 +184,7 @@ def find_miscounts(verdict: BundleVerdict) -> list[str]:
         f"{VERDICT} has gates of '{variant.recipe}', and names no stage 'judge' for it"
         for variant in verdict.variants
         if variant.recipe not in verdict.judges
-        and (variant.p_value is not None or variant.gates or variant.throughput)
+        and (variant.p_value is not None or variant.gates or variant.speed)
     ]
     return found
 

@@ -26,9 +26,11 @@ from artifacts.evidence.card_words import (
     speculative_words,
 )
 from artifacts.evidence.judged_variant import JudgedVariant
-from artifacts.gate_row import gate_row
+from artifacts.gate_row import gate_row, speed_row
 from artifacts.stages.evaluate import EvaluateParameters, EvaluateResult
 from eval_gates.records import GateReport
+from eval_gates.speed.load import Side
+from eval_gates.speed.report import SpeedReport
 from pipeline import __version__
 from pipeline.core.foreign.text import (
     LONGEST_NAME,
@@ -163,7 +165,6 @@ def facts(verdict: BundleVerdict, judged: JudgedVariant, deployable: Deployable)
     judge, result = judged.judge.parameters, judged.quantize.result
     quantization = judged.quantize.parameters.quantization
     ratio = judged.check_weights.result.size_ratio
-    workload = judged.benchmark.parameters.workload
     engine = find_engine(deployable.serving.engine)
     return {
         "title": title(verdict),
@@ -194,11 +195,20 @@ def facts(verdict: BundleVerdict, judged: JudgedVariant, deployable: Deployable)
         "creation": creation(verdict, judged, deployable),
         "bound_level": f"{100 * (1 - judge.policy.alpha):g}",
         "gates": [(gate, gate_row(gate)) for gate in variant.gates],
-        "throughput": variant.throughput,
-        "workload": f"{workload.requests} requests of {workload.input_tokens} tokens in and "
-        f"{workload.output_tokens} out, {workload.concurrency} at once",
+        "speed": [(claim, speed_row(claim), typical_loads(claim)) for claim in variant.speed],
         "tried": verdict.tried,
     }
+
+
+def typical_loads(claim: SpeedReport) -> list[tuple[str, list[str]]]:
+    """Of each side that was measured, the medians of its loads' figures, in words."""
+    figures = ("output_tokens_per_s", "ttft_ms_p50", "ttft_ms_p95", "tpot_ms_p50", "tpot_ms_p95")
+    sides: dict[str, Side] = {"baseline": "baseline", "variant": "candidate"}
+    return [
+        (name, ["-" if value is None else f"{value:,.1f}" for value in found])
+        for name, side in sides.items()
+        if any(found := [claim.typical(side, figure) for figure in figures])
+    ]
 
 
 def title(verdict: BundleVerdict) -> str:

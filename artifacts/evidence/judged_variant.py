@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from artifacts.served_model import ServedModel
 from artifacts.stages.adopt import ADOPT
-from artifacts.stages.benchmark import BENCHMARK, BenchmarkParameters, BenchmarkResult
 from artifacts.stages.check_weights import CHECK_WEIGHTS, CheckParameters, CheckResult
 from artifacts.stages.coherence import COHERENCE, CoherenceResult
 from artifacts.stages.evaluate import EVALUATE, EvaluateParameters, EvaluateResult
 from artifacts.stages.judge import JUDGE, JudgeParameters, JudgeResult
 from artifacts.stages.quantize import QUANTIZE, MadeWeights, QuantizeResult
+from artifacts.stages.speed import SPEED, SpeedParameters, SpeedResult
+from eval_gates.load_test import LoadTest
 from pipeline.core.errors import EvidenceError
 from pipeline.core.stage import Kept
 from pipeline.core.stage_record import StageRecord, StageReference
@@ -28,8 +29,10 @@ class JudgedVariant:
     quantize: Kept[MadeWeights, QuantizeResult]  # made the weights, or took them in
     check_weights: Kept[CheckParameters, CheckResult]  # saw that they are sound
     coherence: Kept[ServedModel, CoherenceResult]  # of the candidate; with the server's facts
-    benchmark: Kept[BenchmarkParameters, BenchmarkResult]  # the candidate's load test
-    baseline_benchmark: Kept[BenchmarkParameters, BenchmarkResult]  # the baseline's
+    baseline_coherence: Kept[ServedModel, CoherenceResult]
+    served: StageRecord  # says how the candidate was served: `coherence`, or a load test of before
+    baseline_served: StageRecord  # as `served`
+    speed: Mapping[str, Kept[SpeedParameters, SpeedResult]]  # by role, what was measured of claims
 
     @classmethod
     def load_by_key(cls, find: Find, key: str) -> JudgedVariant:
@@ -39,28 +42,48 @@ class JudgedVariant:
             EvidenceError: a stage is gone, or the verdict is on endpoints without weights.
         """
         judge = record_of(find, StageReference(stage="judge", key=key))
-        if "candidate.benchmark" not in judge.inputs:
+        suite = next(iter(JUDGE.parameters_of(judge).policy.suites))
+        candidate, baseline = (
+            record_of(find, judge.inputs[f"{side}.{suite}"]) for side in ("candidate", "baseline")
+        )
+        if "weights" not in candidate.inputs:
             raise EvidenceError(
                 "this verdict is on endpoints that someone else serves: there are no weights",
                 where=f"stage judge {key}",
                 cure="`prepare model CHECKPOINT` makes variants that can be bundled",
             )
-        benchmark = record_of(find, judge.inputs["candidate.benchmark"])
-        check_weights = record_of(find, benchmark.inputs["weights"])
+        check_weights = record_of(find, candidate.inputs["weights"])
         made = record_of(find, check_weights.inputs["weights"])
         return cls(
             judge=JUDGE.kept(judge),
             quantize=ADOPT.kept(made) if made.stage == ADOPT.name else QUANTIZE.kept(made),
             check_weights=CHECK_WEIGHTS.kept(check_weights),
-            coherence=COHERENCE.kept(record_of(find, benchmark.inputs["coherence"])),
-            benchmark=BENCHMARK.kept(benchmark),
-            baseline_benchmark=BENCHMARK.kept(record_of(find, judge.inputs["baseline.benchmark"])),
+            coherence=COHERENCE.kept(record_of(find, candidate.inputs["coherence"])),
+            baseline_coherence=COHERENCE.kept(record_of(find, baseline.inputs["coherence"])),
+            served=record_of(
+                find, judge.inputs.get("candidate.benchmark", candidate.inputs["coherence"])
+            ),
+            baseline_served=record_of(
+                find, judge.inputs.get("baseline.benchmark", baseline.inputs["coherence"])
+            ),
+            speed={
+                role: SPEED.kept(record_of(find, reference))
+                for role, reference in judge.inputs.items()
+                if reference.stage == SPEED.name
+            },
         )
 
     @property
     def trust_remote_code(self) -> bool:
         """Whether it was served with code of the checkpoint's own."""
-        return self.benchmark.parameters.trust_remote_code
+        return self.coherence.parameters.trust_remote_code
+
+    @property
+    def engine_version(self) -> str:
+        """As the engine reported it; raises ValueError where a load test of before is none."""
+        if self.served.stage != COHERENCE.name:
+            return LoadTest.model_validate(self.served.result).engine_version
+        return self.coherence.result.engine_version
 
     def evaluations(self, find: Find) -> dict[str, Kept[EvaluateParameters, EvaluateResult]]:
         """The candidate's last round of each suite."""

@@ -1,4 +1,4 @@
-"""One variant's verdict from kept evidence: every suite of the policy, throughput, and speed.
+"""One variant's verdict from kept evidence: every suite of the policy, and every claim on speed.
 
 A pure function of what the stage `judge` has at hand, so that anyone can compute it again.
 """
@@ -8,17 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from artifacts.stages.benchmark import BENCHMARK
 from artifacts.stages.evaluate import EVALUATE
 from artifacts.stages.judge import JudgeParameters, JudgeResult
 from artifacts.stages.questions import QUESTIONS
 from artifacts.stages.speed import SPEED as LOADED
 from eval_gates.drafted import Drafted
 from eval_gates.judge import judge_suite, overall
-from eval_gates.records import ThroughputReport
+from eval_gates.load_test import LoadTest, judge_load_test
 from eval_gates.speed.load import MeasuredLoad
 from eval_gates.speed.report import SpeedReport, judge_speed
-from eval_gates.throughput import judge_throughput
 from pipeline.core.stage_record import StageRecord
 
 Answers = Callable[[str], list[dict[str, Any]]]
@@ -41,7 +39,7 @@ def judge_evidence(
 
     Args:
         parameters: of the judge stage: policy, family, planned_bets, accelerator,
-            throughput_note, trial.
+            speed_note, trial.
         roles: of the stages that are there.
         answers: of a stage, in the order of asking, by role.
         record: of a stage, by role.
@@ -65,9 +63,8 @@ def judge_evidence(
         )
         for name, suite in policy.suites.items()
     ]
-    throughput = throughput_of(parameters, record) if has_load_test(roles) else None
-    speed = speed_of(parameters, roles, record, loads)
-    verdict, reason, p_value = overall(gates, throughput, speed)
+    speed = [*load_tests(parameters, roles, record), *speed_of(parameters, roles, record, loads)]
+    verdict, reason, p_value = overall(gates, speed)
     number = parameters.number
     return JudgeResult(
         verdict=verdict,
@@ -75,17 +72,14 @@ def judge_evidence(
         p_value=p_value,
         trial=number,
         gates=gates,
-        throughput=throughput,
         speed=speed,
-        drafted=drafted_by(policy.suites, roles, record),
+        drafted=drafted_by(policy.suites, record),
     )
 
 
-def drafted_by(suites: Iterable[str], roles: set[str], record: Record) -> dict[str, Drafted]:
+def drafted_by(suites: Iterable[str], record: Record) -> dict[str, Drafted]:
     """What the variant's engine counted of speculative decoding, where it was measured."""
     found = {name: EVALUATE.result_of(record(f"candidate.{name}")).drafted for name in suites}
-    if has_load_test(roles):
-        found["throughput"] = BENCHMARK.result_of(record("candidate.benchmark")).drafted
     return {name: drafted for name, drafted in found.items() if drafted is not None}
 
 
@@ -97,11 +91,11 @@ def speed_of(
     Of what a stage says of its rule, only how its servers lived and where rates were looked for is
     taken, and what its workload says of hits; the rest is the policy's.
     """
-    policy, reports = parameters.policy, []
-    for claim in policy.speed.claims if policy.speed else ():
+    policy, reports, accelerator = parameters.policy, [], parameters.accelerator or None
+    for claim in policy.claims_on(accelerator):
         role = f"{SPEED}{claim.name}"
         kept = LOADED.parameters_of(record(role)).rule if role in roles else {}
-        rule = claim.rule(parameters.accelerator or None, policy.alpha, kept.get("hit_rate"))
+        rule = claim.rule(accelerator, policy.alpha, kept.get("hit_rate"))
         measuring = {key: kept[key] for key in OF_MEASURING + OF_THE_SEARCH if key in kept}
         reports.append(
             judge_speed(
@@ -112,29 +106,22 @@ def speed_of(
                 rule={**rule, **measuring},
                 loads=loads(role) if role in roles else [],
                 at=claim.at,
+                note=parameters.speed_note,
             )
         )
     return reports
 
 
-def has_load_test(roles: set[str]) -> bool:
-    """Whether there is a load test; endpoints that someone else serves have none."""
-    return "candidate.benchmark" in roles
-
-
-def throughput_of(parameters: JudgeParameters, record: Record) -> ThroughputReport:
-    """The throughput gate."""
-    policy, accelerator = parameters.policy, parameters.accelerator
-    if not accelerator:
+def load_tests(parameters: JudgeParameters, roles: set[str], record: Record) -> list[SpeedReport]:
+    """Of a policy from before there were claims on speed, its load test; else none."""
+    gate = parameters.load_test
+    if gate is None or "candidate.benchmark" not in roles:  # somebody's endpoints had none
+        return []
+    if not parameters.accelerator:
         raise ValueError("it does not say what the load test was on")
     baseline, candidate = (
-        BENCHMARK.result_of(record(f"{side}.benchmark")) for side in ("baseline", "candidate")
+        LoadTest.model_validate(record(f"{side}.benchmark").result)
+        for side in ("baseline", "candidate")
     )
-    return judge_throughput(
-        baseline.model_dump(),
-        candidate.model_dump(),
-        minimum_ratio=policy.throughput.minimum_ratio[accelerator],
-        maximum_failed_requests=policy.throughput.maximum_failed_requests,
-        tier=policy.throughput.tier,
-        note=parameters.throughput_note,
-    )
+    minimum = gate.minimum_ratio[parameters.accelerator]
+    return [judge_load_test(baseline, candidate, gate, minimum).as_claim()]

@@ -78,7 +78,7 @@ def comparison_page(first: RunEvidence, second: RunEvidence) -> str:
         ],
         verdicts=two_runs.verdict_table(sides),
         scores=two_runs.score_table(sides),
-        throughput=two_runs.throughput_table(sides),
+        speed=two_runs.speed_table(sides),
         changes=two_runs.changed_facts(sides),
         missing=list(dict.fromkeys([*first.missing, *second.missing])),
     )

@@ -10,7 +10,6 @@ from artifacts.report.figure import Table
 from artifacts.report.run_evidence import RunEvidence
 from artifacts.run_record import RunReport
 from artifacts.stages.adopt import ADOPT
-from artifacts.stages.benchmark import BENCHMARK
 from artifacts.stages.coherence import COHERENCE
 from artifacts.stages.quantize import QUANTIZE
 from recipes.catalog import BASELINE
@@ -58,6 +57,7 @@ def tuple_facts(evidence: RunEvidence, recipe: str) -> Facts:
         facts["calibration data"] = _text(made.calibration_data)
     served = evidence.kept(COHERENCE, recipe)
     if served is not None:
+        facts["engine's version"] = served.result.engine_version or "-"
         facts["environment serve"] = served.parameters.engine
         for name, value in served.parameters.serving.engine_arguments.items():
             facts[f"serving --{name}"] = _text(value)
@@ -68,11 +68,6 @@ def tuple_facts(evidence: RunEvidence, recipe: str) -> Facts:
             facts[f"serving ${name}"] = text
         for name, value in served.parameters.hardware.items():
             facts[f"hardware {name}"] = _text(value)
-    measured = evidence.kept(BENCHMARK, recipe)
-    if measured is not None:
-        facts["engine's version"] = measured.result.engine_version
-        facts["load"] = _text(measured.parameters.workload.model_dump())
-        facts["machine"] = measured.parameters.machine
     answers = evidence.collect_answers(recipe)
     if answers:
         facts["environment evaluate"] = answers[0][1].parameters.environment

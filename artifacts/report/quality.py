@@ -71,11 +71,12 @@ def _megabytes(variant: VariantReport) -> float | None:
 
 
 def _throughput(variant: VariantReport) -> float | None:
-    return variant.throughput.output_tokens_per_s if variant.throughput else None
+    return next((each.typical("candidate") for each in variant.speed if each.is_ratio), None)
 
 
 def _baseline_throughput(variants: list[VariantReport]) -> float | None:
-    return next((v.throughput.baseline_output_tokens_per_s for v in variants if v.throughput), None)
+    claims = (each for variant in variants for each in variant.speed if each.is_ratio)
+    return next((each.typical("baseline") for each in claims), None)
 
 
 def _figure(

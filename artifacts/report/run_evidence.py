@@ -7,7 +7,6 @@ None here and a sentence in `missing`; nothing raises for it. Digests are those 
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,9 @@ from artifacts.run_record import SCHEMA_VERSION, RunReport
 from artifacts.stages.evaluate import EVALUATE, EvaluateParameters, EvaluateResult
 from artifacts.stages.judge import JUDGE
 from artifacts.stages.questions import QUESTIONS as ASKED
+from artifacts.stages.speed import SPEED
 from eval_gates.answers import ANSWERS, QUESTIONS, parse_answers
+from eval_gates.speed.load import LOADS, MeasuredLoad, read_loads
 from eval_gates.suites.json_lines import read_rows
 from pipeline.core.digest import digest_bytes
 from pipeline.core.errors import EvaluationDataError, EvidenceError, StoreError
@@ -27,7 +28,6 @@ from recipes.catalog import BASELINE
 from recipes.policy import AnySuite, Margin, Policy
 
 Rows = list[dict[str, Any]]
-REQUESTS = "requests.json"
 
 
 @dataclass(frozen=True)
@@ -133,15 +133,19 @@ class RunEvidence:
         ]
         return [(suite, record) for suite, record in records if record is not None]
 
-    def requests(self, benchmark: StageRecord) -> dict[str, Any] | None:
-        """Every request's timings of a load test."""
-        file = self.place(benchmark) / REQUESTS
-        try:
-            found = json.loads(file.read_text(encoding="utf-8"))
-            return found if isinstance(found, dict) else None
-        except (OSError, ValueError):
-            self._miss(f"{benchmark.variant}: the timings of single requests are not kept")
-            return None
+    def loads(self, recipe: str) -> dict[str, list[MeasuredLoad]]:
+        """By claim on speed, what was measured of a variant, as far as it is kept."""
+        found = {}
+        for (name, variant), reference in self._finished.items():
+            if variant != recipe or reference.stage != SPEED.name:
+                continue
+            claim = name.removeprefix(f"{SPEED.name} ")
+            try:
+                folder = self.store.stage_folder(reference.stage, reference.key)
+                found[claim] = read_loads(folder / LOADS)
+            except (OSError, ValueError):
+                self._miss(f"the loads of {recipe} {claim} cannot be read")
+        return found
 
     def _answers(self, judge: StageRecord, role: str, words: str) -> Rows | None:
         kept = self._read_shape(EVALUATE, self._input(judge, role, f"the answers of {words}"))

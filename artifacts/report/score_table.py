@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from artifacts.ending import verdict_word
-from artifacts.gate_row import GateRow, gate_row, speed_row, throughput_row
+from artifacts.gate_row import GateRow, gate_row, speed_row
 from artifacts.report.attribution import attribution_table
 from artifacts.report.figure import Table
 from artifacts.report.run_evidence import RunEvidence
@@ -59,8 +59,6 @@ def collected_words(evidence: RunEvidence, recipe: str) -> list[str]:
 
 def _part(variant: VariantReport, evidence: RunEvidence) -> VariantPart:
     rows = [gate_row(gate) for gate in variant.gates]
-    if variant.throughput is not None:
-        rows.append(throughput_row(variant.throughput))
     rows += [speed_row(speed) for speed in variant.speed]
     reason, _, rest = variant.reason.partition("\n")
     return VariantPart(

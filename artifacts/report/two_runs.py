@@ -1,10 +1,11 @@
-"""Two runs side by side: verdicts, scores, throughput, and what changed in the tuple."""
+"""Two runs side by side: verdicts, scores, speed, and what changed in the tuple."""
 
 from __future__ import annotations
 
 from typing import Any, TypeVar
 
 from artifacts.ending import verdict_word
+from artifacts.gate_row import speed_row
 from artifacts.report.figure import Figure, Names, Table, axis, colour, label, symbol
 from artifacts.report.provenance import run_facts, tuple_facts
 from artifacts.report.quality import bounds_words, change_bounds, whiskers
@@ -72,22 +73,25 @@ def score_table(sides: Sides) -> Table:
     )
 
 
-def throughput_table(sides: Sides) -> Table:
-    """Throughput and its ratio to the same run's baseline, in both runs."""
+def speed_table(sides: Sides) -> Table:
+    """Every claim on speed of both runs, with its bound; ratios are to the same run's baseline."""
     rows = []
     for recipe, both in variants_of(sides).items():
-        found = [variant.throughput if variant else None for variant in both]
-        if any(found):
+        found = [{each.name: each for each in variant.speed} if variant else {} for variant in both]
+        for name in dict.fromkeys((*found[0], *found[1])):
+            claims = [speed_row(of[name]) if name in of else None for of in found]
             rows.append(
                 (
-                    recipe,
-                    *(f"{t.output_tokens_per_s:,.1f}" if t else "-" for t in found),
-                    *(f"x {t.ratio:.3f}" if t else "-" for t in found),
-                    f"x {found[1].ratio / found[0].ratio:.3f}" if found[0] and found[1] else "-",
+                    f"{recipe}, {name}",
+                    *(f"{row.candidate}{row.unit}" if row else "-" for row in claims),
+                    *(f"{row.difference} ({row.bound or '-'})" if row else "-" for row in claims),
+                    " / ".join(row.verdict if row else "-" for row in claims),
                 )
             )
     return Table(
-        ("variant", "tokens/s A", "tokens/s B", "ratio A", "ratio B", "ratio B over A"), rows
+        ("variant, claim", "A: measured", "B: measured", "A (bound)", "B (bound)", "verdicts"),
+        rows,
+        text=frozenset({0, 5}),
     )
 
 

@@ -21,6 +21,7 @@ class CoherenceResult(Record):
     sample: str = ""
     incoherent: str = Field("", description="why it must be held to be broken; '' when it is not")
     server: dict[str, Any] = Field({}, description="facts such as ready_seconds and command")
+    engine_version: str = Field("", description="as it reports it; '' of somebody's endpoint")
 
     @property
     def ready_seconds(self) -> float:
@@ -28,4 +29,4 @@ class CoherenceResult(Record):
         return float(self.server.get("ready_seconds", 0.0))
 
 
-COHERENCE = Stage("coherence", 2, ServedModel, ServerRuntime, CoherenceResult)
+COHERENCE = Stage("coherence", 3, ServedModel, ServerRuntime, CoherenceResult)

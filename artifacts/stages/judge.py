@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from artifacts.evidence.trials import Trial
 from eval_gates.drafted import Drafted
-from eval_gates.records import GateReport, ThroughputReport, Verdict
+from eval_gates.load_test import LoadTestGate, read_load_test
+from eval_gates.records import GateReport, Verdict
 from eval_gates.speed.report import SpeedReport
 from pipeline.core.digest import digest_json
 from pipeline.core.record import Record
@@ -18,10 +19,19 @@ from recipes.policy import Policy
 from recipes.schema import AcceleratorName, Family
 
 
+def _without_load_test(policy: Any) -> Any:
+    is_former = isinstance(policy, dict) and "throughput" in policy
+    return {k: v for k, v in policy.items() if k != "throughput"} if is_former else policy
+
+
+# As evidence keeps it: one of before there were claims on speed has another key in their place.
+KeptPolicy = Annotated[Policy, BeforeValidator(_without_load_test)]
+
+
 class JudgeParameters(Record):
     """By what is judged; None of what evidence of before did not say."""
 
-    policy: Policy
+    policy: KeptPolicy
     recipe: str | None = Field(None, description="of the variant")
     tried: list[str] | None = Field(
         None, fail_fast=True, description="recipes whose number counts, sorted"
@@ -32,10 +42,24 @@ class JudgeParameters(Record):
         None, description="by suite; None of before there were such bets"
     )
     accelerator: AcceleratorName | Literal[""] = Field("", description="'' of endpoints")
-    throughput_note: str | None = None
+    speed_note: str | None = Field(None, description="what the profile says beside its speeds")
     fallbacks: dict[str, dict[str, str]] = Field(
         {}, description="of the profile, that this machine's CPU put into effect"
     )
+
+    load_test: LoadTestGate | None = Field(
+        None, exclude=True, description="that a policy of before had in place of claims on speed"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_former(cls, data: Any) -> Any:
+        if not isinstance(data, dict) or not isinstance(data.get("policy"), dict):
+            return data
+        gate = data["policy"].get("throughput")
+        if isinstance(gate, dict):
+            gate = {**gate, "note": data.get("throughput_note")}
+        return {k: v for k, v in data.items() if k != "throughput_note"} | {"load_test": gate}
 
     @property
     def number(self) -> int | None:
@@ -51,11 +75,12 @@ class JudgeResult(Record):
     p_value: float | None = None
     trial: int | None = None
     gates: list[GateReport] = Field(fail_fast=True)
-    throughput: ThroughputReport | None
     speed: list[SpeedReport] = Field([], fail_fast=True, description="claims on it")
     drafted: dict[str, Drafted] = Field(
-        {}, description="of the variant, by suite and 'throughput'; nothing is decided by it"
+        {}, description="of the variant, by suite; nothing is decided by it"
     )
+
+    _read_former = model_validator(mode="before")(read_load_test)
 
 
 def policy_digest(judge: StageRecord) -> str:
@@ -63,4 +88,4 @@ def policy_digest(judge: StageRecord) -> str:
     return digest_json(judge.parameters.get("policy"))
 
 
-JUDGE = Stage("judge", 8, JudgeParameters, NoRuntime, JudgeResult)
+JUDGE = Stage("judge", 9, JudgeParameters, NoRuntime, JudgeResult)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pydantic import Field
 
 from artifacts.deployable import Deployable
+from artifacts.stages.judge import KeptPolicy
 from pipeline.core.record import Record
 from pipeline.core.stage import Stage
-from recipes.policy import Policy
 
 
 class Candidate(Record, serialize_by_alias=True):
@@ -15,7 +15,7 @@ class Candidate(Record, serialize_by_alias=True):
 
     recipe: str
     weights_bytes: int
-    throughput_ratio: float
+    throughput_ratio: float | None = Field(description="of the policy's first; None without one")
     verdict: str
     trust_remote_code: bool
     deployable: Deployable
@@ -32,7 +32,7 @@ class PromotedSource(Record):
 class PromoteParameters(Record, serialize_by_alias=True):
     """What goes where."""
 
-    policy: Policy
+    policy: KeptPolicy
     candidates: list[Candidate] = Field(fail_fast=True)
     name: str
     registry: str

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from statistics import median
 from typing import Any, Literal
 
 from pydantic import Field
@@ -63,7 +64,9 @@ class SpeedReport(Record):
     """One claim on speed, and what its blocks or rounds say of it."""
 
     gate: str = Field(description="such as ratio.chat, slo.0 or goodput")
-    kind: ClaimKind
+    kind: ClaimKind | Literal["load_test"] = Field(
+        description="load_test: of evidence from before (load_test.py), without an error rate"
+    )
     workload: str = Field(description="its name")
     claim: str = Field(description="in words")
     tier: Tier
@@ -103,6 +106,24 @@ class SpeedReport(Record):
     )
     verdict: Verdict
     reason: str = Field(description="the verdict in words")
+    note: str | None = Field(None, description="what the profile says beside its speeds")
+
+    @property
+    def name(self) -> str:
+        """As reasons, cases and tables call it."""
+        return self.gate if self.kind == "load_test" else f"speed {self.gate}"
+
+    @property
+    def is_ratio(self) -> bool:
+        """Whether both sides' output tokens a second were compared."""
+        return self.kind in ("ratio", "load_test")
+
+    def typical(self, side: Side, figure: str = "output_tokens_per_s") -> float | None:
+        """The median of a figure of the side's loads, a field of `LoadPoint`; None without any."""
+        counted = (point for point in self.points if point.side == side and point.counts)
+        values = [getattr(point, figure) for point in counted]
+        known = [value for value in values if value is not None]
+        return median(known) if known else None
 
 
 def judge_speed(
@@ -114,6 +135,7 @@ def judge_speed(
     rule: Mapping[str, Any],
     loads: Sequence[MeasuredLoad],
     at: str = "",
+    note: str | None = None,
 ) -> SpeedReport:
     """Judge one claim.
 
@@ -125,6 +147,7 @@ def judge_speed(
         rule: what decides, as plain data, at the policy's alpha.
         loads: in the order of measuring; may be none.
         at: when requests come, in words; '' where the workload says it.
+        note: what the profile says beside its speeds.
 
     Raises:
         ValueError: the loads are no blocks or rounds of this claim, or of another workload.
@@ -160,6 +183,7 @@ def judge_speed(
         trail=list(found.trail),
         verdict=verdict,
         reason=reason_of(decides, found),
+        note=note,
     )
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from artifacts.gate_row import gate_row, throughput_row
+from artifacts.gate_row import gate_row, speed_row
 from pipeline.cli.display import open_display
 from pipeline.cli.options import (
     EvalDataOption,
@@ -25,6 +25,7 @@ from pipeline.core.errors import from_dict
 if TYPE_CHECKING:
     from artifacts.run_record import VariantReport
     from eval_gates.records import GateReport
+    from eval_gates.speed.report import SpeedReport
     from pipeline.run.recheck import Outcome
 
 
@@ -131,7 +132,9 @@ def gate_rows(then: VariantReport, now: VariantReport) -> list[list[str]]:
     names = list(dict.fromkeys(gate.suite for gate in (*then.gates, *now.gates)))
     before, after = ({g.suite: g for g in report.gates} for report in (then, now))
     rows = [[name, *gate_cells(before.get(name)), *gate_cells(after.get(name))] for name in names]
-    rows.append(["throughput", *throughput_cells(then), *throughput_cells(now)])
+    claims = list(dict.fromkeys(each.name for each in (*then.speed, *now.speed)))
+    fast, today = ({each.name: each for each in report.speed} for report in (then, now))
+    rows += [[n, *speed_cells(fast.get(n)), *speed_cells(today.get(n))] for n in claims]
     return [*rows, ["all", "", then.verdict, "", now.verdict]]
 
 
@@ -144,12 +147,13 @@ def gate_cells(gate: GateReport | None) -> list[str]:
     return [f"{scores} ({row.difference}, n={gate.n})", row.verdict]
 
 
-def throughput_cells(report: VariantReport) -> list[str]:
-    """The ratio of output tokens a second, and the verdict."""
-    if report.throughput is None:
+def speed_cells(claim: SpeedReport | None) -> list[str]:
+    """The ratio or the share of rounds, with its bound, and the verdict."""
+    if claim is None:
         return ["not measured", "-"]
-    row = throughput_row(report.throughput, 1)
-    return [row.difference, row.verdict]
+    row = speed_row(claim, 1)
+    bound = f" (> {row.bound}, {row.counted})" if row.bound else ""
+    return [f"{row.difference}{bound}", row.verdict]
 
 
 def next_step(outcome: Outcome) -> str:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from artifacts.gate_row import GateRow, gate_row, speed_row, throughput_row
+from artifacts.gate_row import GateRow, gate_row, speed_row
 from artifacts.written_numbers import format_megabytes
 from pipeline.cli.terminal import open_console
 from pipeline.core.foreign.text import LONGEST_NAME, LONGEST_REASON, clip
@@ -89,9 +89,8 @@ def print_run(report: RunReport) -> None:
                 out.print(Text(f"  {gate.suite}: {gate.reason}"))
         for speed in variant.speed:
             if speed.verdict != "pass":
-                out.print(Text(f"  speed {speed.gate}: {speed.reason}"))
-    notes = {v.throughput.note for v in report.variants if v.throughput and v.throughput.note}
-    last = [*floor_lines(report), *(f"throughput: {note}" for note in sorted(notes))]
+                out.print(Text(f"  {speed.name}: {speed.reason}"))
+    last = [*floor_lines(report), *speed_lines(report)]
     last += [*serving_lines(report.command), *drafting_lines(report)]
     last += attribution_lines(report)
     for line in [*last, last_line(report)]:
@@ -107,15 +106,21 @@ def floor_lines(report: RunReport) -> list[str]:
     ]
 
 
+def speed_lines(report: RunReport) -> list[str]:
+    """What is to be known of all speeds; that there are none, where variants were judged."""
+    judged = [variant for variant in report.variants if variant.gates]
+    if judged and not any(variant.speed for variant in judged):
+        return ["speed: the policy claims nothing of it here"]
+    notes = dict.fromkeys(each.note for v in judged for each in v.speed if each.note)
+    return [f"speed: {note}" for note in notes]
+
+
 def add_variant(table: Any, variant: VariantReport) -> None:
     """One row a gate; variant and size stand in the first."""
     from rich.text import Text
 
     size = format_megabytes(variant.weights_bytes, nothing="-" if variant.gates else "not made")
     rows = [gate_cells(gate) for gate in variant.gates]
-    if variant.throughput:
-        load = throughput_row(variant.throughput, 1)
-        rows.append([f"{load.what}{load.unusual_tier}", *number_cells(load)])
     for speed in variant.speed:
         claim = speed_row(speed, 1)
         rows.append([f"{claim.what} ({claim.counted}){claim.unusual_tier}", *number_cells(claim)])

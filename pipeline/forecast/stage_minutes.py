@@ -19,6 +19,7 @@ from artifacts.stages import known_of
 from artifacts.stages.check_weights import CheckParameters
 from artifacts.stages.coherence import CoherenceResult
 from artifacts.stages.quantize import QuantizeParameters, QuantizeResult
+from artifacts.stages.speed import SpeedParameters
 from pipeline.core.record import Record
 from pipeline.core.stage import Kept
 from pipeline.core.store import Store
@@ -53,7 +54,7 @@ Known = Kept[Record, Record]
 class StageMinutes:
     """Expected time of one stage."""
 
-    stage: str  # quantize, check_weights, serve (one start), measure (all suites, the load test)
+    stage: str  # quantize, check_weights, serve (one start), measure (all suites, speed)
     variant: str
     minutes: float | None  # None where it is not known
     basis: str  # "seen here", or what an estimate was made from
@@ -75,6 +76,8 @@ class SeenStages:
         measured: dict[tuple[str, str], float] = {}
         for kept in records:
             record, of = kept.record, kept.parameters
+            if isinstance(of, SpeedParameters):
+                of = of.sides["candidate"]
             if isinstance(of, QuantizeParameters | CheckParameters) and of.checkpoint in digests:
                 seen._add(record.stage, record.variant, record.seconds)
             elif _is_on(of, gpu) and of.checkpoint in digests:

@@ -161,12 +161,6 @@ def choose(request: Request, settings: Settings) -> Choices:
     check_names_differ(recipes)
     for recipe in recipes:
         check_margins(recipe, policy)
-    if profile.accelerator not in policy.throughput.minimum_ratio:
-        raise UsageError(
-            f"the policy '{policy.name}' has no throughput floor for {profile.accelerator}",
-            where="policy key throughput.minimum_ratio",
-            cure=f"add '{profile.accelerator}: 1.0' there",
-        )
     if request.promote:
         refuse_unfit(profile, request.profile)
     draft_reference(profile)

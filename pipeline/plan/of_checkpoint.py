@@ -11,13 +11,11 @@ from typing import Any
 from artifacts.evidence.trials import Count, Trial, variant_key
 from artifacts.served_model import ServedModel, ServerRuntime
 from artifacts.serving_arguments import ServingArguments
-from artifacts.stages.benchmark import BENCHMARK, BenchmarkParameters, BenchmarkRuntime
 from artifacts.stages.check_weights import CHECK_WEIGHTS, CheckParameters, CheckRuntime
 from artifacts.stages.coherence import COHERENCE
 from artifacts.stages.quantize import QUANTIZE, Compute, QuantizeParameters, QuantizeRuntime
 from pipeline.checkpoint.folder import Checkpoint
 from pipeline.core.cpu_features import limiting_variables
-from pipeline.core.hardware import machine
 from pipeline.core.stage_record import StageSpec
 from pipeline.inspection.ignored import added_words, ignore_list
 from pipeline.inspection.source import Source, read_folder
@@ -124,7 +122,7 @@ class Planner:
                 for recipe in self.recipes
             ),
             accelerator=self.profile.accelerator,
-            throughput_note=self.profile.throughput_note,
+            speed_note=self.profile.speed_note,
             rungs=self.rungs,
             fallbacks=describe_fallbacks(self.profile),
             tried=tuple(recipe.name for recipe in self.tried),
@@ -171,7 +169,6 @@ class Planner:
             "coherence": coherence,
             **{name: specs[0] for name, specs in rounds.items()},
             **self.evaluation.repeats(rounds),
-            "benchmark": self._benchmark_stage(served),
         }
         return self._variant_plan(self.baseline, arguments, model, stages, tuple(stages), rounds)
 
@@ -186,7 +183,6 @@ class Planner:
         stages = {
             "coherence": coherence,
             **{name: specs[0] for name, specs in rounds.items()},
-            "benchmark": self._benchmark_stage(served),
         }
         made = {"quantize": quantize, "check_weights": check_weights}
         if self.dry_run and (dry_run := dry_run_stage(quantize, check_weights)):
@@ -307,20 +303,6 @@ class Planner:
         identity = self._identity(arguments)
         return COHERENCE.spec(recipe.name, identity, inputs, ServerRuntime(), self.store)
 
-    def _benchmark_stage(self, served: Served) -> StageSpec:
-        return BENCHMARK.spec(
-            served.recipe.name,
-            BenchmarkParameters(
-                **dict(served.identity),
-                workload=self.profile.workload,
-                machine=machine(),
-                beside=self._beside,
-            ),
-            served.after,
-            BenchmarkRuntime(tokenizer=str(served.tokenizer), environment="serve"),
-            self.store,
-        )
-
     def _describe_served(
         self,
         recipe: Recipe,
@@ -332,10 +314,7 @@ class Planner:
 
     @property
     def _beside(self) -> list[str]:
-        """Of weights that were there already: both load tests belong together.
-
-        The baseline's that is kept may be of another day, when the machine had less or more to do.
-        """
+        """Of weights that were there already: both sides are measured anew."""
         return sorted(stage.key for stage in self.made.values())
 
     def _identity(self, arguments: ServingArguments) -> ServedModel:

@@ -76,7 +76,8 @@ def find_claims(
     speed, level = policy.speed, policy.alpha if alpha is None else alpha
     if speed is None:
         return []
-    claims = [_find_claim(speed, claim, profile, level) for claim in speed.claims]
+    accelerator = profile.accelerator if profile is not None else None
+    claims = [_find_claim(speed, claim, profile, level) for claim in speed.claims_on(accelerator)]
     for claim in claims:
         if "acceptance" in claim.rule and profile is not None and profile.speculative is None:
             raise UsageError(
@@ -102,14 +103,7 @@ def _find_claim(
         workload = change_arrivals(workload, Arrivals(rate=start))
     _check_arrivals(claim, workload, where)
     accelerator = profile.accelerator if profile is not None else None
-    try:
-        rule = claim.rule(accelerator, alpha, workload.declared_hit_rate)
-    except ValueError as error:
-        raise UsageError(
-            f"the policy has {error}",
-            where="policy key speed.ratio.minimum",
-            cure="give one number, which is for all, or one for it",
-        ) from error
+    rule = claim.rule(accelerator, alpha, workload.declared_hit_rate)
     if workload.declared_hit_rate == 0 and not isinstance(workload, RandomWorkload):
         rule["must_count_hits"] = True  # prompts of a file may share something
     if isinstance(gate, GoodputGate):

@@ -18,6 +18,7 @@ from artifacts.evidence.trials import Trial
 from artifacts.serving_arguments import ServingArguments
 from artifacts.stages.evaluate import EVALUATE
 from artifacts.stages.judge import JUDGE, JudgeParameters
+from artifacts.stages.speed import SPEED
 from eval_gates.planned_bets import planned_bets_of
 from eval_gates.statistics.multiplicity import share_of
 from pipeline.core.stage import NoRuntime
@@ -82,7 +83,7 @@ class Plan:
     Args:
         shared: stages that all need, by role.
         baseline: what every variant is judged against.
-        throughput_note: said beside throughput ratios.
+        speed_note: said beside claims on speed.
         rungs: recipes of a ladder, in order; empty without one.
         fallbacks: of the profile, that this machine's CPU put into effect; said beside verdicts.
         tried: names of all recipes whose number a verdict counts, where these are others than the
@@ -95,7 +96,7 @@ class Plan:
     baseline: VariantPlan
     variants: tuple[VariantPlan, ...]
     accelerator: AcceleratorName | Literal[""] = ""
-    throughput_note: str | None = None
+    speed_note: str | None = None
     rungs: tuple[str, ...] = ()
     fallbacks: dict[str, dict[str, str]] = field(default_factory=dict)
     tried: tuple[str, ...] = ()
@@ -130,8 +131,8 @@ class Plan:
         variants = self.find_reached_variants(find)
         tried = [v.stages["dry_run"] for v in variants if v.wants_dry_run(find)]
         made = [[v.stages["quantize"], v.stages["check_weights"]] for v in variants]
-        measured = [[v.stages[role] for role in v.served] for v in (self.baseline, *variants)]
-        judged = [self.judge_stage(v, self.last_rounds(v, find)) for v in variants]
+        measured = [self.served_stages(v, find) for v in (self.baseline, *variants)]
+        judged = [self.judge_stage(v, self.last_rounds(v, find), find) for v in variants]
         return [
             *self.shared.values(),
             *tried,
@@ -141,12 +142,18 @@ class Plan:
             *judged,
         ]
 
+    def served_stages(self, variant: VariantPlan, find: Find) -> list[StageSpec]:
+        """What the first life of the variant's server answers, in order."""
+        speed = self.speed_stages(variant, find)
+        roles = [r for r in variant.served if r in speed or variant.stages[r].stage != SPEED.name]
+        return [variant.stages[role] for role in roles]
+
     def find_reached_variants(self, find: Find) -> tuple[VariantPlan, ...]:
         """The variants that the verdicts so far call for: a rung, once that before has failed."""
         reached = list(self.tried_at_once)
         by_name = {each.recipe.name: each for each in self.variants}
         for before, rung in pairwise(by_name[name] for name in self.rungs):
-            judged = find(self.judge_stage(before, self.last_rounds(before, find)))
+            judged = find(self.judge_stage(before, self.last_rounds(before, find), find))
             if judged is None or JUDGE.result_of(judged).verdict == "pass":
                 break
             reached.append(rung)
@@ -159,10 +166,7 @@ class Plan:
         its other suites end with the rounds that they have.
         """
         reached = variant.find_reached(find)
-        if not any(
-            self.policy.suites[suite].tier != "advisory" and has_failed(find(spec))
-            for suite, spec in reached.items()
-        ):
+        if not self._has_failed(reached, find):
             return reached
         return {
             suite: spec if find(spec) else rounds[max(0, rounds.index(spec) - 1)]
@@ -170,8 +174,26 @@ class Plan:
             for rounds in (variant.rounds[suite],)
         }
 
-    def judge_stage(self, variant: VariantPlan, last: Mapping[str, StageSpec]) -> StageSpec:
-        """The verdict on a variant from its suites' last rounds."""
+    def speed_stages(self, variant: VariantPlan, find: Find) -> dict[str, StageSpec]:
+        """By role, what is measured of the policy's claims on speed.
+
+        A variant that has failed a suite which blocks is not put under load any more.
+        """
+        speed = {role: spec for role, spec in variant.stages.items() if spec.stage == SPEED.name}
+        if self._has_failed(variant.find_reached(find), find):
+            return {role: spec for role, spec in speed.items() if find(spec)}
+        return speed
+
+    def _has_failed(self, reached: Mapping[str, StageSpec], find: Find) -> bool:
+        return any(
+            self.policy.suites[suite].tier != "advisory" and has_failed(find(spec))
+            for suite, spec in reached.items()
+        )
+
+    def judge_stage(
+        self, variant: VariantPlan, last: Mapping[str, StageSpec], find: Find
+    ) -> StageSpec:
+        """The verdict on a variant from its suites' last rounds, and from its speed."""
         inputs: dict[str, StageSpec | StageReference] = {}
         for suite, spec in last.items():
             inputs[f"baseline.{suite}"] = spec.inputs["baseline"]
@@ -179,10 +201,7 @@ class Plan:
             inputs[f"questions.{suite}"] = spec.inputs["questions"]
             if repeat_role(suite) in self.baseline.stages:
                 inputs[f"again.{suite}"] = self.baseline.stages[repeat_role(suite)]
-        if "benchmark" in variant.stages:
-            inputs["baseline.benchmark"] = self.baseline.stages["benchmark"]
-            inputs["candidate.benchmark"] = variant.stages["benchmark"]
-        inputs |= {role: spec for role, spec in variant.stages.items() if spec.stage == "speed"}
+        inputs |= self.speed_stages(variant, find)
         return JUDGE.spec(
             variant.recipe.name,
             JudgeParameters(
@@ -193,7 +212,7 @@ class Plan:
                 family=variant.recipe.family,
                 planned_bets=planned_bets_of(self.policy, variant.recipe.family),
                 accelerator=self.accelerator,
-                throughput_note=self.throughput_note,
+                speed_note=self.speed_note,
                 fallbacks=self.fallbacks,
             ),
             inputs,

@@ -74,7 +74,7 @@ def claim_powers(
         laid_out = {each.gate: each for each in find_claims(policy, profile, alpha=alpha)}
         return tuple(
             _power_of(claim, laid_out[claim.name].rule, laid_out[claim.name].workload, alpha, start)
-            for claim in speed.claims
+            for claim in speed.claims_on(profile.accelerator)
         )
     some = next(iter(speed.ratio.minimum)) if speed.ratio is not None else None
     return tuple(

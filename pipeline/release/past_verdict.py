@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import TypeAdapter
 
 from artifacts.deployable import Deployable, verdict_tags
 from artifacts.evidence.bundle import BUNDLE, BundleVerdict
@@ -19,9 +21,12 @@ from artifacts.serving_arguments import KV_DTYPE, ServingArguments
 from artifacts.stages.judge import JUDGE, policy_digest
 from artifacts.stages.questions import QUESTIONS
 from pipeline.core.errors import CheckpointError, EvidenceError, RegistryError
+from pipeline.environments.definition import Accelerator
 from recipes.policy import Policy
 from recipes.schema import Fallback, Family, Recipe, ServingProfile
 from recipes.speculation import Speculation
+from recipes.speed import Speed
+from recipes.workload import AnyWorkload
 
 # Versions from before these tags existed have none of them, and nothing is taken from them.
 LATER_TAGS = ("prepare.override", "prepare.trust_remote_code", POLICY_TAG)
@@ -44,8 +49,20 @@ class PastVerdict:
 
     @property
     def policy(self) -> Policy:
-        """That judged."""
-        return self.judged.judge.parameters.policy
+        """That judged; a load test of before is asked for as the ratio that took its place."""
+        parameters = self.judged.judge.parameters
+        policy, former = parameters.policy, parameters.load_test
+        if former is None or policy.speed is not None:
+            return policy
+        load = self.judged.served.parameters["workload"]
+        then = {
+            "kind": "random",
+            **{key: load[key] for key in ("input_tokens", "output_tokens")},
+            "arrivals": {"concurrency": load["concurrency"]},
+        }
+        ratio = {"minimum": former.minimum_ratio, "workloads": ["then"], "tier": former.tier}
+        speed = Speed.model_validate({"ratio": ratio, "workloads": {"then": then}})
+        return policy.model_copy(update={"speed": speed})
 
     @property
     def trial_of_then(self) -> Callable[[Count, Mapping[str, str]], Trial] | None:
@@ -101,6 +118,28 @@ class PastVerdict:
         )
 
     @property
+    def _workloads(self) -> dict[str, Any]:
+        """That speed was measured with, by name, as far as no file is needed for them."""
+        of_slos, of_ratios = (
+            {
+                each.parameters.name: each.parameters.workload
+                for each in self.judged.speed.values()
+                if "file" not in each.parameters.workload and each.parameters.claim == claim
+            }
+            for claim in ("slo", "ratio")
+        )
+        return of_slos | of_ratios  # a claim of limits gives its rate itself
+
+    @property
+    def _lives(self) -> Literal["together", "alternate"]:
+        """How the servers' lives were arranged while speed was compared; together on a CPU."""
+        alternated = any(
+            each.parameters.rule.get("lives") == "alternate" for each in self.judged.speed.values()
+        )
+        is_cpu = self.deployable.accelerator is Accelerator.CPU
+        return "together" if is_cpu and not alternated else "alternate"
+
+    @property
     def profile(self) -> ServingProfile:
         """The serving profile as it was carried out.
 
@@ -108,18 +147,18 @@ class PastVerdict:
             EvidenceError: baseline and variant were not served alike, or by what no profile has.
         """
         judged = self.judged
-        self.deployable.check_servable(f"{BUNDLE}/stages/benchmark")
+        self.deployable.check_servable(f"{BUNDLE}/stages/coherence")
         serving = self.deployable.serving
         speculative = serving.speculative
         if speculative is not None and speculative.draft is not None:
             raise EvidenceError(
                 "it was judged with a draft model, and its evidence does not say where that lies",
-                where=f"{BUNDLE}/stages/benchmark",
+                where=f"{BUNDLE}/stages/coherence",
                 cure="name a serving profile to judge with, whose key speculative.draft does: "
                 "--profile",
             )
         arguments = dict(serving.engine_arguments)
-        baseline = judged.baseline_benchmark.parameters.serving
+        baseline = judged.baseline_coherence.parameters.serving
         profile = ServingProfile(
             name=self.bundle.profile or "judged",
             summary="as judged",
@@ -131,8 +170,9 @@ class PastVerdict:
             environment=serving.environment,
             speculative=Speculation(**speculative.to_dict()) if speculative else None,
             ready_timeout_seconds=READY_TIMEOUT_SECONDS,
-            workload=judged.benchmark.parameters.workload,
-            throughput_note=judged.judge.parameters.throughput_note,
+            speed_lives=self._lives,
+            workloads=TypeAdapter(dict[str, AnyWorkload]).validate_python(self._workloads),
+            speed_note=judged.judge.parameters.speed_note,
             fallbacks={
                 name: Fallback.model_validate(each)
                 for name, each in judged.judge.parameters.fallbacks.items()
@@ -142,7 +182,7 @@ class PastVerdict:
         if ServingArguments.of(profile, is_baseline=True) != baseline:
             raise EvidenceError(
                 "baseline and variant were served with other engine arguments than the KV dtype",
-                where=f"{BUNDLE}/stages/benchmark",
+                where=f"{BUNDLE}/stages/coherence",
                 cure="name a serving profile to judge with: --profile",
             )
         return profile

@@ -81,13 +81,11 @@ def promotion_stage(
                 where=f"run {run.run}, --profile {run.command.get('profile')}",
                 cure="measure it with a profile whose rejection_sample_method is 'standard'",
             )
-        if variant.throughput is None:
-            raise ValueError(f"{variant.recipe} was judged without a load test")
         candidates.append(
             Candidate(
                 recipe=variant.recipe,
                 weights_bytes=judged.quantize.result.weights_bytes,
-                throughput_ratio=variant.throughput.ratio,
+                throughput_ratio=next((s.estimate for s in variant.speed if s.is_ratio), None),
                 verdict=variant.verdict,
                 trust_remote_code=judged.trust_remote_code,
                 deployable=deployable,

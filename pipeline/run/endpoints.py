@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,6 +15,7 @@ from artifacts.run_record import StageReport, StageStatus
 from pipeline.core.errors import ServingError
 from pipeline.plan.plan import VariantPlan
 from pipeline.run.stage_runner import StageRunner
+from pipeline.serving.engine_version import engine_version
 from pipeline.serving.server import Server
 from pipeline.serving.serving_names import SERVED_NAME
 from recipes.catalog import BASELINE
@@ -44,7 +46,7 @@ class LocalServers:
 
     Args:
         lock: file locked while a server is up; of this machine, whatever the store, so that two
-            runs neither share a GPU's memory nor distort each other's benchmark.
+            runs neither share a GPU's memory nor distort each other's speed.
     """
 
     def __init__(self, stages: StageRunner, lock: Path, ready_timeout_seconds: float) -> None:
@@ -53,6 +55,7 @@ class LocalServers:
         self._ready_timeout_seconds = ready_timeout_seconds
         self._servers: dict[str, Server] = {}
         self._facts: dict[str, dict[str, Any]] = {}
+        self._ask_version = cache(engine_version)
 
     def open_variant(self, variant: VariantPlan) -> dict[str, Any]:
         """Facts of the variant's server, which is started unless it is up.
@@ -85,6 +88,7 @@ class LocalServers:
                 "server_python": str(python),
                 "server_log": str(log),
                 "server": {**facts, **server.facts()},
+                "engine_version": self._ask_version(variant.arguments.engine, python),
             }
         return self._facts[name]
 

@@ -47,7 +47,7 @@ from pipeline.plan.speed_power import ClaimPower, claim_powers
 from pipeline.stages.evaluate import is_answered
 
 Seen = dict[tuple[str, str], list[float]]
-SERVED = ("coherence", "evaluate", "benchmark", "speed")
+SERVED = ("coherence", "evaluate", "speed")
 
 
 class NotHereYetError(Exception):

@@ -40,7 +40,7 @@ class Measurement:
         Raises:
             IncoherentModelError: the model does not speak; nothing more is asked of it.
         """
-        self._measure(variant, [variant.stages[role] for role in variant.served])
+        self._measure(variant, self._plan.served_stages(variant, self._stages.find_reusable))
 
     def open_suites(self, variant: VariantPlan) -> dict[str, int]:
         """Suites that another round could decide, with that round's number.
@@ -82,7 +82,13 @@ class Measurement:
             context = self._endpoints.hold_machine()
         with context:
             for spec in specs:
-                self._run(variant, spec)
+                if not self._is_spared(variant, spec):
+                    self._run(variant, spec)
+
+    def _is_spared(self, variant: VariantPlan, spec: StageSpec) -> bool:
+        """Whether it is a load on a variant that a suite before has failed."""
+        wanted = self._plan.speed_stages(variant, self._stages.find_reusable).values()
+        return spec.stage == SPEED.name and spec not in wanted
 
     def _run(self, variant: VariantPlan, spec: StageSpec) -> None:
         needs_endpoint = not self._is_answered(spec)

@@ -28,6 +28,7 @@ from pipeline.environments.settings import Settings
 from pipeline.forecast.run_preflight import preflight_of
 from pipeline.plan.choices import Asked, Choices, find_data, locate, make_planner
 from pipeline.plan.data_sources import SourceResolver
+from pipeline.plan.of_speed import find_claims
 from pipeline.plan.plan import Plan
 from pipeline.release.past_verdict import PastVerdict
 from pipeline.run.model import check_early
@@ -56,18 +57,11 @@ class Remeasurement:
         """As those of `prepare model`.
 
         Raises:
-            UsageError: the policy has no throughput floor for this kind of machine.
+            UsageError: a claim of the policy on speed cannot be measured on this kind of machine.
             CheckpointError: the source's name names nothing here.
         """
         policy = self.past.policy
-        if self.profile.accelerator not in policy.throughput.minimum_ratio:
-            raise UsageError(
-                f"the policy '{policy.name}' that judged has no throughput floor for "
-                f"{self.profile.accelerator}",
-                where="policy key throughput.minimum_ratio",
-                cure="it cannot judge this kind of machine: add the floor to the policy, and make "
-                "a new verdict with `prepare model`",
-            )
+        find_claims(policy, self.profile)
         with self._explain_source():
             reference = parse_reference(self.source)
         return Choices(

@@ -165,17 +165,16 @@ class Runner:
     def _compares_speed(self, variants: list[VariantPlan]) -> bool:
         """Whether a claim on speed is still to be measured on both sides at once."""
         return any(
-            spec.stage == SPEED.name
-            and "baseline" in SPEED.parameters_of(spec).sides
+            "baseline" in SPEED.parameters_of(spec).sides
             and not SPEED.parameters_of(spec).alternates
             and not self._stages.is_reusable(spec)
             for variant in variants
-            for spec in variant.stages.values()
+            for spec in self._plan.speed_stages(variant, self._stages.find_reusable).values()
         )
 
     def _judge(self, variant: VariantPlan) -> None:
         last = self._plan.last_rounds(variant, self._stages.find_reusable)
-        judged = self._stages.run(self._plan.judge_stage(variant, last))
+        judged = self._stages.run(self._plan.judge_stage(variant, last, self._stages.find_reusable))
         found = JUDGE.result_of(judged)
         self._log.note_variant(report_judged(variant.recipe.name, self._weights(variant), found))
 

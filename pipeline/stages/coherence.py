@@ -58,6 +58,7 @@ def run(context: StageContext[ServedModel, ServerRuntime]) -> CoherenceResult:
         sample=text,
         incoherent=incoherence(perplexity, baseline, text) if scored else silence(text),
         server=runtime.server,
+        engine_version=runtime.engine_version,
     )
 
 

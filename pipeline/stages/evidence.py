@@ -175,7 +175,7 @@ def locks_of(deployable: Deployable) -> dict[str, str]:
 
 def server_logs(store: Store, judged: JudgedVariant) -> dict[str, Path]:
     """The servers' output of every run that asked baseline or variant, as far as it is kept."""
-    baseline = judged.baseline_benchmark.record.inputs["coherence"].key
+    baseline = judged.baseline_coherence.record.key
     return {
         f"{run.name}.{log.name}": log
         for run in store.run_folders()

@@ -12,7 +12,7 @@ from pipeline.stages.context import StageContext
 
 
 def run(context: StageContext[JudgeParameters, NoRuntime]) -> JudgeResult:
-    """Judge every suite and every claim on speed, and the throughput where one was measured.
+    """Judge every suite and every claim on speed.
 
     Raises:
         EvaluationDataError: the evidence of the two sides does not fit together.

@@ -152,11 +152,10 @@ def cause(context: Context, chosen: Candidate) -> Cause:
     )
 
 
-def preference(candidate: Candidate, prefer: str) -> float:
-    """Larger is better: by measured throughput ratio, or by small weights."""
-    if prefer == "throughput":
-        return candidate.throughput_ratio
-    return -float(candidate.weights_bytes)
+def preference(candidate: Candidate, prefer: str) -> tuple[float, int]:
+    """Larger is better: by the ratio of throughput where there is one, then by small weights."""
+    ratio = candidate.throughput_ratio if prefer == "throughput" else None
+    return ratio or 0.0, -candidate.weights_bytes
 
 
 def weights_folder(context: Context, recipe: str) -> Path:

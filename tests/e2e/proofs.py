@@ -61,7 +61,6 @@ LOADING = (
     "pipeline/workers/speed.py",
     "pipeline/workers/load_generator.py",
     "pipeline/workers/engine_metrics.py",
-    "pipeline/workers/benchmark.py",
     "pipeline/workers/unix_socket.py",
     "pipeline/stages/speed.py",
     "pipeline/plan/of_speed.py",

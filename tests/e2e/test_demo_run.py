@@ -23,6 +23,7 @@ import pytest
 from store_processes import left_after, processes_of
 
 from artifacts.registry.mlflow_registry import MlflowRegistry
+from eval_gates.speed.load import read_loads
 from pipeline.core.cpu_features import cpu_features
 from pipeline.inspection.inspection import inspect
 from pipeline.inspection.kv_cache import element_bytes
@@ -143,7 +144,7 @@ def test_finished_stages_were_not_repeated(demo: Demo) -> None:
     assert status["evaluate rouge", "baseline"] == "ran"
 
 
-def test_both_variants_are_judged_on_every_suite_and_throughput(demo: Demo) -> None:
+def test_both_variants_are_judged_on_every_suite_and_their_speed(demo: Demo) -> None:
     variants = {variant["recipe"]: variant for variant in demo.report["variants"]}
     assert set(variants) == RECIPES
     for variant in variants.values():
@@ -155,9 +156,14 @@ def test_both_variants_are_judged_on_every_suite_and_throughput(demo: Demo) -> N
             assert 0 <= gate["p_value"] <= 1
             assert gate["verdict"] != "undecided", gate["reason"]
             assert all(each["p_value"] <= 0.025 for each in gate["uninformed"])
-        assert variant["throughput"]["ratio"] > 0
-        assert variant["throughput"]["failed_requests"] == 0
-        assert "not a GPU's" in variant["throughput"]["note"]
+        (speed,) = variant["speed"]
+        if any(gate["verdict"] == "fail" for gate in variant["gates"]):
+            assert speed["reason"] == "not measured"  # who has failed is not put under load
+        else:
+            assert speed["verdict"] == "pass", speed["reason"]
+            assert 0.02 < speed["lower"] < speed["estimate"]
+            assert not any(load["failed"] for load in speed["points"])
+            assert "not a GPU's" in speed["note"]
         assert variant["verdict"] in {"pass", "fail", "undecided"}, variant["reason"]
 
 
@@ -221,13 +227,13 @@ def test_one_variant_holds_the_alias(demo: Demo, cpu_profile: ServingProfile) ->
     assert sum(f.stat().st_size for f in weights.glob("*.safetensors")) < 270e6
 
 
-def test_every_request_of_the_load_test_is_kept_with_its_start(demo: Demo) -> None:
-    found = list((demo.store / "stages" / "benchmark").glob("*/requests.json"))
+def test_every_request_of_the_loads_is_kept_with_its_start(demo: Demo) -> None:
+    found = list((demo.store / "stages" / "speed").glob("*/loads.jsonl"))
     assert found
     for file in found:
-        requests = json.loads(file.read_text())
-        assert len(requests["start_times"]) == len(requests["ttfts"]) > 0
-        assert all(start > 0 for start in requests["start_times"])
+        loads = read_loads(file)
+        assert {load.side for load in loads} == {"baseline", "candidate"}
+        assert all(len(load.requests) >= 10 * (load.concurrency or 1) for load in loads)
 
 
 def test_every_answer_is_kept_with_its_prompt(demo: Demo) -> None:
@@ -424,7 +430,7 @@ def test_a_champion_is_rechecked_where_something_changed(demo: Demo, tmp_path: P
     verdict = outcome["now"]["verdict"]
     assert code == {"pass": 0, "fail": 4, "undecided": 5}[verdict]
     assert {gate["suite"] for gate in outcome["now"]["gates"]} == SUITES
-    # The same answers give the same gates; only the load tests were run again.
+    # The same answers give the same gates; only speed was measured again.
     assert [g["difference"] for g in outcome["now"]["gates"]] == [
         g["difference"] for g in outcome["then"]["gates"]
     ]
@@ -432,11 +438,10 @@ def test_a_champion_is_rechecked_where_something_changed(demo: Demo, tmp_path: P
     status = {(s["name"], s["variant"]): s["status"] for s in shown["stages"]}
     assert not [stage for stage, _ in status if stage == "quantize"]
     recipe = outcome["recipe"]
-    assert status["adopt", recipe] == status["benchmark", recipe] == "ran"
-    # The baseline's load test is repeated beside the variant's; its answers hold.
+    assert status["adopt", recipe] == status["speed ratio.short", recipe] == "ran"
+    # The baseline is served beside the variant; its answers hold.
     assert {n for (n, variant), s in status.items() if (variant, s) == ("baseline", "ran")} == {
-        "serve",
-        "benchmark",
+        "serve"
     }
     assert demo.prepare("verify", outcome["run"]).returncode == 0
     (kept,) = rechecks_of(find_version(registry, f"{name}@champion"))

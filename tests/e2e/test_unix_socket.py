@@ -6,19 +6,25 @@ import json
 import os
 import subprocess
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 from answering_socket import answering
 
+from eval_gates.speed.lives import Life
+from eval_gates.speed.load import LOADS, read_loads
+from eval_gates.speed.trust import drafted_in
 from pipeline.core.events import Silent
 from pipeline.core.process_environment import server_environment
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
 from pipeline.stages.context import BOOTSTRAP
 from recipes.engines.vllm import Vllm
+from recipes.workload import RandomWorkload
 
 ROOT = Path(__file__).parents[2]
+COUNTERS = dict(Vllm.counters)
 CLIENT = """
 import asyncio, json, sys
 from pipeline.workers.unix_socket import connect_through
@@ -80,7 +86,7 @@ def test_a_tcp_connector_goes_through_the_socket(name: str, socket: Path) -> Non
 def test_what_is_drafted_is_counted_through_the_socket(name: str, socket: Path) -> None:
     python = ensure(name, Accelerator.CPU, load_settings(), Silent()).python
     asked = subprocess.run(
-        [python, "-c", COUNTING, str(socket), json.dumps(dict(Vllm.counters))],
+        [python, "-c", COUNTING, str(socket), json.dumps(COUNTERS)],
         capture_output=True,
         text=True,
         cwd=ROOT,
@@ -90,22 +96,32 @@ def test_what_is_drafted_is_counted_through_the_socket(name: str, socket: Path) 
 
 
 @pytest.mark.timeout(900)  # it imports the engine
-def test_the_load_test_goes_through_the_socket(
-    socket: Path, demo_model: Path, tmp_path: Path
-) -> None:
+def test_a_load_goes_through_the_socket(socket: Path, demo_model: Path, tmp_path: Path) -> None:
     python = ensure("serve", Accelerator.CPU, load_settings(), Silent()).python
-    workload = {"input_tokens": 8, "output_tokens": 4, "requests": 6, "concurrency": 3}
+    workload = RandomWorkload.model_validate(
+        {
+            **{"kind": "random", "input_tokens": 8, "output_tokens": 4},
+            **{"arrivals": {"rate": 4.0}, "seconds": 1, "warmup_seconds": 0},
+        }
+    )
+    rule = {"limits": {"ttft_ms_p95": 1e6}, "share": 0.5, "alpha": 0.05, "rounds": 1}
+    endpoint = {
+        "url": "http://localhost",
+        "socket": str(socket),
+        "model": "m",
+        "counters": COUNTERS,
+    }
     spec = {
-        "workload": {**workload, "warmup_requests": 1, "seed": 1},
-        **{"url": "http://localhost", "socket": str(socket), "model": "m"},
+        **{"claim": "slo", "name": "few", "workload": workload.model_dump(), "rule": rule},
+        **{"sides": ["candidate"], "life": asdict(Life(0, ("candidate",), 0, 1))},
+        "endpoints": {"candidate": endpoint},
         **{"tokenizer": str(demo_model), "trust_remote_code": False},
-        "counters": dict(Vllm.counters),
     }
     (tmp_path / "spec.json").write_text(json.dumps(spec))
     output = tmp_path / "output"
     output.mkdir()
     result = tmp_path / "result.json"
-    worker = [python, BOOTSTRAP, "pipeline.workers.benchmark", tmp_path / "spec.json"]
+    worker = [python, BOOTSTRAP, "pipeline.workers.speed", tmp_path / "spec.json"]
     ran = subprocess.run(
         [*map(str, worker), str(result), str(output)],
         env=server_environment(os.environ, {}, python=python),
@@ -114,8 +130,8 @@ def test_the_load_test_goes_through_the_socket(
     )
     answer = json.loads(result.read_text())
     assert answer["ok"], (answer, ran.stdout[-2000:])
-    assert answer["result"]["failed_requests"] == 0
-    assert answer["result"]["requests"] == 6
-    drafted = answer["result"]["drafted"]
-    assert drafted["drafts"] == drafted["accepted_tokens"] >= 6
-    assert drafted["draft_tokens"] == 4 * drafted["drafts"]
+    (load,) = read_loads(output / LOADS)
+    assert load.requests.error == [None] * 4
+    drafted = drafted_in(load)
+    assert drafted is not None
+    assert drafted.drafts == drafted.accepted_tokens >= 4

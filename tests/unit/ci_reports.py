@@ -7,7 +7,7 @@ from sample_reports import (
     failed_variant_report,
     gate_report,
     run_report,
-    throughput_report,
+    speed_claim,
     variant_report,
 )
 
@@ -64,13 +64,13 @@ def not_needed() -> VariantReport:
 
 
 def slow() -> VariantReport:
-    slow = throughput_report(verdict="fail", ratio=0.8, reason="0.8 of the baseline's")
+    slow = speed_claim(verdict="fail", estimate=0.8, reason="0.8 of the baseline's")
     return variant_report(
         verdict="fail",
-        reason="throughput failed",
+        reason="speed ratio.chat failed",
         promoted=False,
         registry_version=None,
-        throughput=slow,
+        speed=[slow],
     )
 
 
@@ -108,9 +108,7 @@ RUNS = {
     "gate": run_report(
         command=COMMAND | {"gate": True, "promote": None},
         variants=[
-            variant_report(
-                recipe="candidate", promoted=False, registry_version=None, throughput=None
-            )
+            variant_report(recipe="candidate", promoted=False, registry_version=None, speed=[])
         ],
         registered_name=None,
     ),

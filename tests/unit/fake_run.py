@@ -54,7 +54,7 @@ from pipeline.run.runner import Runner
 from pipeline.run.stage_runner import StageRunner
 from recipes.policy import Policy
 from recipes.quantization import Calibration, NoQuantization, PresetQuantization
-from recipes.schema import Recipe, ServingProfile, Workload
+from recipes.schema import Recipe, ServingProfile
 from recipes.speculation import Speculation
 
 ONE, TWO = "one", "two"
@@ -106,7 +106,7 @@ def recipe(name: str) -> Recipe:
 
 
 def policy(**changes: Any) -> Policy:
-    """One suite of own questions, and a load test."""
+    """One suite of own questions."""
     suite = {
         "kind": "humaneval",
         "margins": {"fp8": 0.1},
@@ -119,7 +119,6 @@ def policy(**changes: Any) -> Policy:
             "name": "p",
             "summary": "s",
             "suites": {"code": suite},
-            "throughput": {"minimum_ratio": {"cpu": 0.5, "cuda": 0.5}},
         }
     )
 
@@ -135,8 +134,7 @@ def profile(serving: Mapping[str, Any], accelerator: Any) -> ServingProfile:
         speed_lives="together" if accelerator == "cpu" else "alternate",
         kv_cache_dtype=cache,
         baseline_kv_cache_dtype=serving.get("baseline_kv_cache_dtype", cache),
-        workload=Workload(requests=8, input_tokens=128, output_tokens=32, concurrency=4),
-        throughput_note="measured on a CPU",
+        speed_note="measured on a CPU",
         speculative=Speculation.model_validate(serving["speculative"])
         if "speculative" in serving
         else None,

@@ -34,14 +34,6 @@ from pipeline.workers.speed import measure_life, requests_at
 Score = Callable[[str, str, int], float]
 """(variant, suite, number of the question in file order) to a score."""
 DRAFTED = {"drafts": 100, "draft_tokens": 400, "accepted_tokens": 130}
-LOAD = {
-    "output_tokens_per_s": 100.0,
-    "ttft_ms_p50": 1.0,
-    "tpot_ms_p50": 1.0,
-    "itl_ms_p50": 1.0,
-    "requests": 8,
-    "failed_requests": 0,
-}
 
 
 @dataclass
@@ -86,10 +78,6 @@ class PretendModels:
     def layers(self) -> Rows:
         """Rows of layers.jsonl."""
         return [{"layer": 0}]
-
-    def load_of(self, variant: str) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What a load test finds, and every request's timings."""
-        return LOAD, {"ttfts": [0.1]}
 
     # --- as endpoints ---------------------------------------------------------------------------
 
@@ -196,7 +184,8 @@ class PretendContext(StageContext[Any, Any]):
         stopping = read_stopping(worker_spec["stopping"])
         ended = ask_until_over(book, stopping, ask, worker_spec["minutes"], self.progress)
         self.models.asked.append((variant, suite, asked))
-        return {"ended_by": ended, "requests": {}}
+        drafted = {"drafted": DRAFTED} if worker_spec["counters"] else {}
+        return {"ended_by": ended, "requests": {}, **drafted}
 
     def put_under_load(self, worker_spec: dict[str, Any]) -> dict[str, Any]:
         """As the real worker does, with loads that take as long as the models say."""
@@ -269,15 +258,13 @@ def result_of(context: PretendContext, models: PretendModels) -> dict[str, Any] 
             "size_ratio": 0.5,
             "sqnr": {"median_db": 31.0, "floor_db": 25.0, "worst": []},
         }
-    if stage == "benchmark":
-        found, timings = models.load_of(variant)
-        (context.folder / "requests.json").write_text(json.dumps(timings))
-        drafted = (
-            {"drafted": DRAFTED} if "speculative" in context.spec.parameters["serving"] else {}
-        )
-        return {**found, **drafted, "engine_version": models.engine_version}
     if stage == "coherence":
-        return {"perplexity": 10.0, "incoherent": "it babbles" * (variant in models.incoherent)}
+        incoherent = "it babbles" * (variant in models.incoherent)
+        return {
+            "perplexity": 10.0,
+            "incoherent": incoherent,
+            "engine_version": models.engine_version,
+        }
     assert stage == "dry_run"
     return {"layers": [0, 1]}
 

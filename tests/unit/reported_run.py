@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from fake_run import FakeRun, equal
-from pretend_stages import LOAD, PretendModels
+from pretend_stages import PretendModels
 from sample_reports import COMMAND, DIGEST
 from three_suites import three_suites
 
 from eval_gates.answers import Rows
 from pipeline.checkpoint.source_facts import CheckpointReport
+from recipes.speed import Speed
 
 WEIGHTS = {"fp8-dynamic": 150_000_000, "awq-w4a16": 100_000_000}
 SUBJECTS = ("anatomy", "virology", "sociology", "jurisprudence")
@@ -91,16 +92,21 @@ class TalkingModels(PretendModels):
             for name in ("model.layers.{layer}.self_attn.q_proj", self.texts.module)
         ]
 
-    def load_of(self, variant: str) -> tuple[dict[str, Any], dict[str, Any]]:
-        """A variant is twice as fast."""
-        seconds = 0.02 if variant == "baseline" else 0.01
-        median = {"ttft_ms_p50": 100.0, "tpot_ms_p50": 1000 * seconds, "itl_ms_p50": 1000 * seconds}
-        return LOAD | {"output_tokens_per_s": 1 / seconds} | median, {
-            "ttfts": [0.1] * 8,
-            "itls": [[seconds] * 4] * 8,
-            "output_lens": [5] * 8,
-            "errors": [""] * 8,
-        }
+
+SPEED = Speed.model_validate(
+    {
+        "ratio": {"minimum": 0.5, "workloads": ["short"]},
+        "workloads": {
+            "short": {
+                "kind": "random",
+                "input_tokens": 8,
+                "output_tokens": 4,
+                "arrivals": {"concurrency": 4},
+                "seconds": 1,
+            }
+        },
+    }
+)
 
 
 def reported_run(
@@ -120,7 +126,9 @@ def reported_run(
         engine_version: as the engine tells it.
     """
     models = TalkingModels(equal, texts=texts or Texts(), lost=lost, engine_version=engine_version)
-    made = FakeRun(root, models, three_suites(), tuple(WEIGHTS))
+    models.seconds = dict.fromkeys(WEIGHTS, 0.5)  # twice as fast
+    policy = three_suites().model_copy(update={"speed": SPEED})
+    made = FakeRun(root, models, policy, tuple(WEIGHTS))
     promoted = {"promoted": True, "registry_version": "1"}
     variants = [
         variant.model_copy(

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from artifacts.run_record import RunReport, StageReport, VariantReport
-from eval_gates.records import GateReport, ThroughputReport
+from eval_gates.records import GateReport
+from eval_gates.speed.report import LoadPoint, SpeedReport
 
 DIGEST = "0123456789abcdef" * 4
 COMMAND = {
@@ -56,22 +57,38 @@ def gate_report(**changes: Any) -> GateReport:
     return GateReport.model_validate(fields | changes)
 
 
-def throughput_report(**changes: Any) -> ThroughputReport:
+def speed_claim(**changes: Any) -> SpeedReport:
     """Half as fast again as the baseline, passed."""
+    points = [load_point("baseline", 2050.2), load_point("candidate", 3075.4)]
     fields: dict[str, Any] = {
-        "output_tokens_per_s": 3075.4,
-        "baseline_output_tokens_per_s": 2050.2,
-        "ratio": 1.5,
-        "minimum_ratio": 1.0,
-        "ttft_ms_p50": 40.0,
-        "tpot_ms_p50": 9.0,
-        "itl_ms_p50": 9.0,
-        "requests": 256,
-        "failed_requests": 0,
+        "gate": "ratio.chat",
+        "kind": "ratio",
+        "workload": "chat",
+        "claim": "chat: at least 1 of the baseline's output tokens/s in the typical block",
+        "tier": "critical",
+        "unit": "blocks",
+        "n": 6,
+        "cap": 20,
+        "decided_at": 6,
+        "estimate": 1.5,
+        "lower": 1.4,
+        "upper": 1.6,
+        "threshold": 1.0,
+        "alpha": 0.05,
+        "p_value": 0.01,
+        "points": points,
         "verdict": "pass",
-        "reason": "1.500 of the baseline's output tokens/s, at least 1.0",
+        "reason": "1.500 of the baseline's output tokens/s; surely at least 1.400",
     }
-    return ThroughputReport.model_validate(fields | changes)
+    return SpeedReport.model_validate(fields | changes)
+
+
+def load_point(side: str, rate: float) -> LoadPoint:
+    """A load that nothing went wrong in."""
+    nothing = dict.fromkeys(("requests_per_s", "hit_rate", "kept"))
+    times = {"ttft_ms_p50": 40.0, "ttft_ms_p95": 50.0, "tpot_ms_p50": 9.0, "tpot_ms_p95": 10.0}
+    fields = {"block": 0, "place": 0, "life": 0, "failed": 0, "output_tokens_per_s": rate}
+    return LoadPoint.model_validate({"side": side, **fields, **times, **nothing})
 
 
 def variant_report(**changes: Any) -> VariantReport:
@@ -85,7 +102,7 @@ def variant_report(**changes: Any) -> VariantReport:
         "promoted": True,
         "registry_version": "1",
         "gates": [gate_report()],
-        "throughput": throughput_report(),
+        "speed": [speed_claim()],
     }
     return VariantReport.model_validate(fields | changes)
 
@@ -101,7 +118,7 @@ def failed_variant_report(**changes: Any) -> VariantReport:
         "promoted": False,
         "registry_version": None,
         "gates": [],
-        "throughput": None,
+        "speed": [],
     }
     return variant_report(**fields | changes)
 

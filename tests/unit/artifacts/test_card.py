@@ -186,7 +186,7 @@ class TestBody:
         recipe = {**quantization, "kv_cache_scales": scales}
         changed = replace(
             judged,
-            benchmark=asked_otherwise(judged.benchmark, hardware=gpu),
+            coherence=asked_otherwise(judged.coherence, hardware=gpu),
             quantize=asked_otherwise(judged.quantize, quantization=recipe),
         )
         card = text_of(run, verdict, changed)

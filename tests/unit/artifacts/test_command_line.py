@@ -19,7 +19,6 @@ from pipeline.serving.openai_endpoint import OpenAIEndpoint
 POLICY = """name: strict
 summary: s
 suites: {mmlu: {kind: mmlu, margins: {int4: 0.02, fp8: 0.01}}}
-throughput: {minimum_ratio: {cpu: 1.0}}
 """
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from artifacts.deployable import Deployable
 from artifacts.evidence.judged_variant import JudgedVariant
 from artifacts.registry.registry import TUPLE_TAG, Version
-from artifacts.stages.benchmark import BENCHMARK
+from artifacts.stages.coherence import COHERENCE
 from pipeline.core.digest import digest_json
 from pipeline.core.errors import EvidenceError, RegistryError
 from pipeline.core.hardware import hardware
@@ -59,14 +59,15 @@ def read(run: FakeRun, **changes: Any) -> Deployable:
     judged = JudgedVariant.load_by_key(run.store.find, run.folder("judge", "fp8-dynamic").name)
     result = {k: v for k, v in changes.items() if k == "engine_version"}
     parameters = {k: v for k, v in changes.items() if k != "engine_version"}
-    record = judged.benchmark.record.model_copy(
+    heard = judged.coherence.record
+    record = heard.model_copy(
         update={
-            "parameters": {**judged.benchmark.record.parameters, **parameters},
-            "result": {**judged.benchmark.record.result, **result},
+            "parameters": {**heard.parameters, **parameters},
+            "result": {**heard.result, **result},
         }
     )
     found = Deployable.of_evidence(
-        replace(judged, benchmark=BENCHMARK.kept(record)), run.store.find
+        replace(judged, coherence=COHERENCE.kept(record), served=record), run.store.find
     )
     found.check_servable("here")
     return found

@@ -73,7 +73,6 @@ class TestContents:
         assert names >= {
             "answers.jsonl.gz",
             "questions.jsonl.gz",
-            "requests.json.gz",
             "layers.jsonl.gz",
             VERDICT,
             RESOLVED,
@@ -212,12 +211,14 @@ class TestTampering:
         edit(deployed / BUNDLE / RESOLVED, lambda parts: parts["policy"]["value"].update(alpha=0.5))
         assert f"{RESOLVED}: policy is not what" in finish(deployed)
 
-    def test_a_load_test(self, deployed: Path, finish: Callable[[Path], str]) -> None:
+    def test_the_engines_version(self, deployed: Path, finish: Callable[[Path], str]) -> None:
         edit(
-            stage_folder(deployed, "benchmark") / RECORD,
-            lambda record: record["result"].update(output_tokens_per_s=900.0),
+            stage_folder(deployed, "coherence") / RECORD,
+            lambda record: record["result"].update(engine_version="0.99"),
         )
-        assert "its result is not the one that was judged" in finish(deployed)
+        text = finish(deployed)
+        assert "rests on another 'coherence'" in text
+        assert "engine_version is not what" in text
 
     def test_a_record_far_from_the_verdict(
         self, deployed: Path, finish: Callable[[Path], str]

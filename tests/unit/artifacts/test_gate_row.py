@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from sample_reports import gate_report, throughput_report
+from sample_reports import gate_report, speed_claim
 
-from artifacts.gate_row import gate_row, throughput_row
+from artifacts.gate_row import gate_row, speed_row
 
 
 def test_a_margin_in_points_is_beside_the_bound() -> None:
@@ -28,13 +28,14 @@ def test_the_bound_says_what_it_is_of_where_that_is_not_the_difference() -> None
     assert gate_row(of_share).compared == "candidate - 0.99 baseline"
 
 
-def test_a_load_test_has_a_ratio_and_a_floor() -> None:
-    row = throughput_row(throughput_report(ratio=1.5, minimum_ratio=0.85, note="of a CPU"))
-    assert (row.difference, row.describe_bound("> ")) == ("x 1.500", "at least 0.85")
-    assert (row.unit, row.bound, row.recovery) == ("", "", "150.0 %")
+def test_a_ratio_has_a_bound_and_a_floor() -> None:
+    row = speed_row(speed_claim(estimate=1.5, lower=1.25, threshold=0.85, note="of a CPU"))
+    assert (row.difference, row.describe_bound("> ")) == ("x 1.500", "> x 1.250, at least 0.85")
+    assert (row.unit, row.recovery) == ("", "150.0 %")
+    assert speed_row(speed_claim(lower=None)).describe_bound("> ") == "at least 1"
     assert row.reason.endswith("; of a CPU")
 
 
 def test_only_an_unusual_tier_is_named() -> None:
     assert gate_row(gate_report(tier="critical")).unusual_tier == ""
-    assert throughput_row(throughput_report(tier="advisory")).unusual_tier == ", advisory"
+    assert speed_row(speed_claim(tier="advisory")).unusual_tier == ", advisory"

@@ -9,15 +9,17 @@ from __future__ import annotations
 import json
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pretend_stages import edit
 from spoilt_bundle import rewrite_manifest
 
 from artifacts.evidence.bundle import BUNDLE, VERDICT
-from artifacts.evidence.bundle_check import check_bundle
+from artifacts.evidence.bundle_check import check_bundle, read_verdict
 from artifacts.registry.registry import Version
 from pipeline.core.errors import EvidenceError
+from pipeline.plan.of_speed import find_claims
 from pipeline.release.past_verdict import read_past, refuse_changed_tags
 
 
@@ -53,3 +55,36 @@ def test_a_revision_that_there_never_was_is_refused(older: Path) -> None:
     rewrite_manifest(older)
     with pytest.raises(EvidenceError, match="'verify' is of a revision"):
         check_bundle(older / BUNDLE)
+
+
+def test_its_load_test_stands_among_the_claims_on_speed(older: Path) -> None:
+    awq, fp8 = sorted(read_verdict(older / BUNDLE).variants, key=lambda each: each.recipe)
+    (claim,) = fp8.speed
+    assert (claim.name, claim.kind, claim.verdict) == ("throughput", "load_test", "pass")
+    assert (claim.estimate, claim.lower, claim.threshold) == (0.5505327144583956, None, 0.02)
+    assert claim.typical("baseline") == 102.38391065510362
+    assert fp8.reason == "all 4 gates passed"
+    assert awq.speed[0].typical("candidate", "ttft_ms_p50") == 1313.0330714998308
+
+
+def test_its_load_test_is_computed_again(older: Path) -> None:
+    def faster(record: dict[str, Any]) -> None:
+        record["result"]["output_tokens_per_s"] = 900.0
+
+    for file in (older / BUNDLE / "stages" / "benchmark").glob("*/stage.json"):
+        if json.loads(file.read_text())["variant"] == "fp8-dynamic":
+            edit(file, faster)
+    rewrite_manifest(older)
+    (check,) = (c for c in check_bundle(older / BUNDLE).variants if c.recipe == "fp8-dynamic")
+    found = "; ".join(check.differences)
+    assert "its result is not the one that was judged" in found
+    assert "speed[0].estimate: kept 0.5505327144583956, computed 8.79" in found
+
+
+def test_its_smallest_ratio_is_asked_for_again_as_a_claim(older: Path) -> None:
+    tags = json.loads((older / "tags.json").read_text())
+    past = read_past(Version("smollm2-135m", "1", ("champion",), str(older), tags), older)
+    (claim,) = find_claims(past.policy, past.profile)
+    assert (claim.gate, claim.rule["minimum"]) == ("ratio.then", 0.02)
+    assert claim.workload.longest == 160
+    assert claim.workload.arrivals.concurrency == 8

@@ -68,7 +68,9 @@ def test_a_variant_that_errored_counts_as_one() -> None:
 
 
 def test_what_failed_stays_as_it_is() -> None:
-    failed = variant_report(recipe="slow", verdict="fail", p_value=0.04, reason="throughput failed")
+    failed = variant_report(
+        recipe="slow", verdict="fail", p_value=0.04, reason="speed ratio.chat failed"
+    )
     assert changed([failed, *variants(0.04)]) == ["recipe-0"]
     assert changed([failed, *variants(0.02)]) == []
 

@@ -34,7 +34,6 @@ def policy(**changes: Any) -> Policy:
             "name": "p",
             "summary": "s",
             "suites": {"mine": mine, "beside": beside},
-            "throughput": {"minimum_ratio": {}},
         }
     )
 

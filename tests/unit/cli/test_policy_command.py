@@ -56,7 +56,6 @@ def mine(tmp_path: Path, **suite: Any) -> str:
             "mmlu": {"kind": "mmlu", "margins": {"fp8": 0.02, "int4": 0.03}, **suite},
             "humaneval": {"kind": "humaneval", "margins": {"fp8": 0.2, "int4": 0.2}},
         },
-        "throughput": {"minimum_ratio": {"cpu": 0.1}},
     }
     path.write_text(yaml.safe_dump(content, sort_keys=False))
     return str(path)

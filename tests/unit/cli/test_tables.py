@@ -11,8 +11,8 @@ from sample_reports import (
     failed_variant_report,
     gate_report,
     run_report,
+    speed_claim,
     stage_report,
-    throughput_report,
     variant_report,
 )
 
@@ -46,7 +46,7 @@ def test_a_promoted_variant(capsys: Capture) -> None:
         "fp8-dynamic 163.4 MB mmlu acc (decided at 1796 of n=2048) 65.1 % 65.0 % "
         "-0.1 (> -0.4, margin -1) pass"
     )
-    assert lines[4] == "throughput, output tokens/s 2,050 3,075 x 1.50 (at least 1) pass"
+    assert lines[4] == "speed ratio.chat (6 blocks) 2,050 3,075 x 1.50 (> x 1.40, at least 1) pass"
     assert "fp8-dynamic: promoted: all 2 gates passed" in lines
     assert lines[-1] == "2 stages, 1 reused, 372 s. Next: prepare registry show smollm2-135m"
     assert not any("below the margin" in line for line in lines)  # passing needs no words
@@ -88,15 +88,15 @@ def test_a_variant_that_passed_and_was_not_preferred(capsys: Capture) -> None:
     assert "awq-w4a16: pass: registered, not preferred" in lines
 
 
-def test_a_throughput_note_is_said_once(capsys: Capture) -> None:
-    slow = throughput_report(note="measured on a CPU", verdict="fail", ratio=0.004)
+def test_a_speed_note_is_said_once(capsys: Capture) -> None:
+    slow = speed_claim(note="measured on a CPU", verdict="fail", estimate=0.004)
     variants = [
-        variant_report(throughput=slow),
-        variant_report(recipe="awq-w4a16", throughput=slow),
+        variant_report(speed=[slow]),
+        variant_report(recipe="awq-w4a16", speed=[slow]),
     ]
     lines = shown(capsys, run_report(variants=variants))
-    assert lines.count("throughput: measured on a CPU") == 1
-    assert sum("x 0.00 (at least 1) fail" in line for line in lines) == 2
+    assert lines.count("speed: measured on a CPU") == 1
+    assert sum("x 0.00 (> x 1.40, at least 1) fail" in line for line in lines) == 2
 
 
 def test_what_the_cpu_had_the_profile_change_is_said(capsys: Capture) -> None:
@@ -150,7 +150,7 @@ def test_brackets_are_no_markup(capsys: Capture) -> None:
         verdict="fail",
         promoted=False,
         reason="[link]it failed",
-        throughput=throughput_report(note="[dim]note[/]"),
+        speed=[speed_claim(note="[dim]note[/]")],
     )
     report = run_report(command=COMMAND | {"checkpoint": odd}, variants=[variant], run="[1]")
     text = "\n".join(shown(capsys, report))

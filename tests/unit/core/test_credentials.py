@@ -151,7 +151,7 @@ def test_an_error_has_none_whatever_a_library_said(monkeypatch: pytest.MonkeyPat
 def test_a_stage_that_connects_is_handed_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = take_out(f"http://me:{SECRET}@host")
     here = {"PATH": "/bin", "PREPARE_REGISTRY": f"http://me:{SECRET}@host", **hand_on()}
-    for stage in ("quantize", "judge", "check_weights", "benchmark", "questions"):
+    for stage in ("quantize", "judge", "check_weights", "questions"):
         assert SECRET not in json.dumps(stage_environment(here, stage))
     assert SECRET not in json.dumps(server_environment(here, {}))
     assert SECRET in json.dumps(server_environment(here, {}, needs=[Need.ENDPOINT]))

@@ -90,7 +90,7 @@ def test_only_the_stage_that_promotes_gets_the_registrys_credentials() -> None:
         "questions",
         "evaluate",
         "judge",
-        "benchmark",
+        "speed",
         "evidence",
     ):
         environment = stage_environment(SHELL, stage)
@@ -134,7 +134,7 @@ def test_a_workers_process_has_no_credentials(
     python.chmod(0o755)
     store = Store(tmp_path / "store")
     spec = StageSpec(
-        stage="benchmark",
+        stage="speed",
         variant="v",
         key="k",
         parameters={},
@@ -144,7 +144,7 @@ def test_a_workers_process_has_no_credentials(
     )
     context = StageContext(spec, tmp_path, store, Silent())
     with pytest.raises(Exception, match="no result"):
-        context.run_worker("benchmark", {})
+        context.run_worker("speed", {})
     (found,) = tmp_path.glob("*.environment")
     names = {line.partition("=")[0] for line in found.read_text().splitlines()}
     assert "PATH" in names

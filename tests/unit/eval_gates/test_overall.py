@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sample_reports import gate_report, throughput_report
+from sample_reports import gate_report, speed_claim
 
 from eval_gates.judge import overall
-from eval_gates.records import GateReport, ThroughputReport, Tier, Verdict
+from eval_gates.records import GateReport, Tier, Verdict
+from eval_gates.speed.report import SpeedReport
 
 
 def gate(
@@ -17,8 +18,8 @@ def gate(
     return gate_report(suite=suite, verdict=verdict, tier=tier, p_value=p_value)
 
 
-def throughput(verdict: Verdict, tier: Tier = "critical") -> ThroughputReport:
-    return throughput_report(verdict=verdict, tier=tier)
+def fast(verdict: Verdict, tier: Tier = "critical", p_value: float = 0.01) -> list[SpeedReport]:
+    return [speed_claim(verdict=verdict, tier=tier, p_value=p_value)]
 
 
 class TestOverall:
@@ -29,16 +30,16 @@ class TestOverall:
             ("pass", "undecided", "pass", "undecided", "rouge could not be decided"),
             ("fail", "undecided", "pass", "fail", "mmlu failed"),
             ("undecided", "fail", "pass", "fail", "rouge failed"),
-            ("undecided", "undecided", "fail", "fail", "throughput failed"),
-            ("fail", "fail", "fail", "fail", "mmlu, rouge, throughput failed"),
-            ("pass", "pass", "fail", "fail", "throughput failed"),
+            ("undecided", "undecided", "fail", "fail", "speed ratio.chat failed"),
+            ("fail", "fail", "fail", "fail", "mmlu, rouge, speed ratio.chat failed"),
+            ("pass", "pass", "fail", "fail", "speed ratio.chat failed"),
         ],
     )
     def test_fail_beats_undecided_beats_pass(
         self, mmlu: Verdict, rouge: Verdict, speed: Verdict, verdict: Verdict, words: str
     ) -> None:
         gates = [gate("mmlu", mmlu), gate("rouge", rouge)]
-        assert overall(gates, throughput(speed)) == (verdict, words, 0.01)
+        assert overall(gates, fast(speed)) == (verdict, words, 0.01)
 
     @pytest.mark.parametrize(
         ("tier", "rouge", "verdict", "words"),
@@ -66,11 +67,11 @@ class TestOverall:
     )
     def test_tiers(self, tier: Tier, rouge: Verdict, verdict: Verdict, words: str) -> None:
         gates = [gate("mmlu", "pass"), gate("rouge", rouge, tier)]
-        assert overall(gates, None)[:2] == (verdict, words)
+        assert overall(gates)[:2] == (verdict, words)
 
     @pytest.mark.parametrize(("tier", "verdict"), [("critical", "fail"), ("advisory", "pass")])
-    def test_the_throughputs_tier(self, tier: Tier, verdict: Verdict) -> None:
-        assert overall([gate("mmlu", "pass")], throughput("fail", tier))[0] == verdict
+    def test_the_claims_tier(self, tier: Tier, verdict: Verdict) -> None:
+        assert overall([gate("mmlu", "pass")], fast("fail", tier))[0] == verdict
 
     def test_the_p_value_is_the_largest_of_the_critical_gates(self) -> None:
         gates = [
@@ -79,13 +80,13 @@ class TestOverall:
             gate("humaneval", "undecided", "supporting", 0.6),
             gate("bleu", "fail", "advisory", 1.0),
         ]
-        assert overall(gates, throughput("pass"))[2] == 0.03
+        assert overall(gates, fast("pass"))[2] == 0.03
 
     def test_nothing_critical_shows_nothing(self) -> None:
-        assert overall([gate("mmlu", "pass", "supporting", 0.001)], None)[2] == 1.0
+        assert overall([gate("mmlu", "pass", "supporting", 0.001)])[2] == 1.0
 
-    @pytest.mark.parametrize("speed", [None, throughput("pass")])
-    def test_no_gate_is_no_pass(self, speed: ThroughputReport | None) -> None:
+    @pytest.mark.parametrize("speed", [[], fast("pass")])
+    def test_no_gate_is_no_pass(self, speed: list[SpeedReport]) -> None:
         with pytest.raises(ValueError, match="nothing was shown"):
             overall([], speed)
 
@@ -101,7 +102,7 @@ class TestOverall:
     )
     def test_laws(self, facts: list[tuple[Verdict, Tier]]) -> None:
         gates = [gate(f"suite-{n}", *fact) for n, fact in enumerate(facts)]
-        verdict, reason, _ = overall(gates, None)
+        verdict, reason, _ = overall(gates)
         blocks = ("fail", "critical") in facts or ("fail", "supporting") in facts
         opens = ("undecided", "critical") in facts
         assert verdict == ("fail" if blocks else "undecided" if opens else "pass")

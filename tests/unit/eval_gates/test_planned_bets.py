@@ -23,7 +23,6 @@ def policy(**changes: Any) -> Policy:
             "name": "p",
             "summary": "s",
             "suites": {"mine": suite},
-            "throughput": {"minimum_ratio": {}},
         }
     )
 

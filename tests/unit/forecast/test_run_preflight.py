@@ -146,7 +146,7 @@ def test_a_policy_that_insists_on_chat_is_refused_before_anything_is_made(
     machine_of(monkeypatch)
     policy = tmp_path / "chat.yaml"
     policy.write_text(
-        "{name: chat, summary: s, throughput: {minimum_ratio: {cpu: 0.02}},"
+        "{name: chat, summary: s,"
         " suites: {code: {kind: humaneval, form: chat, about: benchmark, margins: {fp8: 0.1}}}}"
     )
     asked = replace(

@@ -239,12 +239,14 @@ class TestUsage:
         assert error.where == "policy key suites.mmlu.margins"
         assert choose(request_for(policy=policy, recipes=("fp8-dynamic",)), settings)
 
-    def test_no_throughput_floor_for_the_accelerator(
+    def test_a_key_of_before_is_told_what_has_taken_its_place(
         self, settings: Settings, tmp_path: Path
     ) -> None:
-        policy = write_policy(tmp_path, {"margins": {"fp8": 0.01, "int4": 0.02}}, floor="cuda")
-        error = refused(request_for(policy=policy), settings)
-        assert "no throughput floor for cpu" in error.what
+        path = Path(write_policy(tmp_path, {"margins": {"fp8": 0.01, "int4": 0.02}}))
+        path.write_text(path.read_text() + "throughput: {minimum_ratio: {cpu: 0.5}}\n")
+        error = refused(request_for(policy=str(path)), settings)
+        assert error.where == f"{path}, key throughput"
+        assert "speed: {ratio: {minimum: " in error.cure
 
     def test_two_ladders(self, settings: Settings, tmp_path: Path) -> None:
         names = ("one.yaml", "two.yaml")
@@ -283,13 +285,13 @@ class TestUsage:
         assert choose(request_for(name=name), settings).name == name  # MLflow takes it
 
 
-def write_policy(folder: Path, mmlu: dict[str, Any], floor: str = "cpu") -> str:
+def write_policy(folder: Path, mmlu: dict[str, Any], speed: dict[str, Any] | None = None) -> str:
     path = folder / "policy.yaml"
     policy = {
         "name": "mine",
         "summary": "one suite",
         "suites": {"mmlu": {"kind": "mmlu", **mmlu}},
-        "throughput": {"minimum_ratio": {floor: 1.0}},
+        **({"speed": speed} if speed else {}),
     }
     path.write_text(yaml.safe_dump(policy))
     return str(path)
@@ -384,7 +386,7 @@ class TestPlan:
         assert [variant.recipe.name for variant in plan.variants] == ["fp8-dynamic"]
         checked = plan.baseline.stages["coherence"].parameters["checkpoint"]
         assert checked == checkpoint.digest
-        parameters = plan.baseline.stages["benchmark"].parameters
+        parameters = plan.baseline.stages["coherence"].parameters
         assert parameters["hardware"]["accelerator"] == "cpu"
         assert parameters["hardware"]["cores"] >= 1
         assert listener.notes == []

@@ -20,7 +20,6 @@ def policy(**speed: Any) -> Policy:
             "name": "p",
             "summary": "s",
             "suites": {"mmlu": {"kind": "mmlu", "margins": {"fp8": 0.01}}},
-            "throughput": {"minimum_ratio": {"cpu": 0.02}},
             "speed": speed or None,
         }
     )

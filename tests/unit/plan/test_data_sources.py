@@ -283,7 +283,6 @@ class TestHowMany:
                     "code": {"kind": "humaneval", "margins": {"fp8": 0.1}},
                     "task": {"kind": "lm_eval", "task": "arc_easy", "margins": {"fp8": 0.1}},
                 },
-                "throughput": {"minimum_ratio": {}},
             }
         )
         counts = Resolving(tmp_path, data).resolver.counts(policy)

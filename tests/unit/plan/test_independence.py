@@ -25,7 +25,6 @@ def policy(**suite: Any) -> Policy:
             "name": "p",
             "summary": "s",
             "suites": {"mine": drop, "code": other},
-            "throughput": {"minimum_ratio": {"cpu": 0.5}},
         }
     )
 

@@ -16,7 +16,7 @@ from eval_gates.speed.rule import rule_of
 from pipeline.core.errors import UsageError
 from pipeline.core.stage_record import StageSpec
 from pipeline.plan.of_speed import Side, find_claims, speed_stages
-from recipes.catalog import load_policy, load_profile
+from recipes.catalog import load_policy, load_profile, policy_names, profile_names
 from recipes.policy import Policy
 from recipes.schema import ServingProfile
 from recipes.speed import Speed
@@ -56,6 +56,24 @@ def test_each_ratio_and_each_objective_is_a_claim_with_its_rule() -> None:
     assert find_claims(load_policy("demo"), None) == []
 
 
+@pytest.mark.parametrize("name", policy_names())
+def test_what_carried_policies_claim_can_be_asked_with_every_carried_profile(name: str) -> None:
+    for served in map(load_profile, profile_names()):
+        gates = [claim.gate for claim in find_claims(load_policy(name), served, max_length=2048)]
+        assert any(gate.startswith("ratio.") for gate in gates)
+        assert ("slo.0" in gates) == (name == "strict")
+
+
+def test_a_ratio_claims_nothing_on_a_machine_that_its_minimum_does_not_name() -> None:
+    by_machine = policy(ratio={"minimum": {"cpu": 0.5, "cuda": 1.0}, "workloads": ["chat"]})
+    assert find_claims(by_machine, None) == []  # of endpoints nobody knows the machine
+    assert by_machine.claims_on("cpu") == by_machine.claims_on("cuda") != ()
+    only = policy(ratio={"minimum": {"cuda": 1.0}, "workloads": ["chat"]}, slo=[SLO])
+    assert [claim.gate for claim in find_claims(only, profile(chat=SMALL))] == ["slo.0"]
+    assert [claim.name for claim in only.claims_on(None)] == ["slo.0"]
+    assert only.claims_on("cuda")[0].name == "ratio.chat"
+
+
 def test_one_start_a_side_takes_a_part_of_the_error_rate_and_endpoints_are_judged_as_they_run() -> (
     None
 ):
@@ -75,7 +93,6 @@ def test_one_start_a_side_takes_a_part_of_the_error_rate_and_endpoints_are_judge
             {"ratio": {"minimum": 1.0, "workloads": ["steady"]}},
             "key workloads.steady, key arrivals",
         ),
-        ({"ratio": {"minimum": {"cuda": 1.0}, "workloads": ["chat"]}}, "speed.ratio.minimum"),
         ({"slo": [{**SLO, "rate": None}]}, "policy key speed.slo.0"),
     ],
 )

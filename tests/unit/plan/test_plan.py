@@ -21,15 +21,17 @@ from pipeline.core.stage_record import StageRecord, StageSpec
 from pipeline.plan import of_checkpoint as planner
 from pipeline.plan.data_sources import SourceResolver
 from pipeline.plan.of_checkpoint import Planner
-from pipeline.plan.plan import Plan, repeat_role
-from recipes.catalog import load_profile, load_recipe
+from pipeline.plan.plan import Plan, VariantPlan, repeat_role
+from recipes.catalog import load_policy, load_profile, load_recipe
 from recipes.policy import RESERVED_SUITE_NAMES, Policy
 from recipes.quantization import AwqQuantization
 from recipes.schema import Recipe, ServingProfile
 
 BASELINE, FP8, AWQ = "baseline", "fp8-dynamic", "awq-w4a16"
 SUITES = ("mmlu", "humaneval", "rouge")
-SERVED = ("coherence", *SUITES, "benchmark")
+SERVED = ("coherence", *SUITES)
+SPEED = "speed.ratio.short"
+OF_VARIANT = (*SERVED, SPEED)
 AGAIN = repeat_role("mmlu")
 MADE = ("quantize", "check_weights")
 TEXTS = '{"text": "The old library stood at the corner."}\n'
@@ -99,10 +101,7 @@ class Wanted:
                 for variant in variants
                 for role, spec in variant.stages.items()
             }
-            | {
-                (v.recipe.name, "judge"): plan.judge_stage(v, v.find_reached(nothing_found)).key
-                for v in plan.variants
-            }
+            | {(v.recipe.name, "judge"): judge_of(plan, v).key for v in plan.variants}
         )
 
 
@@ -112,6 +111,11 @@ def wanted(tmp_path: Path) -> Wanted:
     calibration = tmp_path / "texts.jsonl"
     calibration.write_text(TEXTS)
     return Wanted(checkpoint, calibration, tmp_path / "store")
+
+
+def judge_of(plan: Plan, variant: VariantPlan) -> StageSpec:
+    """The verdict after the first rounds, of a run that has not begun."""
+    return plan.judge_stage(variant, variant.find_reached(nothing_found), nothing_found)
 
 
 def nothing_found(spec: StageSpec) -> None:
@@ -148,7 +152,7 @@ def with_profile(wanted: Wanted, **changes: Any) -> Wanted:
     return replace(wanted, profile=wanted.profile.model_copy(update=changes))
 
 
-ALL_SERVED = of((BASELINE, FP8, AWQ), SERVED) | {(BASELINE, AGAIN)}
+ALL_SERVED = of((BASELINE, FP8, AWQ), SERVED) | {(BASELINE, AGAIN), (FP8, SPEED), (AWQ, SPEED)}
 JUDGES = of((FP8, AWQ), ("judge",))
 
 
@@ -163,7 +167,7 @@ class TestStages:
     def test_no_suite_can_take_another_stages_name(self, wanted: Wanted) -> None:
         plan = replace(wanted, dry_run=True).plan()
         stages = {name for variant in plan.variants for name in variant.stages}
-        assert stages - set(SUITES) <= set(RESERVED_SUITE_NAMES)
+        assert stages - {*SUITES, SPEED} <= set(RESERVED_SUITE_NAMES)
 
     def test_no_two_stages_share_a_key(self, wanted: Wanted) -> None:
         keys = wanted.keys()
@@ -196,7 +200,12 @@ class TestSame:
         alone = replace(wanted, names=(AWQ,)).keys()
         both = wanted.keys()
         different = {label for label in alone if alone[label] != both[label]}
-        assert different <= {*of((BASELINE, AWQ), SUITES), (BASELINE, AGAIN), (AWQ, "judge")}
+        assert different <= {
+            *of((BASELINE, AWQ), SUITES),
+            (BASELINE, AGAIN),
+            (AWQ, SPEED),
+            (AWQ, "judge"),
+        }
         assert of((AWQ,), SUITES) <= different
 
     def test_places_do_not_count(self, wanted: Wanted, tmp_path: Path) -> None:
@@ -237,23 +246,23 @@ class TestSame:
 class TestRecipe:
     def test_fp8(self, wanted: Wanted) -> None:
         other = replace(wanted, fp8={"ignore": ["lm_head", "model.layers.0.mlp.down_proj"]})
-        assert changed(wanted, other) == of((FP8,), (*MADE, *SERVED, "judge"))
+        assert changed(wanted, other) == of((FP8,), (*MADE, *OF_VARIANT, "judge"))
 
     @pytest.mark.parametrize("change", [{"grid_points": 5}, {"symmetric": True}, {"bits": 8}])
     def test_awq(self, wanted: Wanted, change: dict[str, Any]) -> None:
         other = replace(wanted, awq=change)
-        assert changed(wanted, other) == of((AWQ,), (*MADE, *SERVED, "judge"))
+        assert changed(wanted, other) == of((AWQ,), (*MADE, *OF_VARIANT, "judge"))
 
     def test_content_of_the_calibration_file(self, wanted: Wanted) -> None:
         before = wanted.keys()
         wanted.calibration.write_text(TEXTS * 2)
         after = wanted.keys()
         different = {label for label in before if before[label] != after[label]}
-        assert different == of((AWQ,), (*MADE, *SERVED, "judge"))
+        assert different == of((AWQ,), (*MADE, *OF_VARIANT, "judge"))
 
     def test_the_profiles_limit_on_calibration(self, wanted: Wanted) -> None:
         other = with_profile(wanted, calibration_limit=None)
-        assert changed(wanted, other) == of((AWQ,), (*MADE, *SERVED, "judge"))
+        assert changed(wanted, other) == of((AWQ,), (*MADE, *OF_VARIANT, "judge"))
 
 
 class TestDryRun:
@@ -282,7 +291,7 @@ class TestPolicy:
 
     def test_alpha(self, wanted: Wanted) -> None:
         other = replace(wanted, policy=wanted.policy.model_copy(update={"alpha": 0.0499}))
-        assert changed(wanted, other) == of((FP8, AWQ), SUITES) | JUDGES
+        assert changed(wanted, other) == of((FP8, AWQ), (*SUITES, SPEED)) | JUDGES
 
     def test_cap(self, wanted: Wanted) -> None:
         """More questions go on from the same answers: neither questions nor repeats change."""
@@ -328,7 +337,7 @@ class TestRounds:
     def test_asking_and_judging_have_the_same_bets(self, wanted: Wanted) -> None:
         plan = wanted.plan()
         for variant in plan.variants:
-            judge = plan.judge_stage(variant, {name: r[0] for name, r in variant.rounds.items()})
+            judge = judge_of(plan, variant)
             rules = {name: r[0].parameters["rule"] for name, r in variant.rounds.items()}
             bets = {name: rule["planned_bet"] for name, rule in rules.items() if rule}
             assert judge.parameters["planned_bets"] == bets != {}
@@ -360,7 +369,7 @@ class TestRounds:
         labels = [(spec.variant, spec.key) for spec in plan.stages(find)]
         baseline = plan.baseline.rounds["mmlu"]
         assert labels.index((BASELINE, baseline[2].key)) < labels.index((FP8, third.key))
-        judged = plan.judge_stage(plan.variants[0], plan.variants[0].find_reached(find))
+        judged = plan.judge_stage(plan.variants[0], plan.variants[0].find_reached(find), find)
         assert judged.inputs["candidate.mmlu"].key == third.key
         assert judged.inputs["baseline.mmlu"].key == baseline[2].key
 
@@ -371,7 +380,7 @@ class TestRounds:
 class TestMachine:
     def test_kv_dtype_of_variants(self, wanted: Wanted) -> None:
         other = with_profile(wanted, kv_cache_dtype="fp8_e5m2")
-        assert changed(wanted, other) == of((FP8, AWQ), (*SERVED, "judge"))
+        assert changed(wanted, other) == of((FP8, AWQ), (*OF_VARIANT, "judge"))
 
     def test_kv_dtype_of_the_baseline(self, wanted: Wanted) -> None:
         """Coherence of a variant is relative to the baseline's, so all that is served follows."""
@@ -392,13 +401,13 @@ class TestMachine:
         assert awq.arguments is not None
         assert awq.arguments.engine_arguments["kv-cache-dtype"] == "auto"
         assert awq.arguments.engine_arguments["dtype"] == "float32"
-        judge = other.plan().judge_stage(awq, {})
+        judge = other.plan().judge_stage(awq, {}, nothing_found)
         assert set(judge.parameters["fallbacks"]) == {"float32", "kv-cache-not-fp8"}
 
     def test_a_cpu_that_lacks_nothing_has_no_fallback(self, wanted: Wanted) -> None:
         fitted = wanted.profile.fit_to(("avx2", "avx512f", "avx512_bf16"))
         assert changed(wanted, replace(wanted, profile=fitted)) == set()
-        judge = wanted.plan().judge_stage(wanted.plan().variants[0], {})
+        judge = wanted.plan().judge_stage(wanted.plan().variants[0], {}, nothing_found)
         assert judge.parameters["fallbacks"] == {}
 
     def test_features_to_do_with_are_in_every_key(
@@ -419,9 +428,12 @@ class TestMachine:
         assert changed(wanted, other) == ALL_SERVED | JUDGES
 
     def test_workload(self, wanted: Wanted) -> None:
-        workload = wanted.profile.workload.model_copy(update={"requests": 3})
-        other = with_profile(wanted, workload=workload)
-        assert changed(wanted, other) == of((BASELINE, FP8, AWQ), ("benchmark",)) | JUDGES
+        speed = load_policy("demo").speed
+        assert speed is not None
+        longer = speed.workloads["short"].model_copy(update={"seconds": 3.0})
+        speed = speed.model_copy(update={"workloads": {"short": longer}})
+        other = replace(wanted, policy=wanted.policy.model_copy(update={"speed": speed}))
+        assert changed(wanted, other) == of((FP8, AWQ), (SPEED,)) | JUDGES
 
     @pytest.mark.parametrize(
         ("name", "roles"),
@@ -432,8 +444,10 @@ class TestMachine:
         expected = of((BASELINE, FP8, AWQ), roles) | JUDGES
         if "mmlu" in roles:
             expected |= {(BASELINE, AGAIN)}
+        if name == "serve":
+            expected |= of((FP8, AWQ), (SPEED,))
         if name == "quantize":
-            expected |= of((FP8, AWQ), (*MADE, *SERVED))
+            expected |= of((FP8, AWQ), (*MADE, *OF_VARIANT))
         if name == "evaluate":
             # Their questions come out of the environment's own packages.
             expected |= {("shared", "questions.mmlu"), ("shared", "questions.humaneval")}

@@ -37,7 +37,6 @@ def policy(kind: str = "mmlu", **changes: Any) -> Policy:
             "name": "p",
             "summary": "s",
             "suites": {"mine": suite, "easy": easy},
-            "throughput": {"minimum_ratio": {}},
         }
     )
 

@@ -20,9 +20,7 @@ def policy(**forms: str) -> Policy:
         for name, form in forms.items()
     }
     suites["facts"] = {"kind": "mmlu", "margins": MARGINS}
-    return Policy.model_validate(
-        {"name": "p", "summary": "s", "suites": suites, "throughput": {"minimum_ratio": {}}}
-    )
+    return Policy.model_validate({"name": "p", "summary": "s", "suites": suites})
 
 
 @pytest.mark.parametrize(("has_template", "auto"), [(True, "chat"), (False, "base")])

@@ -10,9 +10,10 @@ from pydantic import TypeAdapter, ValidationError
 
 from recipes.gpu import Gpu
 from recipes.ladder import Ladder
-from recipes.policy import Margin, Policy, Promotion, ThroughputGate
+from recipes.policy import Margin, Policy, Promotion
 from recipes.quantization import GptqQuantization
-from recipes.schema import Recipe, ServingProfile, Workload
+from recipes.schema import Recipe, ServingProfile
+from recipes.speed import RatioGate
 
 # vLLM's own, whose bounds are the engine's; NaN and infinity are refused there too.
 UNBOUNDED = {"engine_arguments"}
@@ -41,18 +42,15 @@ def test_every_number_has_a_least_and_a_largest_value(kind: Any) -> None:
 @pytest.mark.parametrize(
     ("kind", "data"),
     [
-        (ThroughputGate, {"minimum_ratio": {"cpu": -1.0}}),
-        (ThroughputGate, {"minimum_ratio": {"cpu": float("nan")}}),
-        (ThroughputGate, {"minimum_ratio": {"cpu": float("-inf")}}),
-        (ThroughputGate, {"minimum_ratio": {"cpu": True}}),
-        (ThroughputGate, {"minimum_ratio": {"cpu": "0.5"}}),
+        (RatioGate, {"minimum": {"cpu": -1.0}, "workloads": ["chat"]}),
+        (RatioGate, {"minimum": {"cpu": float("nan")}, "workloads": ["chat"]}),
+        (RatioGate, {"minimum": {"cpu": float("-inf")}, "workloads": ["chat"]}),
+        (RatioGate, {"minimum": {"cpu": True}, "workloads": ["chat"]}),
+        (RatioGate, {"minimum": {"cpu": "0.5"}, "workloads": ["chat"]}),
         (Margin, float("nan")),
         (Margin, {"recovery": float("nan")}),
         (Margin, {"recovery": 1e-300}),
         (Promotion, {"alias": "champion", "previous_alias": "champion"}),
-        (Workload, {"input_tokens": 8, "output_tokens": 8, "requests": True, "concurrency": 2}),
-        (Workload, {"input_tokens": 8, "output_tokens": 8, "requests": 2.0, "concurrency": 2}),
-        (Workload, {"input_tokens": 10**30, "output_tokens": 8, "requests": 2, "concurrency": 2}),
         (
             GptqQuantization,
             {"kind": "gptq", "scheme": "W4A16", "calibration": {}, "smaller_group_sizes": [0]},

@@ -111,7 +111,10 @@ def test_every_suite_has_a_margin_for_every_recipe(policy: str) -> None:
 def test_every_policy_says_how_fast_on_every_profiles_machine(profile: str) -> None:
     accelerator = catalog.load_profile(profile).accelerator
     for policy in catalog.policy_names():
-        assert accelerator in catalog.load_policy(policy).throughput.minimum_ratio
+        speed = catalog.load_policy(policy).speed
+        assert speed is not None
+        assert speed.ratio is not None
+        assert accelerator in speed.ratio.minimum
 
 
 @pytest.mark.parametrize(
@@ -219,13 +222,13 @@ POLICY_FAULTS = [
     ("suites.mmlu.tier", "critcal"),
     ("suites.mmlu.margins.int4", {"recovery": 1.2}),
     ("suites.mmlu.margins.fp8", {"points": 0.1, "recovery": 0.9}),
-    ("throughput.minimum_ratio", 1.0),
+    ("speed.ratio.minimum", "fast"),
     ("promotion.prefer", "newest"),
 ]
 PROFILE_FAULTS = [
     ("accelerator", "tpu"),
     ("ready_timeout_seconds", 0),
-    ("workload.requests", 0),
+    ("workloads.chat.seconds", 0),
     ("engine_arguments.max-num-seqs", [1]),
     ("environment.VLLM_CPU_KVCACHE_SPACE", 1),
 ]
@@ -294,7 +297,7 @@ def test_a_key_inside_a_margin_is_named(tmp_path: Path) -> None:
     [
         ("suites.mmlu", "shot", "shots"),
         ("suites.mmlu.margins.fp8", "recovry", "recovery"),
-        ("throughput", "minimum_ratios", "minimum_ratio"),
+        ("speed.ratio", "minimums", "minimum"),
     ],
 )
 def test_a_misspelt_key_inside_is_guessed_among_its_neighbours(

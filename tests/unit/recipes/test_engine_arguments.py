@@ -24,12 +24,11 @@ from recipes.schema import ServingProfile
 
 LOCKS = Path(pipeline.__file__).parent / "environments" / "locks"
 ENGINES = ["cpu", "cuda"]
-WORKLOAD = {"input_tokens": 8, "output_tokens": 8, "requests": 4, "concurrency": 2}
 
 
 def profile(**keys: Any) -> ServingProfile:
     return ServingProfile.model_validate(
-        {"name": "p", "summary": "s", "accelerator": "cpu", "workload": WORKLOAD, **keys}
+        {"name": "p", "summary": "s", "accelerator": "cpu", **keys}
     )
 
 

@@ -24,7 +24,6 @@ from recipes.policy import (
     Promotion,
     RougeSuite,
     Suite,
-    ThroughputGate,
 )
 
 MARGINS = {"fp8": 0.01, "int4": {"recovery": 0.98}}
@@ -38,7 +37,6 @@ def policy(**suites: Any) -> Policy:
             "name": "p",
             "summary": "s",
             "suites": suites,
-            "throughput": {"minimum_ratio": {"cuda": 1.0}},
         }
     )
 
@@ -186,14 +184,12 @@ class TestPolicy:
         with pytest.raises(ValidationError) as caught:
             Policy.model_validate({})
         missing = {error["loc"] for error in caught.value.errors() if error["type"] == "missing"}
-        assert missing == {("name",), ("summary",), ("suites",), ("throughput",)}
+        assert missing == {("name",), ("summary",), ("suites",)}
 
     def test_defaults_are_strict(self) -> None:
         found = policy(rouge={"kind": "rouge", "margins": MARGINS})
         assert found.alpha == 0.05
-        assert found.throughput == ThroughputGate(
-            minimum_ratio={"cuda": 1.0}, maximum_failed_requests=0, tier="critical"
-        )
+        assert found.speed is None
         assert found.promotion == Promotion(
             alias="champion", previous_alias="previous", prefer="throughput"
         )

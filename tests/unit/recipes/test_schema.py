@@ -20,7 +20,7 @@ from recipes.quantization import (
     PresetQuantization,
     Quantization,
 )
-from recipes.schema import Fallback, Recipe, ServingProfile, Workload
+from recipes.schema import Fallback, Recipe, ServingProfile
 
 CALIBRATION = {"dataset": "carried"}
 quantizations: TypeAdapter[Any] = TypeAdapter(Quantization)
@@ -118,7 +118,6 @@ class TestFallbacks:
     """What a profile changes on a CPU that lacks a feature."""
 
     def profile(self, **changes: Any) -> ServingProfile:
-        workload = Workload(input_tokens=1, output_tokens=1, requests=1, concurrency=1)
         without_bf16 = Fallback(
             without="avx512_bf16",
             because="no bf16",
@@ -132,7 +131,6 @@ class TestFallbacks:
             "accelerator": "cpu",
             "engine_arguments": {"dtype": "bfloat16", "max-model-len": 9},
             "environment": {"OMP_A": "1"},
-            "workload": workload,
             "fallbacks": {"wide": without_bf16, "cache": cache},
         }
         return ServingProfile(**(keys | changes))

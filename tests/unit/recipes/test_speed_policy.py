@@ -112,7 +112,6 @@ def test_a_suite_cannot_be_called_like_a_gate_of_speed() -> None:
                     "name": "p",
                     "summary": "s",
                     "suites": {name: suite},
-                    "throughput": {"minimum_ratio": {"cuda": 1.0}},
                     "speed": {"ratio": RATIO},
                 }
             )

@@ -59,7 +59,7 @@ def easy(request: GateRequest, margin: float = 0.3) -> Path:
     """A policy that 164 problems decide at any share of the error rate, with a wide margin."""
     file = request.tokenizer.parent / f"easy-{margin}.yaml"
     file.write_text(
-        "{name: easy, summary: s, throughput: {minimum_ratio: {cpu: 0.5}},"
+        "{name: easy, summary: s,"
         f" suites: {{code: {{kind: humaneval, margins: {{fp8: {margin}}}}}}}}}"
     )
     return file
@@ -91,7 +91,7 @@ def test_other_questions_or_another_way_to_ask_them_is_another_trial(
     """Within one session, too: each is another chance of a lucky pass."""
     policy = tmp_path / "summaries.yaml"
     policy.write_text(
-        "{name: mine, summary: s, throughput: {minimum_ratio: {cpu: 0.5}},"
+        "{name: mine, summary: s,"
         " suites: {rouge: {kind: rouge, margins: {fp8: 0.3, int4: 0.4}, questions: 400}}}"
     )
     folders = [tmp_path / name for name in ("one", "two", "copy of one")]
@@ -148,8 +148,7 @@ def test_a_policy_that_cannot_decide_is_refused_before_an_environment_is_built(
     monkeypatch.setattr(OpenAIEndpoint, "resolve_model", lambda self: self)
     policy = tmp_path / "tight.yaml"
     policy.write_text(
-        "{name: tight, summary: s, throughput: {minimum_ratio: {cpu: 0.5}},"
-        " suites: {code: {kind: humaneval, margins: {fp8: 0.001}}}}"
+        "{name: tight, summary: s, suites: {code: {kind: humaneval, margins: {fp8: 0.001}}}}"
     )
     settings = Settings(home=tmp_path / "home", store=tmp_path / "store")
     report = endpoint_gate.run_gate(replace(request_of, policy=str(policy)), settings, Listener())
@@ -218,7 +217,7 @@ def test_a_policy_that_insists_on_chat_is_refused_for_a_tokenizer_without_a_temp
 ) -> None:
     policy = tmp_path / "chat.yaml"
     policy.write_text(
-        "{name: chat, summary: s, throughput: {minimum_ratio: {cpu: 0.5}},"
+        "{name: chat, summary: s,"
         " suites: {code: {kind: humaneval, form: chat, margins: {fp8: 0.1}}}}"
     )
     settings = Settings(home=tmp_path / "home", store=tmp_path / "store")

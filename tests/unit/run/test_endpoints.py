@@ -15,15 +15,17 @@ from model_server_stand_in import stand_in_python
 from artifacts.serving_arguments import ServingArguments
 from pipeline.core.errors import ServingError
 from pipeline.plan.plan import VariantPlan
+from pipeline.run import endpoints
 from pipeline.run.endpoints import LocalServers
 from recipes.catalog import load_profile, load_recipe
 from recipes.schema import Recipe
 
 
 @pytest.fixture
-def servers(tmp_path: Path) -> LocalServers:
+def servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalServers:
     log = SimpleNamespace(folder=tmp_path, stage=lambda _: None)
     python = stand_in_python(tmp_path)
+    monkeypatch.setattr(endpoints, "engine_version", lambda engine, python: "0.33.0")
     stages: Any = SimpleNamespace(python_of=lambda _: python, log=log, progress=Listener())
     return LocalServers(stages, tmp_path / "lock" / "server.lock", 20)
 

@@ -211,7 +211,6 @@ class TestSomethingChanged:
         assert (outcome.stands, outcome.exit_code) == (True, 0)
         assert outcome.now is not None
         assert {gate.suite for gate in outcome.now.gates} == {"code"}
-        assert outcome.now.throughput is not None
         assert outcome.now.registry_version is None
 
     def test_the_policy_and_arguments_are_those_of_the_verdict(self, site: Site) -> None:
@@ -222,19 +221,11 @@ class TestSomethingChanged:
         assert then is not None
         assert now is not None
         assert now.parameters == then.parameters
-        benchmark = site.store.find("benchmark", now.inputs["candidate.benchmark"].key)
-        assert benchmark is not None
-        assert benchmark.parameters["serving"] == outcome.past.deployable.serving.to_dict()
-        assert benchmark.parameters["engine"] == site.serve
-        # Both load tests are of this recheck: one of the baseline's that is kept is not taken.
-        (adopt,) = [s.key for s in _report(outcome).stages if s.name == "adopt"]
-        for side in ("baseline", "candidate"):
-            load_test = site.store.find("benchmark", now.inputs[f"{side}.benchmark"].key)
-            assert load_test is not None
-            assert load_test.parameters["beside"] == [adopt]
-        # Two were tried then, so each must show more than one alone.
         evaluate = site.store.find("evaluate", now.inputs["candidate.code"].key)
         assert evaluate is not None
+        assert evaluate.parameters["serving"] == outcome.past.deployable.serving.to_dict()
+        assert evaluate.parameters["engine"] == site.serve
+        # Two were tried then, so each must show more than one alone.
         assert evaluate.parameters["rule"]["alpha"] == 0.025
 
     def test_a_second_one_reuses_every_stage(self, site: Site) -> None:
@@ -286,9 +277,9 @@ class TestSomethingChanged:
         assert "serving, engine_arguments, max-num-seqs" in members
         now = site.store.find("judge", _key(_report(outcome)))
         assert now is not None
-        benchmark = site.store.find("benchmark", now.inputs["candidate.benchmark"].key)
-        assert benchmark is not None
-        assert benchmark.parameters["serving"]["engine_arguments"]["max-num-seqs"] == 16
+        evaluate = site.store.find("evaluate", now.inputs["candidate.code"].key)
+        assert evaluate is not None
+        assert evaluate.parameters["serving"]["engine_arguments"]["max-num-seqs"] == 16
 
     def test_files_that_were_linked_and_removed_are_taken_in_again(
         self, site: Site, tmp_path: Path

@@ -63,19 +63,19 @@ def test_method_and_rule_are_members_of_the_tuple(run: FakeRun, tmp_path: Path) 
 def test_what_was_drafted_is_in_the_record_and_computed_again(run: FakeRun) -> None:
     (variant,) = run.report.variants
     told = {**DRAFTED, "rate": 0.325, "length": 2.3}
-    assert variant.drafted["throughput"].model_dump() == told
+    assert variant.drafted["code"].model_dump() == told
     assert RunReport.model_validate_json(run.report.model_dump_json()) == run.report
     (check,) = check_run(run.report, run.store)
     assert check.differences == ()
     (line,) = drafting_lines(run.report)
     assert "32 % of 400" in line
     assert "2.30 tokens a step" in line
-    more = variant.drafted["throughput"].model_copy(update={"accepted_tokens": 400})
+    more = variant.drafted["code"].model_copy(update={"accepted_tokens": 400})
     changed = run.report.model_copy(
-        update={"variants": [variant.model_copy(update={"drafted": {"throughput": more}})]}
+        update={"variants": [variant.model_copy(update={"drafted": {"code": more}})]}
     )
     (check,) = check_run(changed, run.store)
-    assert "drafted.throughput.accepted_tokens" in check.differences[0]
+    assert "drafted.code.accepted_tokens" in check.differences[0]
 
 
 def test_it_is_promoted_read_back_and_told(run: FakeRun, tmp_path: Path) -> None:

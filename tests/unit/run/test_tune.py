@@ -37,7 +37,6 @@ PROFILE_KEYS: dict[str, Any] = {
     "kv_cache_dtype": "auto",
     "speed_lives": "together",
     "engine_arguments": {"dtype": "bfloat16"},
-    "workload": {"requests": 8, "input_tokens": 128, "output_tokens": 32, "concurrency": 4},
     "workloads": {
         "chat": {
             "kind": "random",

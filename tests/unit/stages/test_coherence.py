@@ -62,6 +62,7 @@ class TestCoherent:
             "sample": " Paris, on the Seine.",
             "incoherent": "",
             "server": SERVER_FACTS,
+            "engine_version": "",
         }
 
     def test_a_variant_beside_its_baseline(self, store: Store, server: CompletionsStandIn) -> None:

@@ -214,7 +214,6 @@ class TestImports:
     @pytest.mark.parametrize(
         "module",
         [
-            "pipeline.workers.benchmark",
             "pipeline.workers.convert_gguf",
             "pipeline.workers.evaluate",
             "pipeline.workers.quantize",

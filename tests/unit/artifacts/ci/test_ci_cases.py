@@ -17,7 +17,7 @@ from ci_reports import (
 from sample_reports import (
     failed_variant_report,
     gate_report,
-    throughput_report,
+    speed_claim,
     variant_report,
 )
 
@@ -29,22 +29,22 @@ def short(cases: list[Case]) -> list[tuple[str, str, bool]]:
     return [(case.name, case.outcome, case.blocks) for case in cases]
 
 
-def test_a_case_a_gate_and_one_for_the_load_test() -> None:
+def test_a_case_a_gate_and_one_for_a_claim_on_speed() -> None:
     assert short(cases_of(variant_report())) == [
         ("mmlu", "pass", False),
-        ("throughput", "pass", False),
+        ("speed ratio.chat", "pass", False),
     ]
     assert short(cases_of(saying_no())) == [
         ("mmlu", "fail", True),
         ("code", "undecided", True),
         ("rouge", "fail", False),
-        ("throughput", "pass", False),
+        ("speed ratio.chat", "pass", False),
     ]
     assert short(cases_of(undecided()))[:2] == [
         ("mmlu", "undecided", True),
         ("code", "undecided", False),
     ]
-    assert short(cases_of(slow()))[-1] == ("throughput", "fail", True)
+    assert short(cases_of(slow()))[-1] == ("speed ratio.chat", "fail", True)
 
 
 def test_what_no_gate_tells_has_a_case_of_its_own() -> None:
@@ -54,7 +54,7 @@ def test_what_no_gate_tells_has_a_case_of_its_own() -> None:
     assert short(cases_of(not_among_several())) == [
         ("verdict", "undecided", True),
         ("mmlu", "pass", False),
-        ("throughput", "pass", False),
+        ("speed ratio.chat", "pass", False),
     ]
 
 
@@ -65,8 +65,8 @@ def test_what_no_gate_tells_has_a_case_of_its_own() -> None:
 def test_what_blocks_is_what_the_judge_lets_block(verdict: str, tier: str) -> None:
     # A critical gate that passed is beside it, for a p-value.
     gates = [gate_report(verdict=verdict, tier=tier), gate_report(suite="code")]
-    assert blocks(verdict, tier) == (overall(gates, None)[0] != "pass")
-    load = throughput_report(verdict=verdict, tier=tier)
+    assert blocks(verdict, tier) == (overall(gates)[0] != "pass")
+    load = [speed_claim(verdict=verdict, tier=tier)]
     assert blocks(verdict, tier) == (overall(gates[1:], load)[0] != "pass")
 
 

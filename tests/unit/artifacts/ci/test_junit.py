@@ -41,7 +41,7 @@ def test_a_suite_a_variant_and_a_case_a_gate() -> None:
         "mmlu": ("failure", "fail"),
         "code": ("failure", "undecided"),
         "rouge": ("skipped", "fail"),
-        "throughput": ("passed", None),
+        "speed ratio.chat": ("passed", None),
     }
     assert outcomes(found["awq-w4a16"]) == {"verdict": ("skipped", "skipped")}
     assert (found["fp8-dynamic"].failures, found["fp8-dynamic"].skipped) == (2, 1)
@@ -52,7 +52,7 @@ def test_undecided_fails_only_where_it_blocks() -> None:
     assert outcomes(found["w8a8"]) == {
         "mmlu": ("failure", "undecided"),
         "code": ("skipped", "undecided"),
-        "throughput": ("passed", None),
+        "speed ratio.chat": ("passed", None),
     }
     assert outcomes(found["fp8-dynamic"])["verdict"] == ("failure", "undecided")
 
@@ -77,7 +77,7 @@ def test_the_figures_are_properties_of_the_case() -> None:
         "n": "2048",
         "p_value": "0.02",
     }
-    assert properties(load)["ratio"] == "1.5"
+    assert properties(load)["measured"] == "1.5"
     suite = properties(suites("promoted")["fp8-dynamic"])
     assert suite["verdict"] == "pass"
     assert suite["run"] == "20261121-100000-000001"

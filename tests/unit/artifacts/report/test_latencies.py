@@ -1,62 +1,53 @@
-"""Latency percentiles, from single requests or from the record."""
+"""Latency percentiles of the loads that claims on speed were measured with."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+from measured_loads import load_in_waves
 from reported_run import reported_run
 
 from artifacts.report.figure import Names
-from artifacts.report.latencies import burst, latency_figures, timings_of
+from artifacts.report.latencies import describe_loads, latency_figures, percentiles_of
 from artifacts.report.run_evidence import RunEvidence
-from recipes.schema import Workload
 
 
-def test_timings_of_requests() -> None:
-    found = timings_of(
-        {
-            "ttfts": [0.5, 0.25, 0.75, 0.0],
-            "itls": [[0.1, 0.3], [], [0.2], []],
-            "output_lens": [3, 1, 2, 0],
-            "errors": ["", "", "broken off", ""],
-        }
-    )
-    assert found["ttft"] == [500.0, 250.0]
-    assert found["tpot"] == pytest.approx([200.0])  # one token has none after the first
-    assert found["itl"] == pytest.approx([100.0, 300.0])
-    assert found["e2e"] == pytest.approx([900.0, 250.0])
+def test_percentiles_are_over_the_steady_parts_of_all_loads() -> None:
+    found = percentiles_of([load_in_waves(seconds=1.0), load_in_waves(seconds=3.0)])
+    assert found["ttft"][50] == pytest.approx(200.0)  # a tenth of each request
+    assert found["ttft"][99] == pytest.approx(300.0)
+    assert found["tpot"][50] == pytest.approx(200.0)  # nine tokens after the first
+    assert found["latency"][90] == pytest.approx(3000.0)
 
 
-def test_a_figure_a_metric(tmp_path: Path) -> None:
+def test_a_load_without_a_steady_part_has_none() -> None:
+    assert percentiles_of([load_in_waves(waves=1)]) == {}
+
+
+def test_a_figure_a_metric_with_the_baseline_beside_each_variant(tmp_path: Path) -> None:
     made = reported_run(tmp_path)
     figures = latency_figures(RunEvidence(made.report, made.store), Names())
-    assert [figure.name for figure in figures] == [
-        f"figure-latency-{metric}" for metric in ("ttft", "tpot", "itl", "e2e")
-    ]
-    assert [row[0] for row in figures[1].table.rows] == ["baseline", "fp8-dynamic", "awq-w4a16"]
-    assert figures[1].table.rows[0][1:] == ("20.0",) * 4
-    assert figures[3].table.rows[1][1] == "140.0"
-    (note,) = figures[0].notes
-    assert note.startswith("baseline, fp8-dynamic, awq-w4a16: input tokens 128, output tokens 32")
-    assert "; 0 requests failed; 50% of the requests begin together" in note
+    assert [figure.title.partition(":")[0] for figure in figures] == ["ratio.short"] * 3
+    ttft, tpot, _ = figures
+    assert [row[0] for row in ttft.table.rows] == ["baseline", "fp8-dynamic", "awq-w4a16"]
+    assert ttft.table.rows[0][1:] == ("100.0",) * 4
+    assert ttft.table.rows[1][1:] == ("50.0",) * 4
+    assert tpot.table.rows[0][1:] == ("100.0",) * 4
+    baseline, fp8, _ = ttft.notes
+    assert baseline.startswith("baseline: short, ")
+    assert fp8.endswith("4 at once; 0 failed")
 
 
-@pytest.mark.parametrize(
-    ("workload", "share"),
-    [({"requests": 256, "concurrency": 64}, "25%"), ({"requests": 4, "concurrency": 8}, "100%")],
-)
-def test_the_share_of_the_starting_burst_is_told(workload: dict[str, int], share: str) -> None:
-    told = burst(Workload(input_tokens=1, output_tokens=1, **workload))
-    assert f"; {share} of the requests begin together" in told
+def test_how_a_load_comes_is_told() -> None:
+    rate = load_in_waves(arrivals="rate", rate=3.0, concurrency=None, warmup_s=1.0, measured_s=5.0)
+    assert describe_loads([rate]) == "chat, 40 requests in 1 loads, 3.0 a second; 0 failed"
 
 
-def test_percentiles_of_the_record_where_requests_are_gone(tmp_path: Path) -> None:
+def test_loads_that_are_gone_are_missing(tmp_path: Path) -> None:
     made = reported_run(tmp_path)
-    for file in tmp_path.rglob("requests.json"):
+    for file in tmp_path.rglob("loads.jsonl"):
         file.unlink()
     evidence = RunEvidence(made.report, made.store)
-    figures = latency_figures(evidence, Names())
-    assert len(figures) == 3  # the record has no end-to-end times
-    assert figures[0].table.rows[0] == ("baseline", "100.0", "-", "-", "-")
-    assert "baseline: the timings of single requests are not kept" in evidence.missing
+    assert latency_figures(evidence, Names()) == []
+    assert "the loads of fp8-dynamic ratio.short cannot be read" in evidence.missing

@@ -18,7 +18,10 @@ from pipeline.core.store import Store
 
 HOSTILE = "</script></pre><img src=x onerror=alert(1)><script>alert(2)</script>\"'>{{7*7}}"
 HALF_A_PAIR = "\ud800"
-SECTIONS = ("gates", "quality", "evidence", "flips", "answers", "latency", "layers", "provenance")
+SECTIONS = (
+    *("gates", "quality", "evidence", "speed", "flips", "answers", "latency", "layers"),
+    "provenance",
+)
 
 
 def page_of(made: FakeRun) -> PageParts:
@@ -47,7 +50,7 @@ def test_the_table_of_gates(page: PageParts) -> None:
     for words in (
         "mmlu acc_norm, supporting pass 81.25 % 79.17 % -2.08",
         "rouge rougeL pass 30.00 %",
-        "throughput, output tokens/s pass 50.0 100.0 x 2.000 - at least 0.02",
+        "speed ratio.short pass 40.0 80.0 x 2.000 > x 1.8",
         "15 points",
     ):
         assert words in page.words
@@ -60,6 +63,7 @@ def test_every_plot_has_its_place_words_and_table(page: PageParts) -> None:
     assert {name.removeprefix("figure-").partition("-")[0] for name in drawn} == {
         "quality",
         "evidence",
+        "speed",
         "flips",
         "latency",
         "layers",
@@ -198,12 +202,13 @@ def test_a_run_whose_stages_were_collected(made: FakeRun) -> None:
     assert {name.partition("-")[2].partition("-")[0] for name in page.figures} == {
         "quality",
         "evidence",
+        "speed",
     }
     assert "No answers are kept that could be compared." in page.words
     assert "The store keeps no table of layers" in page.words
 
 
-@pytest.mark.parametrize("stage", ["evaluate", "questions", "benchmark", "check_weights", "judge"])
+@pytest.mark.parametrize("stage", ["evaluate", "questions", "check_weights", "judge"])
 @pytest.mark.parametrize("damage", ["gone", "torn", "another version's"])
 def test_any_damaged_stage_leaves_a_report(made: FakeRun, stage: str, damage: str) -> None:
     for folder in (made.store.root / "stages" / stage).iterdir():
@@ -232,9 +237,7 @@ def test_two_endpoints_have_a_report_too(tmp_path: Path) -> None:
         "policy": "default",
         "profile": "endpoints, margins for fp8",
     }
-    variant = variant_report(
-        recipe="candidate", weights_bytes=None, throughput=None, promoted=False
-    )
+    variant = variant_report(recipe="candidate", weights_bytes=None, speed=[], promoted=False)
     report = run_report(
         command=command, checkpoint=None, registered_name=None, variants=[variant], stages=[]
     )

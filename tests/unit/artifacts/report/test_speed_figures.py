@@ -31,7 +31,7 @@ def with_claims(made: FakeRun) -> RunEvidence:
 
 
 def test_evidence_and_loads_of_each_claim_that_was_measured(made: FakeRun) -> None:
-    climbing, ratio, _, limits = speed_figures(with_claims(made), Names())
+    climbing, ratio, _, limits, *_ = speed_figures(with_claims(made), Names())
     assert [row[0] for row in climbing.table.rows] == ["1", "2", "3", "4", "5", "6"]
     passing, failing, decided = climbing.data
     assert passing["y"] == sorted(passing["y"])
@@ -51,10 +51,12 @@ def test_evidence_and_loads_of_each_claim_that_was_measured(made: FakeRun) -> No
     assert [row[-1] for row in limits.table.rows] == ["-", "-", "no"] + ["yes"] * 5
 
 
-def test_the_page_has_the_section_where_there_are_claims(made: FakeRun) -> None:
+def test_the_page_has_the_claims_or_says_that_there_are_none(made: FakeRun) -> None:
     title = "Claims on speed</h2>"
-    assert title not in run_page(RunEvidence(made.report, made.store))
     page = run_page(with_claims(made))
     assert title in page
     assert "speed ratio.0" in page
     assert "speed slo.0" in page
+    bare = [each.model_copy(update={"speed": []}) for each in made.report.variants]
+    page = run_page(RunEvidence(made.save(variants=bare), made.store))
+    assert "The policy claims nothing of speed" in page

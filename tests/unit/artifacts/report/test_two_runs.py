@@ -39,7 +39,7 @@ def test_the_same_run_twice_has_no_change(sides: two_runs.Sides) -> None:
     twice = (sides[0], sides[0])
     assert two_runs.changed_facts(twice).rows == []
     assert all(row[5] == "+0.00" for row in two_runs.score_table(twice).rows)
-    assert all(row[5] == "x 1.000" for row in two_runs.throughput_table(twice).rows)
+    assert all(row[3] == row[4] for row in two_runs.speed_table(twice).rows)
 
 
 def test_scores_and_verdicts_of_both(sides: two_runs.Sides) -> None:
@@ -67,7 +67,7 @@ def test_a_variant_of_one_run_only(made: FakeRun, tmp_path: Path) -> None:
     assert rows["awq-w4a16"] == ("awq-w4a16", "promoted", "error", "100.0 MB", "-")
     page = PageParts(comparison_page(*sides))
     assert "Two runs side by side" in page.words
-    assert "x 2.000 -" in page.words
+    assert "fp8-dynamic, speed ratio.short 80.0 - x 2.000 (" in page.words
 
 
 def test_the_page_is_as_closed_as_that_of_one_run(sides: two_runs.Sides) -> None:
