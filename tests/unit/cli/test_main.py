@@ -95,7 +95,7 @@ def test_every_group_explains_itself() -> None:
 
 def test_plan_takes_the_very_same_options_and_gpus() -> None:
     gpus = [["--gpu"], ["--gpus"], ["--context"]]
-    of_the_end = [["--promote"], ["--ci"], ["--junit"], ["--outputs"]]
+    of_the_end = [["--promote"], ["--attribute"], ["--ci"], ["--junit"], ["--outputs"]]
     options = [param.opts for param in TREE["plan"].params]
     assert [each for each in options if each not in gpus] == [
         param.opts for param in TREE["model"].params if param.opts not in of_the_end

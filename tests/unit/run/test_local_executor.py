@@ -51,9 +51,9 @@ from pipeline.run.executors import EXECUTORS, Executor, executor_of
 from pipeline.run.executors.local import LocalExecutor, LocalJob
 from pipeline.run.run_log import RunLog
 from pipeline.run.stage_runner import StageRunner
-from recipes.policy import RougeSuite
+from recipes.policy import AskedRouge
 
-SUITE = RougeSuite(margins={"fp8": 0.1, "int4": 0.1}, questions=5)
+SUITE = AskedRouge()
 
 
 class Run:

@@ -36,7 +36,6 @@ engine: tiny
 kv_cache_dtype: auto
 engine_arguments: {slots: 3}
 environment: {TINY_SPEED: "9"}
-workload: {input_tokens: 1, output_tokens: 1, requests: 1, concurrency: 1}
 """
 
 
