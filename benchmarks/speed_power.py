@@ -11,7 +11,7 @@ errors.
 Ratios (candidate over baseline, at least 1.0; the two are equally fast):
 - ours:        paired blocks in an order drawn by chance, two of warm-up and at most 20 that count,
                until the rule decides;
-- one load:    a load test a side, the bare ratio (what `throughput.minimum_ratio` does);
+- one load:    a load test a side, the bare ratio (what nearly every tool does);
 - AAABBB:      six loads of the one, then six of the other, Student's t on two samples;
 - paired t:    Student's t on all 20 of our blocks, looked at once.
 

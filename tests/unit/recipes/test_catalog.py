@@ -18,6 +18,7 @@ from recipes import catalog
 from recipes.described import Described
 from recipes.schema import Recipe
 
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 Loader = Callable[[str], Described]
 LOADERS: dict[str, Loader] = {
     "recipe": catalog.load_recipe,
@@ -137,6 +138,13 @@ def test_a_profile_by_the_gpus_name(gpu: str, profile: str | None) -> None:
 
 
 # --- wrong names --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("file", sorted(BENCHMARKS.rglob("*.yaml")), ids=lambda file: file.stem)
+def test_what_the_benchmarks_ask_for_loads(file: Path) -> None:
+    is_policy = "suites" in yaml.safe_load(file.read_text())
+    found = LOADERS["policy" if is_policy else "recipe"](str(file))
+    assert found.name.replace("-", "_") == file.stem.replace("-", "_")
 
 
 @pytest.mark.parametrize("noun", LOADERS)
