@@ -219,7 +219,8 @@ class Evidence:
             for role, record in self._records.items():
                 if record.stage == "speed":
                     loads = self._loads(role)
-                    self.problems += find_misdrawn(role, record, loads, policy)
+                    accelerator = kept.parameters.accelerator or None
+                    self.problems += find_misdrawn(role, record, loads, policy, accelerator)
             again = judge_evidence(
                 kept.parameters,
                 set(judge.inputs),

@@ -185,6 +185,23 @@ class TestSpeed:
             assert "is not what its seed drew" in found(changed)
         assert "is not what its seed drew" in found(blocks, lives=loads[-1].life)
 
+    def test_verify_sees_a_rule_that_is_not_the_policy_s(self, fast: FakeRun) -> None:
+        """Such as a cap that was raised once it was reached."""
+        fast.recipes = (ONE,)
+        fast.run()
+        (record,) = Store(fast.root).records("speed")
+        loads = self.loads_of(fast, ONE)
+
+        def found(**rule: object) -> list[str]:
+            changed = {**record.parameters, "rule": {**record.parameters["rule"], **rule}}
+            forged = record.model_copy(update={"parameters": changed})
+            return list(find_misdrawn("speed.ratio.chat", forged, loads, fast.policy, "cpu"))
+
+        assert found() == []
+        (cap,), (minimum,) = found(blocks=1000), found(minimum=0.7)
+        assert "another 'blocks'" in cap
+        assert "another 'minimum'" in minimum
+
     @pytest.mark.parametrize("accelerator", ["cpu", "cuda"])
     def test_goodputs_are_searched_tested_and_verified_again(
         self, fast: FakeRun, accelerator: str
@@ -205,6 +222,10 @@ class TestSpeed:
         record = next(r for r in store.records() if r.stage == "speed" and r.variant == ONE)
         loads = read_loads(store.stage_folder(record.stage, record.key) / LOADS)
         assert not list(find_misdrawn("speed.goodput", record, loads, fast.policy))
+        later = [each.model_copy(update={"warmup_s": 2.0, "measured_s": 9.0}) for each in loads]
+        assert any(
+            "otherwise" in each for each in find_misdrawn("speed.goodput", record, later, None)
+        )
         assert len({load.rate for load in loads}) > 4
         ended = {**record.result, "units": len(loads) // 2 - 1}
         forged = record.model_copy(update={"result": ended})
