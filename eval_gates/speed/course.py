@@ -139,7 +139,11 @@ class Course:
         baseline, candidate = (found[side] for side in BOTH)
         ahead = candidate / baseline >= rule.minimum
         times = rule.minimum * math.exp(rule.allowance if ahead else -rule.allowance)
-        reach = replace(self._reach, highest=rule.highest / max(times, 1.0))
+        reach = replace(
+            self._reach,
+            lowest=rule.lowest / min(times, 1.0),
+            highest=rule.highest / max(times, 1.0),
+        )
         rate = reach.clip(math.sqrt(baseline * candidate / times))
         rates: dict[Side, float] = {"baseline": rate, "candidate": times * rate}
         both = not rule.allowance

@@ -216,10 +216,12 @@ def _reach_of(gate: GoodputGate, workload: AnyWorkload, where: str) -> dict[str,
     if isinstance(workload, TraceWorkload):
         most = min(most, read_traffic(workload, where).requests)
     highest = most / _lasts(workload)
-    if lowest >= highest:
+    apart = max(gate.at_least_ratio, 1 / gate.at_least_ratio)  # the two rates of a test
+    if lowest * apart >= highest:
         raise UsageError(
             f"P{max(percentiles)} needs {lowest:.3g} requests/s in rounds of {workload.seconds:g} "
-            f"seconds, and {highest:.3g} requests/s are the most that can be sent",
+            f"seconds, {highest:.3g} requests/s are the most that can be sent, and the sides' "
+            f"rates are {apart:g} times apart",
             where=f"{where}, key seconds",
             cure="give other 'seconds', a longer trace, or a limit on a smaller percentile",
         )

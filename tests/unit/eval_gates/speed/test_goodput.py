@@ -116,6 +116,22 @@ def test_both_sides_keeping_their_limits_moves_the_rates_up_and_neither_down() -
         assert (course.rates["baseline"] > before) is kept
 
 
+@pytest.mark.parametrize("minimum", [0.1, 1.0, 10.0])
+@pytest.mark.parametrize("goodput", [0.5, 500.0])
+def test_no_side_is_tested_at_a_rate_with_too_few_requests_or_too_many(
+    minimum: float, goodput: float
+) -> None:
+    """P95 of the few requests of a trickle is kept by a server that keeps it at no rate asked."""
+    rule = RULE.model_copy(update={"minimum": minimum, "lowest": 2.0, "highest": 100.0})
+    course = Course(rule)
+    while course.rates:
+        rates = course.rates.values()
+        assert min(rates) >= 2.0 - 1e-9
+        assert max(rates) <= 100.0 + 1e-9
+        course.add({side: rate <= goodput for side, rate in course.rates.items()})
+    assert course.tests
+
+
 def test_the_judges_error_rate_changes_no_rates() -> None:
     """Measured for one of several variants at a smaller error rate, and judged at the policy's."""
     steered = RULE.model_copy(update={"alpha": 0.01, "steered_by": 0.01})
