@@ -27,10 +27,12 @@ def undoes(margins: FloatArray) -> bool:
     one.
 
     Args:
-        margins: of one run in the order of measuring, [n] with n of at least 2, finite.
+        margins: of one run in the order of measuring, [n], finite; a single one goes nowhere.
     """
     import numpy as np
 
+    if margins.size < 2:
+        return False
     before, now = medians_of_halves(margins)
     if now + 2 * (now - before) > 0:
         return False

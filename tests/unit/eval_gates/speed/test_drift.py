@@ -34,6 +34,7 @@ def test_what_falls_to_nothing_is_undone(margins: list[float]) -> None:
         [0.05, 0.04, 0.06, 0.05, 0.04, 0.06, 0.05],
         [1.07, 1.06, 1.05, 1.04, 1.03, 1.02, 1.01],  # after as long again it is still far above
         [0.01, 0.05, 0.02, 0.06, 0.03, 0.07, 0.04],
+        [-0.05],  # of one pair of lives, after which a share of 0.99 has failed
     ],
 )
 def test_what_is_steady_or_far_above_is_not(margins: list[float]) -> None:
