@@ -22,7 +22,8 @@ from pipeline.core.record import Record
 
 LOADS = "loads.jsonl"
 MAX_LOADS = 20_000
-MAX_LETTERS = 64 * MEBIBYTE  # of one claim: some 1.5 million requests
+MAX_LETTERS = 64 * MEBIBYTE  # of one claim: some 700,000 requests
+LETTERS_OF_A_REQUEST = 96  # four times of 17 digits, two counts and no error, by column
 MAX_REQUESTS = 50_000  # of one load: eight values each, within what a record may hold
 # At least, of a load of a fixed concurrency: eight count, the first and the last are cut off.
 WAVES = 10

@@ -13,8 +13,16 @@ from typing import Any, Literal
 
 from artifacts.served_model import ServedModel
 from artifacts.stages.speed import SPEED, SpeedParameters, SpeedRuntime
-from eval_gates.speed.load import MAX_REQUESTS, WAVES
+from eval_gates.speed.draw import SIDES
+from eval_gates.speed.load import (
+    LETTERS_OF_A_REQUEST,
+    MAX_LETTERS,
+    MAX_LOADS,
+    MAX_REQUESTS,
+    WAVES,
+)
 from eval_gates.speed.ratio import allowance_for
+from eval_gates.speed.rule import rule_of
 from eval_gates.speed.trust import fewest_requests
 from pipeline.core.digest import digest_file, digest_json
 from pipeline.core.errors import UsageError
@@ -88,6 +96,7 @@ def find_claims(
             )
         check_workload(claim.workload, claim.where, max_length)
         _check_size(claim.workload, claim.where)
+        _check_evidence(claim)
     return claims
 
 
@@ -188,6 +197,29 @@ def _check_size(workload: AnyWorkload, where: str) -> None:
             f"a load of it has {requests:,.0f} requests, and {MAX_REQUESTS:,} are the most",
             where=f"{where}, key {key}",
             cure="ask for fewer at a time, or give fewer 'seconds' and 'warmup_seconds'",
+        )
+
+
+def _check_evidence(claim: Claim) -> None:
+    """All loads must fit into the evidence that is read: else hours of them could not be judged.
+
+    Of requests at once nobody knows how many there will be, and of a search at which rates.
+    """
+    if claim.kind == "race":
+        return
+    rule, rate = rule_of(claim.kind, claim.rule), claim.workload.arrivals.rate
+    lives = rule.spread_over(SIDES if claim.compares else SIDES[1:])
+    loads = lives.unit * (rule.cap + rule.warm_up)
+    known = rate if claim.kind == "slo" and rate is not None else 0.0
+    requests = loads * known * _lasts(claim.workload)
+    most = MAX_LETTERS // LETTERS_OF_A_REQUEST
+    if loads > MAX_LOADS or requests > most:
+        raise UsageError(
+            f"{claim.gate} may come to {loads:,} loads and {requests:,.0f} requests, and "
+            f"{MAX_LOADS:,} and {most:,} are the most that can be judged",
+            where=f"policy key {ROLE}{claim.gate}",
+            cure=f"allow fewer {'blocks' if claim.kind == 'ratio' else 'rounds'}, or give the "
+            "workload fewer 'seconds'",
         )
 
 

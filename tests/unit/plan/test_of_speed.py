@@ -280,3 +280,40 @@ def test_a_trace_bounds_the_search_by_its_requests(tmp_path: Path) -> None:
     claimed = policy(goodput={**GOODPUT, "limits": {"ttft_ms_p95": 800.0}, "start": 2.0})
     (claim,) = find_claims(claimed, profile(chat=sent), alpha=0.02)
     assert claim.rule["highest"] == 10  # 200 requests in 20 seconds
+
+
+@pytest.mark.parametrize(
+    "speed",
+    [
+        {"slo": [{**SLO, "rate": 250.0, "compare": "baseline"}]},
+        {"slo": [{**SLO, "compare": "baseline", "rounds": 10_000}]},
+        {"goodput": {**GOODPUT, "limits": {"ttft_ms_p95": 800.0}, "rounds": 10_000}},
+    ],
+)
+def test_what_would_be_measured_for_hours_and_could_not_be_read_is_refused(
+    speed: dict[str, Any],
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        find_claims(policy(**speed), profile(chat=SMALL))
+    gate = "goodput" if "goodput" in speed else "slo.0"
+    assert caught.value.where == f"policy key speed.{gate}"
+
+
+def test_a_goodput_whose_two_rates_do_not_both_have_requests_enough_is_refused() -> None:
+    """At a hundredth of the other side's rate: one in two seconds, of which nobody knows P95."""
+    far = {**GOODPUT, "at_least_ratio": 0.01, "limits": {"ttft_ms_p99": 800.0}}
+    short = {**SMALL, "seconds": 2}
+    with pytest.raises(UsageError) as caught:
+        find_claims(policy(goodput=far), profile(chat=short))
+    assert caught.value.where == "profile cpu, key workloads.chat, key seconds"
+
+
+def test_so_many_letters_a_request_are_enough() -> None:
+    from measured_loads import queued_requests, round_of
+
+    from eval_gates.speed.load import LETTERS_OF_A_REQUEST, lines_of
+
+    requests = queued_requests(100.0, 100.0, 0.009, "a")
+    requests = requests.model_copy(update={"longest_pause_s": requests.ttft_s})
+    (line,) = lines_of([round_of(0, requests=requests)])
+    assert len(line) / len(requests) < LETTERS_OF_A_REQUEST
