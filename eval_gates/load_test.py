@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from eval_gates.drafted import Drafted
 from eval_gates.records import Tier, Verdict
 from eval_gates.speed.load import Side
 from eval_gates.speed.report import LoadPoint, SpeedReport
@@ -37,6 +38,7 @@ class LoadTest(Record, extra="ignore"):
     ttft_ms_p50: float
     tpot_ms_p50: float
     itl_ms_p50: float
+    drafted: Drafted | None = None
 
 
 class LoadTestReport(Record):
@@ -125,7 +127,7 @@ def judge_load_test(
         verdict=verdict,
         reason=told,
         note=gate.note,
-        **candidate.model_dump(exclude={"engine_version"}),
+        **candidate.model_dump(exclude={"engine_version", "drafted"}),
     )
 
 

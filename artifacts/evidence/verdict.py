@@ -25,6 +25,7 @@ Loads = Callable[[str], list[MeasuredLoad]]
 
 OF_MEASURING = ("lives", "loads_per_life", "allowance", "allowance_alpha", "must_count_hits")
 OF_THE_SEARCH = ("start", "lowest", "highest", "steered_by")
+CANDIDATE_LOAD = "candidate.benchmark"  # the role of a stage of before
 SPEED = "speed."  # begins the role of a stage that measured a claim on speed
 
 
@@ -73,13 +74,15 @@ def judge_evidence(
         trial=number,
         gates=gates,
         speed=speed,
-        drafted=drafted_by(policy.suites, record),
+        drafted=drafted_by(policy.suites, roles, record),
     )
 
 
-def drafted_by(suites: Iterable[str], record: Record) -> dict[str, Drafted]:
+def drafted_by(suites: Iterable[str], roles: set[str], record: Record) -> dict[str, Drafted]:
     """What the variant's engine counted of speculative decoding, where it was measured."""
     found = {name: EVALUATE.result_of(record(f"candidate.{name}")).drafted for name in suites}
+    if CANDIDATE_LOAD in roles:
+        found["throughput"] = LoadTest.model_validate(record(CANDIDATE_LOAD).result).drafted
     return {name: drafted for name, drafted in found.items() if drafted is not None}
 
 
@@ -115,8 +118,12 @@ def speed_of(
 def load_tests(parameters: JudgeParameters, roles: set[str], record: Record) -> list[SpeedReport]:
     """Of a policy from before there were claims on speed, its load test; else none."""
     gate = parameters.load_test
-    if gate is None or "candidate.benchmark" not in roles:  # somebody's endpoints had none
+    if gate is None:
         return []
+    if CANDIDATE_LOAD not in roles:
+        if not parameters.accelerator:  # somebody's endpoints had none
+            return []
+        raise ValueError("its policy has a floor of throughput, and its load test is missing")
     if not parameters.accelerator:
         raise ValueError("it does not say what the load test was on")
     baseline, candidate = (

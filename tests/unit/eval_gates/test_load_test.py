@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from artifacts.evidence.verdict import drafted_by, load_tests
+from artifacts.stages.judge import JudgeParameters
+from eval_gates.drafted import Drafted
 from eval_gates.judge import overall
 from eval_gates.load_test import LoadTest, LoadTestGate, judge_load_test, read_load_test
 from eval_gates.records import Verdict
@@ -65,3 +69,29 @@ def test_a_verdict_of_today_is_read_as_it_is() -> None:
     today = {"verdict": "pass", "speed": []}
     assert read_load_test(today) is today
     assert read_load_test({**today, "throughput": None}) == today
+
+
+class TestOfAKeptVerdict:
+    """As the stage that measured it, and the one that judged it, left it."""
+
+    DRAFTED = Drafted(drafts=10, draft_tokens=30, accepted_tokens=20)
+
+    def record(self, role: str) -> Any:
+        found = side(100.0).model_dump() | {"drafted": self.DRAFTED.model_dump()}
+        return SimpleNamespace(result={**found, "duration_seconds": 3.0})
+
+    def test_what_was_drafted_in_it_stands_in_the_verdict_as_then(self) -> None:
+        roles = {"candidate.benchmark", "baseline.benchmark"}
+        assert drafted_by([], roles, self.record) == {"throughput": self.DRAFTED}
+        assert drafted_by([], set(), self.record) == {}
+
+    def test_one_that_was_left_out_is_missed(self) -> None:
+        """Where we served both sides there was one; somebody's endpoints had none."""
+        gate = LoadTestGate(minimum_ratio={"cpu": 0.9})
+        ours = JudgeParameters.model_construct(load_test=gate, accelerator="cpu")
+        (claim,) = load_tests(ours, {"candidate.benchmark", "baseline.benchmark"}, self.record)
+        assert claim.verdict == "pass"
+        with pytest.raises(ValueError, match="missing"):
+            load_tests(ours, set(), self.record)
+        theirs = ours.model_copy(update={"accelerator": ""})
+        assert load_tests(theirs, set(), self.record) == []
