@@ -229,7 +229,14 @@ class Evidence:
                 self._loads,
             )
             ours, theirs = (report_judged("", None, each) for each in (kept.result, again))
-        except (ValueError, KeyError, TypeError, OSError, PrepareError) as error:
+        except (
+            ValueError,
+            LookupError,
+            ArithmeticError,
+            TypeError,
+            OSError,
+            PrepareError,
+        ) as error:
             self.problems.append(f"the verdict cannot be computed: {error}")
             return None
         self.problems += [f"its stage 'judge': {each}" for each in find_differing(ours, theirs)]

@@ -53,7 +53,7 @@ def check_tuning(report: RunReport, source: EvidenceSource) -> VariantCheck:
             loads = source.loads(SPEED.name, record.key)
             differences += _find_changed(tuning, record, loads, source)
             computed = judge_confirmed(record, loads)
-    except (ValueError, PrepareError) as error:
+    except (ValueError, LookupError, ArithmeticError, TypeError, OSError, PrepareError) as error:
         differences.append(f"the verdict cannot be computed: {error}")
     if computed is not None:
         kept = tuning.confirmed.model_dump()

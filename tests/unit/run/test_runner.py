@@ -185,6 +185,34 @@ class TestSpeed:
             assert "is not what its seed drew" in found(changed)
         assert "is not what its seed drew" in found(blocks, lives=loads[-1].life)
 
+    @pytest.mark.parametrize("cut", [1, 2])
+    @pytest.mark.parametrize("hardware", ["cpu", "cuda"])
+    def test_verify_says_of_loads_that_are_cut_short_what_is_wrong(
+        self, fast: FakeRun, hardware: str, cut: int
+    ) -> None:
+        fast.hardware = {**fast.hardware, "accelerator": hardware}
+        fast.recipes = (ONE,)
+        report, store = fast.run(), Store(fast.root)
+        (record,) = store.records("speed")
+        file = store.stage_folder(record.stage, record.key) / LOADS
+        loads = read_loads(file)
+        end = loads[-1].block - cut
+        file.write_text("".join(lines_of(load for load in loads if load.block <= end)))
+        (check,) = check_run(report, store)
+        assert any("its record counts" in each for each in check.differences)
+
+    def test_verify_says_of_a_rule_beyond_numbers_what_is_wrong(self, fast: FakeRun) -> None:
+        """Its bounds overflow."""
+        fast.recipes = (ONE,)
+        report, store = fast.run(), Store(fast.root)
+        (record,) = store.records("speed")
+        file = store.stage_folder(record.stage, record.key) / "stage.json"
+        content = json.loads(file.read_text())
+        content["parameters"]["rule"]["allowance"] = 1000.0
+        file.write_text(json.dumps(content))
+        (check,) = check_run(report, store)
+        assert any("cannot be computed" in each for each in check.differences)
+
     def test_verify_sees_a_rule_that_is_not_the_policy_s(self, fast: FakeRun) -> None:
         """Such as a cap that was raised once it was reached."""
         fast.recipes = (ONE,)
