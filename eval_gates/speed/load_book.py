@@ -41,11 +41,20 @@ class LoadBook:
         """What was begun there on these inputs; else an empty book with a seed drawn anew.
 
         A server that runs on may remember the prompts of another measurement.
+
+        Raises:
+            StoreError: what was kept of it is damaged; to begin anew would be another chance.
         """
         try:
             begun = Begun.model_validate_json(self._begun.read_bytes())
-        except (FileNotFoundError, ValidationError):
+        except FileNotFoundError:
             begun = None
+        except ValidationError as error:
+            raise StoreError(
+                "what was kept of a measurement that had begun is damaged",
+                where=str(self._begun),
+                cure="delete the file to have all of it measured again",
+            ) from error
         if begun is None or begun.rests_on != dict(rests_on):
             self._loads.unlink(missing_ok=True)
             begun = Begun(seed=secrets.randbits(63), rests_on=dict(rests_on))
