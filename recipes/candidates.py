@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from recipes.catalog import load_described
 from recipes.described import Described, Name
+from recipes.engine_arguments import check_counts
 from recipes.engine_facts import Lever, vllm_facts
 from recipes.schema import AcceleratorName, EngineValue
 from recipes.speculation import Speculation, Word
@@ -34,6 +35,12 @@ class Candidate(Described):
         default={}, description="stock leaves these to the engine, but for those that divide GPUs"
     )
     environment: dict[str, str] = Field(default={}, description="over the profile's own")
+
+    @field_validator("engine_arguments")
+    @classmethod
+    def _counts_are_numbers(cls, arguments: dict[str, EngineValue]) -> dict[str, EngineValue]:
+        check_counts(arguments)
+        return arguments
 
     @model_validator(mode="after")
     def _it_changes_something(self) -> Candidate:

@@ -42,6 +42,17 @@ _VARIABLES_OF_OURS = re.compile(
 _TOKENS_OF_TEXT = re.compile(r"TOKENIZERS_PARALLELISM|.*(MAX|NUM|BATCHED)_?.*TOKENS(_.*)?")
 
 
+# What one server is spread over is their product (vllm/config/parallel.py).
+DIVIDES_GPUS = (
+    "tensor-parallel-size",
+    "pipeline-parallel-size",
+    "prefill-context-parallel-size",
+    "data-parallel-size",
+)
+# The engine takes more here, such as 4k; what is planned is computed with them.
+_COUNTS = ("max-model-len", *DIVIDES_GPUS)
+
+
 class EngineArgumentError(ValueError):
     """A name or value that must not reach the engine; says which, and why."""
 
@@ -83,6 +94,17 @@ def check_arguments(accelerator: str, arguments: Mapping[str, Any], engine: str 
         words = serving.words_or_folders.get(name, (value,))
         if reason := _fault_in_value(value) or _fault_in_place(name, value, words):
             raise EngineArgumentError(f"the value of {shown} {reason}")
+
+
+def check_counts(arguments: Mapping[str, Any]) -> None:
+    """See that what plans count with is a number from 1; raises EngineArgumentError if not."""
+    for name in _COUNTS:
+        value = arguments.get(name, 1)
+        if type(value) is not int or value < 1:
+            raise EngineArgumentError(
+                f"the value of '{name}' is {value!r:.80}, and has to be a whole number from 1, "
+                "without quotes"
+            )
 
 
 def check_variables(variables: Mapping[str, Any], engine: str = DEFAULT) -> None:

@@ -16,7 +16,7 @@ from pydantic import (
 )
 
 from recipes.described import Described, Name
-from recipes.engine_arguments import check_arguments, check_variables
+from recipes.engine_arguments import check_arguments, check_counts, check_variables
 from recipes.engines import DEFAULT, find_engine
 from recipes.quantization import Calibration, Quantization
 from recipes.speculation import Speculation, Word
@@ -248,6 +248,7 @@ class ServingProfile(Described):
     def _the_engine_knows_them(
         cls, arguments: dict[str, EngineValue], profile: ValidationInfo
     ) -> dict[str, EngineValue]:
+        check_counts(arguments)
         if {
             "accelerator",
             "engine",
@@ -280,6 +281,7 @@ class ServingProfile(Described):
     ) -> dict[str, Fallback]:
         if "engine" in profile.data:
             for each in fallbacks.values():
+                check_counts(each.engine_arguments)
                 check_arguments("cpu", each.engine_arguments, profile.data["engine"])
                 check_variables(each.environment, profile.data["engine"])
         return fallbacks

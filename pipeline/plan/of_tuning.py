@@ -25,15 +25,13 @@ from pipeline.plan.of_speed import Claim, Side, dump_workload, find_claims, spee
 from pipeline.plan.plan import Plan, VariantPlan
 from recipes.candidates import AS_PROFILED, STOCK, Candidate, Candidates
 from recipes.catalog import BASELINE, load_workload
-from recipes.engine_arguments import check_arguments, check_variables
+from recipes.engine_arguments import DIVIDES_GPUS, check_arguments, check_variables
 from recipes.engines import find_engine
 from recipes.policy import Policy
 from recipes.quantization import NoQuantization
 from recipes.schema import Recipe, ServingProfile
 from recipes.speed import RatioGate, Speed
 
-# What stock is on is the profile's to say: more GPUs are no gain of arguments.
-DIVIDES_GPUS = ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size")
 NO_GAIN = 1.0  # ratio to stock that must be exceeded
 RACE = "race"
 
@@ -57,7 +55,7 @@ class Entrant:
 def make_stock(profile: ServingProfile, candidates: Candidates) -> Entrant:
     """The profile without what any candidate moves: there, the engine's own defaults hold."""
     moved = {name for each in candidates.candidates.values() for name in each.engine_arguments}
-    kept = {
+    kept = {  # how many GPUs stock is on is the profile's to say
         name: value
         for name, value in profile.engine_arguments.items()
         if name not in moved or name in DIVIDES_GPUS

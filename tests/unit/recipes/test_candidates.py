@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from pipeline.core.errors import UsageError
-from pipeline.plan.of_tuning import make_entrant, make_stock
-from recipes.candidates import Candidates, combine, load_candidates
+from pipeline.plan.of_tuning import gpus_of, make_entrant, make_stock
+from recipes.candidates import Candidate, Candidates, combine, load_candidates
 from recipes.catalog import load_profile
+from recipes.engine_arguments import DIVIDES_GPUS
 
 STANDARD = load_candidates("standard")
 BATCHING: dict[str, Any] = {"lever": "batching", "engine_arguments": {"max-num-seqs": 8}}
@@ -41,6 +42,13 @@ def test_stock_has_nothing_that_a_candidate_moves() -> None:
     assert gpu.profile.engine_arguments["tensor-parallel-size"] == 1
 
 
+@pytest.mark.parametrize("name", DIVIDES_GPUS)
+def test_what_a_server_is_spread_over_is_counted_whole(name: str) -> None:
+    stock = make_stock(load_profile("h100"), STANDARD)
+    twice = Candidate(lever="parallelism", engine_arguments={name: 2})
+    assert gpus_of(make_entrant("twice", twice, stock).serving) == 2 * gpus_of(stock.serving)
+
+
 @pytest.mark.parametrize(
     ("changed", "key"),
     [
@@ -49,6 +57,10 @@ def test_stock_has_nothing_that_a_candidate_moves() -> None:
         ({"candidates": {"stock": BATCHING}}, "candidates.stock"),
         ({"candidates": {"a": {**BATCHING, "lever": "luck"}}}, "candidates.a.lever"),
         ({"candidates": {"a": {**BATCHING, "leaver": 1}}}, "candidates.a.leaver"),
+        (
+            {"candidates": {"a": {**BATCHING, "engine_arguments": {"data-parallel-size": "two"}}}},
+            "candidates.a.engine_arguments",
+        ),
         ({"rounds": 0}, "rounds"),
         ({"behind": 1.0}, "behind"),
     ],

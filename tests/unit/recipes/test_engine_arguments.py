@@ -129,6 +129,9 @@ def test_what_tunes_an_engine_is_taken() -> None:
     [
         ("engine_arguments", {"hos": "0.0.0.0"}),
         ("engine_arguments", {"load-format": "pt"}),
+        ("engine_arguments", {"max-model-len": "4k"}),
+        ("engine_arguments", {"tensor-parallel-size": "two"}),
+        ("engine_arguments", {"prefill-context-parallel-size": 0}),
         ("environment", {"LD_PRELOAD": "/tmp/x.so"}),
         ("environment", {"A=B": "c"}),
         ("kv_cache_dtype", "fp8 --host 0.0.0.0"),
