@@ -201,7 +201,7 @@ def refuse_unfit(profile: ServingProfile, asked: str) -> None:
             f"nothing that is served with '{speculative.rejection_sample_method}' is promoted: "
             f"{why}",
             where=f"--profile {asked}, key {ACCEPTANCE_KEY}",
-            cure="take 'standard', or add --no-promote to measure it and promote nothing",
+            cure="take 'standard'; `prepare model --no-promote` measures it and promotes nothing",
         )
 
 

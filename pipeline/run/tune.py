@@ -43,7 +43,7 @@ from pipeline.forecast.preflight import refuse
 from pipeline.forecast.tuning_fit import misfit, skip_reason
 from pipeline.inspection.inspection import Inspection, inspect
 from pipeline.inspection.source import read_folder
-from pipeline.plan.choices import Request, choose, load_named_profile, locate
+from pipeline.plan.choices import Request, choose, load_named_profile, locate, refuse_unfit
 from pipeline.plan.of_tuning import (
     RACE,
     Entrant,
@@ -115,6 +115,7 @@ def run_tune(request: TuneRequest, settings: Settings, progress: Progress) -> Ru
         settings,
     )
     profile = load_named_profile(request.profile)
+    refuse_unfit(profile, request.profile)  # it would win
     stock = make_stock(profile, candidates)
     workload = request.workload or first_workload(choices.policy)
     find_claim(choices.policy, stock.fitted, workload, choices.policy.alpha)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -58,3 +59,16 @@ def test_what_is_not_there_is_refused_at_once(
     with pytest.raises(UsageError) as error:
         run("demo:smollm2-135m", *words)
     assert error.value.where == where
+
+
+def test_what_may_not_be_promoted_does_not_race(tmp_path: Path) -> None:
+    file = tmp_path / "pretends.yaml"
+    file.write_text(
+        "name: pretends\nsummary: s\naccelerator: cpu\nspeculative: {method: ngram, "
+        "num_speculative_tokens: 3, rejection_sample_method: synthetic, "
+        "synthetic_acceptance_length: 3}\n"
+    )
+    with pytest.raises(UsageError) as error:
+        run("demo:smollm2-135m", "--profile", str(file))
+    assert error.value.where is not None
+    assert error.value.where.startswith(f"--profile {file}, key speculative.")
