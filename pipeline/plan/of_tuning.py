@@ -6,6 +6,7 @@ stage that hears it speak and a stage that puts it under load. The claim is one 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -235,10 +236,11 @@ def find_claim(
     """The claim on speed that confirms a gain; the policy's own claims are left out."""
     own = policy.speed.workloads if policy.speed else {}
     blocks = policy.speed.ratio.blocks if policy.speed and policy.speed.ratio else None
-    name = workload
+    name, found = workload, load_workload(workload, policy.speed, profile)[0]
     if "/" in workload or workload.endswith((".yaml", ".yml")):
-        name = Path(workload).stem.lower()
-        own = {**own, name: load_workload(workload)[0]}
+        stem = re.sub("[^a-z0-9._-]", "-", Path(workload).stem.lower())
+        name = stem.lstrip("._-")[:80] or "file"
+        own = {**own, name: found}
     minimum = {"cpu": NO_GAIN, "cuda": NO_GAIN}
     given = {"blocks": blocks} if blocks else {}
     ratio = RatioGate.model_validate({"minimum": minimum, "workloads": [name], **given})

@@ -48,6 +48,8 @@ def test_the_profile_says_whose_defaults_count() -> None:
     [
         (("--candidates", "nope"), "--candidates nope"),
         (("--workload", "nope"), "--workload nope"),
+        (("--workload", "Chat"), "--workload Chat"),
+        (("--workload", ".."), "--workload .."),
         (("--profile", "nope"), "--profile nope"),
         (("--profile", "h100"), "--profile h100"),  # without a GPU
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from eval_gates.speed.load import LOADS, read_loads
 from pipeline.core.errors import ExitCode, ServingError, UsageError
 from pipeline.core.store import Store
 from pipeline.forecast.machine import Machine
-from pipeline.plan.of_tuning import TuningPlanner, make_entrant, make_stock
+from pipeline.plan.of_tuning import TuningPlanner, find_claim, make_entrant, make_stock
 from pipeline.release.promotion import Order, choose_variants
 from pipeline.run.run_log import RunLog
 from pipeline.run.stage_runner import StageRunner
@@ -280,6 +281,14 @@ def test_an_argument_that_is_not_for_a_profile_is_refused_by_name() -> None:
     with pytest.raises(UsageError) as error:
         make_entrant("bad", bad.candidates["bad"], stock)
     assert error.value.where == "candidates.bad"
+
+
+@pytest.mark.parametrize("name", ["My load.yaml", "_.yaml", "chat.yaml", f"{'x' * 200}.yml"])
+def test_a_workload_file_may_have_any_name(tmp_path: Path, name: str) -> None:
+    load = {**PROFILE_KEYS["workloads"]["chat"], "output_tokens": 7}
+    (tmp_path / name).write_text(json.dumps({"name": "mine", "summary": "s", "workload": load}))
+    claim = find_claim(policy(), profile(), str(tmp_path / name), 0.05)
+    assert claim.workload == profile(workloads={"mine": load}).workloads["mine"]
 
 
 class TestVerify:
