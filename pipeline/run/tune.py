@@ -6,6 +6,7 @@ winner's claim alone, on fresh lives and prompts that the race did not see, at i
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,6 +31,7 @@ from pipeline.core.errors import (
     ServingError,
     StageError,
     UsageError,
+    raise_as,
 )
 from pipeline.core.events import Progress
 from pipeline.core.hardware import hardware
@@ -74,6 +76,8 @@ from recipes.schema import ServingProfile, Tuned
 
 CODES = {"pass": ExitCode.PROMOTED, "fail": ExitCode.GATES_FAILED, "undecided": ExitCode.UNDECIDED}
 PROFILE = "tuned-profile.yaml"
+NOT_THERE = "the tuned profile cannot be written there"
+ELSEWHERE = "name a file in a folder that exists and that you may write"
 
 
 @dataclass(frozen=True)
@@ -99,6 +103,8 @@ def run_tune(request: TuneRequest, settings: Settings, progress: Progress) -> Ru
     Raises:
         PrepareError: the request itself is wrong, so there is no run.
     """
+    if request.to is not None:
+        check_place(request.to)
     candidates = load_candidates(request.candidates)
     choices = choose(
         Request(
@@ -152,6 +158,14 @@ def run_tune(request: TuneRequest, settings: Settings, progress: Progress) -> Ru
         return tuning.run(profile, machine, _inspection(checkpoint), request.to)
 
     return session.run(work)
+
+
+def check_place(file: Path) -> None:
+    """See that a tuned profile can be written there; raises UsageError, hours before it is."""
+    with raise_as(UsageError, NOT_THERE, f"--to {file}", ELSEWHERE):
+        is_open = file.parent.is_dir() and os.access(file.parent, os.W_OK | os.X_OK)
+        if not (is_open and (file.is_file() or not os.path.lexists(file))):
+            raise UsageError(NOT_THERE, where=f"--to {file}", cure=ELSEWHERE)
 
 
 def _inspection(checkpoint: Checkpoint) -> Inspection | None:
@@ -340,9 +354,12 @@ class Tuning:
         if found.verdict == "pass":
             file = self._stages.log.folder / PROFILE
             text = dump_profile(self._tuned(winner, found, record))
-            for each in (file, *([to] if to else [])):
-                write_atomically(each, text)
-            self._note(profile=str(to or file))
+            write_atomically(file, text)
+            self._note(profile=str(file))
+            if to is not None:
+                with raise_as(UsageError, NOT_THERE, f"--to {to}", ELSEWHERE):
+                    write_atomically(to, text)
+                self._note(profile=str(to))
 
     def _begin(self, winner: Entrant) -> Trial:
         """Counts this winner as a try: each further one has a smaller share of the error rate."""

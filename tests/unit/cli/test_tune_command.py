@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -74,3 +75,14 @@ def test_what_may_not_be_promoted_does_not_race(tmp_path: Path) -> None:
         run("demo:smollm2-135m", "--profile", str(file))
     assert error.value.where is not None
     assert error.value.where.startswith(f"--profile {file}, key speculative.")
+
+
+@pytest.mark.parametrize("name", [".", "missing/tuned.yaml", "fifo", "link"])
+def test_where_no_profile_can_be_written_is_refused_before_the_race(
+    tmp_path: Path, name: str
+) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "link").symlink_to(tmp_path / "gone")
+    with pytest.raises(UsageError) as error:
+        run("demo:smollm2-135m", "--profile", "nope", "--to", str(tmp_path / name))
+    assert error.value.where == f"--to {tmp_path / name}"

@@ -125,6 +125,16 @@ def test_a_gain_is_confirmed_on_lives_and_prompts_of_its_own(tmp_path: Path) -> 
     assert not seeds["race"] & seeds["ratio"]
 
 
+def test_a_profile_that_cannot_be_written_where_it_was_wanted_is_in_the_runs_folder(
+    tmp_path: Path,
+) -> None:
+    made = tried(tmp_path, {"fast": 0.7}, fast=FASTER)
+    with pytest.raises(UsageError) as error:
+        made.run(tmp_path / "gone" / "tuned.yaml")
+    assert error.value.where == f"--to {tmp_path / 'gone' / 'tuned.yaml'}"
+    assert (made.report.verdict, made.report.profile) == ("pass", str(made.log.folder / PROFILE))
+
+
 def test_a_profile_that_is_not_stock_races_as_it_stands(tmp_path: Path) -> None:
     fewer = {"lever": "batching", "engine_arguments": {"max-num-seqs": 8}}
     models = PretendModels(equal, seconds={"profile": 0.7})
