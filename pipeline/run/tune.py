@@ -221,7 +221,7 @@ class Tuning:
             wanted = entrants_of(self._planner.candidates, profile, self._planner.stock)
             for name, candidate in wanted:
                 self._enter(name, candidate, profile, machine, inspection)
-            self._race_combined()
+            self._race_combined(profile, machine, inspection)
             winner = self._find_winner()
             if winner is None:
                 self._note(verdict="fail", reason="nothing was faster than stock in the race")
@@ -239,10 +239,11 @@ class Tuning:
         profile: ServingProfile,
         machine: Machine,
         inspection: Inspection | None,
+        lever: str = "",
     ) -> None:
-        """Race it, or say why not."""
+        """Race it, or say why not; `lever`: in the place of the candidate's own."""
         stock = self._planner.stock
-        lever = candidate.lever if candidate else AS_PROFILED
+        lever = lever or (candidate.lever if candidate else AS_PROFILED)
         if candidate and (why := skip_reason(candidate, profile.accelerator, machine)):
             self._add(RaceReport(name=name, lever=lever, outcome="dropped", reason=why))
             return
@@ -256,7 +257,7 @@ class Tuning:
         if why:
             self._add(RaceReport(name=name, lever=lever, outcome="dropped", reason=why))
         else:
-            self._race(entrant)
+            self._race(replace(entrant, lever=lever))
 
     def _race(self, entrant: Entrant) -> None:
         """One life of a server under load; a failure is a fact, but stock's ends the run."""
@@ -307,8 +308,10 @@ class Tuning:
             over_stock=rate / stock,
         )
 
-    def _race_combined(self) -> None:
-        """The best of each lever at once, where several beat stock."""
+    def _race_combined(
+        self, profile: ServingProfile, machine: Machine, inspection: Inspection | None
+    ) -> None:
+        """The best of each lever at once, where several beat stock; that may not fit, either."""
         best: dict[str, RaceReport] = {}
         known = self._planner.candidates.candidates
         for each in self._report.race:
@@ -318,9 +321,7 @@ class Tuning:
                     best[each.lever] = each
         if len(best) > 1:
             together = combine(known[each.name] for each in best.values())
-            entrant = make_entrant(COMBINED, together, self._planner.stock)
-            lever = " and ".join(best)
-            self._race(replace(entrant, lever=lever))
+            self._enter(COMBINED, together, profile, machine, inspection, " and ".join(best))
 
     def _find_winner(self) -> Entrant | None:
         """The fastest in the race; None where that is stock."""

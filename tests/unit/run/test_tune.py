@@ -135,6 +135,20 @@ def test_a_profile_that_cannot_be_written_where_it_was_wanted_is_in_the_runs_fol
     assert (made.report.verdict, made.report.profile) == ("pass", str(made.log.folder / PROFILE))
 
 
+def test_levers_that_together_take_more_gpus_do_not_race_together(tmp_path: Path) -> None:
+    copies = {"tensor-parallel-size": 1, "data-parallel-size": 2}
+    steps = {"tensor-parallel-size": 2, "max-num-seqs": 8}
+    found = candidates(
+        copies={"lever": "parallelism", "engine_arguments": copies},
+        steps={"lever": "batching", "engine_arguments": steps},
+    )
+    models = PretendModels(equal, seconds={"copies": 0.8, "steps": 0.8, "combined": 0.5})
+    made = Tried(tmp_path, models, found, engine_arguments={"tensor-parallel-size": 2})
+    made.run()
+    assert made.entrant("combined").outcome == "dropped"
+    assert "combined" not in models.served
+
+
 def test_a_profile_that_is_not_stock_races_as_it_stands(tmp_path: Path) -> None:
     fewer = {"lever": "batching", "engine_arguments": {"max-num-seqs": 8}}
     models = PretendModels(equal, seconds={"profile": 0.7})
