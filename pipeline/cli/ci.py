@@ -13,7 +13,7 @@ import typer
 
 from pipeline.cli.display import open_display
 from pipeline.cli.options import PATH, setting
-from pipeline.cli.tables import print_json, print_run
+from pipeline.cli.tables import errors_as_json, print_run
 from pipeline.cli.terminal import print_command
 from pipeline.core.errors import ExitCode, PrepareError, from_dict
 
@@ -76,16 +76,11 @@ class CiReporting:
         Args:
             command: what was asked for, in case that it does not come to a run.
         """
-        from artifacts.run_record import SCHEMA_VERSION
-
-        try:
-            with open_display(as_json=self.as_json, plain=self.ci) as progress:
-                report = self.report(work, command, store, progress)
-        except PrepareError as error:
-            if self.as_json:
-                failed = {"schema_version": SCHEMA_VERSION, "run": None, "error": error.to_dict()}
-                print_json(failed)
-            raise
+        with (
+            errors_as_json(self.as_json),
+            open_display(as_json=self.as_json, plain=self.ci) as progress,
+        ):
+            report = self.report(work, command, store, progress)
         if self.as_json:
             print(report.model_dump_json(indent=1))
         elif report.error is None:

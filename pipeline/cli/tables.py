@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from artifacts.gate_row import GateRow, gate_row, speed_row
 from artifacts.written_numbers import format_megabytes
 from pipeline.cli.terminal import open_console
+from pipeline.core.errors import PrepareError
 from pipeline.core.foreign.text import LONGEST_NAME, LONGEST_REASON, clip
 
 if TYPE_CHECKING:
@@ -33,6 +35,19 @@ def console(width: int = WIDTH_WITHOUT_TERMINAL) -> Console:
 def print_json(value: Any) -> None:
     """One JSON value on standard output."""
     print(json.dumps(value, indent=1))
+
+
+@contextmanager
+def errors_as_json(wanted: bool) -> Iterator[None]:
+    """What was asked for came to no run: an object that says so, where one is wanted."""
+    from artifacts.run_record import SCHEMA_VERSION
+
+    try:
+        yield
+    except PrepareError as error:
+        if wanted:
+            print_json({"schema_version": SCHEMA_VERSION, "run": None, "error": error.to_dict()})
+        raise
 
 
 def print_table(

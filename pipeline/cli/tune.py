@@ -20,7 +20,7 @@ from pipeline.cli.options import (
     argument,
     option,
 )
-from pipeline.cli.tables import print_json, print_table
+from pipeline.cli.tables import errors_as_json, print_json, print_table
 from pipeline.cli.tuning_tables import print_tuning
 from pipeline.cli.verify import is_version, registered_folder
 from pipeline.core.credentials import take_out
@@ -100,44 +100,45 @@ def tune(
     Exit codes: 0 a tuned profile (--lint: it starts), 1 error, 2 usage, 3 unexpected error,
     4 no gain (--lint: the server would refuse it), 5 undecided, 130 interrupted.
     """
-    if (lint is None) == (checkpoint is None):
-        raise UsageError(
-            "there is nothing to tune" if lint is None else "a command line is linted alone",
-            where="prepare tune",
-            cure="name a checkpoint, or give a command line with --lint",
-        )
-    if lint is not None:
-        found = lint_command(lint, profile)
-        if as_json:
-            print_json(found.to_dict())
-        else:
-            print_lint(found)
-        raise typer.Exit(ExitCode.GATES_FAILED if found.fails else ExitCode.PROMOTED)
-    from pipeline.environments.settings import load_settings
-    from pipeline.run.tune import TuneRequest, run_tune
+    with errors_as_json(as_json):
+        if (lint is None) == (checkpoint is None):
+            raise UsageError(
+                "there is nothing to tune" if lint is None else "a command line is linted alone",
+                where="prepare tune",
+                cure="name a checkpoint, or give a command line with --lint",
+            )
+        if lint is not None:
+            found = lint_command(lint, profile)
+            if as_json:
+                print_json(found.to_dict())
+            else:
+                print_lint(found)
+            raise typer.Exit(ExitCode.GATES_FAILED if found.fails else ExitCode.PROMOTED)
+        from pipeline.environments.settings import load_settings
+        from pipeline.run.tune import TuneRequest, run_tune
 
-    version, source = None, checkpoint or ""
-    if is_version(source):
-        version, source = source, str(registered_folder(source, registry, store))
-    request = TuneRequest(
-        checkpoint=source,
-        version=version,
-        policy=policy,
-        profile=profile,
-        workload=workload,
-        candidates=candidates,
-        trust_remote_code=yes_trust_remote_code,
-        to=to.expanduser().absolute() if to else None,
-    )
-    with open_display(as_json=as_json) as progress:
-        report = run_tune(request, load_settings(store), progress)
-    if as_json:
-        print(report.model_dump_json(indent=1))
-    else:
-        print_tuning(report)
-    if report.error is not None:
-        print(f"error: {from_dict(report.error)}", file=sys.stderr)
-    raise typer.Exit(report.exit_code or 0)
+        version, source = None, checkpoint or ""
+        if is_version(source):
+            version, source = source, str(registered_folder(source, registry, store))
+        request = TuneRequest(
+            checkpoint=source,
+            version=version,
+            policy=policy,
+            profile=profile,
+            workload=workload,
+            candidates=candidates,
+            trust_remote_code=yes_trust_remote_code,
+            to=to.expanduser().absolute() if to else None,
+        )
+        with open_display(as_json=as_json) as progress:
+            report = run_tune(request, load_settings(store), progress)
+        if as_json:
+            print(report.model_dump_json(indent=1))
+        else:
+            print_tuning(report)
+        if report.error is not None:
+            print(f"error: {from_dict(report.error)}", file=sys.stderr)
+        raise typer.Exit(report.exit_code or 0)
 
 
 def lint_command(text: str, profile: str) -> Lint:

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pipeline.cli.main import app
-from pipeline.core.errors import ExitCode, UsageError
+from pipeline.core.errors import ExitCode, PrepareError, UsageError
 
 
 def run(*words: str) -> tuple[int, str]:
@@ -86,3 +86,16 @@ def test_where_no_profile_can_be_written_is_refused_before_the_race(
     with pytest.raises(UsageError) as error:
         run("demo:smollm2-135m", "--profile", "nope", "--to", str(tmp_path / name))
     assert error.value.where == f"--to {tmp_path / name}"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [(), ("--lint", "ls"), ("demo:smollm2-135m", "--candidates", "nope"), ("nope@champion",)],
+)
+def test_what_comes_to_no_run_is_an_object_too(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    with pytest.raises(PrepareError) as error:
+        app(["tune", *words, "--store", str(tmp_path), "--json"], standalone_mode=False)
+    told = json.loads(capsys.readouterr().out)
+    assert told == {"schema_version": 2, "run": None, "error": error.value.to_dict()}
