@@ -107,7 +107,7 @@ DryRunOption = Annotated[
 ]
 AttributeOption = Annotated[
     bool,
-    option(
+    setting(
         "--attribute",
         "Of a variant that failed or came close: which of weights and KV cache costs what.",
     ),

@@ -69,6 +69,14 @@ def surface() -> str:
     return "\n".join(lines) + "\n"
 
 
+def test_every_flag_of_prepare_model_has_a_variable() -> None:
+    (model,) = [
+        each for name, each in commands("", typer.main.get_command(app)) if name == " model"
+    ]
+    options = [each for each in model.params if each.param_type_name == "option"]
+    assert [each.name for each in options if not each.envvar and each.name != "help"] == []
+
+
 def test_every_command_takes_what_the_file_says() -> None:
     assert surface().splitlines() == SURFACE.read_text().splitlines()
 
