@@ -26,6 +26,8 @@ from pipeline.run.endpoints import Endpoints
 from pipeline.run.measurement import Measurement
 from pipeline.run.stage_runner import StageRunner
 
+DRAFTED = "speculative decoding counts with the weights"
+
 
 class Attribution:
     """Asks what is still to be asked, and writes what it shows into the run's record.
@@ -63,9 +65,10 @@ class Attribution:
             return
         before, after = kv_dtype(self._plan.baseline), kv_dtype(variant)
         if before == after:
+            cause = "weights, or by speculative decoding" if speculates(variant) else "weights"
             self._stages.progress.note(
                 f"{name}: nothing to attribute: its KV cache is of the baseline's type, {after}, "
-                "so all that it lost, it lost by its weights"
+                f"so all that it lost, it lost by its {cause}"
             )
             return
         try:
@@ -108,7 +111,11 @@ class Attribution:
         self._measurement.ask(kv_cache, list(asked["kv_cache"].values()))
         return [
             self._compare(
-                suite, specs[suite], {s: each[suite] for s, each in asked.items()}, dtypes
+                suite,
+                specs[suite],
+                {s: each[suite] for s, each in asked.items()},
+                dtypes,
+                "; ".join(filter(None, (self._note, DRAFTED if speculates(variant) else ""))),
             )
             for suite in suites
         ]
@@ -147,6 +154,7 @@ class Attribution:
         last: StageSpec,
         asked: dict[str, StageSpec],
         dtypes: tuple[str, str],
+        note: str,
     ) -> AttributionReport:
         both = self._answers(last)
         policy = self._plan.policy
@@ -163,7 +171,7 @@ class Attribution:
                 alpha=policy.alpha,
                 population=questions.units if policy.suites[suite].about == "benchmark" else None,
                 kv_dtypes=dtypes,
-                note=self._note,
+                note=note,
             )
         except ValueError as error:
             raise EvaluationDataError(
@@ -179,6 +187,11 @@ def kv_dtype(variant: VariantPlan) -> str:
     if variant.arguments is None:
         raise ValueError(f"{variant.recipe.name} is not ours to serve")
     return str(variant.arguments.engine_arguments[KV_DTYPE])
+
+
+def speculates(variant: VariantPlan) -> bool:
+    """Whether its tokens are drafted, as the baseline's never are."""
+    return variant.arguments is not None and variant.arguments.speculative is not None
 
 
 def with_kv_dtype(variant: VariantPlan, dtype: str) -> VariantPlan:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from fake_run import RECIPE, SERVING, FakeRun, policy
+from listener import Listener
 from pretend_stages import PretendModels
 
 from artifacts.ending import attribution_lines
@@ -103,6 +104,19 @@ def test_with_one_type_of_cache_there_is_nothing_to_attribute(tmp_path: Path) ->
     assert run.report.variants[0].verdict == "fail"
     assert run.report.variants[0].attribution == []
     assert {who for who, _, _ in run.models.asked} == {"baseline", RECIPE}
+
+
+@pytest.mark.parametrize("serving", [SERVING, OTHER_CACHES])
+def test_what_drafting_costs_is_not_told_as_the_weights_alone(
+    tmp_path: Path, serving: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(Listener, "note", lambda _, text: said.append(text))
+    drafting = {"method": "ngram", "num_speculative_tokens": 4}
+    run = attributed(tmp_path, RECIPE, WEIGHTS, serving={**serving, "speculative": drafting})
+    (variant,) = run.report.variants
+    said += [each.note for each in variant.attribution]
+    assert any("speculative decoding" in each for each in said if "weights" in each)
 
 
 def test_a_server_that_fails_leaves_the_verdict_alone(tmp_path: Path) -> None:
