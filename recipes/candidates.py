@@ -54,9 +54,8 @@ class Candidate(Described):
     @property
     def changes_answers(self) -> bool:
         """Whether answers have to be gated again with it, beyond what rounding does."""
-        changing = set(vllm_facts().changes_answers)
-        names = {name.partition(".")[0] for name in self.engine_arguments}
-        return bool(self.kv_cache_dtype or self.speculative or names & changing)
+        others = self.kv_cache_dtype or self.speculative
+        return bool(others) or change_answers(self.engine_arguments)
 
 
 class Candidates(Described):
@@ -89,6 +88,12 @@ def load_candidates(name: str) -> Candidates:
         UsageError: no such file, or a malformed one.
     """
     return load_described(name, "tuning", "candidates", Candidates)
+
+
+def change_answers(names: Iterable[str]) -> bool:
+    """Whether an engine argument of these changes answers."""
+    changing = vllm_facts().changes_answers
+    return any(name.partition(".")[0] in changing for name in names)
 
 
 def combine(candidates: Iterable[Candidate]) -> Candidate:

@@ -24,7 +24,7 @@ from pipeline.environments.settings import Settings
 from pipeline.plan.choices import fit_here
 from pipeline.plan.of_speed import Claim, Side, dump_workload, find_claims, speed_stages
 from pipeline.plan.plan import Plan, VariantPlan
-from recipes.candidates import AS_PROFILED, STOCK, Candidate, Candidates
+from recipes.candidates import AS_PROFILED, STOCK, Candidate, Candidates, change_answers
 from recipes.catalog import BASELINE, load_workload
 from recipes.engine_arguments import DIVIDES_GPUS, check_arguments, check_variables
 from recipes.engines import find_engine
@@ -104,8 +104,12 @@ def make_entrant(name: str, candidate: Candidate, stock: Entrant) -> Entrant:
 
 def make_profiled(profile: ServingProfile, stock: Entrant) -> Entrant:
     """The profile as it stands, which may be better, or worse, than stock."""
-    speculates = profile.speculative is not None
-    changes = speculates or profile.kv_cache_dtype != stock.profile.kv_cache_dtype
+    arguments = profile.engine_arguments.items() - stock.profile.engine_arguments.items()
+    changes = (
+        profile.speculative is not None
+        or profile.kv_cache_dtype != stock.profile.kv_cache_dtype
+        or change_answers(name for name, _ in arguments)
+    )
     return _entrant(AS_PROFILED, AS_PROFILED, profile, changes_answers=changes)
 
 

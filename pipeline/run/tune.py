@@ -125,9 +125,13 @@ def run_tune(request: TuneRequest, settings: Settings, progress: Progress) -> Ru
     stock = make_stock(profile, candidates)
     workload = request.workload or first_workload(choices.policy)
     find_claim(choices.policy, stock.fitted, workload, choices.policy.alpha)
-    for name, each in candidates.candidates.items():
-        if each.accelerator in (None, profile.accelerator):
-            make_entrant(name, each, stock)
+    try:
+        for name, each in candidates.candidates.items():
+            if each.accelerator in (None, profile.accelerator):
+                make_entrant(name, each, stock)
+    except UsageError as error:
+        where = f"--candidates {request.candidates}, key {error.where}"
+        raise UsageError(error.what, where=where, cure=error.cure) from error
     machine = this_machine(settings.store, with_gpu=profile.accelerator == "cuda")
     faults = (find_missing_gpus(profile, machine), find_driver_fault(profile, machine))
     refuse(fault for fault in faults if fault is not None)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pipeline.core.errors import UsageError
-from pipeline.plan.of_tuning import gpus_of, make_entrant, make_stock
+from pipeline.plan.of_tuning import gpus_of, make_entrant, make_profiled, make_stock
 from recipes.candidates import Candidate, Candidates, combine, load_candidates
 from recipes.catalog import load_profile
 from recipes.engine_arguments import DIVIDES_GPUS
@@ -95,3 +95,11 @@ def test_candidates_combine() -> None:
     assert together.kv_cache_dtype == "fp8"
     assert together.changes_answers
     assert not found.candidates["a"].changes_answers
+
+
+def test_a_profile_whose_argument_changes_answers_is_gated_again() -> None:
+    backend = Candidate(lever="batching", engine_arguments={"attention-backend": "FLASH_ATTN"})
+    found = Candidates(name="c", summary="s", candidates={"backend": backend})
+    b200 = load_profile("b200").model_copy(update={"kv_cache_dtype": "auto"})
+    assert make_profiled(b200, make_stock(b200, found)).changes_answers
+    assert not make_profiled(b200, make_stock(b200, STANDARD)).changes_answers
