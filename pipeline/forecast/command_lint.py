@@ -183,15 +183,19 @@ class _Linter:
                 yield LintFinding(written, "idle", self.facts.idle[whole], "leave it out")
                 continue
             name, value = self._canonical(whole, value or _level(written))
-            if name in seen:
+            place = f"{name}.{written.partition('.')[2]}"  # keys of a mapping come together
+            if place in seen:
                 yield LintFinding(written, "note", "given twice; the last one counts")
-            seen.add(name)
+            seen.add(place)
             yield from self._look_at(written, name, value)
 
     def _long_name(self, written: str) -> str:
         """Without dashes in front, and without what follows a dot: that leads into a mapping."""
-        if written in self.options.shorts or _level(written):
-            return self.options.shorts.get(written, "optimization-level")
+        if written.startswith("-O"):
+            return "optimization-level"
+        short = written.partition(".")[0]
+        if short in self.options.shorts:
+            return self.options.shorts[short]
         return written.lstrip("-").partition(".")[0].replace("_", "-")
 
     def _whole_name(self, name: str) -> str:
@@ -248,9 +252,8 @@ class _Linter:
 
 
 def _level(written: str) -> str:
-    """Of `-O3`, 3; "" of anything else."""
-    found = re.fullmatch(r"-O(\d)", written)
-    return found[1] if found else ""
+    """Of `-O3`, 3; "" of anything else, as of `-O 3`."""
+    return written.removeprefix("-O") if written.startswith("-O") else ""
 
 
 def _same(value: str, default: str) -> bool:

@@ -64,6 +64,9 @@ class TestTheFacts:
         ("--no-enable-prefix-caching", "harms"),
         ("--disable-prefix-caching", "harms"),
         ("-O0", "harms"),
+        ("-O 0", "harms"),
+        ("-O=0", "harms"),
+        ("-sc.method ngram", "note"),
         ("--max-num-seqs 1024", "idle"),
         ("--gpu_memory_utilization 0.920", "idle"),
         ("--enable-chunked-prefill", "idle"),
@@ -85,6 +88,11 @@ def test_an_option_is_judged(words: str, severity: str) -> None:
 )
 def test_what_says_something_of_its_own_is_left_alone(words: str) -> None:
     assert on_h100(f"vllm serve org/name {words}").findings == ()
+
+
+@pytest.mark.parametrize("words", ["-cc.mode 3", "-cc.mode=3 -cc.level=2", "-O 3", "-Odecode"])
+def test_what_the_engine_spells_in_its_own_way_starts(words: str) -> None:
+    assert on_h100(f"vllm serve x {words}").findings == ()
 
 
 def test_the_same_number_is_more_than_stock_where_stock_is_less() -> None:
