@@ -199,7 +199,7 @@ def _find(name: str, folder: Path, noun: str, also: Sequence[str] = ()) -> Path:
     is_path = _is_path(name)
     path = user_path(name if is_path else folder / f"{name}.yaml", f"--{noun} {name[:80]}")
     if not path.is_file():
-        known = [*_names(folder), *also]
+        known = list(dict.fromkeys([*_names(folder), *also]))
         close = difflib.get_close_matches(shorten(name), known, n=1)
         hint = f"did you mean '{close[0]}'? " if close else ""
         raise UsageError(

@@ -103,7 +103,11 @@ def find_claims(
 def _find_claim(
     speed: Speed, claim: SpeedClaim, profile: ServingProfile | None, alpha: float
 ) -> Claim:
-    workload, where = load_workload(claim.workload, speed, profile)
+    try:
+        workload, where = load_workload(claim.workload, speed, profile)
+    except UsageError as error:
+        key = f"policy key {ROLE}{claim.name}, workload {claim.workload}"
+        raise UsageError(error.what, where=key, cure=error.cure) from error
     gate = claim.gate
     if isinstance(gate, SloGate) and gate.rate is not None:
         workload = change_arrivals(workload, Arrivals(rate=gate.rate))

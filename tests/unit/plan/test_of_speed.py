@@ -88,7 +88,7 @@ def test_one_start_a_side_takes_a_part_of_the_error_rate_and_endpoints_are_judge
 @pytest.mark.parametrize(
     ("speed", "where"),
     [
-        ({"ratio": {"minimum": 1.0, "workloads": ["chatt"]}}, "--workload chatt"),
+        ({"ratio": {"minimum": 1.0, "workloads": ["chatt"]}}, "policy key speed.ratio.chatt"),
         (
             {"ratio": {"minimum": 1.0, "workloads": ["steady"]}},
             "key workloads.steady, key arrivals",
