@@ -108,8 +108,11 @@ def check(
     from pipeline.plan.gate_power import check_decidable, joint_power, policy_power
     from pipeline.plan.speed_power import check_claims_decidable, claim_powers
     from recipes import catalog
+    from recipes.traffic_file import check_workload
 
     policy = catalog.load_policy(name)
+    for own, workload in (policy.speed.workloads if policy.speed else {}).items():
+        check_workload(workload, f"policy key speed.workloads.{own}", max_length=None)
     recipes = [catalog.load_recipe(recipe) for recipe in recipe or DEFAULT_RECIPES]
     for one in recipes:
         check_margins(one, policy)

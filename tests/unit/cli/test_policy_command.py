@@ -102,6 +102,22 @@ class TestCheck:
         assert "mmlu: is about this list of questions" in said
         assert "truly loses the margin passes in about half of all runs" in said
 
+    def test_a_workload_without_its_file_is_refused(
+        self, prepare: Callable[..., str], tmp_path: Path, data: str
+    ) -> None:
+        load = {"kind": "requests", "file": "gone.jsonl", "output_tokens": 4}
+        content = yaml.safe_load(Path(mine(tmp_path)).read_text())
+        content["speed"] = {
+            "ratio": {"minimum": 1.0, "workloads": ["ours"]},
+            "workloads": {"ours": {**load, "arrivals": {"concurrency": 4}}},
+        }
+        path = tmp_path / "fast.yaml"
+        path.write_text(yaml.safe_dump(content))
+        with pytest.raises(UsageError) as error:
+            prepare("check", str(path), "--eval-data", data)
+        where = f"policy key speed.workloads.ours, key file: {tmp_path / 'gone.jsonl'}"
+        assert error.value.where == where
+
     def test_claims_on_speed_are_told(
         self, prepare: Callable[..., str], tmp_path: Path, data: str
     ) -> None:
