@@ -123,13 +123,13 @@ class Tuned(Described):
     )
     gain: float = Field(ge=1e-3, le=1_000, description="of the typical block; an estimate")
     alpha: float = Field(gt=0, lt=1, description="error rate of the bound")
-    workload: str = Field(description="that it was measured under, by its name")
+    workload: Name = Field(description="that it was measured under, by its name")
     stock: list[str] = Field(
         description="command line of what it was compared with; the engine chose all else itself"
     )
     checkpoint: str = Field(description="digest of the model that was served")
     hardware: dict[str, Any] = Field(description="that both were served on")
-    run: str = Field(description="id of the run that measured it")
+    run: Name = Field(description="id of the run that measured it")
     evidence: str = Field(description="SHA-256 of every request's timings, in that run's store")
     gate_again: bool = Field(description="whether an argument changes answers")
 

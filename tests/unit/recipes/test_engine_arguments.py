@@ -26,6 +26,12 @@ LOCKS = Path(pipeline.__file__).parent / "environments" / "locks"
 ENGINES = ["cpu", "cuda"]
 
 
+TUNED: dict[str, Any] = {
+    **{"gain_at_least": 1.1, "gain": 1.2, "alpha": 0.05, "workload": "chat", "stock": []},
+    **{"checkpoint": "c", "hardware": {}, "run": "r", "evidence": "e", "gate_again": False},
+}
+
+
 def profile(**keys: Any) -> ServingProfile:
     return ServingProfile.model_validate(
         {"name": "p", "summary": "s", "accelerator": "cpu", **keys}
@@ -134,6 +140,8 @@ def test_what_tunes_an_engine_is_taken() -> None:
         ("engine_arguments", {"prefill-context-parallel-size": 0}),
         ("environment", {"LD_PRELOAD": "/tmp/x.so"}),
         ("environment", {"A=B": "c"}),
+        ("tuned", {**TUNED, "workload": "chat\nall gates passed"}),
+        ("tuned", {**TUNED, "run": "\x1b[2J"}),
         ("kv_cache_dtype", "fp8 --host 0.0.0.0"),
         ("baseline_kv_cache_dtype", "\x1b[2J"),
     ],
