@@ -84,7 +84,7 @@ class RatioRule(UnitRule):
         import numpy as np
 
         logs = margins + math.log(self.minimum)
-        medians = np.array([np.median(logs[: n + 1]) for n in range(logs.size)])
+        medians = np.array([np.nanmedian(logs[: n + 1]) for n in range(logs.size)])
         lower = surely_typical(logs, self.level) - self.allowance
         upper = -surely_typical(-logs, self.level) + self.allowance
         return np.exp(medians), _ratio(lower), _ratio(upper)

@@ -96,11 +96,11 @@ class SloRule(UnitRule):
         import numpy as np
 
         kept = margins > 0
-        shares = np.cumsum(kept) / np.arange(1, kept.size + 1)
+        shares = np.cumsum(kept) / np.cumsum(~np.isnan(margins))
         return (
             shares,
             surely_more_than(kept, self.level),
-            1 - surely_more_than(~kept, self.level),
+            1 - surely_more_than(margins <= 0, self.level),
         )
 
     def kept(self, loads: Sequence[MeasuredLoad]) -> list[bool]:

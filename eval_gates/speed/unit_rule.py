@@ -111,7 +111,7 @@ class UnitRule(RuleOfLives):
         refused = self.distrusted(loads)
         if refused:
             return SpeedFinding("refused", refused=refused)
-        found = self.finding_of(self.margins(loads), self.count(loads))
+        found = self.finding_of(*self._with_lost_lives(loads))
         if found.state != "refused":
             return found
         return replace(found, refused=(self.drift(loads),))
@@ -132,13 +132,38 @@ class UnitRule(RuleOfLives):
         places = [lives[:number].count(life) for number, life in enumerate(lives)]
         return np.array(places, dtype=int) >= self.warm_up
 
+    def _with_lost_lives(
+        self, loads: Sequence[MeasuredLoad]
+    ) -> tuple[FloatArray, NDArray[np.bool_]]:
+        """Margins and which count, with a unit that speaks for neither side for each lost life.
+
+        A life that another one follows too soon may have been ended because the unit that it was
+        at looked bad. Who could choose so gains nothing: for either side such a unit counts as one
+        that is not on it.
+        """
+        import numpy as np
+
+        margins, counted = self.margins(loads), self.count(loads)
+        if not counted.any():
+            return margins, counted
+        each = self.spread_over(sorted({load.side for load in loads})).unit
+        lives = np.array([load.life for load in loads[each - 1 :: each]])
+        if self.lives == "alternate":
+            sides = each // self.loads_per_life
+            lives -= sides * np.arange(1, lives.size + 1) - 1
+        lost = np.diff(lives, prepend=0)
+        # Not before the first unit that counts, which the estimate begins with.
+        after = int(counted.argmax()) + 1
+        places = np.maximum(np.repeat(np.arange(lives.size), np.maximum(lost, 0)), after)
+        return np.insert(margins, places, np.nan), np.insert(counted, places, True)
+
     def finding_of(
         self, margins: FloatArray, counted: NDArray[np.bool_] | None = None
     ) -> SpeedFinding:
         """Judge margins of units, those of the warm-up among them.
 
         Args:
-            margins: in the order of measuring.
+            margins: in the order of measuring; of a lost life nan.
             counted: which of them count; None: of one life, all after its warm-up.
 
         Returns:
@@ -186,12 +211,18 @@ class UnitRule(RuleOfLives):
         for_it, against = self.sides(margins)
         for number in np.flatnonzero(enough):
             seen = slice(int(places[number]) + 1)
-            if failing[number] >= needed and not undoes(against[seen]):
+            if failing[number] >= needed and not undoes(_known(against[seen])):
                 return "fail", int(number) + 1
-            if passing[number] >= needed and not undoes(for_it[seen]):
+            if passing[number] >= needed and not undoes(_known(for_it[seen])):
                 return "pass", int(number) + 1
         drifts = bool(enough.any()) and enough.size >= self.cap
         return ("refused" if drifts else "open"), None
+
+
+def _known(margins: FloatArray) -> FloatArray:
+    import numpy as np
+
+    return margins[~np.isnan(margins)]
 
 
 def _trail(

@@ -28,6 +28,8 @@ Send = Callable[..., Awaitable[Any]]
 def bound_load(serve: Any) -> None:
     """Put the module `vllm.benchmarks.serve` in bounds, once and for good."""
     client = serve.aiohttp
+    if isinstance(client.ClientSession, functools.partial):
+        return
     limit = client.ClientTimeout(
         total=ANSWER_SECONDS, sock_connect=SILENT_SECONDS, sock_read=SILENT_SECONDS
     )

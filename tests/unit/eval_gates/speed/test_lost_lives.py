@@ -1,0 +1,102 @@
+"""Who ends lives of servers because a block looks bad: each counts as one for neither side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from eval_gates.speed.load import MeasuredLoad
+from eval_gates.speed.ratio import RatioRule
+from eval_gates.speed.trust import Distrust
+
+SIDES = ("baseline", "candidate")
+
+
+class ImaginedRule(RatioRule):
+    """The real rule over blocks of which only the margin is known."""
+
+    blocks_margins: list[float]
+
+    def margins(self, loads: Sequence[MeasuredLoad]) -> NDArray[np.float64]:
+        return np.array(self.blocks_margins[: len(loads) // 2])
+
+    def distrusted(self, loads: Sequence[MeasuredLoad]) -> tuple[Distrust, ...]:
+        return ()
+
+    def drift(self, loads: Sequence[MeasuredLoad]) -> Distrust:
+        return Distrust(kind="drift", side="candidate", block=0, words="")
+
+
+def rule_of(margins: Sequence[float], **changes: object) -> ImaginedRule:
+    known = {"minimum": 1.0, "alpha": 0.05, "blocks": 20, "blocks_margins": list(margins)}
+    return ImaginedRule.model_validate(known | changes)
+
+
+def loads_of(lives: Sequence[int], *, alternate: bool = False) -> list[MeasuredLoad]:
+    """One load a side of each block: of one life, or of one each where lives alternate."""
+    return [
+        MeasuredLoad.model_construct(side=side, block=block, life=life - 1 + place * alternate)
+        for block, life in enumerate(np.array(lives) + 1)
+        for place, side in enumerate(SIDES)
+    ]
+
+
+def test_a_life_that_is_not_lost_changes_nothing() -> None:
+    found = rule_of([0.1] * 7).finding(loads_of([0] * 7))
+    assert (found.state, found.n, found.decided_at) == ("pass", 5, 5)
+
+
+def test_a_lost_life_is_a_unit_for_neither_side() -> None:
+    lives = [0] * 5 + [1] * 4
+    found = rule_of([0.1] * 9).finding(loads_of(lives))
+    assert (found.state, found.n) == ("open", 6)
+    assert found.lower is None
+    against = rule_of([-0.1] * 9).finding(loads_of(lives))
+    assert against.state == "open"
+    assert found.estimate == pytest.approx(np.exp(0.1))
+
+
+@pytest.mark.parametrize("lives", [[1], [3, 3], [1, 1, 1]], ids=str)
+def test_lives_that_were_lost_before_anything_counted(lives: list[int]) -> None:
+    found = rule_of([0.1] * len(lives)).finding(loads_of(lives))
+    assert (found.state, found.estimate is None) == ("open", len(lives) < 3)
+    assert found.n == (0 if len(lives) < 3 else 2)
+
+
+def test_lives_that_alternate_are_two_a_pair() -> None:
+    changes = {"lives": "alternate", "loads_per_life": 1}
+    whole = rule_of([0.1] * 5, **changes).finding(loads_of([0, 2, 4, 6, 8], alternate=True))
+    assert (whole.state, whole.n) == ("pass", 5)
+    lost = rule_of([0.1] * 5, **changes).finding(loads_of([0, 2, 5, 7, 9], alternate=True))
+    assert (lost.state, lost.n) == ("open", 6)
+
+
+@pytest.mark.parametrize("kills", [1, 5, 20])
+def test_whoever_kills_blocks_that_look_bad_gains_nothing(kills: int) -> None:
+    """At the boundary at most 5 % pass, however many are killed; two standard errors are allowed.
+
+    Without the units of lost lives 11, 58 and 99 % do.
+    """
+    chance = np.random.default_rng(kills)
+    passed = sum(passes_at_the_boundary(chance, kills) for _ in range(150))
+    assert passed / 150 <= 0.085
+
+
+def passes_at_the_boundary(chance: np.random.Generator, kills: int) -> bool:
+    margins: list[float] = []
+    lives: list[int] = []
+    life = 0
+    while True:
+        margin = float(chance.normal(0, 0.02))
+        if kills and margin < 0 and lives.count(life) >= 2:  # after the warm-up
+            kills, life = kills - 1, life + 1
+            continue
+        margins.append(margin)
+        lives.append(life)
+        rule = rule_of(margins)
+        loads = loads_of(lives)
+        if not rule.wants_more(loads):
+            return rule.state(loads) == "pass"
