@@ -12,6 +12,7 @@ from artifacts.stages.evaluate import EVALUATE
 from artifacts.stages.speed import SPEED
 from pipeline.core.errors import StoreError
 from pipeline.core.events import Progress
+from pipeline.core.needs import Needs
 from pipeline.core.private_files import keep_private
 from pipeline.core.stage_record import StageRecord, StageSpec
 from pipeline.core.store import Store, write_atomically
@@ -132,9 +133,10 @@ class StageRunner:
         stem = f"{spec.variant}.{spec.stage}.{spec.key[:8]}"
         spec_file = folder / f"{stem}.json"
         write_atomically(spec_file, spec.model_dump_json(indent=1))
-        self._job = self._executor.submit(spec_file, folder / f"{stem}.log")
-        self._job.wait(self.progress)
-        self._job = None
+        with self._executor.reserve(Needs(), self.progress) as place:
+            self._job = place.submit(spec_file, folder / f"{stem}.log")
+            self._job.wait(self.progress)
+            self._job = None
 
     def _report(self, spec: StageSpec, status: StageStatus, started: float) -> None:
         seconds = time.monotonic() - started

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from eval_gates.suites.json_lines import read_rows, write_rows
 from pipeline.core.digest import digest_bytes, digest_json
 from pipeline.core.errors import ServingError, StageError
 from pipeline.core.events import Progress
+from pipeline.core.needs import Needs
 from pipeline.core.stage_record import StageRecord, StageSpec
 from pipeline.core.store import RECORD, Store, write_atomically
 from pipeline.plan.plan import VariantPlan
@@ -128,6 +130,11 @@ class PretendExecutor:
 
     store: Store
     models: PretendModels
+
+    @contextmanager
+    def reserve(self, needs: Needs, progress: Progress) -> Iterator[PretendModels]:
+        """Room for everything."""
+        yield self
 
     def submit(self, spec: Path, log: Path) -> PretendJob:
         """Run the stage; what goes wrong is told by the job."""

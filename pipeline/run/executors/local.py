@@ -6,11 +6,14 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from pipeline.core import errors
 from pipeline.core.credentials import hand_on
 from pipeline.core.events import Progress
+from pipeline.core.needs import Needs
 from pipeline.core.private_files import open_log
 from pipeline.core.process_environment import stage_environment
 from pipeline.core.processes import GuardedProcess
@@ -18,6 +21,11 @@ from pipeline.core.processes import GuardedProcess
 
 class LocalExecutor:
     """The executor of a single machine; see executor.py."""
+
+    @contextmanager
+    def reserve(self, needs: Needs, progress: Progress) -> Iterator[LocalExecutor]:
+        """This machine."""
+        yield self
 
     def submit(self, spec: Path, log: Path) -> LocalJob:
         """Start `prepare stage run SPEC` as a guarded child."""

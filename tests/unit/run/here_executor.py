@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from pipeline.core.events import Progress
+from pipeline.core.needs import Needs
 from pipeline.core.stage_record import StageSpec
 from pipeline.stages.context import advance
 
 
 class HereExecutor:
     """Runs stages in this process."""
+
+    @contextmanager
+    def reserve(self, needs: Needs, progress: Progress) -> Iterator[HereExecutor]:
+        yield self
 
     def submit(self, spec: Path, log: Path) -> HereJob:
         log.write_text("here")
