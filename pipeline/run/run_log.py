@@ -117,3 +117,7 @@ class NotingProgress:
         """Pass the text on and keep it."""
         self._progress.note(text)
         self._log.note(text)
+
+    def stage_ended(self, stage: StageReport) -> None:
+        """Keep its report."""
+        self._log.stage(stage)

@@ -11,15 +11,15 @@ from artifacts.run_record import StageReport, StageStatus
 from artifacts.stages.evaluate import EVALUATE
 from artifacts.stages.speed import SPEED
 from pipeline.core.errors import StoreError
-from pipeline.core.events import Progress
 from pipeline.core.needs import Needs
 from pipeline.core.private_files import keep_private
 from pipeline.core.stage_record import StageRecord, StageSpec
 from pipeline.core.store import Store, write_atomically
-from pipeline.run.executors import Executor, Job
+from pipeline.run.executors import Executor, Job, Listener
 from pipeline.run.run_log import RunLog
 from pipeline.stages import stage_code
 
+SECONDS_BETWEEN_LOOKS = 0.5
 PythonOf = Callable[[str], Path]
 ExtraRuntime = Callable[[], Mapping[str, Any]]
 
@@ -37,7 +37,7 @@ class StageRunner:
         executor: Executor,
         python_of: PythonOf,
         log: RunLog,
-        progress: Progress,
+        progress: Listener,
     ) -> None:
         self.store = store
         self.python_of = python_of
@@ -133,10 +133,14 @@ class StageRunner:
         stem = f"{spec.variant}.{spec.stage}.{spec.key[:8]}"
         spec_file = folder / f"{stem}.json"
         write_atomically(spec_file, spec.model_dump_json(indent=1))
-        with self._executor.reserve(Needs(), self.progress) as place:
+        while (place := self._executor.find_room(Needs())) is None:
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+        try:
             self._job = place.submit(spec_file, folder / f"{stem}.log")
             self._job.wait(self.progress)
             self._job = None
+        finally:
+            place.release()
 
     def _report(self, spec: StageSpec, status: StageStatus, started: float) -> None:
         seconds = time.monotonic() - started

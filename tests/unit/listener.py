@@ -22,3 +22,6 @@ class Listener:
     def note(self, text: str) -> None:
         """Keep the text."""
         self.notes.append(text)
+
+    def stage_ended(self, stage: object) -> None:
+        """Keep nothing."""

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,6 @@ from eval_gates.stopping import read_stopping
 from eval_gates.suites.json_lines import read_rows, write_rows
 from pipeline.core.digest import digest_bytes, digest_json
 from pipeline.core.errors import ServingError, StageError
-from pipeline.core.events import Progress
 from pipeline.core.needs import Needs
 from pipeline.core.stage_record import StageRecord, StageSpec
 from pipeline.core.store import RECORD, Store, write_atomically
@@ -131,10 +129,16 @@ class PretendExecutor:
     store: Store
     models: PretendModels
 
-    @contextmanager
-    def reserve(self, needs: Needs, progress: Progress) -> Iterator[PretendModels]:
+    def find_room(self, needs: Needs) -> PretendExecutor:
         """Room for everything."""
-        yield self
+        return self
+
+    def count_room(self, needs: Needs) -> int:
+        """One after another."""
+        return 1
+
+    def release(self) -> None:
+        """Nothing was taken."""
 
     def submit(self, spec: Path, log: Path) -> PretendJob:
         """Run the stage; what goes wrong is told by the job."""
@@ -152,7 +156,7 @@ class PretendJob:
 
     failure: StageError | None
 
-    def wait(self, progress: Progress) -> None:
+    def wait(self, listener: Any) -> None:
         """Nothing to wait for."""
         if self.failure is not None:
             raise self.failure

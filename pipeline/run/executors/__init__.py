@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 from pipeline.core.errors import UsageError
 from pipeline.environments.settings import Settings, find_settings_file
-from pipeline.run.executors.executor import Executor, Job, Place
+from pipeline.run.executors.executor import Executor, Job, Listener, Place
 from pipeline.run.executors.local import LocalExecutor
 
-__all__ = ["EXECUTORS", "Executor", "Job", "Place", "executor_of"]
+__all__ = ["EXECUTORS", "Executor", "Job", "Listener", "Place", "executor_of"]
 
 EXECUTORS: dict[str, Callable[[], Executor]] = {
     "local": LocalExecutor,

@@ -1,38 +1,59 @@
-"""What runs stages somewhere: the shape of an executor; each runs `prepare stage run SPEC`."""
+"""What runs pieces of work somewhere: the shape of an executor.
+
+A piece of work is a file, and `prepare stage run FILE` does it, on whatever machine: one stage, or
+a model's server with the stages that ask it. It may be done twice: what is done already is found in
+the store.
+"""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
+from artifacts.run_record import StageReport
 from pipeline.core.events import Progress
 from pipeline.core.needs import Needs
 
 
-class Job(Protocol):
-    """One submitted stage."""
+class Listener(Progress, Protocol):
+    """Receives all that a piece of work tells of itself while it is done."""
 
-    def wait(self, progress: Progress) -> None:
-        """Pass the stage's events on until it ends; raises the stage's own PrepareError."""
+    def stage_ended(self, stage: StageReport) -> None:
+        """One of its stages has ended, or a server's start."""
+
+
+class Job(Protocol):
+    """One submitted piece of work."""
+
+    def wait(self, listener: Listener) -> None:
+        """Pass its events on until it ends, in whatever thread; raises its own PrepareError."""
 
     def cancel(self) -> None:
-        """End the stage and everything it started."""
+        """End it and everything it started; from another thread than the one that waits."""
 
 
 class Place(Protocol):
     """Room on one node, for one piece of work after another."""
 
-    def submit(self, spec: Path, log: Path) -> Job:
-        """Start the stage that the spec file describes; its output goes to `log`."""
+    def submit(self, task: Path, log: Path) -> Job:
+        """Start the work that the file describes; its output goes to `log`."""
+
+    def release(self) -> None:
+        """Give the room back; may be called again."""
 
 
 class Executor(Protocol):
-    """Runs stages somewhere that shares the store with us."""
+    """Runs work somewhere that shares the store with us."""
 
-    def reserve(self, needs: Needs, progress: Progress) -> AbstractContextManager[Place]:
-        """Room for a piece of work, as long as the context lasts.
+    def find_room(self, needs: Needs) -> Place | None:
+        """Room for a piece of work, until it is released.
 
-        Where others have the room it is waited for here, or, by an executor with a queue of its
-        own, in `Job.wait`; either way `progress` is told what is waited for.
+        None where others have it: ask again in a while. An executor with a queue of its own always
+        has room, and waits in `Job.wait`, which tells so in a note.
+
+        Raises:
+            UsageError: nowhere it runs things is there as much.
         """
+
+    def count_room(self, needs: Needs) -> int:
+        """How many such pieces of work could run side by side if nothing else ran."""

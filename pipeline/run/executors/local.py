@@ -6,38 +6,47 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from pipeline.core import errors
 from pipeline.core.credentials import hand_on
-from pipeline.core.events import Progress
 from pipeline.core.needs import Needs
 from pipeline.core.private_files import open_log
 from pipeline.core.process_environment import stage_environment
 from pipeline.core.processes import GuardedProcess
+from pipeline.run.executors.events import pass_on
+from pipeline.run.executors.executor import Listener
 
 
 class LocalExecutor:
     """The executor of a single machine; see executor.py."""
 
-    @contextmanager
-    def reserve(self, needs: Needs, progress: Progress) -> Iterator[LocalExecutor]:
+    def find_room(self, needs: Needs) -> LocalPlace | None:
         """This machine."""
-        yield self
+        return LocalPlace()
 
-    def submit(self, spec: Path, log: Path) -> LocalJob:
+    def count_room(self, needs: Needs) -> int:
+        """One after another."""
+        return 1
+
+
+class LocalPlace:
+    """Room on this machine; see executor.py."""
+
+    def submit(self, task: Path, log: Path) -> LocalJob:
         """Start `prepare stage run SPEC` as a guarded child."""
         with open_log(log) as log_file:
             process = GuardedProcess(
                 # -P: a folder called 'pipeline' in the working directory must not shadow ours.
-                [sys.executable, "-P", "-m", "pipeline.cli.main", "stage", "run", str(spec)],
-                environment=stage_environment({**os.environ, **hand_on()}, stage_in(spec)),
+                [sys.executable, "-P", "-m", "pipeline.cli.main", "stage", "run", str(task)],
+                environment=stage_environment({**os.environ, **hand_on()}, stage_in(task)),
                 output=subprocess.PIPE,
                 errors=log_file,
             )
         return LocalJob(process, log)
+
+    def release(self) -> None:
+        """Nothing was taken."""
 
 
 class LocalJob:
@@ -47,26 +56,13 @@ class LocalJob:
         self._process = process
         self._log = log
 
-    def wait(self, progress: Progress) -> None:
-        """Pass events on until the stage ends.
+    def wait(self, listener: Listener) -> None:
+        """Pass events on until the work ends.
 
         Raises:
-            PrepareError: what the stage reported, or a StageError when it died without a word.
+            PrepareError: what it reported, or a StageError when it died without a word.
         """
-        failure: errors.PrepareError | None = None
-        for line in self._process.output:
-            try:
-                event = json.loads(line)
-            except ValueError:
-                continue  # a library printed to standard output; the log has the rest
-            if not isinstance(event, dict):
-                continue  # it printed a number
-            if event.get("event") == "progress":
-                progress.advance(event["task"], event["done"], event["total"], event["unit"])
-            elif event.get("event") == "note":
-                progress.note(event["text"])
-            elif event.get("event") == "error":
-                failure = errors.from_dict(event)
+        failure = pass_on(self._process.output, listener)
         code = self._process.wait()
         self._process.stop()
         if failure is not None:

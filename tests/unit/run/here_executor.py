@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from pipeline.core.events import Progress
@@ -15,9 +13,14 @@ from pipeline.stages.context import advance
 class HereExecutor:
     """Runs stages in this process."""
 
-    @contextmanager
-    def reserve(self, needs: Needs, progress: Progress) -> Iterator[HereExecutor]:
-        yield self
+    def find_room(self, needs: Needs) -> HereExecutor:
+        return self
+
+    def count_room(self, needs: Needs) -> int:
+        return 1
+
+    def release(self) -> None:
+        pass
 
     def submit(self, spec: Path, log: Path) -> HereJob:
         log.write_text("here")
@@ -28,8 +31,8 @@ class HereJob:
     def __init__(self, spec: Path) -> None:
         self._spec = spec
 
-    def wait(self, progress: Progress) -> None:
-        advance(StageSpec.model_validate_json(self._spec.read_bytes()), progress)
+    def wait(self, listener: Progress) -> None:
+        advance(StageSpec.model_validate_json(self._spec.read_bytes()), listener)
 
     def cancel(self) -> None:
         raise AssertionError("there is nothing to end")

@@ -43,11 +43,12 @@ from pipeline.core.errors import (
     VerificationError,
     WorkerError,
 )
+from pipeline.core.needs import Needs
 from pipeline.core.processes import GuardedProcess
 from pipeline.core.stage_record import StageReference, StageSpec
 from pipeline.core.store import Store
 from pipeline.environments.settings import Settings, load_settings
-from pipeline.run.executors import EXECUTORS, Executor, executor_of
+from pipeline.run.executors import EXECUTORS, Executor, Place, executor_of
 from pipeline.run.executors.local import LocalExecutor, LocalJob
 from pipeline.run.run_log import RunLog
 from pipeline.run.stage_runner import StageRunner
@@ -101,7 +102,12 @@ class Run:
 
     def submit(self, spec: StageSpec) -> Any:
         self.spec_file.write_text(spec.model_dump_json())
-        return self.executor.submit(self.spec_file, self.log)
+        return self.place().submit(self.spec_file, self.log)
+
+    def place(self) -> Place:
+        found = self.executor.find_room(Needs())
+        assert found is not None
+        return found
 
     def failure(self, spec: StageSpec) -> PrepareError:
         with pytest.raises(PrepareError) as caught:
@@ -229,11 +235,11 @@ def test_what_libraries_print_among_the_events_is_passed_over(run: Run) -> None:
 def test_a_spec_that_cannot_be_read_is_a_usage_error(run: Run) -> None:
     run.spec_file.write_text('{"stage": "check_weights"}')
     with pytest.raises(UsageError, match="spec cannot be read") as caught:
-        run.executor.submit(run.spec_file, run.log).wait(run.listener)
+        run.place().submit(run.spec_file, run.log).wait(run.listener)
     assert caught.value.where == str(run.spec_file)
     run.spec_file.unlink()
     with pytest.raises(UsageError, match="No such file"):
-        run.executor.submit(run.spec_file, run.log).wait(run.listener)
+        run.place().submit(run.spec_file, run.log).wait(run.listener)
 
 
 def test_a_stage_killed_by_the_kernel_is_an_error_that_names_the_log(run: Run) -> None:

@@ -1,0 +1,32 @@
+"""What a piece of work tells of itself: JSON lines, as `prepare stage run` writes them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+
+from artifacts.run_record import StageReport
+from pipeline.core import errors
+from pipeline.run.executors.executor import Listener
+
+
+def pass_on(lines: Iterable[bytes], listener: Listener) -> errors.PrepareError | None:
+    """Pass the events on until there are no more; the error that ended the work, if one did."""
+    failure: errors.PrepareError | None = None
+    for line in lines:
+        try:
+            event = json.loads(line)
+        except ValueError:
+            continue  # a library printed to standard output; the log has the rest
+        if not isinstance(event, dict):
+            continue  # it printed a number
+        kind = event.pop("event", None)
+        if kind == "progress":
+            listener.advance(event["task"], event["done"], event["total"], event["unit"])
+        elif kind == "note":
+            listener.note(event["text"])
+        elif kind == "stage":
+            listener.stage_ended(StageReport.model_validate(event))
+        elif kind == "error":
+            failure = errors.from_dict(event)
+    return failure
