@@ -7,8 +7,10 @@ from typing import Any, Literal
 from pydantic import Field
 
 from eval_gates.records import Verdict
+from eval_gates.speed.claimed_rule import Measuring
 from eval_gates.speed.report import SpeedReport
 from pipeline.core.record import Record
+from recipes.speed import Speed
 
 Outcome = Literal["raced", "out", "refused", "failed", "dropped"]
 
@@ -36,6 +38,8 @@ class TuningReport(Record):
 
     workload: str = Field(description="its name")
     load: dict[str, Any] = Field(description="the workload itself")
+    speed: Speed | None = Field(None, description="what is claimed; None of evidence of before")
+    measuring: Measuring | None = Field(None, description="what else its rule follows from")
     stock: dict[str, Any] = Field(description="arguments, beside the engine's own defaults")
     race: list[RaceReport] = Field([], fail_fast=True, description="stock first")
     levers: dict[str, str] = Field({}, description="what each did here, in words")

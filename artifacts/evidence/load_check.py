@@ -1,4 +1,4 @@
-"""Whether kept loads are all that a stage measured, as it drew them, under the claim's conditions.
+"""Whether kept loads are all that a stage measured, as it drew them, by the claim's own rule.
 
 Digests say that timings are those that were recorded. These say that no block was left out, moved
 or put in from another measurement, and that measuring ended where the rule ends it.
@@ -6,33 +6,28 @@ or put in from another measurement, and that measuring ended where the rule ends
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
+from typing import Any
 
 from artifacts.stages.speed import SPEED, SpeedParameters
+from eval_gates.speed.claimed_rule import Measuring, lay_out_rule
 from eval_gates.speed.draw import SIDES
 from eval_gates.speed.load import MeasuredLoad
-from eval_gates.speed.rule import measuring_rule
+from eval_gates.speed.rule import measuring_rule, rule_of
 from pipeline.core.stage_record import StageRecord
-from recipes.policy import Policy
-from recipes.speed import Accelerator, SloGate
+from recipes.speed import Accelerator, SpeedClaim
+from recipes.workload import AnyWorkload
 
 
-def find_misdrawn(
-    role: str,
-    record: StageRecord,
-    loads: Sequence[MeasuredLoad],
-    policy: Policy | None,
-    accelerator: Accelerator | None = None,
-) -> Iterator[str]:
+def find_misdrawn(role: str, record: StageRecord, loads: Sequence[MeasuredLoad]) -> Iterator[str]:
     """In what the loads of a stage `speed` are not those that it measured, in words.
 
     Args:
         role: of the stage.
         record: what it says of them.
         loads: in the order of measuring.
-        policy: that they are judged by; None: not known.
-        accelerator: that they were measured on; None of endpoints.
 
     Raises:
         EvidenceError: the record is none that prepare wrote.
@@ -55,23 +50,73 @@ def find_misdrawn(
         return
     if any(not _comes_as_asked(load, asked) for load in loads):
         yield f"{role}: its requests came otherwise than its workload says"
-    rated = asked.workload["arrivals"]["rate"]
-    for claim in policy.claims_on(accelerator) if policy is not None else ():
-        if not role.endswith(f".{claim.name}"):
-            continue
-        rate = claim.gate.rate if isinstance(claim.gate, SloGate) else None
-        if rate not in (None, rated):
-            yield f"{role}: measured at {rated} requests/s, the policy says {rate:g}"
-        said = claim.rule(accelerator, asked.rule["alpha"], asked.rule.get("hit_rate"))
-        for key in sorted(said):
-            if asked.rule.get(key) != said[key]:
-                yield f"{role}: measured by another '{key}' than the policy's"
     if units and (
         rule.state(loads) != found.state
         or rule.wants_more(loads)
         or not rule.wants_more(loads[: -lives.unit])
     ):
         yield f"{role}: measuring did not end where its rule ends it"
+
+
+def find_misruled(
+    role: str,
+    record: StageRecord,
+    claim: SpeedClaim,
+    own: Mapping[str, AnyWorkload],
+    measuring: Measuring | None,
+    accelerator: Accelerator | None,
+) -> Iterator[str]:
+    """In what a stage `speed` measured something else than the claim, or by another rule, in words.
+
+    Its error rate is taken as it is: see `trial_check`.
+
+    Args:
+        role: of the stage.
+        record: what it says of itself.
+        claim: that it is of.
+        own: workloads that the policy has itself.
+        measuring: what else the rule follows from; None where nobody says.
+        accelerator: that it was measured on; None of endpoints.
+
+    Raises:
+        EvidenceError: the record is none that prepare wrote.
+        ValueError: the rule in it is none, or the claim none on that accelerator.
+    """
+    if measuring is None:
+        yield f"{role}: how it was to be measured is not known, so its rule cannot be compared"
+        return
+    asked = SPEED.parameters_of(record)
+    try:
+        workload = measuring.workload_of(claim, own)
+    except LookupError:
+        yield f"{role}: nobody says what its workload '{claim.workload}' is"
+        return
+    said = {"name": claim.workload, "claim": claim.kind, **_apart_from_file(workload.model_dump())}
+    kept = {"name": asked.name, "claim": asked.claim, **_apart_from_file(asked.workload)}
+    for key in sorted(said.keys() | kept.keys()):
+        if not _same(said.get(key), kept.get(key)):
+            yield f"{role}: measured under another '{key}' than the policy or the profile says"
+    alpha = float(asked.rule["alpha"])
+    rules = (
+        rule_of(claim.kind, data).model_dump()
+        for data in (lay_out_rule(claim, workload, measuring, accelerator, alpha), asked.rule)
+    )
+    wanted, found = rules
+    for key in sorted(wanted):
+        if not _same(wanted[key], found[key]):
+            yield f"{role}: measured by another '{key}' than policy, profile and trial give"
+
+
+def _apart_from_file(workload: Mapping[str, Any]) -> dict[str, Any]:
+    """The workload without its file, of which the stage keeps the digest, and the times in it."""
+    return {key: value for key, value in workload.items() if key not in ("file", "times")}
+
+
+def _same(said: Any, kept: Any) -> bool:
+    """As on another machine, where the last digits may differ."""
+    if isinstance(said, float) and isinstance(kept, int | float):
+        return math.isclose(said, kept, rel_tol=1e-9)
+    return bool(said == kept)
 
 
 def _comes_as_asked(load: MeasuredLoad, asked: SpeedParameters) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from artifacts.evidence.load_check import find_misdrawn
+from artifacts.evidence.load_check import find_misdrawn, find_misruled
 from artifacts.evidence.question_check import find_misasked, find_miscounted, identify
 from artifacts.evidence.sides import mixed_sides
 from artifacts.evidence.source import EvidenceSource, StoredEvidence
@@ -21,7 +21,7 @@ from artifacts.evidence.verdict import SPEED, judge_evidence
 from artifacts.run_record import RunReport, VariantReport, report_judged, report_unjudged
 from artifacts.selection import NOT_PREFERRED, correct
 from artifacts.stages.evaluate import EVALUATE
-from artifacts.stages.judge import JUDGE, JudgeResult
+from artifacts.stages.judge import JUDGE, JudgeParameters, JudgeResult
 from artifacts.stages.questions import QUESTIONS as ASKED
 from artifacts.stages.speed import SPEED as LOADED
 from eval_gates.answers import ANSWERS, QUESTIONS
@@ -216,11 +216,7 @@ class Evidence:
             planned = planned_bets_of(policy, kept.parameters.family)
             if kept.parameters.planned_bets not in (None, planned):
                 self.problems.append("its bets are not those that its policy plans")
-            for role, record in self._records.items():
-                if record.stage == "speed":
-                    loads = self._loads(role)
-                    accelerator = kept.parameters.accelerator or None
-                    self.problems += find_misdrawn(role, record, loads, policy, accelerator)
+            self.problems += self._find_mismeasured(kept.parameters)
             again = judge_evidence(
                 kept.parameters,
                 set(judge.inputs),
@@ -241,6 +237,20 @@ class Evidence:
             return None
         self.problems += [f"its stage 'judge': {each}" for each in find_differing(ours, theirs)]
         return again
+
+    def _find_mismeasured(self, judged: JudgeParameters) -> Iterator[str]:
+        """Where loads are not those of the policy's claims, measured as these are."""
+        accelerator = judged.accelerator or None
+        claims = {SPEED + each.name: each for each in judged.policy.claims_on(accelerator)}
+        own = judged.policy.speed.workloads if judged.policy.speed is not None else {}
+        for role, record in self._records.items():
+            if record.stage != LOADED.name:
+                continue
+            yield from find_misdrawn(role, record, self._loads(role))
+            if (claim := claims.get(role)) is not None:
+                yield from find_misruled(role, record, claim, own, judged.measuring, accelerator)
+            else:
+                yield f"{role}: its policy makes no such claim"
 
     @property
     def _has_gap(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from artifacts.evidence.load_check import find_misdrawn
+from artifacts.evidence.load_check import find_misdrawn, find_misruled
 from artifacts.evidence.recompute import VariantCheck, find_differing_values
 from artifacts.evidence.source import EvidenceSource
 from artifacts.run_record import RunReport
@@ -84,4 +84,11 @@ def _find_changed(
         yield f"{place}: what it compares with is not the stock of this run"
     if asked.rule.get("alpha") != level_of(tuning.alpha, 1, tuning.trial):
         yield f"{place}: its error rate is not the share of trial {tuning.trial}"
-    yield from find_misdrawn("ratio", record, loads, None)
+    yield from find_misdrawn(place, record, loads)
+    if tuning.speed is None:
+        yield f"{place}: what was claimed is not known, so its rule cannot be compared"
+        return
+    (claim,) = tuning.speed.claims
+    own = tuning.speed.workloads
+    # Its minimum is the same everywhere.
+    yield from find_misruled(place, record, claim, own, tuning.measuring, "cpu")

@@ -10,6 +10,7 @@ from artifacts.evidence.trials import Trial
 from eval_gates.drafted import Drafted
 from eval_gates.load_test import LoadTestGate, read_load_test
 from eval_gates.records import GateReport, Verdict
+from eval_gates.speed.claimed_rule import Measuring
 from eval_gates.speed.report import SpeedReport
 from pipeline.core.digest import digest_json
 from pipeline.core.record import Record
@@ -43,6 +44,9 @@ class JudgeParameters(Record):
     )
     accelerator: AcceleratorName | Literal[""] = Field("", description="'' of endpoints")
     speed_note: str | None = Field(None, description="what the profile says beside its speeds")
+    measuring: Measuring | None = Field(
+        None, description="of speed; None without a claim on it, and of evidence of before"
+    )
     fallbacks: dict[str, dict[str, str]] = Field(
         {}, description="of the profile, that this machine's CPU put into effect"
     )

@@ -8,13 +8,14 @@ Alternate: one server is up at a time. Each life measures a few loads of one sid
 side with the same prompts and in an order drawn by chance, are a pair. Where one ended too soon,
 another of that side measures the loads that it had left; its server has none of their prompts.
 
-What chance decides follows from one seed and the number of the life, or of the pair. So kept loads
-show whether they are all that were measured, in that order.
+What chance decides follows from one seed, and from the number of the pair, or from that of the life
+and all loads before it. So kept loads show whether they are all that were measured, in that order:
+where one of a life that others follow is left out, those have other prompts than follow from it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Literal
@@ -23,6 +24,7 @@ from pydantic import Field
 
 from eval_gates.speed.draw import Draw
 from eval_gates.speed.load import Measured, MeasuredLoad
+from pipeline.core.digest import digest_json
 
 Drawn = tuple[str, int, int, int]
 """What chance made of one load: side, block, place, seed."""
@@ -60,6 +62,26 @@ class Life:
     place: int = 0  # of its side in the pair
 
 
+def digest_loads(loads: Iterable[MeasuredLoad], before: str = "") -> str:
+    """Of loads in their order, after those that `before` is of."""
+    found = before
+    for load in loads:
+        timings = [load.requests.start_s, load.requests.ttft_s, load.requests.end_s]
+        found = digest_json([found, load.life, load.side, load.seed, load.prompts_sha256, timings])
+    return found
+
+
+def draw_life(seed: int, number: int, before: str) -> int:
+    """The seed of the draws of a life of all sides.
+
+    Args:
+        seed: of the measurement.
+        number: of the life, from 0.
+        before: digest of the loads of earlier lives that are kept.
+    """
+    return int(digest_json([seed, number, before])[:16], 16) if number else seed
+
+
 @dataclass(frozen=True)
 class Lives:
     """The lives of one measurement.
@@ -91,7 +113,8 @@ class Lives:
             loads: that are kept of them.
         """
         if self.loads is None:
-            return Life(begun, self.sides, len(loads) // self.unit, seed + begun)
+            draw = draw_life(seed, begun, digest_loads(loads))
+            return Life(begun, self.sides, len(loads) // self.unit, draw)
         pair, done = divmod(len(loads), self.unit)
         place, done = divmod(done, self.loads)
         order, _ = self.draw_pair(seed + pair)
@@ -111,13 +134,15 @@ class Lives:
             loads: whose lives are looked at, and how many they are.
             looks: loads that count for nothing, at the start of each life of all sides.
         """
-        block = 0
+        block, before = 0, ""
         if self.loads is None:
-            for life, those in groupby(loads, lambda load: load.life):
-                draw = Draw(seed + life, self.sides)
+            for life, group in groupby(loads, lambda load: load.life):
+                those = list(group)
+                draw = Draw(draw_life(seed, life, before), self.sides)
+                before = digest_loads(those, before)
                 for _ in range(looks):
                     draw.look()
-                for _ in range(len(list(those)) // self.unit):
+                for _ in range(len(those) // self.unit):
                     of_unit, order = draw.unit()
                     yield from ((side, block, place, of_unit) for place, side in enumerate(order))
                     block += 1

@@ -21,7 +21,13 @@ from pipeline.inspection.ignored import added_words, ignore_list
 from pipeline.inspection.source import Source, read_folder
 from pipeline.plan.data_sources import SourceResolver
 from pipeline.plan.dry_run import dry_run_stage
-from pipeline.plan.of_speed import Side, asked_of_speed, find_claims, speed_stages
+from pipeline.plan.of_speed import (
+    Side,
+    asked_of_speed,
+    find_claims,
+    measuring_of,
+    speed_stages,
+)
 from pipeline.plan.of_suites import EvaluationPlanner, Served
 from pipeline.plan.plan import Plan, VariantPlan
 from pipeline.plan.quantizers import is_streamed, quantizer_of
@@ -123,6 +129,7 @@ class Planner:
             ),
             accelerator=self.profile.accelerator,
             speed_note=self.profile.speed_note,
+            measuring=measuring_of(self.policy, self.profile),
             rungs=self.rungs,
             fallbacks=describe_fallbacks(self.profile),
             tried=tuple(recipe.name for recipe in self.tried),

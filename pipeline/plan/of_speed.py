@@ -13,6 +13,15 @@ from typing import Any, Literal
 
 from artifacts.served_model import ServedModel
 from artifacts.stages.speed import SPEED, SpeedParameters, SpeedRuntime
+from eval_gates.speed.claimed_rule import (
+    Measuring,
+    arrive_as_claimed,
+    compares,
+    expected_for,
+    highest_percentile,
+    lasts,
+    lay_out_rule,
+)
 from eval_gates.speed.draw import SIDES
 from eval_gates.speed.load import (
     LETTERS_OF_A_REQUEST,
@@ -21,7 +30,6 @@ from eval_gates.speed.load import (
     MAX_REQUESTS,
     WAVES,
 )
-from eval_gates.speed.ratio import allowance_for
 from eval_gates.speed.rule import rule_of
 from eval_gates.speed.trust import fewest_requests
 from pipeline.core.digest import digest_file, digest_json
@@ -33,20 +41,8 @@ from recipes.policy import Policy
 from recipes.schema import ServingProfile
 from recipes.speed import ClaimKind, GoodputGate, RatioGate, SloGate, Speed, SpeedClaim
 from recipes.traffic_file import check_workload, read_traffic
-from recipes.workload import (
-    AnyWorkload,
-    Arrivals,
-    RandomWorkload,
-    RequestsWorkload,
-    TraceWorkload,
-    change_arrivals,
-)
+from recipes.workload import AnyWorkload, RequestsWorkload, TraceWorkload
 
-MANY_LIVES = 1_000  # a profile's spread is taken as known
-# Of a ratio whose lives alternate: more would cost time and say little, since lives differ about
-# as much as loads do.
-LOADS_PER_LIFE = 3
-SOME_RATE = 1.0  # requests/s that a search begins with where nothing is known
 ROLE = "speed."  # of the stages' roles, before the gate's name
 
 
@@ -84,8 +80,9 @@ def find_claims(
     speed, level = policy.speed, policy.alpha if alpha is None else alpha
     if speed is None:
         return []
-    accelerator = profile.accelerator if profile is not None else None
-    claims = [_find_claim(speed, claim, profile, level) for claim in speed.claims_on(accelerator)]
+    claimed = speed.claims_on(profile.accelerator if profile is not None else None)
+    measuring = _measuring_of(speed, claimed, profile)
+    claims = [_find_claim(speed, claim, profile, measuring, level) for claim in claimed]
     for claim in claims:
         if "acceptance" in claim.rule and profile is not None and profile.speculative is None:
             raise UsageError(
@@ -100,33 +97,62 @@ def find_claims(
     return claims
 
 
-def _find_claim(
-    speed: Speed, claim: SpeedClaim, profile: ServingProfile | None, alpha: float
-) -> Claim:
+def measuring_of(policy: Policy, profile: ServingProfile | None) -> Measuring | None:
+    """What the rules of the policy's claims follow from beside itself; None where it has no claim.
+
+    Raises:
+        UsageError: a workload is not there, or its file is wrong.
+    """
+    claims = policy.claims_on(profile.accelerator if profile is not None else None)
+    return _measuring_of(policy.speed, claims, profile) if policy.speed and claims else None
+
+
+def _measuring_of(
+    speed: Speed, claims: Sequence[SpeedClaim], profile: ServingProfile | None
+) -> Measuring:
+    found = {each.workload: _find_workload(speed, each, profile) for each in claims}
+    goodputs = {each.workload for each in claims if each.kind == "goodput"}
+    return Measuring(
+        lives=profile.speed_lives if profile is not None else None,
+        life_spread=profile.life_spread if profile is not None else 0.0,
+        workloads={n: each for n, (each, _) in found.items() if n not in speed.workloads},
+        requests={
+            name: read_traffic(each, where).requests
+            for name, (each, where) in found.items()
+            if name in goodputs and isinstance(each, TraceWorkload)
+        },
+    )
+
+
+def _find_workload(
+    speed: Speed, claim: SpeedClaim, profile: ServingProfile | None
+) -> tuple[AnyWorkload, str]:
     try:
-        workload, where = load_workload(claim.workload, speed, profile)
+        return load_workload(claim.workload, speed, profile)
     except UsageError as error:
         key = f"policy key {ROLE}{claim.name}, workload {claim.workload}"
         raise UsageError(error.what, where=key, cure=error.cure) from error
-    gate = claim.gate
-    if isinstance(gate, SloGate) and gate.rate is not None:
-        workload = change_arrivals(workload, Arrivals(rate=gate.rate))
-    if isinstance(gate, GoodputGate):
-        start = gate.start or workload.arrivals.rate or SOME_RATE
-        workload = change_arrivals(workload, Arrivals(rate=start))
+
+
+def _find_claim(
+    speed: Speed,
+    claim: SpeedClaim,
+    profile: ServingProfile | None,
+    measuring: Measuring,
+    alpha: float,
+) -> Claim:
+    found, where = _find_workload(speed, claim, profile)
+    workload = arrive_as_claimed(claim, found)
     _check_arrivals(claim, workload, where)
     accelerator = profile.accelerator if profile is not None else None
-    rule = claim.rule(accelerator, alpha, workload.declared_hit_rate)
-    if workload.declared_hit_rate == 0 and not isinstance(workload, RandomWorkload):
-        rule["must_count_hits"] = True  # prompts of a file may share something
-    if isinstance(gate, GoodputGate):
-        rule |= {**_reach_of(gate, workload, where), "steered_by": alpha}
+    rule = lay_out_rule(claim, workload, measuring, accelerator, alpha)
+    if isinstance(claim.gate, GoodputGate):
+        _check_reach(claim.gate, workload, where, rule["lowest"], rule["highest"])
     else:
-        _check_percentiles(gate, workload, where)
-    compares = not isinstance(gate, SloGate) or gate.compare == "baseline"
-    if compares and profile is not None:
-        rule |= _lives_of(claim, profile, alpha)
-    return Claim(claim.name, claim.workload, claim.kind, workload, where, rule, compares=compares)
+        _check_percentiles(claim.gate, workload, where)
+    return Claim(
+        claim.name, claim.workload, claim.kind, workload, where, rule, compares=compares(claim)
+    )
 
 
 def _check_arrivals(claim: SpeedClaim, workload: AnyWorkload, where: str) -> None:
@@ -152,14 +178,13 @@ def _check_percentiles(gate: RatioGate | SloGate, workload: AnyWorkload, where: 
     rate = workload.arrivals.rate
     if not isinstance(gate, SloGate) or rate is None:
         return
-    percentiles = [int(name.rpartition("_p")[2]) for name in gate.limits if name != "errors"]
-    if not percentiles:
+    percentile = highest_percentile(gate.limits)
+    if percentile is None:
         return
-    needed = fewest_requests(max(percentiles))
-    expected = _expected_for(max(percentiles))
+    needed, expected = fewest_requests(percentile), expected_for(percentile)
     if rate * workload.seconds < expected:
         raise UsageError(
-            f"P{max(percentiles)} needs {needed} requests a round, and rounds of "
+            f"P{percentile} needs {needed} requests a round, and rounds of "
             f"{workload.seconds:g} seconds at {rate:g} requests/s have {rate * workload.seconds:g} "
             "on average",
             where=f"{where}, key seconds",
@@ -171,15 +196,14 @@ def _check_percentiles(gate: RatioGate | SloGate, workload: AnyWorkload, where: 
 def _check_size(workload: AnyWorkload, where: str) -> None:
     """A load has so many requests at most: of a longer one, only its beginning would be sent."""
     arrivals = workload.arrivals
-    lasts = _lasts(workload)
     requests, key = 0.0, "arrivals"
     if arrivals.rate is not None:
-        requests = lasts * arrivals.rate
+        requests = lasts(workload) * arrivals.rate
     elif arrivals.concurrency is not None:
         requests = WAVES * max(arrivals.concurrency, getattr(workload, "prefixes", 1))
     elif isinstance(workload, TraceWorkload):
         times, key = read_traffic(workload, where).times, "file"
-        requests = sum(each <= lasts for each in times)
+        requests = sum(each <= lasts(workload) for each in times)
         ends = workload.warmup_seconds + workload.seconds
         if times[-1] < ends:
             raise UsageError(
@@ -215,7 +239,7 @@ def _check_evidence(claim: Claim) -> None:
     lives = rule.spread_over(SIDES if claim.compares else SIDES[1:])
     loads = lives.unit * (rule.cap + rule.warm_up)
     known = rate if claim.kind == "slo" and rate is not None else 0.0
-    requests = loads * known * _lasts(claim.workload)
+    requests = loads * known * lasts(claim.workload)
     most = MAX_LETTERS // LETTERS_OF_A_REQUEST
     if loads > MAX_LOADS or requests > most:
         raise UsageError(
@@ -241,59 +265,19 @@ def asked_of_speed(policy: Policy, profile: ServingProfile | None) -> dict[str, 
     }
 
 
-def _reach_of(gate: GoodputGate, workload: AnyWorkload, where: str) -> dict[str, float]:
-    """Where the search of a goodput begins and how far it goes, in requests/s.
-
-    Raises:
-        UsageError: no rate is left.
-    """
-    percentiles = [int(each.rpartition("_p")[2]) for each in gate.limits or {} if each != "errors"]
-    lowest, most = _expected_for(max(percentiles)) / workload.seconds, MAX_REQUESTS
-    if isinstance(workload, TraceWorkload):
-        most = min(most, read_traffic(workload, where).requests)
-    highest = most / _lasts(workload)
+def _check_reach(
+    gate: GoodputGate, workload: AnyWorkload, where: str, lowest: float, highest: float
+) -> None:
+    """Two rates of a test must be possible, in requests/s; raises UsageError where none is left."""
     apart = max(gate.at_least_ratio, 1 / gate.at_least_ratio)  # the two rates of a test
     if lowest * apart >= highest:
         raise UsageError(
-            f"P{max(percentiles)} needs {lowest:.3g} requests/s in rounds of {workload.seconds:g} "
-            f"seconds, {highest:.3g} requests/s are the most that can be sent, and the sides' "
-            f"rates are {apart:g} times apart",
+            f"P{highest_percentile(gate.limits or {})} needs {lowest:.3g} requests/s in rounds of "
+            f"{workload.seconds:g} seconds, {highest:.3g} requests/s are the most that can be "
+            f"sent, and the sides' rates are {apart:g} times apart",
             where=f"{where}, key seconds",
             cure="give other 'seconds', a longer trace, or a limit on a smaller percentile",
         )
-    return {"start": workload.arrivals.rate or SOME_RATE, "lowest": lowest, "highest": highest}
-
-
-def _expected_for(percentile: int) -> float:
-    """Requests a round so that the percentile is of enough, as arrivals scatter.
-
-    Four standard deviations of a Poisson count more than it needs.
-    """
-    needed = fewest_requests(percentile)
-    return needed + 4 * math.sqrt(needed)
-
-
-def _lasts(workload: AnyWorkload) -> float:
-    """Seconds that requests are sent for."""
-    return workload.seconds + 2 * workload.warmup_seconds
-
-
-def _lives_of(claim: SpeedClaim, profile: ServingProfile, alpha: float) -> dict[str, Any]:
-    """How the servers of both sides live while they are measured, as part of the rule.
-
-    Where one start a side is all, what that explains of a ratio takes half of the error rate.
-    """
-    if profile.speed_lives == "alternate":
-        # Rounds of one life are not independent, so each round has two of its own.
-        loads = LOADS_PER_LIFE if claim.kind == "ratio" else 1
-        return {"lives": "alternate", "loads_per_life": loads}
-    if claim.kind == "slo":
-        return {}
-    share = alpha / 2
-    return {
-        "allowance": allowance_for(profile.life_spread, MANY_LIVES, share),
-        "allowance_alpha": share,
-    }
 
 
 @dataclass(frozen=True)

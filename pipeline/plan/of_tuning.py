@@ -182,6 +182,10 @@ class TuningPlanner:
         """
         return find_claim(self.policy, self.stock.fitted, self.workload, alpha, self._max_length())
 
+    def claimed(self) -> Policy:
+        """The policy with that claim alone."""
+        return claim_gain(self.policy, self.stock.fitted, self.workload)
+
     def trial_key(self, winner: Entrant) -> str:
         """What makes confirming a winner another try: who is served how, and under which load."""
         served = [self._identity(each).model_dump() for each in (self.stock, winner)]
@@ -238,6 +242,17 @@ def find_claim(
     max_length: int | None = None,
 ) -> Claim:
     """The claim on speed that confirms a gain; the policy's own claims are left out."""
+    claimed = claim_gain(policy, profile, workload)
+    (claim,) = find_claims(claimed, profile, alpha=alpha, max_length=max_length)
+    return claim
+
+
+def claim_gain(policy: Policy, profile: ServingProfile, workload: str) -> Policy:
+    """The policy with one claim on speed in the place of its own: faster than stock.
+
+    Raises:
+        UsageError: the workload is not there.
+    """
     own = policy.speed.workloads if policy.speed else {}
     blocks = policy.speed.ratio.blocks if policy.speed and policy.speed.ratio else None
     name, found = workload, load_workload(workload, policy.speed, profile)[0]
@@ -248,9 +263,7 @@ def find_claim(
     minimum = {"cpu": NO_GAIN, "cuda": NO_GAIN}
     given = {"blocks": blocks} if blocks else {}
     ratio = RatioGate.model_validate({"minimum": minimum, "workloads": [name], **given})
-    claimed = policy.model_copy(update={"speed": Speed(ratio=ratio, workloads=own)})
-    (claim,) = find_claims(claimed, profile, alpha=alpha, max_length=max_length)
-    return claim
+    return policy.model_copy(update={"speed": Speed(ratio=ratio, workloads=own)})
 
 
 def first_workload(policy: Policy) -> str:

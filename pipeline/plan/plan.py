@@ -20,6 +20,7 @@ from artifacts.stages.evaluate import EVALUATE
 from artifacts.stages.judge import JUDGE, JudgeParameters
 from artifacts.stages.speed import SPEED
 from eval_gates.planned_bets import planned_bets_of
+from eval_gates.speed.claimed_rule import Measuring
 from eval_gates.statistics.multiplicity import share_of
 from pipeline.core.stage import NoRuntime
 from pipeline.core.stage_record import StageRecord, StageReference, StageSpec
@@ -84,6 +85,7 @@ class Plan:
         shared: stages that all need, by role.
         baseline: what every variant is judged against.
         speed_note: said beside claims on speed.
+        measuring: of speed, as far as the policy does not say it; None without a claim on it.
         rungs: recipes of a ladder, in order; empty without one.
         fallbacks: of the profile, that this machine's CPU put into effect; said beside verdicts.
         tried: names of all recipes whose number a verdict counts, where these are others than the
@@ -97,6 +99,7 @@ class Plan:
     variants: tuple[VariantPlan, ...]
     accelerator: AcceleratorName | Literal[""] = ""
     speed_note: str | None = None
+    measuring: Measuring | None = None
     rungs: tuple[str, ...] = ()
     fallbacks: dict[str, dict[str, str]] = field(default_factory=dict)
     tried: tuple[str, ...] = ()
@@ -213,6 +216,7 @@ class Plan:
                 planned_bets=planned_bets_of(self.policy, variant.recipe.family),
                 accelerator=self.accelerator,
                 speed_note=self.speed_note,
+                measuring=self.measuring,
                 fallbacks=self.fallbacks,
             ),
             inputs,

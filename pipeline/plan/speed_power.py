@@ -6,18 +6,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from eval_gates.speed.claimed_rule import arrive_as_claimed
 from eval_gates.speed.draw import SIDES
 from eval_gates.speed.power import Chance, speed_power
 from eval_gates.speed.report import claim_in_words
 from eval_gates.speed.rule import rule_of
 from eval_gates.statistics.multiplicity import level_of
 from pipeline.core.errors import UsageError
-from pipeline.plan.of_speed import SOME_RATE, find_claims
+from pipeline.plan.of_speed import find_claims
 from recipes.catalog import load_workload
 from recipes.policy import Policy
 from recipes.schema import ServingProfile
-from recipes.speed import GoodputGate, SloGate, Speed, SpeedClaim
-from recipes.workload import AnyWorkload, Arrivals, change_arrivals
+from recipes.speed import Speed, SpeedClaim
+from recipes.workload import AnyWorkload
 
 START_SECONDS = 120.0
 """Taken for the start of a server while none was started here: 55 to 130 s on a CPU are usual."""
@@ -136,11 +137,7 @@ def _carried(claim: SpeedClaim, speed: Speed) -> AnyWorkload | None:
         workload = load_workload(claim.workload, speed)[0]
     except UsageError:
         return None
-    if isinstance(claim.gate, GoodputGate):
-        return change_arrivals(workload, Arrivals(rate=claim.gate.start or SOME_RATE))
-    if isinstance(claim.gate, SloGate) and claim.gate.rate is not None:
-        return change_arrivals(workload, Arrivals(rate=claim.gate.rate))
-    return workload
+    return arrive_as_claimed(claim, workload)
 
 
 def _seconds_of(workload: AnyWorkload) -> float:

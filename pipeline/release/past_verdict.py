@@ -157,7 +157,7 @@ class PastVerdict:
                 cure="name a serving profile to judge with, whose key speculative.draft does: "
                 "--profile",
             )
-        arguments = dict(serving.engine_arguments)
+        arguments, measuring = dict(serving.engine_arguments), judged.judge.parameters.measuring
         baseline = judged.baseline_coherence.parameters.serving
         profile = ServingProfile(
             name=self.bundle.profile or "judged",
@@ -178,6 +178,8 @@ class PastVerdict:
                 for name, each in judged.judge.parameters.fallbacks.items()
             },
         )
+        if measuring is not None:
+            profile = profile.model_copy(update={"life_spread": measuring.life_spread})
         profile = profile.apply_fallbacks(profile.fallbacks)
         if ServingArguments.of(profile, is_baseline=True) != baseline:
             raise EvidenceError(

@@ -29,7 +29,13 @@ from pipeline.inspection.chat_template import folder_has_chat_template
 from pipeline.plan.choices import make_beginner
 from pipeline.plan.data_sources import SourceResolver
 from pipeline.plan.gate_power import check_decidable
-from pipeline.plan.of_speed import Side, asked_of_speed, find_claims, speed_stages
+from pipeline.plan.of_speed import (
+    Side,
+    asked_of_speed,
+    find_claims,
+    measuring_of,
+    speed_stages,
+)
 from pipeline.plan.of_suites import EvaluationPlanner, Served
 from pipeline.plan.plan import Plan, VariantPlan, trial_words
 from pipeline.plan.speed_power import check_claims_decidable, claim_powers
@@ -206,6 +212,7 @@ def plan_of(
         shared=planner.questions,
         baseline=baseline,
         variants=(variant.measure_speed(speed),),
+        measuring=measuring_of(policy, None),
     )
 
 

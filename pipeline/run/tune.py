@@ -46,6 +46,7 @@ from pipeline.forecast.tuning_fit import misfit, skip_reason
 from pipeline.inspection.inspection import Inspection, inspect
 from pipeline.inspection.source import read_folder
 from pipeline.plan.choices import Request, choose, load_named_profile, locate, refuse_unfit
+from pipeline.plan.of_speed import measuring_of
 from pipeline.plan.of_tuning import (
     RACE,
     Entrant,
@@ -194,9 +195,12 @@ class Tuning:
         self._endpoints = endpoints
         self._measurement = Measurement(planner.plan(), stages, endpoints)
         claim = planner.claim(planner.policy.alpha)
+        claimed = planner.claimed()
         self._report = TuningReport(
             workload=claim.name,
             load=claim.workload.model_dump(),
+            speed=claimed.speed,
+            measuring=measuring_of(claimed, planner.stock.fitted),
             stock=planner.stock.serving.engine_arguments,
             alpha=planner.policy.alpha,
         )

@@ -11,11 +11,12 @@ from loose_stage import stage_spec
 from pydantic import ValidationError
 
 from artifacts.served_model import ServedModel
+from eval_gates.speed.claimed_rule import Measuring
 from eval_gates.speed.goodput import GoodputRule
 from eval_gates.speed.rule import rule_of
 from pipeline.core.errors import UsageError
 from pipeline.core.stage_record import StageSpec
-from pipeline.plan.of_speed import Side, find_claims, speed_stages
+from pipeline.plan.of_speed import Side, find_claims, measuring_of, speed_stages
 from recipes.catalog import load_policy, load_profile, policy_names, profile_names
 from recipes.policy import Policy
 from recipes.schema import ServingProfile
@@ -317,3 +318,29 @@ def test_so_many_letters_a_request_are_enough() -> None:
     requests = requests.model_copy(update={"longest_pause_s": requests.ttft_s})
     (line,) = lines_of([round_of(0, requests=requests)])
     assert len(line) / len(requests) < LETTERS_OF_A_REQUEST
+
+
+class TestMeasuring:
+    """What the whole rule follows from, beside the policy."""
+
+    def test_it_has_the_workloads_that_are_not_the_policys(self, tmp_path: Path) -> None:
+        trace = tmp_path / "trace.jsonl"
+        trace.write_text("".join(map(row_at, (0, 1, 2, 30))))
+        traced = {**TRACE, "arrivals": {"rate": 1.0}, "file": str(trace), "seconds": 20}
+        goodput = {"workload": "traced", "at_least_ratio": 1.1, "limits": {"ttft_ms_p50": 9.0}}
+        claimed = policy(
+            ratio={"minimum": 1.0, "workloads": ["chat", "support"]},
+            goodput=goodput,
+            workloads={"support": SMALL, "traced": traced},
+        )
+        served = profile(chat=SMALL, other=SMALL)
+        measuring = measuring_of(claimed, served)
+        assert measuring is not None
+        assert (measuring.lives, measuring.life_spread) == ("together", served.life_spread)
+        assert list(measuring.workloads) == ["chat"]
+        assert measuring.requests == {"traced": 4}
+        assert measuring_of(load_policy("demo").model_copy(update={"speed": None}), served) is None
+        assert Measuring.model_validate_json(measuring.model_dump_json()) == measuring
+        endpoints = measuring_of(policy(slo=[{**SLO, "workload": "support"}]), None)
+        assert endpoints is not None
+        assert (endpoints.lives, list(endpoints.workloads)) == (None, ["support"])

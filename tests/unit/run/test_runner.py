@@ -14,9 +14,11 @@ from fake_run import ONE, SERVING, TWO, FakeRun, equal, flipping, lost, policy
 from measured_loads import requests_in_waves
 from pretend_stages import PretendContext, PretendModels, edit
 
-from artifacts.evidence.load_check import find_misdrawn
+from artifacts.evidence.load_check import find_misdrawn, find_misruled
 from artifacts.evidence.recompute import check_run
 from artifacts.run_record import RunReport
+from artifacts.stages.judge import JUDGE
+from eval_gates.speed.claimed_rule import Measuring
 from eval_gates.speed.load import LOADS, MeasuredLoad, lines_of, read_loads
 from pipeline.core.errors import PrepareError, ServingError, UsageError
 from pipeline.core.store import Store
@@ -165,7 +167,7 @@ class TestSpeed:
             result = {"units": len(changed), **result}
             forged = record.model_copy(update={"result": {**record.result, **result}})
             kept = [load for block in changed for load in block]
-            return "; ".join(find_misdrawn("speed.ratio.chat", forged, kept, fast.policy))
+            return "; ".join(find_misdrawn("speed.ratio.chat", forged, kept))
 
         assert found(blocks) == ""
         assert "did not end" in found(blocks[:-1])
@@ -213,22 +215,51 @@ class TestSpeed:
         (check,) = check_run(report, store)
         assert any("cannot be computed" in each for each in check.differences)
 
-    def test_verify_sees_a_rule_that_is_not_the_policy_s(self, fast: FakeRun) -> None:
-        """Such as a cap that was raised once it was reached."""
+    @pytest.mark.parametrize("hardware", ["cpu", "cuda"])
+    def test_verify_lays_the_whole_rule_out_again(self, fast: FakeRun, hardware: str) -> None:
+        """Such as a cap that was raised once it was reached, or an allowance that was dropped."""
+        fast.hardware = {**fast.hardware, "accelerator": hardware}
         fast.recipes = (ONE,)
         fast.run()
-        (record,) = Store(fast.root).records("speed")
-        loads = self.loads_of(fast, ONE)
+        (record,), (judge,) = (list(Store(fast.root).records(name)) for name in ("speed", "judge"))
+        judged = JUDGE.parameters_of(judge)
+        assert judged.policy.speed is not None
+        (claim,) = judged.policy.speed.claims
 
-        def found(**rule: object) -> list[str]:
-            changed = {**record.parameters, "rule": {**record.parameters["rule"], **rule}}
-            forged = record.model_copy(update={"parameters": changed})
-            return list(find_misdrawn("speed.ratio.chat", forged, loads, fast.policy, "cpu"))
+        def found(measuring: Measuring | None, **changed: dict[str, Any]) -> list[str]:
+            kept = record.parameters
+            parameters = {**kept, **{name: {**kept[name], **new} for name, new in changed.items()}}
+            forged = record.model_copy(update={"parameters": parameters})
+            own = judged.policy.speed.workloads if judged.policy.speed is not None else {}
+            on = judged.accelerator or None
+            return list(find_misruled("speed.ratio.chat", forged, claim, own, measuring, on))
 
-        assert found() == []
-        (cap,), (minimum,) = found(blocks=1000), found(minimum=0.7)
-        assert "another 'blocks'" in cap
-        assert "another 'minimum'" in minimum
+        assert judged.measuring is not None
+        assert found(judged.measuring) == []
+        other = {"cpu": "alternate", "cuda": "together"}[hardware]
+        rules: list[dict[str, Any]] = [{"blocks": 1000}, {"minimum": 0.7}, {"lives": other}]
+        rules += [{"hit_rate": None}, {"loads_per_life": 2}, {"must_count_hits": True}]
+        rules += [{"allowance": 0.001, "allowance_alpha": 0.001}]
+        for rule in rules:
+            for name, line in zip(rule, found(judged.measuring, rule=rule), strict=True):
+                assert f"another '{name}'" in line
+        (line,) = found(judged.measuring, workload={"input_tokens": 9})
+        assert "another 'input_tokens'" in line
+        calmer = judged.measuring.model_copy(update={"life_spread": 0.01})
+        assert len(found(calmer)) == (hardware == "cpu")
+        (line,) = found(None)
+        assert "not known" in line
+
+    def test_verify_says_of_loads_of_no_claim_that_they_are_none(self, fast: FakeRun) -> None:
+        fast.recipes = (ONE,)
+        report = fast.run()
+        (judge,) = Store(fast.root).records("judge")
+        file = Store(fast.root).stage_folder(judge.stage, judge.key) / "stage.json"
+        content = json.loads(file.read_text())
+        content["parameters"]["policy"]["speed"] = None
+        file.write_text(json.dumps(content))
+        (check,) = check_run(report, Store(fast.root))
+        assert any("no such claim" in each for each in check.differences)
 
     @pytest.mark.parametrize("accelerator", ["cpu", "cuda"])
     def test_goodputs_are_searched_tested_and_verified_again(
@@ -249,15 +280,13 @@ class TestSpeed:
         assert all(not check.differences for check in check_run(report, store))
         record = next(r for r in store.records() if r.stage == "speed" and r.variant == ONE)
         loads = read_loads(store.stage_folder(record.stage, record.key) / LOADS)
-        assert not list(find_misdrawn("speed.goodput", record, loads, fast.policy))
+        assert not list(find_misdrawn("speed.goodput", record, loads))
         later = [each.model_copy(update={"warmup_s": 2.0, "measured_s": 9.0}) for each in loads]
-        assert any(
-            "otherwise" in each for each in find_misdrawn("speed.goodput", record, later, None)
-        )
+        assert any("otherwise" in each for each in find_misdrawn("speed.goodput", record, later))
         assert len({load.rate for load in loads}) > 4
         ended = {**record.result, "units": len(loads) // 2 - 1}
         forged = record.model_copy(update={"result": ended})
-        (found,) = find_misdrawn("speed.goodput", forged, loads[:-2], fast.policy)
+        (found,) = find_misdrawn("speed.goodput", forged, loads[:-2])
         assert "did not end" in found
 
     def test_a_variant_that_has_failed_is_not_put_under_load(self, fast: FakeRun) -> None:

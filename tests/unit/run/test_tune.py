@@ -17,6 +17,7 @@ from artifacts.evidence.source import StoredEvidence
 from artifacts.evidence.tuning_check import check_tuning
 from artifacts.run_record import RunReport
 from artifacts.tuning_report import RaceReport, TuningReport
+from eval_gates.speed.claimed_rule import Measuring
 from eval_gates.speed.load import LOADS, read_loads
 from pipeline.core.errors import ExitCode, ServingError, UsageError
 from pipeline.core.store import Store
@@ -333,6 +334,9 @@ class TestVerify:
             {"alpha": 0.5},
             {"stock": {"max-num-seqs": 1}},
             {"stage": "0" * 64},
+            {"speed": None},
+            {"measuring": None},
+            {"measuring": Measuring(lives="together", life_spread=0.01)},
         ):
             told = made.log.report().model_copy(
                 update={"tuning": made.report.model_copy(update=change)}

@@ -66,3 +66,23 @@ def test_no_seed_of_a_block_that_was_half_measured_is_drawn_again() -> None:
     (interrupted, _), (whole, _) = (measure(lives, 7, each) for each in ([1, 2], [3]))
     assert interrupted[0].seed == whole[0].seed
     assert {each.seed for each in interrupted[2:]}.isdisjoint({each.seed for each in whole})
+
+
+@given(tries=st.lists(st.integers(1, 3), min_size=2, max_size=5), seed=st.integers(0, 2**63))
+def test_blocks_left_out_at_the_end_of_a_life_are_missed_in_the_next_one(
+    tries: list[int], seed: int
+) -> None:
+    """Also where all others are numbered anew, and no life is left empty."""
+    lives = Lives(SIDES, None)
+    loads, begun = measure(lives, seed, tries)
+    for life in range(begun - 1):
+        end = next(n for n, load in enumerate(loads) if load.life > life)
+        kept = [*loads[: end - lives.unit], *loads[end:]]
+        kept = [each.model_copy(update={"block": n // 2}) for n, each in enumerate(kept)]
+        drawn = list(lives.drawn(seed, kept, looks=2))
+        assert [(each.side, each.block, each.place, each.seed) for each in kept] != drawn
+        other = loads[end - 1].model_copy(update={"prompts_sha256": "b" * 64})
+        changed = [*loads[: end - 1], other, *loads[end:]]
+        assert [each[3] for each in lives.drawn(seed, changed, looks=2)] != [
+            each.seed for each in changed
+        ]

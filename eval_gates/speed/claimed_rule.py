@@ -1,0 +1,156 @@
+"""The whole rule of a claim on speed, from what policy, profile and trial say of it.
+
+The plan lays it out, and whoever has the evidence lays it out again: nothing of a rule is free.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+from pydantic import Field
+
+from eval_gates.speed.load import MAX_REQUESTS
+from eval_gates.speed.ratio import allowance_for
+from eval_gates.speed.trust import fewest_requests
+from pipeline.core.record import Record
+from recipes.speed import Accelerator, GoodputGate, SloGate, SpeedClaim
+from recipes.workload import AnyWorkload, Arrivals, RandomWorkload, TraceWorkload, change_arrivals
+
+MANY_LIVES = 1_000  # a profile's spread is taken as known
+# Of a ratio whose lives alternate: more would cost time and say little, since lives differ about
+# as much as loads do.
+LOADS_PER_LIFE = 3
+SOME_RATE = 1.0  # requests/s that a search begins with where nothing is known
+
+
+class Measuring(Record):
+    """How speed is measured, as far as the policy that claims something does not say it."""
+
+    lives: Literal["together", "alternate"] | None = Field(
+        None, description="of both sides' servers; None of endpoints, which run as they are"
+    )
+    life_spread: float = Field(
+        0.0, ge=0, le=1, description="of ln(output tokens/s) between lives of one server"
+    )
+    workloads: dict[str, AnyWorkload] = Field(
+        {}, description="that claims name and the policy has not: the profile's, and those carried"
+    )
+    requests: dict[str, int] = Field({}, description="that a trace has, by workload")
+
+    def workload_of(self, claim: SpeedClaim, own: Mapping[str, AnyWorkload]) -> AnyWorkload:
+        """The claim's traffic, at the rate that it says.
+
+        Args:
+            claim: of a policy.
+            own: workloads that the policy has itself.
+
+        Raises:
+            LookupError: nobody has such a workload.
+            ValueError: it has no requests that could come so.
+        """
+        known = {**self.workloads, **own}
+        return arrive_as_claimed(claim, known[claim.workload])
+
+
+def arrive_as_claimed(claim: SpeedClaim, workload: AnyWorkload) -> AnyWorkload:
+    """The workload with its requests at the claim's rate; raises ValueError where it has none."""
+    gate = claim.gate
+    if isinstance(gate, SloGate) and gate.rate is not None:
+        return change_arrivals(workload, Arrivals(rate=gate.rate))
+    if isinstance(gate, GoodputGate):
+        start = gate.start or workload.arrivals.rate or SOME_RATE
+        return change_arrivals(workload, Arrivals(rate=start))
+    return workload
+
+
+def lay_out_rule(
+    claim: SpeedClaim,
+    workload: AnyWorkload,
+    measuring: Measuring,
+    accelerator: Accelerator | None,
+    alpha: float,
+) -> dict[str, Any]:
+    """What decides the claim, as plain data.
+
+    Args:
+        claim: of a policy.
+        workload: its traffic, at the rate that it says.
+        measuring: what the policy does not say.
+        accelerator: that both sides run on; None where nobody knows.
+        alpha: error rate at which measuring stops.
+
+    Raises:
+        ValueError: the claim is none on that accelerator.
+    """
+    gate, hits = claim.gate, workload.declared_hit_rate
+    rule = claim.rule(accelerator, alpha, hits)
+    if hits == 0 and not isinstance(workload, RandomWorkload):
+        rule["must_count_hits"] = True  # prompts of a file may share something
+    if isinstance(gate, GoodputGate):
+        requests = measuring.requests.get(claim.workload)
+        rule |= {**reach_of(gate, workload, requests), "steered_by": alpha}
+    if compares(claim) and measuring.lives is not None:
+        rule |= _lives_of(claim, measuring, alpha)
+    return rule
+
+
+def compares(claim: SpeedClaim) -> bool:
+    """Whether the baseline is measured, too."""
+    return not isinstance(claim.gate, SloGate) or claim.gate.compare == "baseline"
+
+
+def _lives_of(claim: SpeedClaim, measuring: Measuring, alpha: float) -> dict[str, Any]:
+    """How the servers of both sides live while they are measured.
+
+    Where one start a side is all, what that explains of a ratio takes half of the error rate.
+    """
+    if measuring.lives == "alternate":
+        # Rounds of one life are not independent, so each round has two of its own.
+        loads = LOADS_PER_LIFE if claim.kind == "ratio" else 1
+        return {"lives": "alternate", "loads_per_life": loads}
+    if claim.kind == "slo":
+        return {}
+    share = alpha / 2
+    return {
+        "allowance": allowance_for(measuring.life_spread, MANY_LIVES, share),
+        "allowance_alpha": share,
+    }
+
+
+def reach_of(gate: GoodputGate, workload: AnyWorkload, requests: int | None) -> dict[str, float]:
+    """Where the search of a goodput begins and how far it goes, in requests/s.
+
+    Args:
+        gate: with its limits.
+        workload: its traffic.
+        requests: that its trace has, where it is one.
+    """
+    most = MAX_REQUESTS
+    if isinstance(workload, TraceWorkload) and requests is not None:
+        most = min(most, requests)
+    return {
+        "start": workload.arrivals.rate or SOME_RATE,
+        "lowest": expected_for(highest_percentile(gate.limits or {}) or 0) / workload.seconds,
+        "highest": most / lasts(workload),
+    }
+
+
+def highest_percentile(limits: Iterable[str]) -> int | None:
+    """Of limits by their names; None where none is of a time."""
+    return max((int(each.rpartition("_p")[2]) for each in limits if each != "errors"), default=None)
+
+
+def expected_for(percentile: int) -> float:
+    """Requests a round so that the percentile is of enough, as arrivals scatter.
+
+    Four standard deviations of a Poisson count more than it needs.
+    """
+    needed = fewest_requests(percentile)
+    return needed + 4 * math.sqrt(needed)
+
+
+def lasts(workload: AnyWorkload) -> float:
+    """Seconds that requests are sent for."""
+    return workload.seconds + 2 * workload.warmup_seconds
