@@ -53,6 +53,11 @@ DIVIDES_GPUS = (
 _COUNTS = ("max-model-len", *DIVIDES_GPUS)
 
 
+def count_gpus(arguments: Mapping[str, Any]) -> int:
+    """How many GPUs a server with these arguments, which were checked, is spread over."""
+    return math.prod(int(arguments.get(name, 1)) for name in DIVIDES_GPUS)
+
+
 class EngineArgumentError(ValueError):
     """A name or value that must not reach the engine; says which, and why."""
 

@@ -35,8 +35,27 @@ def visible_gpus(variables: Mapping[str, str] = os.environ) -> list[VisibleGpu]:
     Where a GPU is in slices a process sees the first of them and nothing else (NVIDIA's MIG user
     guide, "Device Enumeration").
     """
+    return _shown(_choose(_gpus_with_slices(), variables.get("CUDA_VISIBLE_DEVICES")))
+
+
+def allottable_gpus(variables: Mapping[str, str] = os.environ) -> list[VisibleGpu]:
+    """Those that pieces of work can be given one by one: all of the first's kind, each slice too.
+
+    Keys and verdicts name the first's kind, so what is measured on another would be mislabelled.
+    """
     found = _choose(_gpus_with_slices(), variables.get("CUDA_VISIBLE_DEVICES"))
-    return next(([gpu] for gpu in found if gpu.is_slice), found)
+    kinds = [gpu.name for gpu in _shown(found)]
+    return [gpu for gpu in found if gpu.name == kinds[0]]
+
+
+def busy_gpus() -> set[str]:
+    """UUIDs of GPUs on which a process computes, as far as the driver tells them here.
+
+    Inside of a container it may tell nothing of processes outside; of one in slices it may name the
+    GPU, and not which slice is used.
+    """
+    answer = ask_driver("--query-compute-apps=gpu_uuid", "--format=csv,noheader") or ""
+    return {line.strip() for line in answer.splitlines() if line.strip()}
 
 
 def is_driver_too_old(driver: str) -> bool:
@@ -99,6 +118,11 @@ def _choose(gpus: Sequence[Sequence[VisibleGpu]], visible: str | None) -> list[V
             return []
         found.append(gpu)
     return found
+
+
+def _shown(gpus: list[VisibleGpu]) -> list[VisibleGpu]:
+    """What one process sees of them."""
+    return next(([gpu] for gpu in gpus if gpu.is_slice), gpus)
 
 
 def _find_named(

@@ -1,9 +1,10 @@
 """A small parent for every process we start, so that nothing outlives us.
 
-Run as ``python guard.py LIFELINE_FD GRACE_SECONDS COMMAND...`` in a session of its own. It starts
-the command in its own process group and ends the whole group (SIGTERM, then SIGKILL after the
-grace) as soon as the command ends, or the lifeline closes: the other end of that pipe is held by
-whoever started us, and the kernel closes it however that process dies, SIGKILL included.
+Run as ``python guard.py LIFELINE_FD[,FD...] GRACE_SECONDS COMMAND...`` in a session of its own. It
+starts the command in its own process group and ends the whole group (SIGTERM, then SIGKILL after
+the grace) as soon as the command ends, or the lifeline closes: the other end of that pipe is held
+by whoever started us, and the kernel closes it however that process dies, SIGKILL included. What
+other descriptors are named stay open until nothing of the group is left: locks of what it uses.
 
 Standard library only: it is run by path with any interpreter.
 """
@@ -56,9 +57,21 @@ def end_group(grace_seconds: float) -> None:
             time.sleep(POLL_SECONDS * 4)
 
 
-def guard(lifeline: int, grace_seconds: float, command: list[str]) -> int:
-    """Run `command` to its end or the lifeline's; its exit code as a shell would give it."""
-    asked_to_stop = False
+def watch_end(pid: int) -> list[int]:
+    """A descriptor that can be read once the child has ended; none where the kernel has no such."""
+    try:
+        return [os.pidfd_open(pid)]
+    except (AttributeError, OSError):
+        return []
+
+
+def guard(descriptors: list[int], grace_seconds: float, command: list[str]) -> int:
+    """Run `command` to its end or the lifeline's; its exit code as a shell would give it.
+
+    Args:
+        descriptors: the lifeline, and what else the command is not to inherit.
+    """
+    lifeline, asked_to_stop = descriptors[0], False
 
     def stop(number: int, frame: object) -> None:
         nonlocal asked_to_stop
@@ -66,16 +79,18 @@ def guard(lifeline: int, grace_seconds: float, command: list[str]) -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, stop)
-    # The command inherits whatever descriptors it was meant to get, but never the lifeline.
-    os.set_inheritable(lifeline, False)
+    # The command inherits whatever descriptors it was meant to get, but none of these.
+    for descriptor in descriptors:
+        os.set_inheritable(descriptor, False)
     try:
         child = subprocess.Popen(command, preexec_fn=die_with_parent, close_fds=False)
     except OSError as error:
         print(f"cannot start {command[0]}: {error.strerror}", file=sys.stderr)
         return 127
+    ended = watch_end(child.pid)
     while child.poll() is None and not asked_to_stop:
-        ready, _, _ = select.select([lifeline], [], [], POLL_SECONDS)
-        if ready and not os.read(lifeline, 1):
+        ready, _, _ = select.select([lifeline, *ended], [], [], POLL_SECONDS)
+        if lifeline in ready and not os.read(lifeline, 1):
             break
     code = child.poll()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -87,4 +102,5 @@ def guard(lifeline: int, grace_seconds: float, command: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(guard(int(sys.argv[1]), float(sys.argv[2]), sys.argv[3:]))
+    named = [int(number) for number in sys.argv[1].split(",")]
+    sys.exit(guard(named, float(sys.argv[2]), sys.argv[3:]))

@@ -26,6 +26,8 @@ class GuardedProcess:
         output: receives standard output and standard error, unless `errors` takes the latter.
         errors: receives standard error.
         pass_descriptors: inherited file descriptors.
+        held_descriptors: those that stay open until the whole group has ended, of locks of what it
+            uses; the command does not inherit them.
         grace_seconds: between SIGTERM and SIGKILL.
     """
 
@@ -37,6 +39,7 @@ class GuardedProcess:
         output: IO[bytes] | int,
         errors: IO[bytes] | int = subprocess.STDOUT,
         pass_descriptors: Sequence[int] = (),
+        held_descriptors: Sequence[int] = (),
         grace_seconds: float = STOP_GRACE_SECONDS,
     ) -> None:
         lifeline_read, lifeline_write = os.pipe()
@@ -46,7 +49,7 @@ class GuardedProcess:
                     sys.executable,
                     "-I",
                     str(GUARD),
-                    str(lifeline_read),
+                    ",".join(map(str, [lifeline_read, *held_descriptors])),
                     str(grace_seconds),
                     *command,
                 ],
@@ -54,7 +57,7 @@ class GuardedProcess:
                 stdout=output,
                 stderr=errors,
                 env=dict(environment),
-                pass_fds=[lifeline_read, *pass_descriptors],
+                pass_fds=[lifeline_read, *held_descriptors, *pass_descriptors],
                 start_new_session=True,
             )
         except BaseException:

@@ -20,23 +20,31 @@ from pipeline.plan.suitability import (
     check_shapes,
 )
 from recipes import catalog
+from recipes.engine_arguments import DIVIDES_GPUS, count_gpus
 from recipes.schema import Recipe, ServingProfile
 
 
 def find_missing_gpus(profile: ServingProfile, machine: Machine) -> PrepareError | None:
-    """A profile for GPUs needs them: as many as one copy is spread over."""
+    """A profile for GPUs needs them: as many as one server is spread over."""
     if profile.accelerator != "cuda":
         return None
-    wanted = tensor_parallel(profile)
+    wanted = count_gpus(profile.engine_arguments)
     if machine.gpus >= wanted:
         return None
     found = f"this machine has {machine.gpus}" if machine.gpus else "none is found here"
+    keys = [name for name in DIVIDES_GPUS if profile.engine_arguments.get(name, 1) != 1]
+    cures = ["run on a machine that nvidia-smi lists them on, all of one kind"]
+    if machine.visible_devices is not None:
+        found += f" that CUDA_VISIBLE_DEVICES={machine.visible_devices} shows"
+        cures.insert(0, f"let CUDA_VISIBLE_DEVICES show {wanted}, or unset it")
+    if keys and machine.gpus:
+        cures.append(f"lower {' or '.join(keys)} in the profile")
     return UsageError(
         f"the profile '{profile.name}' serves on {wanted} NVIDIA GPU{'s' if wanted > 1 else ''}, "
         f"and {found}",
-        where=f"--profile {profile.name}",
-        cure="run on a machine that nvidia-smi lists them on, or choose another profile: "
-        f"{', '.join(catalog.profile_names())}",
+        where=f"--profile {profile.name}"
+        + "".join(f", key engine_arguments.{name}" for name in keys[:1]),
+        cure=f"{'; '.join(cures)}; or choose another profile: {', '.join(catalog.profile_names())}",
     )
 
 

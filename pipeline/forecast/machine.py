@@ -22,9 +22,10 @@ class Machine:
     memory_bytes: int  # of the machine, or what its container may use
     free_disk_bytes: int  # where the store is
     gpu: str | None = None  # name of the first NVIDIA GPU that CUDA shows us; None without one
-    gpus: int = 0  # how many it shows
+    gpus: int = 0  # how many of that kind it shows
     compute_capability: float | None = None  # of the first
     driver: str = ""  # version of the GPUs' driver; empty where it is not known, or does not matter
+    visible_devices: str | None = None  # what hides others from CUDA; None where nothing does
 
 
 def this_machine(store: Path, *, with_gpu: bool) -> Machine:
@@ -38,9 +39,10 @@ def this_machine(store: Path, *, with_gpu: bool) -> Machine:
         memory_bytes=memory_bytes(),
         free_disk_bytes=shutil.disk_usage(existing_folder(store)).free,
         gpu=first.name if first else None,
-        gpus=len(gpus),
+        gpus=sum(gpu.name == gpus[0].name for gpu in gpus),
         compute_capability=first.compute_capability if first else None,
         driver=first.driver if first else "",
+        visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES") if with_gpu else None,
     )
 
 

@@ -26,7 +26,12 @@ from pipeline.plan.of_speed import Claim, Side, dump_workload, find_claims, spee
 from pipeline.plan.plan import Plan, VariantPlan
 from recipes.candidates import AS_PROFILED, STOCK, Candidate, Candidates, change_answers
 from recipes.catalog import BASELINE, load_workload
-from recipes.engine_arguments import DIVIDES_GPUS, check_arguments, check_variables
+from recipes.engine_arguments import (
+    DIVIDES_GPUS,
+    check_arguments,
+    check_variables,
+    count_gpus,
+)
 from recipes.engines import find_engine
 from recipes.policy import Policy
 from recipes.quantization import NoQuantization
@@ -115,10 +120,7 @@ def make_profiled(profile: ServingProfile, stock: Entrant) -> Entrant:
 
 def gpus_of(serving: ServingArguments) -> int:
     """How many GPUs it is spread over."""
-    found = 1
-    for name in DIVIDES_GPUS:
-        found *= int(serving.engine_arguments.get(name, 1))
-    return found
+    return count_gpus(serving.engine_arguments)
 
 
 def _entrant(name: str, lever: str, profile: ServingProfile, *, changes_answers: bool) -> Entrant:

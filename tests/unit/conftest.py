@@ -26,6 +26,14 @@ def quick_files() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
+def node_of_its_own(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No test waits for room on a node that others use, nor takes theirs."""
+    monkeypatch.setenv("PREPARE_NODE_LOCKS", str(tmp_path_factory.mktemp("node")))
+
+
+@pytest.fixture(autouse=True)
 def not_in_ci(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the tests themselves run in CI, no test writes into that job's summary and outputs."""
     for name in ("CI", "GITHUB_ACTIONS", "GITHUB_OUTPUT", "GITHUB_STEP_SUMMARY"):

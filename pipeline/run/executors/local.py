@@ -16,37 +16,57 @@ from pipeline.core.process_environment import stage_environment
 from pipeline.core.processes import GuardedProcess
 from pipeline.run.executors.events import pass_on
 from pipeline.run.executors.executor import Listener
+from pipeline.run.executors.node_room import Node, NodeRoom
 
 
 class LocalExecutor:
-    """The executor of a single machine; see executor.py."""
+    """The executor of a single machine; see executor.py.
+
+    Raises:
+        UsageError: the folder of the node's locks cannot be used.
+    """
+
+    def __init__(self) -> None:
+        self._node = Node()
 
     def find_room(self, needs: Needs) -> LocalPlace | None:
-        """This machine."""
-        return LocalPlace()
+        """Room on this machine, which is shared out among the runs of all its users."""
+        room = self._node.find_room(needs)
+        return LocalPlace(room) if room is not None else None
 
     def count_room(self, needs: Needs) -> int:
-        """One after another."""
-        return 1
+        """How many such pieces of work this machine has room for."""
+        return self._node.count_room(needs)
+
+    def obstacle(self) -> str:
+        """What was in the way when there was no room."""
+        return self._node.obstacle
 
 
 class LocalPlace:
     """Room on this machine; see executor.py."""
 
+    def __init__(self, room: NodeRoom) -> None:
+        self._room = room
+
     def submit(self, task: Path, log: Path) -> LocalJob:
-        """Start `prepare stage run SPEC` as a guarded child."""
+        """Start `prepare stage run SPEC` as a guarded child, which sees its own GPUs only."""
+        variables = stage_environment({**os.environ, **hand_on()}, stage_in(task))
         with open_log(log) as log_file:
             process = GuardedProcess(
                 # -P: a folder called 'pipeline' in the working directory must not shadow ours.
                 [sys.executable, "-P", "-m", "pipeline.cli.main", "stage", "run", str(task)],
-                environment=stage_environment({**os.environ, **hand_on()}, stage_in(task)),
+                environment={**variables, **self._room.variables()},
                 output=subprocess.PIPE,
                 errors=log_file,
+                # Where we are killed the room is taken until the last of its processes has ended.
+                held_descriptors=self._room.descriptors,
             )
         return LocalJob(process, log)
 
     def release(self) -> None:
-        """Nothing was taken."""
+        """Give the room back."""
+        self._room.release()
 
 
 class LocalJob:

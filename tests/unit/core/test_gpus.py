@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.core.gpus import ask_driver, is_driver_too_old, visible_gpus
+from pipeline.core.gpus import (
+    allottable_gpus,
+    ask_driver,
+    busy_gpus,
+    is_driver_too_old,
+    visible_gpus,
+)
 
 PLAIN = """GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-1a)
 GPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-2b)
@@ -107,3 +113,29 @@ def test_any_text_of_the_variable_is_read(text: str) -> None:
 )
 def test_the_driver_that_cuda_13_needs(version: str, is_too_old: bool) -> None:
     assert is_driver_too_old(version) is is_too_old
+
+
+def test_what_can_be_given_away_is_of_one_kind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver(tmp_path, PLAIN, monkeypatch)
+    assert [gpu.uuid for gpu in allottable_gpus({})] == ["GPU-1a", "GPU-2b"]
+    assert [gpu.uuid for gpu in allottable_gpus({"CUDA_VISIBLE_DEVICES": "2"})] == ["GPU-2c"]
+    assert allottable_gpus({"CUDA_VISIBLE_DEVICES": ""}) == []
+
+
+def test_slices_of_one_kind_can_be_given_away_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver(tmp_path, SLICED.replace("1g.10gb", "3g.40gb"), monkeypatch)
+    assert [gpu.uuid for gpu in allottable_gpus({})] == ["MIG-aa", "MIG-bb"]
+    driver(tmp_path, SLICED, monkeypatch)
+    assert [gpu.uuid for gpu in allottable_gpus({})] == ["MIG-aa"]
+
+
+def test_on_which_somebody_computes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver(tmp_path, PLAIN, monkeypatch)
+    assert busy_gpus() == set()  # it does not say
+    answer = "#!/bin/sh\nprintf 'GPU-1a\\nGPU-2c\\nGPU-1a\\n'\n"
+    (tmp_path / "nvidia-smi").write_text(answer)
+    assert busy_gpus() == {"GPU-1a", "GPU-2c"}

@@ -43,6 +43,22 @@ def test_the_driver_is_asked_only_where_gpus_matter(tmp_path: Path, programs: Pa
     assert found.driver == "535.1"
 
 
+def test_gpus_of_one_kind_that_cuda_shows(
+    tmp_path: Path, programs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = programs / "nvidia-smi"
+    listed = [("H100", 1), ("L4", 2), ("H100", 3), ("H100", 4)]
+    lines = [f"echo 'GPU {n - 1}: NVIDIA {kind} (UUID: GPU-{n})';" for kind, n in listed]
+    program.write_text(f'#!/bin/sh\ncase "$1" in\n-L) {" ".join(lines)}\n;;\nesac\n')
+    program.chmod(0o755)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    found = this_machine(tmp_path, with_gpu=True)
+    assert (found.gpu, found.gpus, found.visible_devices) == ("NVIDIA H100", 3, None)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    found = this_machine(tmp_path, with_gpu=True)
+    assert (found.gpu, found.gpus, found.visible_devices) == ("NVIDIA H100", 1, "3")
+
+
 def test_a_containers_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     limit = tmp_path / "memory.max"
     monkeypatch.setattr(machine, "CGROUP_LIMITS", (limit, tmp_path / "none"))

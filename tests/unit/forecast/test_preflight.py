@@ -219,6 +219,20 @@ class TestGpu:
         found = preflight(machine=H100, profile="h100", **{"tensor-parallel-size": 4})
         assert "serves on 4 NVIDIA GPUs, and this machine has 1" in told(found.faults())
 
+    def test_those_that_cuda_does_not_show_do_not_count(self) -> None:
+        shown = replace(H100, visible_devices="3")
+        found = preflight(machine=shown, profile="h100", **{"tensor-parallel-size": 4})
+        (fault,) = found.faults()
+        assert isinstance(fault, UsageError)
+        assert fault.where == "--profile h100, key engine_arguments.tensor-parallel-size"
+        assert "this machine has 1 that CUDA_VISIBLE_DEVICES=3 shows" in fault.what
+        assert "let CUDA_VISIBLE_DEVICES show 4" in fault.cure
+
+    def test_all_that_divides_a_server_counts(self) -> None:
+        split = {"tensor-parallel-size": 2, "pipeline-parallel-size": 2}
+        found = preflight(machine=replace(H100, gpus=2), profile="h100", **split)
+        assert "serves on 4 NVIDIA GPUs, and this machine has 2" in told(found.faults())
+
     def test_memory_for_the_baseline(self) -> None:
         """140 GB do not go on one H100; at 8 and 4 bits they do, and the baseline is needed."""
         found = preflight(LLAMA_3_70B, H100, profile="h100", recipes=(AWQ,))
