@@ -26,6 +26,10 @@ Limits (P95 of the time to first token, first come first served, lognormal servi
   bare P95 of 1,000 requests; i.i.d.: the binomial 95 % bound of 1,000 requests (GuideLLM's and
   PolyServe's way); MLPerf: its early stopping's bound at its own 99 %; batch means: ten batches of
   4,000 requests, Student's t.
+
+Goodputs (candidate over baseline, at least 1.2; the true ratio is exactly that): each round keeps
+its limits up to a rate that scatters around the server's goodput; also where somebody kills rounds
+that look bad, and where one of a claim's two tests is certain and the other just wrong.
 """
 
 from __future__ import annotations
@@ -33,6 +37,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import random
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -41,6 +46,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize, stats
 
+from eval_gates.speed.course import Course, RatesTest
+from eval_gates.speed.goodput import GoodputRule
+from eval_gates.speed.load import Side
+from eval_gates.speed.power import NOISE_OF_RATES, margins_at
 from eval_gates.speed.ratio import RatioRule, allowance_for
 from eval_gates.speed.slo import SloRule
 from eval_gates.speed.unit_rule import WARM_UP, UnitRule
@@ -415,6 +424,94 @@ def limit_power(chance: Chance, runs: int) -> dict[str, dict[str, list[float]]]:
     return found
 
 
+# --- goodputs -----------------------------------------------------------------------------------
+
+GOODPUT = GoodputRule(
+    minimum=1.2, limits={"ttft_ms_p95": 1.0}, share=0.5, alpha=ALPHA, rounds=40, start=3.0
+)
+KNEES: dict[str, tuple[float, float, int]] = {
+    "knees scatter by 2 %": (0.02, 0.5, 0),
+    "knees scatter by 13 %": (NOISE_OF_RATES, 0.5, 0),
+    "knees scatter by 30 %": (0.3, 0.5, 0),
+    "in 80 % of rounds": (NOISE_OF_RATES, 0.8, 0),
+    "5 bad rounds killed": (NOISE_OF_RATES, 0.5, 5),
+    "20 bad rounds killed": (NOISE_OF_RATES, 0.5, 20),
+}
+"""How much the logarithm of the rate that a round just keeps its limits at scatters, the claimed
+share of rounds, and how many rounds somebody who wants a pass may kill."""
+
+
+def measured_goodput(
+    rule: GoodputRule, chance: random.Random, ratio: float, noise: float, kills: int = 0
+) -> Course:
+    """Two imagined servers whose goodputs have this ratio, measured until it is over.
+
+    A round of a test that speaks for the other side is killed with the servers, and another life
+    goes on, as long as there are kills left.
+    """
+    course, lost, baseline = Course(rule), 0, rule.start * chance.uniform(0.3, 3)
+    goodputs: dict[Side, float] = {"baseline": baseline, "candidate": ratio * baseline}
+    while rates := course.rates:
+        margins = margins_at(rates, goodputs, rule.share, chance, noise)
+        looks_bad = margins["candidate"] < 0 or margins["baseline"] > 0
+        if looks_bad and course.is_testing and kills:
+            kills, lost = kills - 1, lost + 1
+            continue
+        course.add(margins, lost)
+        lost = 0
+    return course
+
+
+def one_side_certain(chance: random.Random) -> bool:
+    """Whether a test passes whose baseline never keeps its limits, and whose candidate just not.
+
+    The worst of all claims of two parts: nothing but the one that is wrong holds it up.
+    """
+    test = RatesTest(0, {"baseline": 1.0, "candidate": GOODPUT.minimum}, GOODPUT.share)
+    needed = GOODPUT.needed(ALPHA)
+    for number in range(1, GOODPUT.rounds + 1):
+        test.add({"baseline": -1.0, "candidate": chance.choice([-1.0, 1.0])})
+        if test.decides(number, needed) == "pass":
+            return True
+    return False
+
+
+def goodput_rows(seed: int, runs: int) -> dict[str, dict[str, float]]:
+    """False passes of ratios of goodputs that are exactly as claimed, and those refused."""
+    rows = {}
+    for name, (noise, share, kills) in KNEES.items():
+        chance, rule = random.Random(seed), GOODPUT.model_copy(update={"share": share})
+        ends = [
+            rule.finding_of(measured_goodput(rule, chance, rule.minimum, noise, kills)).state
+            for _ in range(runs)
+        ]
+        rows[name] = {"ours": ends.count("pass") / runs, "refused": ends.count("refused") / runs}
+    chance = random.Random(seed)
+    passed = sum(one_side_certain(chance) for _ in range(runs)) / runs
+    rows["one of its two tests"] = {"ours": passed, "refused": 0.0}
+    return rows
+
+
+def goodput_power(seed: int, runs: int) -> dict[str, dict[str, list[float]]]:
+    """Passes, refusals and mean rounds of a side, by scatter and true over claimed ratio."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for noise in (0.02, NOISE_OF_RATES):
+        cells = found.setdefault(f"knees scatter by {100 * noise:.0f} %", {})
+        for ahead in (1.1, 1.25, 1.5):
+            chance = random.Random(seed)
+            done = [
+                measured_goodput(GOODPUT, chance, GOODPUT.minimum * ahead, noise)
+                for _ in range(runs)
+            ]
+            ends = [GOODPUT.finding_of(each).state for each in done]
+            cells[str(ahead)] = [
+                ends.count("pass") / runs,
+                ends.count("refused") / runs,
+                sum(each.rounds for each in done) / runs,
+            ]
+    return found
+
+
 # --- output -------------------------------------------------------------------------------------
 
 
@@ -462,18 +559,24 @@ def main() -> int:
     ratios, power = ratio_rows(chance, runs), ratio_power(chance, runs)
     drifts = drift_rows(chance, runs)
     limits, limits_power = limit_rows(chance, rounds_runs), limit_power(chance, rounds_runs // 2)
+    goodputs = goodput_rows(arguments.seed, rounds_runs)
+    goodputs_power = goodput_power(arguments.seed, rounds_runs // 2)
     for lines in (
         show_rows("False passes of ratios at the boundary", ratios),
         show_power("Ratios: passes within 20 blocks / refused, blocks; by true ratio", power),
         show_rows("Passes where the ratio drifts, or blocks depend on each other", drifts),
         show_rows("False passes of limits at the boundary", limits),
         show_power("Limits: passes / fails, mean rounds; by times the load", limits_power),
+        show_rows("False passes of goodputs at the boundary", goodputs),
+        show_power("Goodputs: passes / refused, mean rounds; by true over claimed", goodputs_power),
     ):
         print("\n".join(lines), flush=True)
-    met = targets_met(ratios, runs) and targets_met(limits, rounds_runs)
+    met = targets_met(ratios, runs) and all(
+        targets_met(rows, rounds_runs) for rows in (limits, goodputs)
+    )
     print(
         "\nTarget: false passes of ours at most 5 %, give or take 2 standard errors "
-        f"({runs} replays of ratios, {rounds_runs} of limits).\n"
+        f"({runs} replays of ratios, {rounds_runs} of limits and goodputs).\n"
     )
     figures = {
         "ratio_false_passes": ratios,
@@ -481,6 +584,8 @@ def main() -> int:
         "drift_passes": drifts,
         "limit_false_passes": limits,
         "limit_power": limits_power,
+        "goodput_false_passes": goodputs,
+        "goodput_power": goodputs_power,
     }
     summary = {"replays": runs, "seed": arguments.seed, **figures, "targets_met": met}
     print(json.dumps(summary))

@@ -1,6 +1,7 @@
 """The course of measuring goodputs: which rates come next, and what the tests so far say.
 
-A pure fold over rounds of 0 and 1, so that whoever has the rounds can tell what was asked for.
+A pure fold over rounds that keep the limits or do not, so that whoever has the rounds can tell what
+was asked for.
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from eval_gates.speed.bracket import Bracket, Reach
+from eval_gates.speed.drift import undoes
 from eval_gates.speed.load import Side
 from eval_gates.speed.share import log_evidence
 
@@ -34,18 +36,22 @@ class RatesTest:
     share: float
     may_pass: bool = True  # the rates are apart by no less than the claim and its allowance
     may_fail: bool = True
-    kept: dict[Side, list[bool]] = field(default_factory=lambda: {side: [] for side in BOTH})
+    margins: dict[Side, list[float]] = field(default_factory=lambda: {side: [] for side in BOTH})
+    """Of each round, above 0 where it kept the limits; of a lost life nan."""
     evidence: list[tuple[float, float]] = field(default_factory=list)
     """Log evidence of the claim, and of its contrary, after each round: it never falls."""
     _largest: dict[tuple[Side, bool], float] = field(default_factory=dict)
 
-    def add(self, kept: Mapping[Side, bool]) -> None:
-        """Take a round of both sides. What has two parts has the evidence of the weaker one."""
+    def add(self, margins: Mapping[Side, float]) -> None:
+        """Take a round of both sides. What has two parts has the evidence of the weaker one.
+
+        A round that was lost with its life is none of either kind, on both sides.
+        """
         for side in BOTH:
-            self.kept[side].append(kept[side])
-            did, of = sum(self.kept[side]), len(self.kept[side])
+            self.margins[side].append(margins[side])
             for keeps in (True, False):
-                found = _evidence(did if keeps else of - did, of, self._claimed(keeps))
+                did, of = self.rounds_that(side, keeps), len(self.margins[side])
+                found = _evidence(did, of, self.share if keeps else 1 - self.share)
                 self._largest[side, keeps] = max(found, self._settled_by(side, keeps))
         self.evidence.append(
             (
@@ -56,15 +62,43 @@ class RatesTest:
             )
         )
 
+    def rounds_that(self, side: Side, keeps: bool) -> int:
+        """How many rounds of a side kept the limits, or did not."""
+        return sum(each > 0 if keeps else each <= 0 for each in self.margins[side])
+
+    def rounds_of(self, side: Side) -> int:
+        """How many rounds of a side were measured."""
+        return self.rounds_that(side, True) + self.rounds_that(side, False)
+
     def is_open(self, needed: float) -> bool:
-        """Whether a side may keep its limits often enough at its rate, or may not."""
+        """Whether a side may keep its limits often enough at its rate, or may not.
+
+        Also where the evidence suffices, and what was measured runs towards the other side.
+        """
+        if max(self.evidence[-1]) >= needed:
+            return self.decides(len(self.evidence), needed) is None
         return any(
             max(self._settled_by(side, True), self._settled_by(side, False)) < needed
             for side in BOTH
         )
 
-    def _claimed(self, keeps: bool) -> float:
-        return self.share if keeps else 1 - self.share
+    def decides(self, number: int, needed: float) -> Literal["pass", "fail"] | None:
+        """What so many rounds decide: nothing, too, while a side drifts towards the other one."""
+        passing, failing = self.evidence[number - 1]
+        if failing >= needed and not self.undone("fail", number):
+            return "fail"
+        if passing >= needed and not self.undone("pass", number):
+            return "pass"
+        return None
+
+    def undone(self, verdict: Literal["pass", "fail"], number: int | None = None) -> list[Side]:
+        """The sides whose margins run towards the contrary, after so many rounds, or all."""
+        import numpy as np
+
+        passes = 1.0 if verdict == "pass" else -1.0
+        signs: dict[Side, float] = {"candidate": passes, "baseline": -passes}
+        found = {side: sign * np.array(self.margins[side][:number]) for side, sign in signs.items()}
+        return [side for side, of in found.items() if undoes(of[~np.isnan(of)])]
 
     def _settled_by(self, side: Side, keeps: bool) -> float:
         return self._largest.get((side, keeps), 0.0)
@@ -96,15 +130,25 @@ class Course:
         self.is_testing = False  # the next round is evidence, and not of a search
         self.rates = self._next()  # requests/s of each side's next round; empty: it is over
 
-    def add(self, kept: Mapping[Side, bool]) -> None:
-        """Take the round that was asked for: whether each side kept the limits."""
+    def add(self, margins: Mapping[Side, float], lost: int = 0) -> None:
+        """Take the round that was asked for.
+
+        Args:
+            margins: of each side, above 0 where it kept the limits.
+            lost: lives of the servers that ended too soon before it. Of a test each is a round for
+                neither side, since it may have been ended because a round looked bad; the search
+                is no evidence.
+        """
         for side, rate in self.rates.items():
-            self._brackets[side].add(rate, kept[side])
+            self._brackets[side].add(rate, margins[side] > 0)
+        self.rounds += 1
         if self.is_testing:
-            self.tests[-1].add(kept)
+            for _ in range(lost):
+                self.tests[-1].add(dict.fromkeys(BOTH, math.nan))
+            self.rounds += lost
+            self.tests[-1].add(margins)
         else:
             self._searched += 1
-        self.rounds += 1
         self.rates = self._next()
 
     def goodputs(self) -> dict[Side, float]:

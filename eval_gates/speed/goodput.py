@@ -17,6 +17,9 @@ ones. Where both sides keep the limits, or neither, or one stays open, nothing i
 ratio: all rounds so far tell another r, and other fresh rounds are drawn. That may happen `TESTS`
 times, each with its equal share of the error rate.
 
+A life of the servers that was lost counts in a test as a round for neither side, and a verdict
+waits while the times at its two rates run towards the other one, as of any rule (unit_rule.py).
+
 Where two lives of one server differ, r is stretched by an allowance, as the ratio's is (ratio.py).
 """
 
@@ -24,16 +27,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import chain, repeat
 from typing import ClassVar
 
 from pydantic import Field, model_validator
 
 from eval_gates.records import TrailPoint
 from eval_gates.speed.course import SEARCH, TESTS, Course
+from eval_gates.speed.drift import medians_of_halves
 from eval_gates.speed.finding import SpeedFinding, State
 from eval_gates.speed.lives import RuleOfLives
 from eval_gates.speed.load import MeasuredLoad, Side
-from eval_gates.speed.slo import SloRule
+from eval_gates.speed.slo import FAR, SloRule, drifting_times
 from eval_gates.speed.trust import Distrust, distrusted
 
 OF_TOO_HIGH_A_RATE = ("client_lag", "too_short")
@@ -110,10 +116,13 @@ class GoodputRule(RuleOfLives):
         course, refused = self._follow(loads)
         if refused:
             return SpeedFinding("refused", refused=refused)
-        return self.finding_of(course)
+        found = self.finding_of(course)
+        if found.state != "refused":
+            return found
+        return replace(found, refused=self._drift(course, loads))
 
     def finding_of(self, course: Course) -> SpeedFinding:
-        """Judge what was measured so far."""
+        """Judge what was measured so far; where it drifts to the end, refused without words."""
         needed, share = self.needed(self.alpha), math.log(TESTS)
         state: State = "open"
         at, best, trail = None, (0.0, 0.0), []
@@ -129,8 +138,11 @@ class GoodputRule(RuleOfLives):
                         log10_e_fail=(best[1] - share) / math.log(10),
                     )
                 )
-                if at is None and max(passing, failing) >= needed:
-                    state, at = "pass" if passing > failing else "fail", number
+                decided = test.decides(number - test.begins, needed) if at is None else None
+                if decided is not None:
+                    state, at = decided, number
+        if at is None and max(best) >= needed and not course.rates:
+            state, best = "refused", (0.0, 0.0)
         return SpeedFinding(
             state=state,
             n=course.rounds,
@@ -143,10 +155,11 @@ class GoodputRule(RuleOfLives):
             course=course,
         )
 
-    def kept(self, loads: Sequence[MeasuredLoad]) -> list[bool]:
-        """Whether each round of a side keeps all limits."""
+    def margins(self, loads: Sequence[MeasuredLoad]) -> list[float]:
+        """Of each load, ln(limit / time) of its tightest limit: above 0 where it keeps all."""
         limits = SloRule(limits=self.limits, share=self.share, alpha=self.alpha, rounds=1)
-        return limits.kept([load.model_copy(update={"side": "candidate"}) for load in loads])
+        ours = [load.model_copy(update={"side": "candidate"}) for load in loads]
+        return [float(margin) for margin in limits.margins(ours)]
 
     def _follow(self, loads: Sequence[MeasuredLoad]) -> tuple[Course, tuple[Distrust, ...]]:
         """The course that measuring took, and why it cannot be trusted."""
@@ -157,11 +170,12 @@ class GoodputRule(RuleOfLives):
             must_count=self.must_count_hits,
         )
         too_high = {(each.side, each.block) for each in causes if each.kind in OF_TOO_HIGH_A_RATE}
-        rounds: dict[int, dict[Side, tuple[float, bool]]] = {}
-        for load, kept in zip(loads, self.kept(loads), strict=True):
-            known = kept and (load.side, load.block) not in too_high
+        rounds: dict[int, dict[Side, tuple[float, float]]] = {}
+        for load, margin in zip(loads, self.margins(loads), strict=True):
+            known = -FAR if (load.side, load.block) in too_high else margin
             rounds.setdefault(load.block, {})[load.side] = (load.rate or math.nan, known)
         course, tested = Course(self), set()
+        lost = chain(self.lost_before(loads), repeat(0))  # of a round that is half there
         for number, found in rounds.items():
             asked = course.rates
             if found.keys() != asked.keys() or not all(
@@ -170,12 +184,26 @@ class GoodputRule(RuleOfLives):
                 raise ValueError(f"round {number} is at other rates than were asked for")
             if course.is_testing:
                 tested.add(number)
-            course.add({side: kept for side, (_, kept) in found.items()})
+            course.add({side: margin for side, (_, margin) in found.items()}, next(lost))
         return course, tuple(
             cause
             for cause in causes
             if cause.kind not in OF_TOO_HIGH_A_RATE or cause.block in tested
         )
+
+    def _drift(self, course: Course, loads: Sequence[MeasuredLoad]) -> tuple[Distrust, ...]:
+        """Of the sides whose times over their limits went towards the other verdict."""
+        import numpy as np
+
+        needed, found = self.needed(self.alpha), []
+        test = next(each for each in course.tests if max(each.evidence[-1]) >= needed)
+        passing, failing = test.evidence[-1]
+        for side in test.undone("pass" if passing > failing else "fail"):
+            known = np.array([each for each in test.margins[side] if not math.isnan(each)])
+            before, now = medians_of_halves(known)
+            last = [load for load in loads if load.side == side][-1]
+            found.append(drifting_times(last, before, now))
+        return tuple(found)
 
     @property
     def _judged_s(self) -> float | None:

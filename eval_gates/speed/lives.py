@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Literal
 
 from pydantic import Field
@@ -41,6 +41,18 @@ class RuleOfLives(Measured):
     def spread_over(self, sides: Sequence[str]) -> Lives:
         """The lives that measure these sides, the baseline first where there is one."""
         return Lives(tuple(sides), self.loads_per_life if self.lives == "alternate" else None)
+
+    def lost_before(self, loads: Sequence[MeasuredLoad]) -> list[int]:
+        """How many lives another one followed too soon before each unit, or in it: [units].
+
+        Such a life may have been ended because the unit that it was at looked bad.
+        """
+        sides = sorted({load.side for load in loads})
+        unit = self.spread_over(sides).unit if sides else 1
+        lives = [load.life for load in loads[unit - 1 :: unit]]
+        if self.lives == "alternate":
+            lives = [life + 1 - len(sides) * (n + 1) for n, life in enumerate(lives)]
+        return [max(0, life - before) for before, life in pairwise([0, *lives])]
 
     def next_rates(self, loads: Sequence[MeasuredLoad]) -> dict[str, float]:
         """Requests/s of each side's next load, after whole rounds; of none that the workload says.

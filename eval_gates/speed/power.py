@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import TYPE_CHECKING
@@ -18,7 +19,7 @@ from eval_gates.speed.goodput import GoodputRule
 from eval_gates.speed.load import Side
 from eval_gates.speed.ratio import RatioRule
 from eval_gates.speed.rule import Rule
-from eval_gates.speed.slo import SloRule
+from eval_gates.speed.slo import LEAST, SloRule
 
 if TYPE_CHECKING:
     import numpy as np
@@ -141,12 +142,25 @@ def replay_goodput(
     """
     course = Course(rule)
     goodputs: dict[Side, float] = {"baseline": baseline, "candidate": candidate}
-    # At its goodput a server keeps the limits in exactly the share of rounds that is asked for.
-    shift = noise * NormalDist().inv_cdf(rule.share)
     while rates := course.rates:
-        knees = {side: goodputs[side] * math.exp(chance.gauss(shift, noise)) for side in BOTH}
-        course.add({side: rates[side] <= knees[side] for side in BOTH})
+        course.add(margins_at(rates, goodputs, rule.share, chance, noise))
     return course
+
+
+def margins_at(
+    rates: Mapping[Side, float],
+    goodputs: Mapping[Side, float],
+    share: float,
+    chance: random.Random,
+    noise: float,
+) -> dict[Side, float]:
+    """How far below the rate at which it just keeps its limits each side's round is, as a log.
+
+    At its goodput a server keeps them in exactly that share of rounds.
+    """
+    shift = noise * NormalDist().inv_cdf(share)
+    knees = {side: goodputs[side] * math.exp(chance.gauss(shift, noise)) for side in BOTH}
+    return {side: math.log(knees[side] / rates[side]) or LEAST for side in BOTH}
 
 
 def _first(crossed: NDArray[np.bool_]) -> NDArray[np.int64]:

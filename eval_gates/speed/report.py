@@ -250,7 +250,10 @@ def tests_of(found: SpeedFinding) -> list[RatesPoint]:
     """The tests of a goodput; none of another claim."""
     return [
         RatesPoint(
-            side=side, requests_per_s=rate, rounds=len(test.kept[side]), kept=sum(test.kept[side])
+            side=side,
+            requests_per_s=rate,
+            rounds=test.rounds_of(side),
+            kept=test.rounds_that(side, keeps=True),
         )
         for test in (found.course.tests if found.course is not None else ())
         for side, rate in test.rates.items()
@@ -265,7 +268,7 @@ def _reason_of_goodput(rule: GoodputRule, found: SpeedFinding) -> str:
     tests = [
         "; ".join(
             f"at {test.rates[side]:.4g} requests/s the {side} kept the limits in "
-            f"{sum(test.kept[side])} of {len(test.kept[side])} fresh rounds"
+            f"{test.rounds_that(side, keeps=True)} of {test.rounds_of(side)} fresh rounds"
             for side in sorted(test.rates, reverse=True)
         )
         for test in (found.course.tests if found.course is not None else ())
@@ -283,8 +286,8 @@ def points_of(rule: Rule, loads: Sequence[MeasuredLoad]) -> list[LoadPoint]:
     """Every load, described."""
     blocks = list(dict.fromkeys(load.block for load in loads))
     if isinstance(rule, GoodputRule):
-        kept = rule.kept(loads)
-        return [_point(load, of, counts=True) for load, of in zip(loads, kept, strict=True)]
+        margins = rule.margins(loads)
+        return [_point(load, of > 0, counts=True) for load, of in zip(loads, margins, strict=True)]
     of_units = rule.count(loads)
     counts = {block: bool(of_units[n // rule.loads_per_life]) for n, block in enumerate(blocks)}
     found: dict[int, bool] = {}

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 FAR = 50.0
 """The largest margin, of ln(limit / time): of a round with a failed request it is below 0."""
-_LEAST = 1e-12
+LEAST = 1e-12
 
 
 class SloRule(UnitRule):
@@ -115,8 +115,7 @@ class SloRule(UnitRule):
         """Of the candidate's times over their limits."""
         before, now = medians_of_halves(self.margins(loads))
         last = [load for load in loads if load.side == "candidate"][-1]
-        words = f"its times over their limits were {math.exp(before - now):.3g} times as long"
-        return drifting(last, words)
+        return drifting_times(last, before, now)
 
     def _limits_after(self, baseline: MeasuredLoad) -> dict[str, float]:
         before = figures(baseline, self.limits) | {"errors": 1.0}
@@ -159,13 +158,19 @@ class SloRule(UnitRule):
         )
 
 
+def drifting_times(last: MeasuredLoad, before: float, now: float) -> Distrust:
+    """Of the side of a load whose margins, ln(limit / time), were these in both halves."""
+    words = f"its times over their limits were {math.exp(before - now):.3g} times as long"
+    return drifting(last, words)
+
+
 def _log_margin(time: float, limit: float) -> float:
     """ln(limit / time), within `FAR` and never 0: at the limit is kept."""
     if not (math.isfinite(time) and math.isfinite(limit)):
         # Of a side without such a time nothing is known, and no multiple of it is a limit.
         return -FAR
     size = abs(math.log(limit / time)) if limit > 0 and time > 0 else FAR
-    size = min(FAR, max(_LEAST, size))
+    size = min(FAR, max(LEAST, size))
     return size if time <= limit else -size
 
 

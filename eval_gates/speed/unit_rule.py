@@ -137,24 +137,18 @@ class UnitRule(RuleOfLives):
     ) -> tuple[FloatArray, NDArray[np.bool_]]:
         """Margins and which count, with a unit that speaks for neither side for each lost life.
 
-        A life that another one follows too soon may have been ended because the unit that it was
-        at looked bad. Who could choose so gains nothing: for either side such a unit counts as one
-        that is not on it.
+        Who could end those lives that look bad gains nothing: for either side such a unit counts
+        as one that is not on it.
         """
         import numpy as np
 
         margins, counted = self.margins(loads), self.count(loads)
         if not counted.any():
             return margins, counted
-        each = self.spread_over(sorted({load.side for load in loads})).unit
-        lives = np.array([load.life for load in loads[each - 1 :: each]])
-        if self.lives == "alternate":
-            sides = each // self.loads_per_life
-            lives -= sides * np.arange(1, lives.size + 1) - 1
-        lost = np.diff(lives, prepend=0)
+        lost = self.lost_before(loads)
         # Not before the first unit that counts, which the estimate begins with.
         after = int(counted.argmax()) + 1
-        places = np.maximum(np.repeat(np.arange(lives.size), np.maximum(lost, 0)), after)
+        places = np.maximum(np.repeat(np.arange(len(lost)), lost), after)
         return np.insert(margins, places, np.nan), np.insert(counted, places, True)
 
     def finding_of(

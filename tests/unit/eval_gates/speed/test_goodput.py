@@ -55,8 +55,8 @@ def test_two_rates_as_far_apart_as_the_claim_decide_it(candidate: float, state: 
     assert found.course is not None
     (test,) = found.course.tests
     assert test.rates["candidate"] == pytest.approx(1.2 * test.rates["baseline"])
-    assert test.kept["candidate"] == [state == "pass"] * FEWEST
-    assert test.kept["baseline"] == [state == "fail"] * FEWEST
+    assert [each > 0 for each in test.margins["candidate"]] == [state == "pass"] * FEWEST
+    assert [each > 0 for each in test.margins["baseline"]] == [state == "fail"] * FEWEST
     assert found.estimate == pytest.approx(candidate / 10, rel=0.08)
     assert (found.lower, found.upper) == ((1.2, None) if state == "pass" else (None, 1.2))
     assert found.n == found.decided_at == len(loads) // 2
@@ -97,7 +97,7 @@ def test_where_one_half_of_the_claim_is_certain_the_other_errs_as_seldom_as_said
         test = RatesTest(0, {"baseline": 10.0, "candidate": 12.0}, share)
         for _ in range(40):
             at_the_boundary = chance.random() < share
-            test.add({"baseline": False, "candidate": True} | {wrong: at_the_boundary})
+            test.add({"baseline": -1.0, "candidate": 1.0} | {wrong: at_the_boundary - 0.5})
         passed += test.evidence[-1][0] >= needed
     assert passed / runs <= 0.05 / TESTS
 
@@ -106,12 +106,12 @@ def test_both_sides_keeping_their_limits_moves_the_rates_up_and_neither_down() -
     for kept in (True, False):
         course = Course(RULE)
         while not course.is_testing:
-            course.add({side: rate <= 10 for side, rate in course.rates.items()})
+            course.add({side: 10.5 - rate for side, rate in course.rates.items()})
         before = course.rates["baseline"]
         while course.is_testing and len(course.tests) == 1:
-            course.add(dict.fromkeys(BOTH, kept))
+            course.add(dict.fromkeys(BOTH, kept - 0.5))
         while course.rates and not course.is_testing:
-            course.add({side: rate <= 10 for side, rate in course.rates.items()})
+            course.add({side: 10.5 - rate for side, rate in course.rates.items()})
         assert len(course.tests) == TESTS
         assert (course.rates["baseline"] > before) is kept
 
@@ -128,7 +128,7 @@ def test_no_side_is_tested_at_a_rate_with_too_few_requests_or_too_many(
         rates = course.rates.values()
         assert min(rates) >= 2.0 - 1e-9
         assert max(rates) <= 100.0 + 1e-9
-        course.add({side: rate <= goodput for side, rate in course.rates.items()})
+        course.add({side: goodput + 1e-9 - rate for side, rate in course.rates.items()})
     assert course.tests
 
 
@@ -215,3 +215,99 @@ def test_the_report_says_which_rates_were_tested() -> None:
 
 def test_a_rule_comes_from_plain_data() -> None:
     assert rule_of("goodput", RULE.model_dump()) == RULE
+
+
+def in_life(loads: list[MeasuredLoad], lives: dict[int, int]) -> list[MeasuredLoad]:
+    """The loads from each of these rounds on in that life of the servers."""
+    found = []
+    for load in loads:
+        life = max((life for begins, life in lives.items() if begins <= load.block), default=0)
+        found.append(load.model_copy(update={"life": life}))
+    return found
+
+
+class TestLostLives:
+    """Who kills a round that looks bad gains nothing by it."""
+
+    def test_a_lost_life_is_a_round_for_neither_side(self) -> None:
+        whole = measure(RULE, 15.0)
+        begins = RULE.finding(whole).course.tests[0].begins  # type: ignore[union-attr]
+        lost = in_life(whole, {begins + 3: 1})
+        found = RULE.finding(lost)
+        assert (found.state, found.n) == ("open", len(whole) // 2 + 1)
+        assert RULE.wants_more(lost)
+        assert found.course is not None
+        (test,) = found.course.tests
+        assert test.rounds_of("candidate") == FEWEST
+        assert math.isnan(test.margins["baseline"][3])
+
+    def test_of_a_search_it_counts_for_nothing(self) -> None:
+        whole = measure(RULE, 15.0)
+        searched = in_life(whole, {1: 1, 2: 3})
+        assert RULE.finding(searched).trail == RULE.finding(whole).trail
+
+    def test_lives_that_alternate_are_two_a_round(self) -> None:
+        rule = RULE.model_copy(update={"lives": "alternate"})
+        whole = [
+            each.model_copy(update={"life": number}) for number, each in enumerate(measure(rule, 9))
+        ]
+        assert rule.finding(whole).state == "fail"
+        lost = [
+            each.model_copy(update={"life": each.life + (n >= len(whole) - 3)})
+            for n, each in enumerate(whole)
+        ]
+        assert rule.finding(lost).state == "open"
+
+    @pytest.mark.parametrize("kills", [2, 10])
+    def test_whoever_kills_rounds_that_look_bad_passes_no_more_often(self, kills: int) -> None:
+        """One half of the claim is certain, the other at its boundary."""
+        chance, needed, passed, runs = random.Random(kills), RULE.needed(0.05), 0, 400
+        for _ in range(runs):
+            test = RatesTest(0, {"baseline": 10.0, "candidate": 12.0}, 0.5)
+            left = kills
+            while len(test.evidence) < 40:
+                margin = chance.choice([-1.0, 1.0])
+                if margin < 0 and left:
+                    left -= 1
+                    test.add(dict.fromkeys(BOTH, math.nan))
+                else:
+                    test.add({"baseline": -1.0, "candidate": margin})
+            passed += test.evidence[-1][0] >= needed
+        assert passed / runs <= 0.05
+
+
+class TestDrift:
+    def test_a_verdict_waits_while_a_side_runs_towards_the_other(self) -> None:
+        needed = RULE.needed(0.05)
+        steady, falling = (
+            RatesTest(0, {"baseline": 10.0, "candidate": 12.0}, 0.5) for _ in range(2)
+        )
+        for number in range(FEWEST):
+            steady.add({"baseline": -1.0, "candidate": 1.0})
+            falling.add({"baseline": -1.0, "candidate": 1.0 - 0.15 * number})
+        assert (steady.decides(FEWEST, needed), steady.is_open(needed)) == ("pass", False)
+        assert (falling.decides(FEWEST, needed), falling.is_open(needed)) == (None, True)
+        assert falling.undone("pass") == ["candidate"]
+        for _ in range(3 * FEWEST):
+            falling.add({"baseline": -1.0, "candidate": 0.5})
+        assert falling.decides(4 * FEWEST, needed) == "pass"
+
+    def test_what_drifts_to_the_end_is_refused_by_name(self) -> None:
+        """The baseline warms up: at the end it would keep its limits."""
+        rule = RULE.model_copy(update={"rounds": 12})
+        whole = measure(rule, 15.0)
+        begins = rule.finding(whole).course.tests[0].begins  # type: ignore[union-attr]
+        loads = whole[: 2 * begins]
+        while rates := rule.next_rates(loads):
+            block = len(loads) // 2
+            slow = 0.8 + 0.5 * 0.6 ** (block - begins)
+            loads += [
+                round_of(block, side=side, place=place, rate=rate, ttft_s=ttft)
+                for place, (side, rate) in enumerate(rates.items())
+                for ttft in [slow if side == "baseline" else 0.1]
+            ]
+        found = rule.finding(loads)
+        assert (found.state, found.decided_at, found.p_value) == ("refused", None, 1.0)
+        (cause,) = found.refused
+        assert (cause.kind, cause.side) == ("drift", "baseline")
+        assert len(loads) == 2 * (begins + 12)
