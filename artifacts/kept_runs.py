@@ -5,24 +5,24 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
 from artifacts.run_record import SCHEMA_VERSION, RunReport
+from pipeline.core.claims import Claims
 from pipeline.core.errors import StoreError, UsageError
+from pipeline.core.shelf import FolderShelf
 from pipeline.core.store import Store
 
 RUN_RECORD = "run.json"
-ALIVE_LOCK = "alive.lock"
+ALIVE = "alive"
+
+
+def claims_in(folder: Path) -> Claims:
+    """Where the process that makes that run claims ALIVE as long as it lives."""
+    return Claims(FolderShelf(folder))
 
 
 def is_alive(folder: Path) -> bool:
-    """Whether the process that made that run still holds its lock."""
-    lock = FileLock(folder / ALIVE_LOCK)
-    try:
-        with lock.acquire(timeout=0):
-            return False
-    except Timeout:
-        return True
+    """Whether the process that made that run still lives; of one elsewhere, was heard of lately."""
+    return claims_in(folder).is_held(ALIVE)
 
 
 def read_run(folder: Path) -> RunReport:

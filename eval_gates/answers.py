@@ -1,16 +1,23 @@
 """Answers kept as they come in, so that no question is asked twice of one served model.
 
-An answer book is one file of JSON lines: a row a question, in the order in which the questions
-are asked, so always a beginning of them. Batches are appended and flushed to disk; what a kill
-tore off is cut away. A gate that was left undecided goes on from here, and so does a changed
-policy, which judges the same answers.
+An answer book has a row a question, in the order in which the questions are asked, so always a
+beginning of them. Batches are appended and flushed to disk; what a kill tore off is cut away. A
+gate that was left undecided goes on from here, and so does a changed policy, which judges the same
+answers.
+
+It is one file of JSON lines for each who has written to it: `<book>.<number>-<first row>.jsonl`,
+and `<book>.jsonl` by an older prepare. They write one after the other, and a claim on the book sees
+to that; but who was stopped for long, and followed, may come back and write on. So rows count only
+up to where the next writer began: what comes later was asked a second time.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -22,17 +29,45 @@ Rows = list[dict[str, Any]]
 _LOOKED_AT_ONCE = 1 << 16  # bytes
 
 
+@dataclass(frozen=True, order=True)
+class Part:
+    """What one writer has added: rows from `start` on."""
+
+    writer: int
+    start: int
+    path: Path
+
+
+def parts_of(book: Path) -> list[Part]:
+    """The files of a book, in the order of their writers."""
+    found = [Part(0, 0, book)] if book.is_file() else []
+    for path in book.parent.glob(f"{book.stem}.*{book.suffix}"):
+        if named := re.fullmatch(r"(\d+)-(\d+)", path.name.split(".")[-2]):
+            found.append(Part(int(named[1]), int(named[2]), path))
+    return sorted(found)
+
+
+def book_of_part(path: Path) -> str:
+    """The name of the book that a file belongs to."""
+    return path.name.partition(".")[0]
+
+
 class AnswerBook:
     """The answers of one served model to one ordered list of questions.
 
     Args:
-        path: its file; need not exist yet.
+        path: its name; need not exist yet.
         ids: of the questions, in the order in which they are asked.
+        writer: the number of the claim that we hold on it, higher than any before. 0 writes into
+            the file of that name itself, for who surely is alone.
     """
 
-    def __init__(self, path: Path, ids: Sequence[str]) -> None:
+    def __init__(self, path: Path, ids: Sequence[str], writer: int = 0) -> None:
         self._path = path
         self._ids = ids
+        self._writer = writer
+        self._own = None if writer else path
+        self._read: int | None = None
 
     def rows(self) -> Rows:
         """The answers so far, in the questions' order.
@@ -41,38 +76,57 @@ class AnswerBook:
             EvaluationDataError: a line cannot be read, or is no answer to the question whose turn
                 it is.
         """
-        try:
-            content = self._path.read_bytes()
-        except FileNotFoundError:
-            return []
-        whole = content[: content.rfind(b"\n") + 1]
         rows: Rows = []
+        for part in parts_of(self._path):
+            if part.start > len(rows):
+                continue  # what was between is gone
+            del rows[part.start :]
+            rows.extend(self._rows_of(part))
+        self._read = len(rows)
+        return rows
+
+    def _rows_of(self, part: Part) -> Iterator[dict[str, Any]]:
+        try:
+            content = part.path.read_bytes()
+        except FileNotFoundError:
+            return
+        whole = content[: content.rfind(b"\n") + 1]
         for number, line in enumerate(whole.splitlines()):
             try:
                 row = json.loads(line)
-                fits = row["id"] == self._ids[number]
+                fits = row["id"] == self._ids[part.start + number]
             except (ValueError, LookupError, TypeError):
                 fits = False
             if not fits:
                 raise EvaluationDataError(
                     f"line {number + 1} is not the answer to the question whose turn it is",
-                    where=str(self._path),
+                    where=str(part.path),
                     cure="delete the file; its questions will be asked again",
                 )
-            rows.append(row)
-        return rows
+            yield row
 
     def append(self, rows: Rows) -> None:
         """Add answers and flush them to disk; a torn last line is cut away first."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-        with self._path.open("a+b") as file:
+        with self._own_part().open("a+b") as file:
             file.truncate(_end_of_whole_lines(file))
             file.seek(0, os.SEEK_END)
             # Half of a surrogate pair is no UTF-8; as an escape it is JSON, and comes back.
             file.write(text.encode("utf-8", "backslashreplace"))
             file.flush()
             os.fsync(file.fileno())
+
+    def _own_part(self) -> Path:
+        """Our file: a new one, that no other writes to, at the first answers."""
+        if self._own is None:
+            # Answers that we have not seen, of who came back, are none that ours follow.
+            start = len(self.rows()) if self._read is None else self._read
+            # Where claims were forgotten their numbers begin anew.
+            last = max((part.writer for part in parts_of(self._path)), default=0)
+            name = f"{max(last + 1, self._writer):06d}-{start:08d}"
+            self._own = self._path.with_suffix(f".{name}{self._path.suffix}")
+        return self._own
 
 
 def _end_of_whole_lines(file: BinaryIO) -> int:

@@ -18,10 +18,9 @@ under another name, begins one of its own, and says so in its verdicts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from filelock import FileLock
 from pydantic import Field
 
 from eval_gates.suite_claims import claim_of
@@ -30,7 +29,7 @@ from pipeline.core.errors import StoreError, raise_as
 from pipeline.core.folder_flush import flush_folder
 from pipeline.core.private_files import keep_private
 from pipeline.core.record import Record
-from pipeline.core.store import write_atomically
+from pipeline.core.shelf import create_exclusively
 from recipes.policy import Policy
 
 
@@ -80,7 +79,8 @@ class Trials:
         Raises:
             StoreError: a record is damaged or gone.
         """
-        return self._find_or_next(count, variants, "")
+        earlier = self._list(self._root / count.key)
+        return _find(variants, earlier) or _next(count, variants, earlier, "")
 
     def begin(self, count: Count, variants: Mapping[str, str], run: str) -> Trial:
         """The trial that these variants are part of, or a new one, on disk when this returns.
@@ -92,13 +92,17 @@ class Trials:
         with raise_as(StoreError, "the trial cannot be counted", folder):
             with keep_private():
                 folder.mkdir(parents=True, exist_ok=True)
-            with FileLock(self._root / f"{count.key}.lock", mode=0o600):
-                trial = self._find_or_next(count, variants, run)
+            while True:
+                earlier = self._list(folder)
+                if found := _find(variants, earlier):
+                    return found
+                trial = _next(count, variants, earlier, run)
                 file = folder / _name(trial.number)
-                if not file.exists():
-                    write_atomically(file, trial.model_dump_json(indent=1))
+                content = trial.model_dump_json(indent=1).encode()
+                # Of two who begin at the same time one gets the number, and the other the next.
+                if create_exclusively(file, content, flush=True):
                     flush_folder(folder)
-        return trial
+                    return trial
 
     def find(self, count: Count, number: int) -> Trial | None:
         """That trial; raises StoreError where its record is damaged."""
@@ -111,19 +115,6 @@ class Trials:
             if trials := self._list(folder):
                 yield trials[-1]
 
-    def _find_or_next(self, count: Count, variants: Mapping[str, str], run: str) -> Trial:
-        earlier = self._list(self._root / count.key)
-        for trial in earlier:
-            if variants.items() <= trial.variants.items():
-                return trial
-        return Trial(
-            count=count,
-            number=len(earlier) + 1,
-            variants=dict(variants),
-            earlier=tuple(trial.variants for trial in earlier),
-            run=run,
-        )
-
     def _list(self, folder: Path) -> list[Trial]:
         trials = [_read(file) for file in sorted(folder.glob("*.json"))]
         for number, trial in enumerate(trials, start=1):
@@ -134,6 +125,21 @@ class Trials:
                     cure="restore it: without it the number of trials is not known",
                 )
         return trials
+
+
+def _find(variants: Mapping[str, str], earlier: Sequence[Trial]) -> Trial | None:
+    """The trial that these variants are part of."""
+    return next((each for each in earlier if variants.items() <= each.variants.items()), None)
+
+
+def _next(count: Count, variants: Mapping[str, str], earlier: Sequence[Trial], run: str) -> Trial:
+    return Trial(
+        count=count,
+        number=len(earlier) + 1,
+        variants=dict(variants),
+        earlier=tuple(trial.variants for trial in earlier),
+        run=run,
+    )
 
 
 def _name(number: int) -> str:

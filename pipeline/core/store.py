@@ -3,32 +3,45 @@
 Layout::
 
     STORE/stages/<stage>/<key>/           a finished stage: stage.json and its outputs
-    STORE/stages/<stage>/<key>.partial/   one being written, or left by a killed run
-    STORE/locks/<key>.lock                held while a stage is being written
+    STORE/stages/<stage>/<key>.*.partial/ one being written, or left by a killed run
+    STORE/claims/<key>/                   who writes the stage, or did last: claims.py
     STORE/runs/<run id>/                  run.json and the logs of one `prepare model`
 
 It is its owner's alone (0700), and so is what lies in it. A folder is whole if and only if it lies
 under its final name: `rename` is the last step. Two runs on one store are safe: whoever comes
-second to a stage waits for its lock, then reuses. A record that is there and cannot be read, a full
-disk or a store that is not writable is a StoreError.
+second to a stage waits for the first, then reuses. The folder may lie on NFS: nothing rests on
+`flock`.
+
+A process that was stopped or cut off for long, and was followed by another, must do no harm when it
+comes back. Each writes under a name of its own, `<key>.<claim>.partial`; the follower renames that
+folder before it does anything else. So the former one finds neither its folder nor anything to
+rename into place, and of two who are done the first one's result counts.
+
+A record that is there and cannot be read, a full disk or a store that is not writable is a
+StoreError.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import cached_property
 from pathlib import Path
 
+from pipeline.core.claims import Claim, Claims
 from pipeline.core.digest import digest_json
 from pipeline.core.errors import StoreError
 from pipeline.core.folder_flush import flush_folder
 from pipeline.core.private_files import keep_private, make_private
+from pipeline.core.shelf import FolderShelf
 from pipeline.core.stage_record import StageRecord
 
 RECORD = "stage.json"
+PARTIAL = ".partial"
 
 
 class Store:
@@ -43,7 +56,17 @@ class Store:
 
     def unfinished_folder(self, stage: str, key: str) -> Path:
         """Where it writes, and a killed try has left what it wrote."""
-        return self.stage_folder(stage, key).with_name(f"{key}.partial")
+        final = self.stage_folder(stage, key)
+        return next(iter(_unfinished(final)), final.with_name(f"{key}{PARTIAL}"))
+
+    @cached_property
+    def claims(self) -> Claims:
+        """Who has a stage or an answer book to itself, by key.
+
+        Raises:
+            UsageError: the variable that says how long a silent owner is waited for is wrong.
+        """
+        return Claims(FolderShelf(self.root / "claims"))
 
     def find(self, stage: str, key: str) -> StageRecord | None:
         """The record of a finished stage; None when it has not been done."""
@@ -105,36 +128,57 @@ class Store:
                 return None
         return record
 
-    def discard(self, stage: str, key: str) -> None:
-        """Remove a finished stage, so that it runs again; no error when it is gone already."""
+    def discard(self, stage: str, key: str, *, forget: bool = False) -> None:
+        """Remove a finished stage, so that it runs again; no error when it is gone already.
+
+        Args:
+            forget: it is not meant to run again, so nothing is kept of who made it.
+        """
         folder = self.stage_folder(stage, key)
-        # Renamed first: a folder under its final name is always whole.
-        doomed = folder.with_name(f"{folder.name}.discarded.{os.getpid()}")
-        with self._lock(key), self.explain_errors():
-            if folder.exists():
-                folder.rename(doomed)
-                shutil.rmtree(doomed)
+        with self.hold(key, forget=forget) as claim, self.explain_errors():
+            if not folder.exists():
+                return
+            # Renamed first: a folder under its final name is always whole.
+            doomed = folder.with_name(f"{folder.name}.{_mark(claim)}.discarded")
+            folder.rename(doomed)
+            if not claim.is_ours():
+                # We were away: it may be another's, made since.
+                with contextlib.suppress(OSError):
+                    doomed.rename(folder)
+                raise claim.lost()
+            shutil.rmtree(doomed)
 
     @contextmanager
     def open_for_writing(
-        self, stage: str, key: str, resumed: Collection[str] = ()
+        self,
+        stage: str,
+        key: str,
+        resumed: Collection[str] = (),
+        waits: Callable[[str], None] = lambda text: None,
     ) -> Iterator[Path | None]:
-        """Hold the stage's lock and hand out an empty folder to write into.
+        """Claim the stage and hand out an empty folder to write into.
 
         Yields None when another process finished the stage while we waited. When the block
         ends without an exception, and has put a record into the folder, the folder is flushed
-        to disk and renamed to its final name; otherwise it is kept as `<key>.partial` so that
+        to disk and renamed to its final name; otherwise it is kept as `<key>.*.partial` so that
         its log can be read, and emptied by the next try, which finds only what `resumed` names
         in it: files and folders that the stage continues. Such a stage may end without a record,
         and is to be run again.
 
+        Args:
+            waits: is told for whom we wait.
+
         Raises:
-            StoreError: the disk is full or the store is not writable.
+            StoreError: the disk is full or the store is not writable, or we were not heard of for
+                so long that another process has taken over.
         """
         final = self.stage_folder(stage, key)
-        partial = self.unfinished_folder(stage, key)
-        with self._lock(key):
+        with self.hold(key, waits) as claim:
+            with self.explain_errors():
+                partial = _take_unfinished(final, claim)
+            # Only now: who had it before us cannot finish it any more.
             if (final / RECORD).is_file():
+                shutil.rmtree(partial, ignore_errors=True)
                 yield None
                 return
             with self.explain_errors():
@@ -143,18 +187,22 @@ class Store:
                 with keep_private():
                     final.parent.mkdir(parents=True, exist_ok=True)
                     _empty(partial, resumed)
+                handed_out = partial.stat()
             try:
                 yield partial
             except OSError as error:
-                # Of what goes wrong in a stage, only a full disk is surely the store's trouble.
-                raise self._disk_full() if _means_full_disk(error) else error from error
+                if _means_full_disk(error):
+                    raise self._disk_full() from error
+                if not claim.is_ours():  # so our folder has another name now
+                    raise claim.lost() from error
+                raise
             with self.explain_errors():
                 if not (partial / RECORD).is_file():
                     if resumed:
                         return
                     raise StoreError("a stage ended without a record", where=str(partial))
                 flush_to_disk(partial)
-                partial.rename(final)
+                _publish(partial, handed_out, final, claim)
                 flush_folder(final.parent)
 
     def new_run_folder(self, run_id: str) -> Path:
@@ -187,15 +235,19 @@ class Store:
             raise
 
     @contextmanager
-    def _lock(self, key: str) -> Iterator[None]:
-        from filelock import FileLock
-
+    def hold(
+        self,
+        key: str,
+        waits: Callable[[str], None] = lambda text: None,
+        *,
+        forget: bool = False,
+    ) -> Iterator[Claim]:
+        """Have a key to oneself among all who share the store: see Claims.hold."""
         self._make_private()
-        locks = self.root / "locks"
-        with self.explain_errors(), keep_private():
-            locks.mkdir(exist_ok=True)
-        with FileLock(locks / f"{key}.lock", mode=0o600):
-            yield
+        with ExitStack() as held:
+            with self.explain_errors():
+                claim = held.enter_context(self.claims.hold(key, waits, forget=forget))
+            yield claim
 
     def _make_private(self) -> None:
         """Make the store's folder, which only its owner may read."""
@@ -235,6 +287,50 @@ def write_atomically(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     beside.replace(path)
+
+
+def _mark(claim: Claim) -> str:
+    """Of one claim: no other's folder ever has the name."""
+    return f"{claim.number:06d}-{claim.token[:8]}"
+
+
+def _unfinished(final: Path) -> list[Path]:
+    """What tries at that stage have left, the latest first."""
+    names = (f"{final.name}{PARTIAL}", f"{final.name}.*{PARTIAL}")
+    found = [path for name in names for path in final.parent.glob(name)]
+    # One that no claim names was begun by who only looks what is to be done, or an older prepare.
+    return sorted(found, key=lambda path: (path.name.count("."), path.name), reverse=True)
+
+
+def _take_unfinished(final: Path, claim: Claim) -> Path:
+    """Rename what the last try has left, if there is any, so that only we know its name."""
+    taken = final.with_name(f"{final.name}.{_mark(claim)}{PARTIAL}")
+    for number, left in enumerate(_unfinished(final)):
+        if number == 0:
+            with contextlib.suppress(FileNotFoundError):  # it was finished just now
+                left.rename(taken)
+        else:
+            shutil.rmtree(left, ignore_errors=True)
+    return taken
+
+
+def _publish(partial: Path, handed_out: os.stat_result, final: Path, claim: Claim) -> None:
+    """Give the folder its final name, if it is still the one that we were given.
+
+    Raises:
+        StoreError: another has taken over, and is not done.
+    """
+    try:
+        is_same = os.path.samestat(partial.stat(), handed_out)
+        if is_same and claim.is_ours():
+            partial.rename(final)
+            return
+    except OSError as error:
+        # FileNotFoundError is NFS's answer, too, to a request that it got twice, and has granted.
+        if error.errno not in (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST):
+            raise
+    if not (final / RECORD).is_file():
+        raise claim.lost()
 
 
 def _empty(folder: Path, but: Collection[str]) -> None:

@@ -16,13 +16,12 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from artifacts.kept_runs import RUN_RECORD, is_alive, read_run
 from artifacts.registry.hub_registry import SCHEME as HUB
 from artifacts.registry.mlflow_registry import EMBEDDED
 from artifacts.registry.registry import Registry, Version, open_registry
 from artifacts.stages.promote import PROMOTE
+from eval_gates.answers import book_of_part
 from pipeline.core.errors import RegistryError, StoreError
 from pipeline.core.events import Progress
 from pipeline.core.stage_record import StageRecord, StageReference, StageSpec
@@ -88,29 +87,23 @@ def remove(garbage: Garbage, store: Store) -> None:
     """Remove it, unless someone holds it by now; raises StoreError when it cannot be removed."""
     path = garbage.path
     if garbage.kind == "stage":
-        store.discard(path.parent.name, path.name)
+        store.discard(path.parent.name, path.name, forget=True)
         return
     with store.explain_errors():
-        if garbage.kind == "unfinished stage":
-            remove_unfinished(path, store)
-        elif path.is_dir():
+        if garbage.kind == "run":
             doomed = path.with_name(f".{path.name}.removed")
             path.rename(doomed)
             shutil.rmtree(doomed)
-        else:
-            with FileLock(f"{path}.lock"):
+            return
+        # An unfinished stage, or a part of an answer book, unless it is being written again.
+        key = path.name.partition(".")[0]
+        with store.claims.hold_if_free(key, forget=True) as claim:
+            if claim is None:
+                return
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
                 path.unlink(missing_ok=True)
-
-
-def remove_unfinished(path: Path, store: Store) -> None:
-    """Remove what a killed stage left, unless the stage is being written again."""
-    key = path.name.partition(".")[0]
-    lock = FileLock(store.root / "locks" / f"{key}.lock")
-    try:
-        with lock.acquire(timeout=0):
-            shutil.rmtree(path)
-    except Timeout:
-        return
 
 
 def refuse_while_running(store: Store) -> None:
@@ -251,7 +244,7 @@ def answers_to_go(store: Store, records: Iterable[StageRecord], oldest: float) -
     """Answer books that no kept round was copied from."""
     used = {book_of(record, store) for record in records if record.stage == "evaluate"}
     for file in sorted((store.root / "answers").glob("*.jsonl")):
-        if file.stem not in used and file.stat().st_mtime < oldest:
+        if book_of_part(file) not in used and file.stat().st_mtime < oldest:
             yield "answers", file
 
 

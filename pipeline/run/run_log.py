@@ -8,9 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from filelock import FileLock
-
-from artifacts.kept_runs import ALIVE_LOCK, RUN_RECORD
+from artifacts.kept_runs import ALIVE, RUN_RECORD, claims_in
 from artifacts.run_command import RunKind
 from artifacts.run_record import RunReport, StageReport, VariantReport
 from artifacts.tuning_report import TuningReport
@@ -32,8 +30,8 @@ class RunLog:
         self._store = store
         self.folder: Path = store.new_run_folder(self.run_id)
         # Held as long as we live, however we end: a run that says 'running' without it was killed.
-        self._alive = FileLock(self.folder / ALIVE_LOCK, mode=0o600)
-        self._alive.acquire()
+        with store.explain_errors():
+            self._alive = claims_in(self.folder).begin(ALIVE)
         self._started = time.monotonic()
         self._variants: dict[str, VariantReport] = {}
         self._report = RunReport(
@@ -87,6 +85,7 @@ class RunLog:
     def finish(self, status: Ended, exit_code: int, error: PrepareError | None = None) -> None:
         """The run has ended."""
         self._update(status=status, exit_code=exit_code, error=error.to_dict() if error else None)
+        self._alive.release()
 
     def report(self) -> RunReport:
         """The record as it stands."""

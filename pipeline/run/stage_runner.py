@@ -69,6 +69,9 @@ class StageRunner:
                 self._report(spec, "failed", started)
                 raise
             self._report(spec, "ran", started)
+            record = self.store.find(spec.stage, spec.key)
+            if record is not None:
+                return record
             if not self.store.unfinished_folder(spec.stage, spec.key).exists():
                 return self.find_finished(spec)
 

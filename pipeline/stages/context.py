@@ -186,11 +186,12 @@ def advance(spec: StageSpec, progress: Progress) -> StageRecord | None:
     None where it is not over, and is to be run again with other servers up; see StageCode.
 
     Raises:
-        PrepareError: why it failed; what it wrote stays in `<key>.partial` for a look.
+        PrepareError: why it failed; what it wrote stays in `<key>.*.partial` for a look.
     """
     store = Store(Path(spec.store))
     code = stage_code(spec.stage)
-    with store.open_for_writing(spec.stage, spec.key, getattr(code, "RESUMED", ())) as folder:
+    resumed = getattr(code, "RESUMED", ())
+    with store.open_for_writing(spec.stage, spec.key, resumed, progress.note) as folder:
         if folder is not None:
             started = time.monotonic()
             context: StageContext[Any, Any] = StageContext(spec, folder, store, progress)
@@ -208,7 +209,7 @@ def advance(spec: StageSpec, progress: Progress) -> StageRecord | None:
                 peak_memory_bytes=context.peak_memory_bytes,
             )
             write_atomically(folder / RECORD, record.model_dump_json(indent=1))
-            return record
+    # Of two who were done, as after a takeover, the first one's result is there.
     record_found = store.find(spec.stage, spec.key)
     if record_found is None:
         raise errors.StoreError("a stage that another process finished has vanished")

@@ -13,13 +13,9 @@ is asked more, until the margin is shown to end above what who knows nothing sco
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
-
-from filelock import FileLock
 
 from artifacts.serving_arguments import draft_counters
 from artifacts.stages.evaluate import (
@@ -88,12 +84,12 @@ def run(context: Context) -> EvaluateResult:
     """
     todo = round_of(context.spec, context.store)
     facts: dict[str, Any] = {"ended_by": "asked"}
-    with lock_book(todo.book_file):
+    with context.store.hold(todo.book_file.stem, context.note) as claim:
         if not todo.is_over():
             is_ours = context.runtime.socket is not None
             facts |= context.run_worker(
                 "evaluate",
-                worker_spec(context, todo),
+                {**worker_spec(context, todo), "part": claim.number},
                 needs=[] if is_ours else [Need.ENDPOINT],
             )
         rows = todo.book.rows()[: todo.stopping.end]
@@ -197,14 +193,6 @@ def worker_spec(context: Context, todo: Round) -> dict[str, Any]:
         "counters": draft_counters(parameters.serving),
         "asks_once": find_engine(parameters.serving.engine).dialect.scores_tokens,
     }
-
-
-@contextmanager
-def lock_book(book_file: Path) -> Iterator[None]:
-    """Hold the book, so that two runs do not both append to it."""
-    book_file.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{book_file}.lock", mode=0o600):
-        yield
 
 
 def record_of(spec: StageSpec, store: Store, role: str) -> StageRecord:

@@ -62,10 +62,17 @@ class Course:
         return life.sides if life is not None else ()
 
 
-def course_of(spec: StageSpec, store: Store) -> Course:
-    """How far it is; raises StoreError where an input is not in the store, or a load damaged."""
+def course_of(spec: StageSpec, store: Store, folder: Path | None = None) -> Course:
+    """How far it is.
+
+    Args:
+        folder: of the try that measures, and of no other; None for whoever only looks.
+
+    Raises:
+        StoreError: an input is not in the store, or a load is damaged.
+    """
     parameters = SPEED.parameters_of(spec)
-    folder = store.unfinished_folder(spec.stage, spec.key)
+    folder = folder or store.unfinished_folder(spec.stage, spec.key)
     rests_on = {role: digest_json(record_of(spec, store, role).result) for role in spec.inputs}
     with store.explain_errors(), keep_private():
         folder.mkdir(parents=True, exist_ok=True)
@@ -83,7 +90,7 @@ def run(context: Context) -> SpeedResult | None:
     Raises:
         ServingError: an endpoint answered nothing at all.
     """
-    course = course_of(context.spec, context.store)
+    course = course_of(context.spec, context.store, context.folder)
     facts: dict[str, Any] = {}
     if (life := course.next_life()) is not None:
         if course.begun.lives and len(life.sides) == len(course.lives.sides):
@@ -91,7 +98,7 @@ def run(context: Context) -> SpeedResult | None:
             context.note(f"goes on after {done} {course.rule.unit} that were measured before")
         course.book.begin_life(course.begun, len(course.loads))
         facts = measure(context, course, life)
-        course = course_of(context.spec, context.store)
+        course = course_of(context.spec, context.store, context.folder)
         if course.next_life() is not None:
             return None
     return SpeedResult(

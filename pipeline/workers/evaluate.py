@@ -30,17 +30,18 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
     """Ask until the gate is decided, the round is over or its time is.
 
     Args:
-        spec: name and suite, questions (file), book (file), stopping, minutes, concurrency, url,
-            model, tokenizer (folder), max_length (tokens), trust_remote_code, asks_once (try one
-            request a question), socket (of a server that has one), counters (the engine's names of
-            them, where it drafts).
+        spec: name and suite, questions (file), book (file), part (of the book, that is ours),
+            stopping, minutes, concurrency, url, model, tokenizer (folder), max_length (tokens),
+            trust_remote_code, asks_once (try one request a question), socket (of a server that has
+            one), counters (the engine's names of them, where it drafts).
 
     Raises:
         StageError: the server did not answer a question, or a prompt does not fit.
     """
     connect_through(spec.get("socket"))  # before lm-eval is imported
     questions = [row for _, row in read_rows(Path(spec["questions"]))]
-    book = AnswerBook(Path(spec["book"]), [row["id"] for row in questions])
+    ids = [row["id"] for row in questions]
+    book = AnswerBook(Path(spec["book"]), ids, writer=spec["part"])
     stopping = read_stopping(spec["stopping"])
     count = DraftCount(put_back(spec["url"]), spec["counters"])
     asker = Asker(spec, questions, progress, stopping.upto)

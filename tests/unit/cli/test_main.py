@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 import typer
-from filelock import FileLock
 from loose_stage import stage_spec
 from sample_reports import run_report
 from typer.testing import CliRunner
@@ -240,12 +239,11 @@ def catches(pid: int, number: signal.Signals) -> bool:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_command_is_130(tmp_path: Path, number: signal.Signals) -> None:
-    # A stage whose lock is held by another runs until that other is done.
+    # A stage that another has claimed runs until that other is done.
     store = tmp_path / "store"
     spec = stage_spec("judge", "fp8-dynamic", {}, {}, {}, store)
     (tmp_path / "spec.json").write_text(spec.model_dump_json())
-    (store / "locks").mkdir(parents=True)
-    with FileLock(store / "locks" / f"{spec.key}.lock"):
+    with Store(store).hold(spec.key):
         child = subprocess.Popen(
             [*PREPARE, "stage", "run", str(tmp_path / "spec.json")],
             stdout=subprocess.PIPE,
@@ -259,7 +257,9 @@ def test_an_interrupted_command_is_130(tmp_path: Path, number: signal.Signals) -
             while not catches(child.pid, signal.SIGTERM):
                 assert time.monotonic() < deadline
                 time.sleep(0.02)
-            time.sleep(2)  # for it to get as far as the lock, on a busy machine too
+            assert child.stdout is not None
+            note = json.loads(child.stdout.readline())
+            assert f"process {os.getpid()} on " in note["text"]  # whom it waits for
             child.send_signal(number)
             said = child.communicate(timeout=20)
         finally:

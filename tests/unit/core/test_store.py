@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import filelock  # noqa: F401 - before the user id is changed: it may then not be readable
 import pytest
 from finished_stage import put_record, stage_record
 
@@ -66,7 +65,9 @@ def test_a_finished_stage_is_found_with_all_it_wrote(store: Store) -> None:
 def test_the_final_name_appears_only_when_the_block_has_ended(store: Store) -> None:
     final = store.stage_folder("judge", "abc")
     with store.open_for_writing("judge", "abc") as folder:
-        assert folder == final.with_name("abc.partial")
+        assert folder is not None
+        assert folder == store.unfinished_folder("judge", "abc")
+        assert folder.parent == final.parent
         assert list(folder.iterdir()) == []
         write_atomically(folder / RECORD, stage_record().model_dump_json())
         assert not final.exists()
@@ -75,13 +76,15 @@ def test_the_final_name_appears_only_when_the_block_has_ended(store: Store) -> N
     assert not folder.exists()
 
 
-def test_what_a_killed_run_left_is_emptied(store: Store) -> None:
-    partial = store.stage_folder("judge", "abc").with_name("abc.partial")
+@pytest.mark.parametrize("name", ["abc.partial", "abc.000007-0a1b2c3d.partial"])
+def test_what_a_killed_run_left_is_emptied(store: Store, name: str) -> None:
+    partial = store.stage_folder("judge", "abc").with_name(name)
     (partial / "output").mkdir(parents=True)
     (partial / "output" / "half.safetensors").write_bytes(b"half")
     finish(store)
     names = sorted(path.name for path in store.stage_folder("judge", "abc").iterdir())
     assert names == ["output.txt", RECORD]
+    assert not partial.exists()
 
 
 def test_after_an_exception_there_is_no_final_folder_but_the_log(store: Store) -> None:
@@ -96,8 +99,8 @@ def test_after_an_exception_there_is_no_final_folder_but_the_log(store: Store) -
         fail()
     final = store.stage_folder("judge", "abc")
     assert not final.exists()
-    assert (final.with_name("abc.partial") / "worker.log").read_text() == "last words"
-    finish(store)  # the lock was given back
+    assert (store.unfinished_folder("judge", "abc") / "worker.log").read_text() == "last words"
+    finish(store)  # the claim was given back
     assert final.is_dir()
 
 
@@ -109,7 +112,7 @@ def test_a_block_that_ends_without_a_record_is_an_error(store: Store) -> None:
 
     with pytest.raises(StoreError) as caught:
         forget()
-    assert caught.value.where.endswith("abc.partial")
+    assert caught.value.where == str(store.unfinished_folder("judge", "abc"))
     assert not store.stage_folder("judge", "abc").exists()
 
 
@@ -132,7 +135,7 @@ def test_the_second_process_waits_and_then_reuses(store: Store, tmp_path: Path) 
     with start() as first:
         wait_for(entered)
         with start() as second:
-            time.sleep(0.7)  # time enough to get to the lock
+            time.sleep(0.7)  # time enough to get to the claim
             assert second.poll() is None
             assert store.find("judge", "abc") is None
             go.touch()
@@ -142,7 +145,7 @@ def test_the_second_process_waits_and_then_reuses(store: Store, tmp_path: Path) 
     assert store.find("judge", "abc") == stage_record()
 
 
-def test_the_lock_of_a_killed_process_does_not_stay(store: Store, tmp_path: Path) -> None:
+def test_the_claim_of_a_killed_process_does_not_stay(store: Store, tmp_path: Path) -> None:
     entered = tmp_path / "entered"
     arguments = [str(store.root), "", str(entered), str(tmp_path / "never")]
     with subprocess.Popen([sys.executable, "-c", WRITER, *arguments]) as writer:

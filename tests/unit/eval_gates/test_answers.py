@@ -228,3 +228,52 @@ def test_a_killed_process_leaves_all_that_it_had_appended(book: AnswerBook, file
 def test_a_row_is_a_line_of_json(book: AnswerBook, file: Path) -> None:
     book.append([row(0, [-1.25, -2.5, -0.125, -3.0])])
     assert json.loads(file.read_text(encoding="utf-8")) == book.rows()[0]
+
+
+class TestSeveralWriters:
+    """They write one after the other, each into a file of its own."""
+
+    def test_a_later_writer_goes_on(self, file: Path) -> None:
+        AnswerBook(file, IDS).append(rows(0, 2))  # as an older prepare did
+        AnswerBook(file, IDS, writer=1).append(rows(2, 5))
+        third = AnswerBook(file, IDS, writer=4)
+        third.append(rows(5, 6))
+        third.append(rows(6, 8))
+        assert AnswerBook(file, IDS).rows() == rows(0, 8)
+        assert {path.name for path in file.parent.iterdir()} == {
+            "book.jsonl",
+            "book.000001-00000002.jsonl",
+            "book.000004-00000005.jsonl",
+        }
+
+    @pytest.mark.parametrize("answered_before", [False, True])
+    def test_one_who_was_followed_and_comes_back_does_no_harm(
+        self, file: Path, answered_before: bool
+    ) -> None:
+        away, follower = AnswerBook(file, IDS, writer=1), AnswerBook(file, IDS, writer=2)
+        if answered_before:
+            away.append(rows(0, 2))
+        kept = away.rows()
+        assert follower.rows() == kept
+        away.append([row(len(kept), "of before"), row(len(kept) + 1, "of before")])
+        answers = [row(len(kept) + number, "asked again") for number in range(3)]
+        follower.append(answers[:2])
+        away.append([row(len(kept) + 2, "of before")])
+        assert follower.rows() == kept + answers[:2]
+        follower.append(answers[2:])
+        away.append([row(len(kept) + 3, "of before")])
+        assert AnswerBook(file, IDS).rows() == kept + answers
+
+    def test_numbers_that_begin_anew_are_higher_all_the_same(self, file: Path) -> None:
+        AnswerBook(file, IDS, writer=7).append(rows(0, 2))
+        AnswerBook(file, IDS, writer=1).append(rows(2, 3))
+        assert AnswerBook(file, IDS).rows() == rows(0, 3)
+
+    def test_after_a_part_that_was_deleted_its_questions_are_asked_again(self, file: Path) -> None:
+        for number in range(3):
+            AnswerBook(file, IDS, writer=number + 1).append(rows(2 * number, 2 * number + 2))
+        (file.parent / "book.000002-00000002.jsonl").unlink()
+        book = AnswerBook(file, IDS, writer=4)
+        assert book.rows() == rows(0, 2)
+        book.append(rows(2, 3))
+        assert AnswerBook(file, IDS).rows() == rows(0, 3)

@@ -229,7 +229,7 @@ class TestCollection:
         left.mkdir()
         (left / "file").write_text("x")
         assert self.paths(good) == {"unfinished stage quantize/abc.partial"}
-        with good.store._lock("abc"):  # it is being written again
+        with good.store.hold("abc"):  # it is being written again
             for each in find_garbage(good.store, [], 0, Listener()):
                 remove(each, good.store)
         assert left.is_dir()

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from filelock import FileLock
 from finished_stage import put_record, stage_record
 from here_executor import HereExecutor
 from listener import Listener
@@ -129,10 +128,8 @@ class Run:
 
     @contextmanager
     def waiting(self, spec: StageSpec) -> Iterator[tuple[Any, int]]:
-        """The job of a stage that waits for its lock, and the stage's own process id."""
-        locks = self.store.root / "locks"
-        locks.mkdir(parents=True)
-        with FileLock(locks / f"{spec.key}.lock"):
+        """The job of a stage that another has claimed, and the stage's own process id."""
+        with self.store.hold(spec.key):
             job = self.submit(spec)
             deadline = time.monotonic() + 20
             stages: list[int] = []

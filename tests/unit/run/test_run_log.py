@@ -14,7 +14,7 @@ import pytest
 from listener import Listener
 from sample_reports import COMMAND, failed_variant_report, stage_report, variant_report
 
-from artifacts.kept_runs import ALIVE_LOCK, RUN_RECORD, find_run, is_alive, read_run
+from artifacts.kept_runs import ALIVE, RUN_RECORD, find_run, is_alive, read_run
 from artifacts.run_record import RunReport
 from pipeline.checkpoint.source_facts import CheckpointReport
 from pipeline.core.errors import ServingError, StoreError, UsageError
@@ -36,7 +36,7 @@ def on_disk(log: RunLog) -> dict[str, Any]:
     """What another program would read at this moment; the log itself knows nothing else."""
     report = read_run(log.folder)
     assert report == log.report()
-    assert {path.name for path in log.folder.iterdir()} == {RUN_RECORD, ALIVE_LOCK}
+    assert {path.name for path in log.folder.iterdir()} == {RUN_RECORD, ALIVE}
     data: dict[str, Any] = json.loads((log.folder / RUN_RECORD).read_text())
     return data
 
@@ -138,7 +138,7 @@ def test_a_killed_run_does_not_look_as_if_it_ran(
         run_id = child.stdout.readline().strip()
         [folder] = store.run_folders()
         assert folder.name == run_id
-        assert is_alive(folder)
+        assert is_alive(folder) == (while_alive == "running")
         assert find_run(store, run_id).status == while_alive
         child.communicate("\n", timeout=20)
     assert child.returncode == -signal.SIGKILL
