@@ -12,7 +12,7 @@ A claim about the typical value is such a share: half of all values lie above a 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from bisect import bisect_left
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -85,18 +85,10 @@ def surely_typical(values: FloatArray, alpha: float) -> float:
 
     if not rejected(-math.inf):
         return -math.inf
-    return float(candidates[_first(lambda place: not rejected(candidates[place]), candidates.size)])
+    # Each value above one that is not rejected is not rejected, either.
+    return float(candidates[bisect_left(candidates, True, key=lambda each: not rejected(each))])
 
 
 def _rejects(happened: NDArray[Any], share: float, alpha: float) -> bool:
     """Whether the evidence has ever been enough."""
     return bool(log_evidence(happened, share).max(initial=-math.inf) >= -math.log(alpha))
-
-
-def _first(holds: Callable[[int], bool], end: int) -> int:
-    """The first place from which on it holds; it does at the last."""
-    low, high = 0, end - 1
-    while low < high:
-        half = (low + high) // 2
-        low, high = (low, half) if holds(half) else (half + 1, high)
-    return low

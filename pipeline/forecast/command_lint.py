@@ -38,10 +38,6 @@ class LintFinding:
     what: str
     cure: str = ""
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for `--json`."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class ForeignCommand:
@@ -67,13 +63,7 @@ class Lint:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for `--json`."""
-        return {
-            "schema_version": 1,
-            "version": self.version,
-            "place": self.place,
-            "findings": [each.to_dict() for each in self.findings],
-            "levers": self.levers,
-        }
+        return {"schema_version": 1, **asdict(self)}
 
 
 def lint(text: str, accelerator: AcceleratorName, gpu: Gpu | None) -> Lint:
@@ -201,8 +191,10 @@ class _Linter:
     def _whole_name(self, name: str) -> str:
         """The engine's option of that name or beginning; "" where there is none, or several."""
         known = self.options.defaults
-        if name in known or (name in self.facts.gone and name not in known):
-            return name if name in known else ""
+        if name in known:
+            return name
+        if name in self.facts.gone:
+            return ""
         hidden = re.fullmatch(r"no-((?:enable|disable)-.+)", name)
         if hidden and hidden[1] in known:
             return name

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import threading
 import zlib
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from hostile_server import Answer, HostileServer, serve
 
 from pipeline.core.events import Silent
 from pipeline.core.process_environment import server_environment
@@ -53,55 +52,30 @@ def chunks(usage: object) -> bytes:
 
 
 ANSWERS = {
-    "sound": chunks({"completion_tokens": 2, "prompt_tokens": 1}),
-    "counted_in_words": chunks({"completion_tokens": "two", "prompt_tokens": 1}),
-    "nested": b"data: " + b"[" * 100_000 + b"\n\n",
-    "no_text": b"data: \xff\n\n",
-    "packed": zlib.compress(b"data: " + bytes(100 * 2**20)),
+    "sound": Answer(chunks({"completion_tokens": 2, "prompt_tokens": 1})),
+    "counted_in_words": Answer(chunks({"completion_tokens": "two", "prompt_tokens": 1})),
+    "nested": Answer(b"data: " + b"[" * 100_000 + b"\n\n"),
+    "no_text": Answer(b"data: \xff\n\n"),
+    "packed": Answer(
+        zlib.compress(b"data: " + bytes(100 * 2**20)), headers={"Content-Encoding": "deflate"}
+    ),
+    "endless": Answer(b'data: {"choices": [{"text": "a"}]}\n\n' * 1000, is_endless=True),
+    "one_line": Answer(b"data: " + b"a" * 100_000, is_endless=True),
+    "elsewhere": Answer(status=307, headers={"Location": "/other/v1/completions"}),
 }
-FAILED = [*list(ANSWERS)[1:], "endless", "one_line", "elsewhere"]
-asked_elsewhere: list[bytes] = []
-
-
-class Hostile(BaseHTTPRequestHandler):
-    """Answers what the first part of the path names."""
-
-    def do_POST(self) -> None:
-        name = self.path.split("/")[1]
-        prompt = self.rfile.read(int(self.headers["Content-Length"]))
-        if name == "other":
-            asked_elsewhere.append(prompt)
-        self.send_response(307 if name == "elsewhere" else 200)
-        if name == "elsewhere":
-            self.send_header("Location", "/other/v1/completions")
-        if name == "packed":
-            self.send_header("Content-Encoding", "deflate")
-        self.end_headers()
-        try:
-            while name == "endless":
-                self.wfile.write(b'data: {"choices": [{"text": "a"}]}\n\n' * 1000)
-            while name == "one_line":
-                self.wfile.write(b"data: " + b"a" * 100_000)
-            self.wfile.write(ANSWERS.get(name, b""))
-        except OSError:
-            pass  # the reader has gone, as it should
-
-    def log_message(self, *_: object) -> None:
-        pass
+FAILED = list(ANSWERS)[1:]
 
 
 @pytest.fixture
-def url() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Hostile) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
+def server() -> Iterator[HostileServer]:
+    with serve(ANSWERS) as found:
+        yield found
 
 
-def test_what_an_endpoint_may_answer_a_load(url: str) -> None:
+def test_what_an_endpoint_may_answer_a_load(server: HostileServer) -> None:
     python = ensure("serve", Accelerator.CPU, load_settings(), Silent()).python
     ran = subprocess.run(
-        [str(python), "-c", SEND, str(ROOT), url, "sound", *FAILED],
+        [str(python), "-c", SEND, str(ROOT), server.url, "sound", *FAILED],
         env=server_environment(os.environ, {}, python=python),
         capture_output=True,
         text=True,
@@ -118,5 +92,5 @@ def test_what_an_endpoint_may_answer_a_load(url: str) -> None:
     assert "compressed" in words["packed"]
     assert "larger than" in words["endless"]
     assert "larger than" in words["one_line"]
-    assert not asked_elsewhere
+    assert set(server.asked) == set(ANSWERS)
     assert kibibytes < 64 * 1024

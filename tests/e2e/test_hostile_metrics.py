@@ -5,12 +5,11 @@ from __future__ import annotations
 import gzip
 import os
 import subprocess
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from hostile_server import Answer, serve
 
 from pipeline.core.events import Silent
 from pipeline.core.process_environment import server_environment
@@ -26,48 +25,26 @@ sys.path.insert(0, sys.argv[1])
 from pipeline.workers.engine_metrics import Watch
 print(asyncio.run(Watch(sys.argv[2], {"drafts": "hits"}).counters()))
 """
+HITS = b"hits 3\n"
 ANSWERS = {
-    "sound": b"hits 3\n",
-    "endless": b"",
-    "packed": gzip.compress(b"hits 3\n"),
-    "infinite": b"hits 1e999\n",
-    "negative": b"hits -1\n",
-    "no_number": b"hits 1e\n",
-    "no_text": b"hits \xff\n",
+    "sound": Answer(HITS),
+    "endless": Answer(HITS * 10_000, is_endless=True),
+    "packed": Answer(gzip.compress(HITS), headers={"Content-Encoding": "gzip"}),
+    "infinite": Answer(b"hits 1e999\n"),
+    "negative": Answer(b"hits -1\n"),
+    "no_number": Answer(b"hits 1e\n"),
+    "no_text": Answer(b"hits \xff\n"),
+    "elsewhere": Answer(status=302, headers={"Location": "/sound/metrics"}),
 }
-
-
-class Hostile(BaseHTTPRequestHandler):
-    """Answers what the first part of the path names."""
-
-    def do_GET(self) -> None:
-        name = self.path.split("/")[1]
-        self.send_response(302 if name == "elsewhere" else 200)
-        if name == "elsewhere":
-            self.send_header("Location", "/sound/metrics")
-        if name == "packed":
-            self.send_header("Content-Encoding", "gzip")
-        self.end_headers()
-        try:
-            while name == "endless":
-                self.wfile.write(b"hits 3\n" * 10_000)
-            self.wfile.write(ANSWERS.get(name, b""))
-        except OSError:
-            pass  # the reader has gone, as it should
-
-    def log_message(self, *_: object) -> None:
-        pass
 
 
 @pytest.fixture
 def url() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Hostile) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
+    with serve(ANSWERS) as found:
+        yield found.url
 
 
-@pytest.mark.parametrize("name", [*ANSWERS, "elsewhere"])
+@pytest.mark.parametrize("name", ANSWERS)
 def test_what_an_endpoint_says_of_itself(url: str, name: str) -> None:
     python = ensure("serve", Accelerator.CPU, load_settings(), Silent()).python
     ran = subprocess.run(

@@ -4,42 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
+from served_answer import ServedAnswer
 
 from eval_gates.suites.bounded_session import Answered, AnswerError, BoundedSession
 
 
-@dataclass
-class Served:
-    """A session of aiohttp's, with one answer and what it was asked."""
-
-    parts: list[bytes]
-    status: int = 200
-    headers: dict[str, str] = field(default_factory=dict)
-    asked: dict[str, Any] = field(default_factory=dict)
-    taken: int = 0
-
-    @asynccontextmanager
-    async def post(self, url: str, **settings: Any) -> AsyncIterator[Served]:
-        self.asked = {"url": url, **settings}
-        yield self
-
-    @property
-    def content(self) -> Served:
-        return self
-
-    async def iter_any(self) -> AsyncIterator[bytes]:
-        for part in self.parts:
-            self.taken += 1
-            yield part
-
-
-def answered(served: Served, most: int = 1000) -> Answered:
+def answered(served: ServedAnswer, most: int = 1000) -> Answered:
     async def ask() -> Answered:
         session = BoundedSession(served, most)
         async with session.post("http://e/v1", json={"a": 1}, headers={"A": "key"}) as answer:
@@ -49,7 +21,7 @@ def answered(served: Served, most: int = 1000) -> Answered:
 
 
 def test_an_answer_as_lm_eval_reads_it() -> None:
-    served = Served([b'{"a": ', b"NaN}"])
+    served = ServedAnswer([b'{"a": ', b"NaN}"])
     answer = answered(served)
     answer.raise_for_status()
     assert answer.ok
@@ -59,21 +31,21 @@ def test_an_answer_as_lm_eval_reads_it() -> None:
 
 
 def test_an_answer_without_an_end_is_not_read_to_it() -> None:
-    served = Served([b"x" * 100] * 1000)
+    served = ServedAnswer([b"x" * 100] * 1000)
     with pytest.raises(AnswerError, match="larger than 1,000 bytes"):
         answered(served)
     assert served.taken == 11
 
 
 def test_the_questions_go_to_no_other_host() -> None:
-    served = Served([b"{}"], status=307, headers={"Location": "http://other"})
+    served = ServedAnswer([b"{}"], status=307, headers={"Location": "http://other"})
     with pytest.raises(AnswerError, match="redirects are not followed"):
         answered(served)
     assert served.asked["allow_redirects"] is False
 
 
 def test_what_nobody_asked_to_be_packed_is_not_unpacked() -> None:
-    served = Served([b"x"], headers={"Content-Encoding": "gzip"})
+    served = ServedAnswer([b"x"], headers={"Content-Encoding": "gzip"})
     with pytest.raises(AnswerError, match="compressed"):
         answered(served)
     assert served.taken == 0
@@ -84,11 +56,11 @@ def test_what_nobody_asked_to_be_packed_is_not_unpacked() -> None:
 )
 def test_no_json(body: bytes) -> None:
     with pytest.raises(AnswerError, match="did not answer JSON"):
-        asyncio.run(answered(Served([body]), 10**6).json())
+        asyncio.run(answered(ServedAnswer([body]), 10**6).json())
 
 
 def test_an_error_says_its_beginning() -> None:
-    answer = answered(Served([b"x" * 9000], status=500), 10_000)
+    answer = answered(ServedAnswer([b"x" * 9000], status=500), 10_000)
     with pytest.raises(AnswerError, match="answered 500: x") as caught:
         answer.raise_for_status()
     assert len(str(caught.value)) < 2100
