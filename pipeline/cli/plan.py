@@ -43,7 +43,8 @@ def plan(
     """Say what `prepare model` with the same options would do; nothing is done.
 
     Expected times are medians of what the store has seen of such stages; a stage
-    that was never run here has none. For each gate it says how many questions it
+    that was never run here has none. What runs side by side, and what waits for
+    what, is played through beforehand. For each gate it says how many questions it
     takes to decide if nothing is lost, and the smallest drop that it would see.
     It also says why such a run would be refused.
 
@@ -91,6 +92,10 @@ def plan(
         return
     print(found.headline())
     print_table(["stage", "variant", "state", "expected"], found.stage_rows())
+    if rows := found.schedule_rows():
+        print_table(["work", "needs", "waits for", "beside", "from", "to"], rows)
+    if line := found.schedule_line():
+        print(line)
     if rows := found.size_rows():
         print_table(["variant", "weights, estimated", ""], rows)
     for line in serving_lines(found.choices.to_dict()):

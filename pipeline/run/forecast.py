@@ -6,8 +6,9 @@ What is cached, sizes, expected times, and what the gates can show with the ques
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from pipeline.checkpoint.folder import Checkpoint
 from pipeline.checkpoint.hub import bytes_to_download
 from pipeline.core.errors import PrepareError
 from pipeline.core.events import Progress
+from pipeline.core.needs import Needs
 from pipeline.core.record import Record
 from pipeline.core.stage_record import StageRecord, StageSpec
 from pipeline.core.store import Store
@@ -29,6 +31,7 @@ from pipeline.forecast.run_preflight import (
     preflight_of,
     registry_faults,
 )
+from pipeline.forecast.timeline import Timeline, play
 from pipeline.plan.choices import (
     Choices,
     Request,
@@ -44,10 +47,13 @@ from pipeline.plan.gate_power import GatePower, joint_power, policy_power
 from pipeline.plan.plan import Find, Plan, trial_words
 from pipeline.plan.quantizers import environments_for
 from pipeline.plan.speed_power import ClaimPower, claim_powers
+from pipeline.run.executors import Executor, executor_of
+from pipeline.run.expected_work import ExpectedStage, ExpectedWork
 from pipeline.stages.evaluate import is_answered
 
 Seen = dict[tuple[str, str], list[float]]
 SERVED = ("coherence", "evaluate", "speed")
+MOST_NAMES = 3
 
 
 class NotHereYetError(Exception):
@@ -79,6 +85,7 @@ class Forecast:
     not_here: str
     faults: tuple[PrepareError, ...] = ()
     trial: str = ""
+    timeline: Timeline | None = None  # None while the later stages have no keys yet, or never fit
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for `--json`."""
@@ -101,6 +108,7 @@ class Forecast:
                 for env in self.environments
             ],
             "expected_seconds": self.expected_seconds(),
+            "schedule": self.timeline.to_dict() if self.timeline else None,
             "refused": [fault.to_dict() for fault in self.faults],
         }
 
@@ -141,6 +149,36 @@ class Forecast:
             for env in self.environments
         ]
 
+    def schedule_rows(self) -> list[list[str]]:
+        """Rows of the schedule's table; empty where nothing is to be done."""
+        found = self.timeline
+        if found is None:
+            return []
+        return [
+            [
+                each.piece.name,
+                needs_words(each.piece.needs),
+                few_words([*["room"] * each.waits_for_room, *each.piece.after]),
+                few_words(found.beside(each)),
+                clock(each.start) if found.is_measured else "-",
+                clock(each.end) if found.is_measured else "-",
+            ]
+            for each in found.placed
+        ]
+
+    def schedule_line(self) -> str:
+        """How long it takes with the room that there is; '' where nothing is to be done."""
+        found = self.timeline
+        if found is None or not found.placed:
+            return ""
+        on = f"on {found.gpus} GPU{'s' * (found.gpus != 1)}" if found.gpus else "on this machine"
+        gpu_minutes = f", {found.gpu_minutes:.1f} GPU-minutes" if found.gpu_minutes else ""
+        wall = found.wall_seconds
+        words = (
+            f"{clock(wall)} (h:mm:ss){gpu_minutes}" if wall is not None else "time not known yet"
+        )
+        return f"{on}: {words}; at most {found.most_at_once} pieces of work side by side"
+
     def expected_seconds(self) -> float | None:
         """Sum over stages to run; None while one of them was never measured here."""
         times = [stage.expected_seconds for stage in self.stages if not stage.cached]
@@ -170,6 +208,24 @@ class Forecast:
                 *([f"while no rung of the ladder passes: {', '.join(rungs)}"] if rungs else []),
             ]
         )
+
+
+def needs_words(needs: Needs) -> str:
+    """What room a piece of work takes."""
+    words = [f"{needs.gpus} GPU{'s' * (needs.gpus > 1)}"] if needs.gpus else []
+    words += ["the whole node"] if needs.exclusive else ["all cores"] * (needs.cpus == "all")
+    return ", ".join(words) or "little"
+
+
+def few_words(names: Sequence[str]) -> str:
+    """The first of the names, and how many more there are."""
+    more = len(names) - MOST_NAMES
+    return ", ".join(names[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+
+
+def clock(seconds: float) -> str:
+    """Hours, minutes and seconds."""
+    return str(timedelta(seconds=round(seconds)))
 
 
 def expected_words(stage: PlannedStage) -> str:
@@ -202,6 +258,7 @@ def forecast(request: Request, settings: Settings, progress: Progress) -> Foreca
     sources = find_data(choices, settings, progress)
     checkpoint: Checkpoint | None = None
     not_here, may_ask_more, trial = "", False, ""
+    seen, timeline = seen_seconds(store), None
     level: float | None = None
     preflight = preflight_of(choices, settings)
     faults = early_faults(preflight, choices) if preflight is not None else []
@@ -220,11 +277,11 @@ def forecast(request: Request, settings: Settings, progress: Progress) -> Foreca
         trial, level = trial_words(plan), plan.alpha / len(plan.counted)
         specs = plan.stages(find)
         may_ask_more = rounds_may_follow(plan, find)
+        timeline = play_through(plan, specs, store, seen, executor_of(settings))
         faults += late_faults(preflight, plan, find) if preflight is not None else []
     except NotHereYetError as reason:
         not_here = str(reason)
         specs = [demo_stage(choices, settings)] if choices.reference.kind == "demo" else []
-    seen = seen_seconds(store)
     return Forecast(
         choices=choices,
         checkpoint=checkpoint,
@@ -235,6 +292,7 @@ def forecast(request: Request, settings: Settings, progress: Progress) -> Foreca
             choices.policy, len(choices.recipes), choices.profile, level, start_seconds(seen)
         ),
         trial=trial,
+        timeline=timeline,
         may_ask_more=may_ask_more,
         weights_bytes={
             recipe.name: preflight.weights[recipe.name].bytes for recipe in choices.recipes
@@ -247,6 +305,28 @@ def forecast(request: Request, settings: Settings, progress: Progress) -> Foreca
         ),
         faults=tuple(faults),
     )
+
+
+def play_through(
+    plan: Plan, specs: list[StageSpec], store: Store, seen: Seen, executor: Executor
+) -> Timeline | None:
+    """When what is not done yet would run; None where something of it fits nowhere."""
+    to_run = []
+    for spec in specs:
+        stage = plan_stage(spec, store, seen)
+        if not stage.cached:
+            is_served = needs_server(spec, stage, store)
+            to_run.append(ExpectedStage(spec, stage.name, stage.expected_seconds, is_served))
+
+    def find(spec: StageSpec) -> StageRecord | None:
+        return store.find_current(spec.stage, spec.key)
+
+    work = ExpectedWork(plan, executor.count_room, start_seconds(seen), find)
+    try:
+        gpus = executor.count_room(Needs(gpus=1)) if plan.accelerator == "cuda" else 0
+        return play(work.pieces(to_run), executor.count_room, gpus)
+    except ValueError:  # which is among what would be refused
+        return None
 
 
 def rounds_may_follow(plan: Plan, find: Find) -> bool:

@@ -367,3 +367,77 @@ def test_the_rungs_of_a_ladder_that_are_made_only_if_none_before_passes(planning
     assert found.to_dict()["rungs_that_may_follow"] == ["awq-w4a16-mse", "gptq-w4a16"]
     assert found.total().endswith("while no rung of the ladder passes: awq-w4a16-mse, gptq-w4a16")
     assert "ladder" not in planning.forecast().total()
+
+
+class TestSchedule:
+    """What would run side by side, and what waits for what."""
+
+    def work(self, found: Forecast) -> dict[str, dict[str, Any]]:
+        schedule = found.to_dict()["schedule"]
+        return {each["name"]: each for each in schedule["work"]}
+
+    def test_on_the_cores_of_one_machine(self, planning: Planning) -> None:
+        work = self.work(planning.forecast())
+        shared = [f"{suite}: questions {suite}" for suite in SUITES]
+        made = [f"{RECIPE}: quantize", f"{RECIPE}: check_weights"]
+        asked = ["baseline: asked", f"{RECIPE}: asked"]
+        assert sorted(work) == sorted([*shared, *made, *asked, f"{RECIPE}: judge"])
+        assert work[made[0]]["waits_for"] == shared
+        assert set(work[made[1]]["waits_for"]) == {made[0], *shared}
+        assert {"baseline: asked", made[1]} <= set(work[asked[1]]["waits_for"])
+        assert work[asked[1]]["stages"] == [*SERVED, SPEED]
+        assert work[asked[1]]["needs"] == {"gpus": 0, "cpus": "all", "exclusive": True}
+        assert work[asked[1]]["beside"] == []
+        assert {name for name, each in work.items() if each["needs"]["cpus"] == "all"} == {
+            made[0],
+            *asked,
+        }
+
+    def test_the_wall_time_once_all_was_seen(self, planning: Planning) -> None:
+        specs = planning.specs()
+        for spec in specs:
+            planning.remember(spec.stage, f"other {spec.key[:4]}", spec.parameters, 10.0)
+        found = planning.forecast()
+        assert found.timeline is not None
+        wall = found.timeline.wall_seconds
+        assert wall is not None
+        expected = found.expected_seconds()
+        assert expected is not None
+        assert wall < expected  # questions are laid out side by side
+        assert "side by side" in found.schedule_line()
+        assert len(found.schedule_rows()) == len(found.timeline.placed)
+
+    def test_recipes_on_gpus(
+        self, planning: Planning, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """With room for several, loads wait for the whole node, and the rest goes side by side."""
+        lines = "\n".join(f"GPU {n}: NVIDIA H100 80GB HBM3 (UUID: GPU-{n})" for n in range(2))
+        program = tmp_path / "nvidia-smi"
+        program.write_text(
+            f"#!/bin/sh\ncase \"$*\" in\n-L) echo '{lines}';;\n"
+            "*name,driver_version*) echo 'NVIDIA H100 80GB HBM3, 580.9, 81559 MiB';;\n"
+            "*compute_cap*) echo 9.0;;\n*) exit 2;;\nesac\n"
+        )
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        recipes = (RECIPE, "int8-w8a8")
+        found = planning.forecast(profile="h100", recipes=recipes)
+        work = self.work(found)
+        assert found.to_dict()["schedule"]["gpus"] == 2
+        for name in recipes:
+            assert work[f"{name}: quantize"]["needs"]["gpus"] == 1
+            assert work[f"{name}: loads"]["needs"] == {
+                **{"gpus": 1, "cpus": "one", "exclusive": True}
+            }
+            assert work[f"{name}: loads"]["beside"] == []
+            assert f"{name}: asked" in work[f"{name}: loads"]["waits_for"]
+        assert f"{recipes[1]}: quantize" in work[f"{recipes[0]}: quantize"]["beside"]
+        assert found.to_dict()["schedule"]["most_at_once"] >= 2
+
+    def test_nothing_is_left_to_do(self, planning: Planning) -> None:
+        for spec in planning.specs():
+            planning.finish(spec)
+        found = planning.forecast()
+        assert found.schedule_rows() == []
+        assert found.schedule_line() == ""

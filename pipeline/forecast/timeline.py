@@ -1,0 +1,188 @@
+"""When each piece of a run's work would run: the schedule of a run, played through beforehand.
+
+A list schedule (Graham 1969): whenever something ends, what is ready starts in the order of the
+list, where there is room. The room is as executors share it out: of a kind of work of which so many
+fit side by side, each takes that share. One that needs the whole node, or several GPUs, is not
+overtaken once it waits.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pipeline.core.needs import Needs
+
+LITTLE, ALONE = Needs(), Needs(exclusive=True)
+ROUNDING = 1e-9
+UNKNOWN_SECONDS = 60.0  # where nothing at all was measured, to say what would run beside what
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One stage, or one model's server with the stages that ask it."""
+
+    name: str
+    needs: Needs
+    seconds: float | None  # expected; None where it is not known
+    after: tuple[str, ...] = ()  # names of the pieces that must be done before
+    stages: tuple[str, ...] = ()  # what is in it, where that is more than itself
+
+
+@dataclass(frozen=True)
+class PlacedPiece:
+    """A piece of work with its time; seconds count from the run's start."""
+
+    piece: Piece
+    ready: float  # when all that it waits for is done
+    start: float  # when there is room, too
+    end: float
+
+    @property
+    def waits_for_room(self) -> bool:
+        """Whether others have what it needs when it could start."""
+        return self.start > self.ready
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """The pieces of a run, in the order in which they start."""
+
+    placed: tuple[PlacedPiece, ...]
+    gpus: int  # that there are
+    is_measured: bool  # whether all times are expected ones; else some are made up
+
+    @property
+    def wall_seconds(self) -> float | None:
+        """From the first start to the last end; None where a time is not known."""
+        return max((each.end for each in self.placed), default=0.0) if self.is_measured else None
+
+    @property
+    def gpu_minutes(self) -> float | None:
+        """Minutes of all pieces, times the GPUs that each takes; None as for the wall time."""
+        taken = sum(each.piece.needs.gpus * (each.end - each.start) for each in self.placed)
+        return taken / 60 if self.is_measured else None
+
+    @property
+    def most_at_once(self) -> int:
+        """How many pieces run side by side at most."""
+        return max((len(self.beside(each)) + 1 for each in self._starting()), default=0)
+
+    def beside(self, placed: PlacedPiece) -> list[str]:
+        """Names of what runs when it starts, or starts with it."""
+        return [
+            other.piece.name
+            for other in self.placed
+            if other is not placed and other.start <= placed.start < other.end
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for `--json`."""
+        known = self.is_measured
+        return {
+            "gpus": self.gpus,
+            "wall_seconds": self.wall_seconds,
+            "gpu_minutes": self.gpu_minutes,
+            "most_at_once": self.most_at_once,
+            "work": [
+                {
+                    "name": each.piece.name,
+                    "stages": list(each.piece.stages),
+                    "needs": each.piece.needs.model_dump(),
+                    "expected_seconds": each.piece.seconds,
+                    "waits_for": list(each.piece.after),
+                    "waits_for_room": each.waits_for_room,
+                    "starts_at_second": each.start if known else None,
+                    "ends_at_second": each.end if known else None,
+                    "beside": self.beside(each),
+                }
+                for each in self.placed
+            ],
+        }
+
+    def _starting(self) -> list[PlacedPiece]:
+        return [each for each in self.placed if each.end > each.start]
+
+
+def play(pieces: Sequence[Piece], count_room: Callable[[Needs], int], gpus: int = 0) -> Timeline:
+    """When each of the pieces would run.
+
+    A piece of unknown length takes the median of the others, and the timeline says no times.
+
+    Args:
+        pieces: what is more urgent first; each after all that it waits for, which may be pieces
+            that are not there, since they are done.
+        count_room: how many such pieces fit side by side; 0 where none does.
+        gpus: that there are, for the record.
+
+    Raises:
+        ValueError: a piece needs more than there is, or waits for itself.
+    """
+    known = [piece.seconds for piece in pieces if piece.seconds is not None]
+    stand_in = statistics.median(known) if known else UNKNOWN_SECONDS
+    places = {piece.name: place for place, piece in enumerate(pieces)}
+    waiting = [replace(p, after=tuple(n for n in p.after if n in places)) for p in pieces]
+    running: list[PlacedPiece] = []
+    done: dict[str, PlacedPiece] = {}
+    now = 0.0
+    while waiting or running:
+        for piece, ready in _startable(waiting, running, done, now, count_room):
+            waiting.remove(piece)
+            seconds = stand_in if piece.seconds is None else piece.seconds
+            running.append(PlacedPiece(piece, ready, now, now + seconds))
+        if not running:
+            raise ValueError(f"this never runs: {', '.join(piece.name for piece in waiting)}")
+        now = min(each.end for each in running)
+        for over in [each for each in running if each.end == now]:
+            running.remove(over)
+            done[over.piece.name] = over
+    placed = sorted(done.values(), key=lambda each: (each.start, places[each.piece.name]))
+    return Timeline(tuple(placed), gpus, len(known) == len(pieces))
+
+
+def _startable(
+    waiting: Sequence[Piece],
+    running: Sequence[PlacedPiece],
+    done: Mapping[str, PlacedPiece],
+    now: float,
+    count_room: Callable[[Needs], int],
+) -> list[tuple[Piece, float]]:
+    """What is ready, since when, and finds room; nothing overtakes a large one that waits."""
+    ready = [
+        (piece, max((done[name].end for name in piece.after), default=0.0))
+        for piece in waiting
+        if all(name in done for name in piece.after)
+    ]
+    beside = [each.piece.needs for each in running]
+    found: list[tuple[Piece, float]] = []
+    # A large one that could not start before keeps back also what comes earlier in the list.
+    for piece, since in sorted(
+        ready, key=lambda each: not (_is_large(each[0].needs) and each[1] < now)
+    ):
+        if _has_room(piece.needs, beside, count_room):
+            found.append((piece, since))
+            beside.append(piece.needs)
+        elif _is_large(piece.needs):
+            break
+    return found
+
+
+def _is_large(needs: Needs) -> bool:
+    return needs.exclusive or needs.gpus > 1
+
+
+def _has_room(needs: Needs, beside: Sequence[Needs], count_room: Callable[[Needs], int]) -> bool:
+    """Whether it can start while those run: what needs little always, but on a node taken whole."""
+    together = [*beside, needs]
+    if count_room(ALONE) == 1 and beside and any(each.exclusive for each in together):
+        return False
+    return needs == LITTLE or sum(_share(each, count_room) for each in together) <= 1 + ROUNDING
+
+
+def _share(needs: Needs, count_room: Callable[[Needs], int]) -> float:
+    """Of all the room that there is, what such a piece takes."""
+    if needs == LITTLE:
+        return 0.0
+    return 1 / room if (room := count_room(needs)) else float("inf")
