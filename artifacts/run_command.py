@@ -11,8 +11,6 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from recipes.schema import Tuned
-
 Names = tuple[str, ...]
 RunKind = Literal["model", "gate", "recheck", "tune"]
 
@@ -56,8 +54,6 @@ class _Command(_Asked):
     promote: bool | None = None
     fallbacks: dict[str, str] | None = None
     speculation: str | None = None
-    tuned: str | None = None
-    tuned_claim: Tuned | None = None
     attribute: bool | None = None
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -84,24 +83,20 @@ def root(
     """Options of the command as a whole."""
 
 
-def main(command: Callable[..., Any] = app) -> NoReturn:
-    """Run the command line; every way out has its exit code (see pipeline.core.errors).
-
-    Args:
-        command: all of it, where it was put together before.
-    """
+def main() -> NoReturn:
+    """Run the command line; every way out has its exit code (see pipeline.core.errors)."""
     with guard_streams():
-        run(command)
+        run()
 
 
-def run(command: Callable[..., Any]) -> NoReturn:
+def run() -> NoReturn:
     """Run the command, report how it ended, and exit."""
     # A terminated run ends like an interrupted one: servers are stopped, the record is closed.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         # Outside its standalone mode the parser returns what a command exits with, and makes
         # an exit of an interruption.
-        code = command(standalone_mode=False) or ExitCode.PROMOTED
+        code = app(standalone_mode=False) or ExitCode.PROMOTED
         if code == ExitCode.INTERRUPTED:
             raise KeyboardInterrupt
         sys.exit(code)

@@ -1,4 +1,4 @@
-"""`prepare stage run`: one stage from its spec; what every executor runs, on any machine."""
+"""`prepare stage run`: one piece of work from its file; what every executor runs, anywhere."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ import sys
 import traceback
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 
 from pipeline.cli.options import parse_path
 from pipeline.core.errors import PrepareError, UnexpectedStageError, UsageError, raise_as
+from pipeline.core.events import Progress
+from pipeline.core.record import Record
+
+Task = TypeVar("Task", bound=Record)
 
 app = typer.Typer(
     rich_markup_mode=None,
@@ -39,33 +43,56 @@ def run(
     """
     from pipeline.core.credentials import hide
     from pipeline.core.events import EventWriter
-    from pipeline.core.foreign.record import read_record
-    from pipeline.core.private_files import keep_private
-    from pipeline.core.stage_record import StageSpec
-    from pipeline.stages.context import advance
+    from pipeline.run.executors.local import stage_in
 
     events = EventWriter(sys.stdout.fileno())
+    stage = stage_in(spec)
     try:
-        with raise_as(
-            UsageError,
-            "the stage's spec cannot be read",
-            spec,
-            "give a file that `prepare model` wrote into its run's stages folder",
-            errors=(OSError, ValueError),
-        ):
-            described = read_record(spec, StageSpec)
-        # A registry may be a folder that others read.
-        with nullcontext() if described.stage == "promote" else keep_private():
-            advance(described, events)
+        run_sitting(spec) if stage == "sitting" else run_stage(spec, events)
     except PrepareError as error:
         events.write({"event": "error", **error.to_dict()})
         raise typer.Exit(error.exit_code) from error
     except Exception as error:
         unexpected = UnexpectedStageError(
-            f"the stage '{described.stage}' failed unexpectedly: {type(error).__name__}: {error}",
+            f"the stage '{stage}' failed unexpectedly: {type(error).__name__}: {error}",
             where=f"{spec.with_suffix('.log')} has the traceback",
             cure="this is a defect of prepare; please report it with that file",
         )
         events.write({"event": "error", **unexpected.to_dict()})
         print(hide(traceback.format_exc()), file=sys.stderr)  # which is the log
         raise typer.Exit(unexpected.exit_code) from error
+
+
+def run_stage(file: Path, events: Progress) -> None:
+    """Run the one stage that the file describes."""
+    from pipeline.core.private_files import keep_private
+    from pipeline.core.stage_record import StageSpec
+    from pipeline.stages.context import advance
+
+    spec = read_task(file, StageSpec)
+    # A registry may be a folder that others read.
+    with nullcontext() if spec.stage == "promote" else keep_private():
+        advance(spec, events)
+
+
+def run_sitting(file: Path) -> None:
+    """Serve the model that the file describes, and run the stages that ask it."""
+    from pipeline.core.private_files import keep_private
+    from pipeline.run.sitting import Sitting, hold
+
+    with keep_private():
+        hold(read_task(file, Sitting), sys.stdout.fileno())
+
+
+def read_task(file: Path, shape: type[Task]) -> Task:
+    """What the file describes; raises UsageError where it is none of ours."""
+    from pipeline.core.foreign.record import read_record
+
+    with raise_as(
+        UsageError,
+        "the stage's spec cannot be read",
+        file,
+        "give a file that `prepare model` wrote into its run's stages folder",
+        errors=(OSError, ValueError),
+    ):
+        return read_record(file, shape)

@@ -76,6 +76,7 @@ _STAGES: dict[str, Need] = {
     "coherence": Need.ENDPOINT,
     "evaluate": Need.ENDPOINT,
     "speed": Need.ENDPOINT,
+    "sitting": Need.ENDPOINT,
 }
 # The folder that the command is given in is no place to import from: it may be one that was pulled,
 # with Python code beside the weights. Python 3.10 and older knows no such variable.

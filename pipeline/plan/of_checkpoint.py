@@ -239,6 +239,7 @@ class Planner:
             rounds=rounds,
             trust_remote_code=self.trust_remote_code,
             draft=self.draft.path if self.draft and arguments.speculative else None,
+            ready_timeout_seconds=self.profile.ready_timeout_seconds,
         )
 
     def _quantize_stage(self, recipe: Recipe, quantization: Quantization) -> StageSpec:

@@ -31,7 +31,6 @@ from recipes.engine_arguments import (
     check_arguments,
     check_variables,
     count_gpus,
-    subject_of,
 )
 from recipes.engines import find_engine
 from recipes.policy import Policy
@@ -61,12 +60,11 @@ class Entrant:
 
 def make_stock(profile: ServingProfile, candidates: Candidates) -> Entrant:
     """The profile without what any candidate moves: there, the engine's own defaults hold."""
-    levers = candidates.candidates.values()
-    moved = {subject_of(name) for each in levers for name in each.engine_arguments}
+    moved = {name for each in candidates.candidates.values() for name in each.engine_arguments}
     kept = {  # how many GPUs stock is on is the profile's to say
         name: value
         for name, value in profile.engine_arguments.items()
-        if subject_of(name) not in moved or name in DIVIDES_GPUS
+        if name not in moved or name in DIVIDES_GPUS
     }
     bare = profile.model_copy(
         update={
@@ -219,6 +217,7 @@ class TuningPlanner:
             served=tuple(stages),
             rounds={},
             trust_remote_code=self.trust_remote_code,
+            ready_timeout_seconds=entrant.profile.ready_timeout_seconds,
         )
 
     def _coherence(self, name: str, entrant: Entrant, before: dict[str, StageSpec]) -> StageSpec:

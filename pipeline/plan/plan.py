@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from artifacts.evidence.trials import Trial
+from artifacts.model_to_serve import ModelToServe, RunningEndpoint
 from artifacts.serving_arguments import ServingArguments
 from artifacts.stages.evaluate import EVALUATE
 from artifacts.stages.judge import JUDGE, JudgeParameters
@@ -43,6 +44,8 @@ class VariantPlan:
         served: roles that the first life of the variant's server answers.
         rounds: by suite, all rounds of questions that there could be.
         draft: folder of the checkpoint that drafts for it, where one does.
+        ready_timeout_seconds: that its server has to start.
+        endpoint: where someone else serves it.
     """
 
     recipe: Recipe
@@ -53,6 +56,21 @@ class VariantPlan:
     rounds: Rounds
     trust_remote_code: bool = False
     draft: Path | None = None
+    ready_timeout_seconds: float = 0.0
+    endpoint: RunningEndpoint | None = None
+
+    @property
+    def to_serve(self) -> ModelToServe:
+        """What whoever serves it has to know."""
+        return ModelToServe(
+            name=self.recipe.name,
+            folder=str(self.model),
+            arguments=self.arguments,
+            ready_timeout_seconds=self.ready_timeout_seconds,
+            trust_remote_code=self.trust_remote_code,
+            draft=str(self.draft) if self.draft else None,
+            endpoint=self.endpoint,
+        )
 
     def measure_speed(self, speed: Mapping[str, StageSpec]) -> VariantPlan:
         """The plan with these stages, by role, after all else that the server answers."""

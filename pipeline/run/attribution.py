@@ -22,8 +22,8 @@ from eval_gates.stopping import comparison_of
 from pipeline.core.errors import EvaluationDataError, PrepareError
 from pipeline.core.stage_record import StageReference, StageSpec
 from pipeline.plan.plan import Plan, VariantPlan
-from pipeline.run.endpoints import Endpoints
-from pipeline.run.measurement import Measurement
+from pipeline.run.asking import Asking
+from pipeline.run.run_log import RunLog
 from pipeline.run.stage_runner import StageRunner
 
 DRAFTED = "speculative decoding counts with the weights"
@@ -35,29 +35,23 @@ class Attribution:
     Args:
         plan: that was run.
         stages: runs single stages.
-        endpoints: serves what is to be asked.
+        log: of the run.
         note: what else the KV cache's type changes, by the profile.
     """
 
-    def __init__(
-        self, plan: Plan, stages: StageRunner, endpoints: Endpoints, note: str = ""
-    ) -> None:
+    def __init__(self, plan: Plan, stages: StageRunner, log: RunLog, note: str = "") -> None:
         self._plan = plan
         self._stages = stages
-        self._endpoints = endpoints
+        self._log = log
         self._note = note
-        self._measurement = Measurement(plan, stages, endpoints)
+        self._asking = Asking(plan, stages)
 
     def run(self) -> None:
         """Attribute every variant that is worth it; one that cannot be is noted, and left."""
-        judged = {report.recipe: report for report in self._stages.log.variants()}
-        try:
-            for variant in self._plan.variants:
-                if report := judged.get(variant.recipe.name):
-                    self._tell(variant, report)
-        finally:
-            self._stages.cancel()
-            self._endpoints.close()
+        judged = {report.recipe: report for report in self._log.variants()}
+        for variant in self._plan.variants:
+            if report := judged.get(variant.recipe.name):
+                self._tell(variant, report)
 
     def _tell(self, variant: VariantPlan, judged: VariantReport) -> None:
         name, suites = judged.recipe, self._wanted(variant, judged)
@@ -76,7 +70,7 @@ class Attribution:
         except PrepareError as error:
             self._stages.progress.note(f"{name}: its loss cannot be attributed: {error}")
             return
-        self._stages.log.note_variant(judged.model_copy(update={"attribution": found}))
+        self._log.note_variant(judged.model_copy(update={"attribution": found}))
 
     def _wanted(self, variant: VariantPlan, judged: VariantReport) -> list[str]:
         """Suites that the variant did not pass, or came close to failing."""
@@ -107,8 +101,8 @@ class Attribution:
                 ("kv_cache", kv_cache, self._plan.baseline),
             )
         }
-        self._measurement.ask(weights, list(asked["weights"].values()))
-        self._measurement.ask(kv_cache, list(asked["kv_cache"].values()))
+        self._asking.hold(weights, list(asked["weights"].values()))
+        self._asking.hold(kv_cache, list(asked["kv_cache"].values()))
         return [
             self._compare(
                 suite,

@@ -6,13 +6,13 @@ gate is decided; and load, where the policy claims something on speed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from artifacts.evidence.trials import Count, Trials, variant_key
+from artifacts.model_to_serve import RunningEndpoint
 from artifacts.run_record import RunReport
 from artifacts.selection import exit_code_of
 from artifacts.served_model import ServedElsewhere, ServedModel, ServerRuntime
@@ -82,34 +82,6 @@ class GateRequest:
         }
 
 
-class ExternalEndpoints:
-    """The two endpoints, which are neither started nor stopped here."""
-
-    def __init__(self, endpoints: dict[str, OpenAIEndpoint]) -> None:
-        self._endpoints = endpoints
-
-    def open_variant(self, variant: VariantPlan) -> dict[str, Any]:
-        """What a stage must know of the side's endpoint."""
-        endpoint = self._endpoints[variant.recipe.name]
-        return {
-            "url": endpoint.url,
-            "model": endpoint.model,
-            "server_log": f"the log of {endpoint.url}",
-            "server": {"url": endpoint.url, "model": endpoint.model, "ready_seconds": 0.0},
-        }
-
-    def check_alive(self) -> None:
-        """Nothing to look at: a request that fails says so itself."""
-
-    @contextmanager
-    def hold_machine(self) -> Iterator[None]:
-        """They run whether we ask them or not."""
-        yield
-
-    def close(self) -> None:
-        """Nothing was opened."""
-
-
 def run_gate(request: GateRequest, settings: Settings, progress: Progress) -> RunReport:
     """Judge the candidate against the baseline.
 
@@ -136,8 +108,7 @@ def judge_endpoints(request: GateRequest, policy: Policy, session: Session) -> E
     plan = plan_of(request, policy, session.settings, session.log.run_id, session.progress)
     if words := trial_words(plan):
         session.progress.note(words)
-    endpoints = ExternalEndpoints({"baseline": request.baseline, "candidate": request.candidate})
-    Runner(plan, session.stages, endpoints).run()
+    Runner(plan, session.stages, session.log).run()
     (report,) = session.log.variants()
     return exit_code_of([report.verdict])
 
@@ -233,8 +204,13 @@ def describe_served(
     Args:
         asked_as: session and tokenizer, of both sides.
     """
-    endpoint = request.baseline if name == "baseline" else request.candidate
+    endpoint = endpoint_of(request, name)
     return ServedElsewhere(side=name, url=endpoint.url, model=endpoint.model, **asked_as)
+
+
+def endpoint_of(request: GateRequest, name: str) -> OpenAIEndpoint:
+    """Where that side is served."""
+    return request.baseline if name == "baseline" else request.candidate
 
 
 def length_of(request: GateRequest) -> int:
@@ -277,6 +253,7 @@ def side(
         **{name: specs[0] for name, specs in rounds.items()},
         **(planner.repeats(rounds) if baseline is None else {}),
     }
+    endpoint = endpoint_of(request, recipe.name)
     return VariantPlan(
         recipe=recipe,
         model=request.tokenizer,
@@ -284,6 +261,7 @@ def side(
         stages=stages,
         served=tuple(stages),
         rounds=rounds,
+        endpoint=RunningEndpoint(url=endpoint.url, model=endpoint.model),
     )
 
 

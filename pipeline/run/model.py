@@ -75,13 +75,14 @@ def run_choices(choices: Choices, session: Session) -> ExitCode:
         check_early(preflight, choices, progress)
     if preflight is not None:
         refuse(late_faults(preflight, plan, stages.find_reusable))
-    servers = session.local_servers(choices.profile)
-    Runner(plan, stages, servers).run()
+    Runner(plan, stages, session.log).run()
     if choices.attribute:
-        Attribution(plan, stages, servers, choices.profile.kv_cache_note or "").run()
+        Attribution(plan, stages, session.log, choices.profile.kv_cache_note or "").run()
     if not choices.promote:
         return exit_code_of([report.verdict for report in session.log.variants()])
-    return Promotion(plan, stages).run(choices.name, registry_uri(choices.registry, settings))
+    return Promotion(plan, stages, session.log).run(
+        choices.name, registry_uri(choices.registry, settings)
+    )
 
 
 def check_early(

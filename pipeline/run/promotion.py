@@ -11,16 +11,17 @@ from pipeline.core.errors import ExitCode
 from pipeline.plan.plan import Plan
 from pipeline.release.evidence_stage import evidence_stage
 from pipeline.release.promotion import Order, promotion_stage
+from pipeline.run.run_log import RunLog
 from pipeline.run.stage_runner import StageRunner
 
 
 class Promotion:
     """Promotes the variants of one judged plan."""
 
-    def __init__(self, plan: Plan, stages: StageRunner) -> None:
+    def __init__(self, plan: Plan, stages: StageRunner, log: RunLog) -> None:
         self._plan = plan
         self._stages = stages
-        self._log = stages.log
+        self._log = log
 
     def run(self, name: str, registry: str) -> ExitCode:
         """Promote, if a variant passed; the exit code says how the run ends.

@@ -105,7 +105,7 @@ class Remeasurement:
         plan = self._plan(choices, checkpoint, settings, sources)
         self._tell_of_questions(plan, progress)
         discard_if_gone(plan, stages.store, settings.digests)
-        Runner(plan, stages, session.local_servers(self.profile)).run()
+        Runner(plan, stages, session.log).run()
         self._correct(session.log)
 
     def _source(self, choices: Choices, session: Session) -> Checkpoint:

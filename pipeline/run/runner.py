@@ -1,58 +1,66 @@
-"""Runs a plan up to its verdicts: makes the variants, measures them, judges each and all."""
+"""Runs a plan up to its verdicts: makes the variants, has them asked, judges each and all.
+
+What is to be done next follows from the plan and from what is in the store; `Schedule` does it, as
+much side by side as there is room. Variants are asked round by round, until every gate is decided
+or exhausted, and the baseline before them, since a variant stops against its answers. Gates that a
+round leaves open get another one, with twice the questions.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Collection, Iterator
 
 from artifacts.run_record import VariantReport, report_judged, report_unjudged
 from artifacts.selection import correct
 from artifacts.stages.judge import JUDGE
 from artifacts.stages.quantize import QUANTIZE
 from artifacts.stages.questions import QUESTIONS
-from artifacts.stages.speed import SPEED
 from eval_gates.sandbox import choose_isolation
 from pipeline.core.errors import PrepareError
+from pipeline.core.needs import Needs
+from pipeline.core.stage_record import StageSpec
+from pipeline.environments.definition import Accelerator
 from pipeline.plan.independence import check_laid_out
 from pipeline.plan.plan import Plan, VariantPlan
-from pipeline.run.endpoints import Endpoints
-from pipeline.run.measurement import IncoherentModelError, Measurement
-from pipeline.run.stage_runner import StageRunner
+from pipeline.run.asking import Asking, IncoherentModelError, raise_failure
+from pipeline.run.run_log import RunLog
+from pipeline.run.schedule import Schedule, Work
+from pipeline.run.stage_runner import StageRunner, name_of
 from recipes.policy import CodeSuite
+
+LITTLE = Needs()
+Open = dict[str, int]
+"""By suite that another round could decide, that round's number."""
 
 
 class Runner:
     """Runs one plan."""
 
-    def __init__(self, plan: Plan, stages: StageRunner, endpoints: Endpoints) -> None:
+    def __init__(self, plan: Plan, stages: StageRunner, log: RunLog) -> None:
         self._plan = plan
         self._stages = stages
-        self._endpoints = endpoints
-        self._log = stages.log
-        self._measurement = Measurement(plan, stages, endpoints)
+        self._log = log
+        self._asking = Asking(plan, stages)
+        self._going = list(plan.tried_at_once)
+        self._later_rungs = list(plan.later_rungs)
 
     def run(self) -> None:
         """Run every stage up to the verdicts; a variant that fails does not stop the others.
 
-        All variants are tried on two layers first, then quantized and verified: what can fail in
-        minutes should not fail after an hour of quantizing another, or of measuring the baseline.
-        Only a ladder's later rungs wait for the verdicts on those before.
+        All variants are tried on two layers first, then quantized and verified before they are
+        measured, where there is no room to do it at once: what can fail in minutes should not fail
+        after an hour of quantizing another, or of measuring the baseline. Only a ladder's later
+        rungs wait for the verdicts on those before.
 
         Raises:
             PrepareError: the baseline or something that all variants share failed.
         """
-        try:
-            self._check_sandbox()
-            for spec in self._plan.shared.values():
-                self._stages.run(spec)
-            self._check_independence()
-            self._prove(self._plan.tried_at_once)
-            for rung in self._plan.later_rungs:
-                self._climb(rung)
-            self._select()
-        finally:
-            self._stages.cancel()
-            self._endpoints.close()
+        schedule = Schedule(self._stages)
+        self._check_sandbox()
+        schedule.run(self._find_shared, raise_failure)
+        self._check_independence()
+        schedule.run(self._find_work, self._end)
+        self._select()
 
     def _check_sandbox(self) -> None:
         """Where code is still to be run, refuse now what would be refused after an hour.
@@ -77,12 +85,167 @@ class Runner:
         laid_out = {name: QUESTIONS.result_of(record) for name, record in found.items() if record}
         check_laid_out(self._plan.policy, laid_out, self._stages.progress)
 
-    def _prove(self, variants: Sequence[VariantPlan]) -> None:
-        """Make the variants, measure them and judge each alone."""
-        tried = [variant for variant in variants if self._try(variant, self._dry_run)]
-        sound = [variant for variant in tried if self._try(variant, self._make)]
-        if sound:
-            self._measure(sound)
+    # --- what is to be done -------------------------------------------------------------------
+
+    def _find_shared(self, running: Collection[Work]) -> list[Work]:
+        return [
+            self._stage(spec, None)
+            for spec in self._plan.shared.values()
+            if self._stages.reuse(spec) is None
+        ]
+
+    def _find_work(self, running: Collection[Work]) -> list[Work]:
+        """All that can be done now; a rung of the ladder once nothing else can be."""
+        while True:
+            self._drop_incoherent()
+            found = list(self._find_dry_runs()) or [
+                *self._find_making(),
+                *self._find_verdicts(),
+                *self._find_sittings(running),
+            ]
+            if found or running or not self._later_rungs:
+                return found
+            self._climb(self._later_rungs.pop(0))
+
+    def _find_dry_runs(self) -> Iterator[Work]:
+        for variant in self._going:
+            if variant.wants_dry_run(self._stages.find_reusable):
+                spec = variant.stages["dry_run"]
+                if self._stages.reuse(spec) is None:
+                    yield self._stage(spec, variant, self._making_needs)
+
+    def _find_making(self) -> Iterator[Work]:
+        for variant in self._going:
+            if undone := self._unmade(variant):
+                is_light = undone.stage != QUANTIZE.name
+                yield self._stage(undone, variant, LITTLE if is_light else self._making_needs)
+
+    def _find_verdicts(self) -> Iterator[Work]:
+        for variant in list(self._going):
+            if self._is_asked(variant) and not self._open_suites(variant):
+                spec = self._judge_stage(variant)
+                if self._stages.reuse(spec) is None:
+                    yield self._stage(spec, variant)
+                else:
+                    self._note_verdict(variant)
+
+    def _find_sittings(self, running: Collection[Work]) -> Iterator[Work]:
+        """The variants' first: then one sitting of the baseline serves them all."""
+        asked = {work.variant.recipe.name for work in running if work.variant}
+        waiting = [v for v in self._going if not self._unmade(v)]
+        if first := self._undone_of(self._plan.baseline):
+            wanted = first if self._going else []
+        else:
+            for variant in waiting:
+                if variant.recipe.name not in asked and (specs := self._next_of(variant)):
+                    yield self._asking.lay_out(variant, specs)
+            wanted = self._wanted_of_baseline(waiting)
+        if wanted and self._plan.baseline.recipe.name not in asked:
+            yield self._asking.lay_out(self._plan.baseline, wanted)
+
+    def _next_of(self, variant: VariantPlan) -> list[StageSpec]:
+        """What the variant is to be asked now; nothing while the baseline has to go before."""
+        if undone := self._undone_of(variant):
+            return undone
+        wanted = self._open_suites(variant)
+        if any(self._stages.reuse(spec) is None for spec in self._rounds_of_baseline(wanted)):
+            return []
+        return [variant.rounds[suite][number] for suite, number in wanted.items()]
+
+    def _wanted_of_baseline(self, variants: list[VariantPlan]) -> list[StageSpec]:
+        """What the open suites of these variants call for, and the baseline was not asked yet."""
+        wanted = {
+            spec.key: spec
+            for variant in variants
+            if not self._undone_of(variant)
+            for spec in self._rounds_of_baseline(self._open_suites(variant))
+        }
+        return [spec for spec in wanted.values() if self._stages.reuse(spec) is None]
+
+    def _rounds_of_baseline(self, wanted: Open) -> list[StageSpec]:
+        return [self._plan.baseline.rounds[suite][n] for suite, n in sorted(wanted.items())]
+
+    def _undone_of(self, variant: VariantPlan) -> list[StageSpec]:
+        """Of what the first life of its server answers."""
+        return self._asking.find_undone(
+            self._plan.served_stages(variant, self._stages.find_reusable)
+        )
+
+    def _unmade(self, variant: VariantPlan) -> StageSpec | None:
+        """The next stage that makes its weights, or sees that they are sound."""
+        made = (variant.stages.get(role) for role in ("quantize", "check_weights"))
+        return next((s for s in made if s is not None and self._stages.reuse(s) is None), None)
+
+    def _is_asked(self, variant: VariantPlan) -> bool:
+        return not (
+            self._unmade(variant)
+            or self._undone_of(self._plan.baseline)
+            or self._undone_of(variant)
+        )
+
+    def _open_suites(self, variant: VariantPlan) -> Open:
+        """Suites that another round could decide.
+
+        None once a gate has failed that blocks: more answers would not save the variant.
+        """
+        return {
+            suite: variant.rounds[suite].index(spec)
+            for suite, spec in self._plan.last_rounds(variant, self._stages.find_reusable).items()
+            if self._stages.find_reusable(spec) is None
+        }
+
+    def _judge_stage(self, variant: VariantPlan) -> StageSpec:
+        find = self._stages.find_reusable
+        return self._plan.judge_stage(variant, self._plan.last_rounds(variant, find), find)
+
+    def _stage(self, spec: StageSpec, variant: VariantPlan | None, needs: Needs = LITTLE) -> Work:
+        return Work(name_of(spec), lambda: self._stages.add_runtime(spec, {}), needs, variant)
+
+    @property
+    def _making_needs(self) -> Needs:
+        """Room to quantize."""
+        is_cpu = self._stages.accelerator is Accelerator.CPU
+        return Needs(cpus="all") if is_cpu else Needs(gpus=1)
+
+    # --- what came of it ----------------------------------------------------------------------
+
+    def _end(self, work: Work, error: PrepareError | None) -> None:
+        """A failure becomes the variant's report; the baseline's ends the run."""
+        if error is None:
+            return
+        if work.variant is None or work.variant is self._plan.baseline:
+            raise error
+        self._give_up(work.variant, error)
+
+    def _drop_incoherent(self) -> None:
+        """Ask nothing more of a variant that does not speak.
+
+        Raises:
+            IncoherentModelError: the baseline does not.
+        """
+        self._asking.check_coherent(self._plan.baseline)
+        for variant in [each for each in self._going if not self._unmade(each)]:
+            try:
+                self._asking.check_coherent(variant)
+            except IncoherentModelError as error:
+                self._give_up(variant, error)
+
+    def _give_up(self, variant: VariantPlan, failure: PrepareError) -> None:
+        name = variant.recipe.name
+        is_verdict = isinstance(failure, IncoherentModelError)
+        if not is_verdict:
+            self._stages.progress.note(f"{name}: {failure}")
+        self._going.remove(variant)
+        self._log.note_variant(
+            report_unjudged(
+                name, "fail" if is_verdict else "error", str(failure), self._weights(variant)
+            )
+        )
+
+    def _note_verdict(self, variant: VariantPlan) -> None:
+        self._going.remove(variant)
+        found = JUDGE.result_of(self._stages.find_finished(self._judge_stage(variant)))
+        self._log.note_variant(report_judged(variant.recipe.name, self._weights(variant), found))
 
     def _climb(self, rung: VariantPlan) -> None:
         """Try the next rung of the ladder, unless one before it has passed."""
@@ -90,7 +253,7 @@ class Runner:
         before = self._passing_rung()
         if before is None:
             self._stages.progress.note(f"{name}: no rung of the ladder has passed; trying this one")
-            self._prove([rung])
+            self._going.append(rung)
         else:
             self._log.note_variant(
                 report_unjudged(name, "skipped", f"not needed: {before} passed", None)
@@ -111,72 +274,6 @@ class Runner:
         judged = {report.recipe: report for report in self._log.variants()}
         names = [variant.recipe.name for variant in self._plan.variants]
         return [judged.get(n) or report_unjudged(n, "skipped", "not tried", None) for n in names]
-
-    def _try(self, variant: VariantPlan, work: Callable[[VariantPlan], None]) -> bool:
-        """Do the work; a failure becomes the variant's report."""
-        try:
-            work(variant)
-        except IncoherentModelError as error:
-            report = report_unjudged(
-                variant.recipe.name, "fail", str(error), self._weights(variant)
-            )
-        except PrepareError as error:
-            self._stages.progress.note(f"{variant.recipe.name}: {error}")
-            report = report_unjudged(
-                variant.recipe.name, "error", str(error), self._weights(variant)
-            )
-        else:
-            return True
-        self._log.note_variant(report)
-        return False
-
-    def _dry_run(self, variant: VariantPlan) -> None:
-        if variant.wants_dry_run(self._stages.find_reusable):
-            self._stages.run(variant.stages["dry_run"])
-
-    def _make(self, variant: VariantPlan) -> None:
-        for role in ("quantize", "check_weights"):
-            if role in variant.stages:
-                self._stages.run(variant.stages[role])
-
-    def _measure(self, variants: list[VariantPlan]) -> None:
-        """First rounds, then more for what is open; each verdict as soon as it is known."""
-        holding: AbstractContextManager[None] = nullcontext()
-        if self._compares_speed(variants):  # the baseline's server stays up beside each variant's
-            holding = self._endpoints.hold_machine()
-        with holding:
-            self._ask(variants)
-
-    def _ask(self, variants: list[VariantPlan]) -> None:
-        measurement = self._measurement
-        measurement.first_round(self._plan.baseline)
-        going = []
-        for variant in variants:
-            if self._try(variant, measurement.first_round):
-                going.append(variant)
-        while going:
-            for variant in [v for v in going if not measurement.open_suites(v)]:
-                going.remove(variant)
-                self._try(variant, self._judge)
-            if going:
-                measurement.baseline_round(going)
-                going = [v for v in going if self._try(v, measurement.next_round)]
-
-    def _compares_speed(self, variants: list[VariantPlan]) -> bool:
-        """Whether a claim on speed is still to be measured on both sides at once."""
-        return any(
-            "baseline" in SPEED.parameters_of(spec).sides
-            and not SPEED.parameters_of(spec).alternates
-            and not self._stages.is_reusable(spec)
-            for variant in variants
-            for spec in self._plan.speed_stages(variant, self._stages.find_reusable).values()
-        )
-
-    def _judge(self, variant: VariantPlan) -> None:
-        last = self._plan.last_rounds(variant, self._stages.find_reusable)
-        judged = self._stages.run(self._plan.judge_stage(variant, last, self._stages.find_reusable))
-        found = JUDGE.result_of(judged)
-        self._log.note_variant(report_judged(variant.recipe.name, self._weights(variant), found))
 
     def _select(self) -> None:
         """Of several variants that pass alone, those that pass together."""

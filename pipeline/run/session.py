@@ -13,11 +13,9 @@ from pipeline.core.events import Progress
 from pipeline.core.store import Store
 from pipeline.environments.environment import Accelerator, interpreters
 from pipeline.environments.settings import Settings
-from pipeline.run.endpoints import LocalServers
 from pipeline.run.executors import executor_of
 from pipeline.run.run_log import NotingProgress, RunLog
 from pipeline.run.stage_runner import StageRunner
-from recipes.schema import ServingProfile
 
 
 class Session:
@@ -46,12 +44,7 @@ class Session:
         self.log = RunLog(store, kind, command)
         self.progress = NotingProgress(progress, self.log)
         python_of = interpreters(accelerator, settings, self.progress)
-        self.stages = StageRunner(store, executor, python_of, self.log, self.progress)
-
-    def local_servers(self, profile: ServingProfile) -> LocalServers:
-        """Servers on this machine, which start as the profile has it."""
-        lock = self.settings.home / "server.lock"
-        return LocalServers(self.stages, lock, profile.ready_timeout_seconds)
+        self.stages = StageRunner(store, executor, python_of, self.log, self.progress, accelerator)
 
     def run(self, work: Callable[[], ExitCode]) -> RunReport:
         """Do the work and close the run's record.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from artifacts.run_record import StageReport, StageStatus
 from artifacts.stages.evaluate import EVALUATE
@@ -13,22 +13,35 @@ from artifacts.stages.speed import SPEED
 from pipeline.core.errors import StoreError
 from pipeline.core.needs import Needs
 from pipeline.core.private_files import keep_private
+from pipeline.core.record import Record
 from pipeline.core.stage_record import StageRecord, StageSpec
 from pipeline.core.store import Store, write_atomically
-from pipeline.run.executors import Executor, Job, Listener
-from pipeline.run.run_log import RunLog
+from pipeline.environments.definition import Accelerator
+from pipeline.run.executors import Executor, Job, Listener, Place
 from pipeline.stages import stage_code
 
-SECONDS_BETWEEN_LOOKS = 0.5
+SECONDS_BETWEEN_LOOKS = 0.2
 PythonOf = Callable[[str], Path]
 ExtraRuntime = Callable[[], Mapping[str, Any]]
 
 
+class StageLog(Protocol):
+    """Keeps what became of stages, and has a folder for their logs."""
+
+    @property
+    def folder(self) -> Path:
+        """Of the run."""
+
+    def stage(self, stage: StageReport) -> None:
+        """A stage has ended."""
+
+
 class StageRunner:
-    """Runs stages one after another.
+    """Runs stages one after another, and knows which need not run.
 
     Args:
         python_of: interpreter of an environment by name; builds it on first use.
+        accelerator: that these environments are for.
     """
 
     def __init__(
@@ -36,14 +49,18 @@ class StageRunner:
         store: Store,
         executor: Executor,
         python_of: PythonOf,
-        log: RunLog,
+        log: StageLog,
         progress: Listener,
+        accelerator: Accelerator = Accelerator.CPU,
     ) -> None:
+        self.accelerator = accelerator
         self.store = store
+        self.executor = executor
         self.python_of = python_of
         self.log = log
         self.progress = progress
-        self._executor = executor
+        self._found: dict[str, StageRecord] = {}
+        self._submitted: set[str] = set()
         self._job: Job | None = None
 
     def run(self, spec: StageSpec, extra_runtime: ExtraRuntime | None = None) -> StageRecord:
@@ -55,25 +72,40 @@ class StageRunner:
         Raises:
             PrepareError: as the stage reported it.
         """
-        started = time.monotonic()
-        record = self._find_reusable(spec)
-        if record is not None:
-            self._report(spec, "reused", started)
-            return record
-        while True:
-            ready = self._add_runtime(spec, extra_runtime)
+        record = self.reuse(spec)
+        while record is None:
+            ready = self.add_runtime(spec, extra_runtime() if extra_runtime else {})
             started = time.monotonic()
             try:
-                self._submit(ready)
+                self._do(ready)
             except BaseException:
-                self._report(spec, "failed", started)
+                self.report(spec, "failed", started)
                 raise
-            self._report(spec, "ran", started)
+            self.report(spec, "ran", started)
             record = self.store.find(spec.stage, spec.key)
             if record is not None:
+                self._found[spec.key] = record
                 return record
             if not self.store.unfinished_folder(spec.stage, spec.key).exists():
-                return self.find_finished(spec)
+                record = self.find_finished(spec)
+        return record
+
+    def reuse(self, spec: StageSpec) -> StageRecord | None:
+        """The stage's record, where it need not run; None, with nothing left of it, where it must.
+
+        The first time that it is found in the store the log has it as reused; one that has been
+        submitted is not done before its job has ended.
+        """
+        if spec.key in self._submitted:
+            return None
+        if spec.key not in self._found:
+            started = time.monotonic()
+            record = self._find_reusable(spec)
+            if record is None:
+                return None
+            self._found[spec.key] = record
+            self.report(spec, "reused", started)
+        return self._found[spec.key]
 
     def output_of(self, spec: StageSpec) -> Path:
         """Run the stage, or reuse its result; the folder that it has filled.
@@ -83,10 +115,6 @@ class StageRunner:
         """
         self.run(spec)
         return self.store.stage_folder(spec.stage, spec.key) / "output"
-
-    def is_reusable(self, spec: StageSpec) -> bool:
-        """Whether `run` would find the stage done."""
-        return self._find_reusable(spec) is not None
 
     def find_reusable(self, spec: StageSpec) -> StageRecord | None:
         """The stage's record, if it is in the store and rests on what is there now."""
@@ -101,51 +129,43 @@ class StageRunner:
                 where=str(self.store.stage_folder(spec.stage, spec.key)),
                 cure="run the command again",
             )
+        self._found[spec.key] = record
         return record
 
-    def cancel(self) -> None:
-        """End the stage that runs, if one does."""
-        if self._job is not None:
-            self._job.cancel()
-            self._job = None
+    def note_submitted(self, specs: Sequence[StageSpec]) -> None:
+        """These are being run; `note_ended` has to follow."""
+        self._submitted.update(spec.key for spec in specs)
 
-    def _find_reusable(self, spec: StageSpec) -> StageRecord | None:
-        record = self.store.find(spec.stage, spec.key)
-        if record is None:
-            return None
-        still_holds = getattr(stage_code(spec.stage), "still_holds", None)
-        if self.find_reusable(spec) is None or (
-            still_holds is not None and not still_holds(record)
-        ):
-            self.store.discard(spec.stage, spec.key)
-            return None
-        return record
+    def note_ended(self, specs: Sequence[StageSpec]) -> int:
+        """Their job has ended, in whatever way; how many of them are done."""
+        for spec in specs:
+            self._submitted.discard(spec.key)
+            if (record := self.find_reusable(spec)) is not None:
+                self._found[spec.key] = record
+        return sum(spec.key in self._found for spec in specs)
 
-    def _add_runtime(self, spec: StageSpec, extra_runtime: ExtraRuntime | None) -> StageSpec:
-        runtime = dict(spec.runtime)
-        if "environment" in runtime:
-            runtime["python"] = str(self.python_of(runtime["environment"]))
-        if extra_runtime is not None:
-            runtime.update(extra_runtime())
-        return spec.model_copy(update={"runtime": runtime})
-
-    def _submit(self, spec: StageSpec) -> None:
+    def submit(self, place: Place, name: str, task: Record) -> Job:
+        """Start a piece of work, whose file and log of that name are kept with the run."""
         folder = self.log.folder / "stages"
         with keep_private():
             folder.mkdir(exist_ok=True)
-        stem = f"{spec.variant}.{spec.stage}.{spec.key[:8]}"
-        spec_file = folder / f"{stem}.json"
-        write_atomically(spec_file, spec.model_dump_json(indent=1))
-        while (place := self._executor.find_room(Needs())) is None:
-            time.sleep(SECONDS_BETWEEN_LOOKS)
-        try:
-            self._job = place.submit(spec_file, folder / f"{stem}.log")
-            self._job.wait(self.progress)
-            self._job = None
-        finally:
-            place.release()
+        file = folder / f"{name}.json"
+        write_atomically(file, task.model_dump_json(indent=1))
+        return place.submit(file, folder / f"{name}.log")
 
-    def _report(self, spec: StageSpec, status: StageStatus, started: float) -> None:
+    def add_runtime(self, spec: StageSpec, extra: Mapping[str, Any]) -> StageSpec:
+        """The stage with where to do it, as far as that is known only now."""
+        runtime = dict(spec.runtime)
+        if "environment" in runtime:
+            runtime["python"] = str(self.python_of(runtime["environment"]))
+        return spec.model_copy(update={"runtime": {**runtime, **extra}})
+
+    def report(self, spec: StageSpec, status: StageStatus, started: float) -> None:
+        """Log how it ended, and tell it.
+
+        Args:
+            started: when, by the monotonic clock.
+        """
         seconds = time.monotonic() - started
         name = spec.stage
         if name == EVALUATE.name:
@@ -163,3 +183,41 @@ class StageRunner:
             )
         )
         self.progress.note(f"{spec.variant}: {name} {status} ({seconds:.1f} s)")
+
+    def cancel(self) -> None:
+        """End the stage that runs, if one does."""
+        if self._job is not None:
+            self._job.cancel()
+            self._job = None
+
+    def _do(self, spec: StageSpec) -> None:
+        place, is_told = self.executor.find_room(Needs()), False
+        while place is None:
+            if not is_told:
+                self.progress.note(f"waiting for {self.executor.obstacle()}")
+            is_told = True
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+            place = self.executor.find_room(Needs())
+        try:
+            self._job = self.submit(place, name_of(spec), spec)
+            self._job.wait(self.progress)
+            self._job = None
+        finally:
+            place.release()
+
+    def _find_reusable(self, spec: StageSpec) -> StageRecord | None:
+        record = self.store.find(spec.stage, spec.key)
+        if record is None:
+            return None
+        still_holds = getattr(stage_code(spec.stage), "still_holds", None)
+        if self.find_reusable(spec) is None or (
+            still_holds is not None and not still_holds(record)
+        ):
+            self.store.discard(spec.stage, spec.key)
+            return None
+        return record
+
+
+def name_of(spec: StageSpec) -> str:
+    """Of its file and log."""
+    return f"{spec.variant}.{spec.stage}.{spec.key[:8]}"

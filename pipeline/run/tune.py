@@ -15,13 +15,13 @@ from typing import Any
 import yaml
 
 from artifacts.evidence.trials import Count, Trial, Trials
-from artifacts.evidence.tuned_check import tuned_of
 from artifacts.evidence.tuning_check import judge_confirmed
 from artifacts.run_record import RunReport
 from artifacts.stages.speed import SPEED
 from artifacts.tuning_report import RaceReport, TuningReport
 from eval_gates.speed.load import LOADS, MeasuredLoad, read_loads
 from eval_gates.speed.race import RaceRule
+from eval_gates.speed.report import SpeedReport
 from eval_gates.statistics.multiplicity import level_of
 from pipeline.checkpoint.folder import Checkpoint
 from pipeline.checkpoint.source_facts import report_checkpoint
@@ -59,8 +59,9 @@ from pipeline.plan.of_tuning import (
     make_profiled,
     make_stock,
 )
-from pipeline.run.endpoints import Endpoints
-from pipeline.run.measurement import Measurement
+from pipeline.plan.plan import VariantPlan
+from pipeline.run.asking import Asking
+from pipeline.run.run_log import RunLog
 from pipeline.run.session import Session
 from pipeline.run.stage_runner import StageRunner
 from recipes.candidates import (
@@ -72,7 +73,8 @@ from recipes.candidates import (
     load_candidates,
 )
 from recipes.engine_facts import vllm_facts
-from recipes.schema import ServingProfile
+from recipes.engines import options
+from recipes.schema import ServingProfile, Tuned
 
 CODES = {"pass": ExitCode.PROMOTED, "fail": ExitCode.GATES_FAILED, "undecided": ExitCode.UNDECIDED}
 PROFILE = "tuned-profile.yaml"
@@ -109,7 +111,7 @@ def run_tune(request: TuneRequest, settings: Settings, progress: Progress) -> Ru
     choices = choose(
         Request(
             checkpoint=request.checkpoint,
-            recipes=None,
+            recipes=(),
             profile=request.profile,
             policy=request.policy,
             name=None,
@@ -158,9 +160,8 @@ def run_tune(request: TuneRequest, settings: Settings, progress: Progress) -> Ru
             store=settings.store,
             trust_remote_code=choices.trust_remote_code,
         )
-        servers = session.local_servers(stock.fitted)
-        found = _inspection(checkpoint)
-        return Tuning(planner, session.stages, servers, profile, machine, found).run(request.to)
+        tuning = Tuning(planner, session.stages, session.log)
+        return tuning.run(profile, machine, _inspection(checkpoint), request.to)
 
     return session.run(work)
 
@@ -186,28 +187,15 @@ class Tuning:
     Args:
         planner: lays the stages out.
         stages: runs single stages, and keeps the run's log.
-        endpoints: serves.
-        profile: as its file has it; races as it stands, where that is not stock.
-        machine: that all of it happens on.
-        inspection: of the checkpoint; None where its shape is not known.
+        log: of the run.
     """
 
-    def __init__(
-        self,
-        planner: TuningPlanner,
-        stages: StageRunner,
-        endpoints: Endpoints,
-        profile: ServingProfile,
-        machine: Machine,
-        inspection: Inspection | None = None,
-    ) -> None:
+    def __init__(self, planner: TuningPlanner, stages: StageRunner, log: RunLog) -> None:
         self._planner = planner
         self._stages = stages
-        self._endpoints = endpoints
-        self._profile = profile
-        self._machine = machine
-        self._inspection = inspection
-        self._measurement = Measurement(planner.plan(), stages, endpoints)
+        self._log = log
+        self._plan = planner.plan()
+        self._asking = Asking(self._plan, stages)
         claim = planner.claim(planner.policy.alpha)
         claimed = planner.claimed()
         self._report = TuningReport(
@@ -220,45 +208,56 @@ class Tuning:
         )
         self._entrants: dict[str, Entrant] = {STOCK: planner.stock}
 
-    def run(self, to: Path | None = None) -> ExitCode:
+    def run(
+        self,
+        profile: ServingProfile,
+        machine: Machine,
+        inspection: Inspection | None,
+        to: Path | None = None,
+    ) -> ExitCode:
         """Race, confirm the winner, write its profile.
 
         Args:
+            profile: as its file has it; races as it stands, where that is not stock.
+            machine: that all of it happens on.
+            inspection: of the checkpoint; None where its shape is not known.
             to: another file for the tuned profile; None for none.
 
         Raises:
             PrepareError: stock failed, or what is no candidate's fault.
         """
-        try:
-            self._race(self._planner.stock)
-            wanted = entrants_of(self._planner.candidates, self._profile, self._planner.stock)
-            for name, candidate in wanted:
-                self._enter(name, candidate)
-            self._race_combined()
-            winner = self._find_winner()
-            if winner is None:
-                self._note(verdict="fail", reason="nothing was faster than stock in the race")
-            else:
-                self._confirm(winner, to)
-        finally:
-            self._stages.cancel()
-            self._endpoints.close()
+        self._race(self._planner.stock)
+        wanted = entrants_of(self._planner.candidates, profile, self._planner.stock)
+        for name, candidate in wanted:
+            self._enter(name, candidate, profile, machine, inspection)
+        self._race_combined(profile, machine, inspection)
+        winner = self._find_winner()
+        if winner is None:
+            self._note(verdict="fail", reason="nothing was faster than stock in the race")
+        else:
+            self._confirm(winner, to)
         return CODES[self._report.verdict or "undecided"]
 
-    def _enter(self, name: str, candidate: Candidate | None, lever: str = "") -> None:
+    def _enter(
+        self,
+        name: str,
+        candidate: Candidate | None,
+        profile: ServingProfile,
+        machine: Machine,
+        inspection: Inspection | None,
+        lever: str = "",
+    ) -> None:
         """Race it, or say why not; `lever`: in the place of the candidate's own."""
         stock = self._planner.stock
         lever = lever or (candidate.lever if candidate else AS_PROFILED)
-        if candidate and (why := skip_reason(candidate, self._profile.accelerator, self._machine)):
+        if candidate and (why := skip_reason(candidate, profile.accelerator, machine)):
             self._add(RaceReport(name=name, lever=lever, outcome="dropped", reason=why))
             return
         try:
             entrant = (
-                make_entrant(name, candidate, stock)
-                if candidate
-                else make_profiled(self._profile, stock)
+                make_entrant(name, candidate, stock) if candidate else make_profiled(profile, stock)
             )
-            why = misfit(entrant, stock, self._inspection, self._machine.gpu)
+            why = misfit(entrant, stock, inspection, machine.gpu)
         except UsageError as error:  # this machine cannot serve so
             why = error.what
         if why:
@@ -278,7 +277,7 @@ class Tuning:
         }
         self._entrants[entrant.name] = entrant
         try:
-            self._measurement.first_round(variant)
+            self._ask(variant)
         except (ServingError, StageError) as error:
             if entrant.name == STOCK:
                 raise
@@ -315,7 +314,9 @@ class Tuning:
             over_stock=rate / stock,
         )
 
-    def _race_combined(self) -> None:
+    def _race_combined(
+        self, profile: ServingProfile, machine: Machine, inspection: Inspection | None
+    ) -> None:
         """The best of each lever at once, where several beat stock; that may not fit, either."""
         best: dict[str, RaceReport] = {}
         known = self._planner.candidates.candidates
@@ -326,7 +327,7 @@ class Tuning:
                     best[each.lever] = each
         if len(best) > 1:
             together = combine(known[each.name] for each in best.values())
-            self._enter(COMBINED, together, " and ".join(best))
+            self._enter(COMBINED, together, profile, machine, inspection, " and ".join(best))
 
     def _find_winner(self) -> Entrant | None:
         """The fastest in the race; None where that is stock."""
@@ -343,8 +344,7 @@ class Tuning:
             f"{winner.name} won the race; now it is measured against stock on fresh servers, with "
             "prompts that the race did not see"
         )
-        with self._endpoints.hold_machine():  # stock's server stays up beside the winner's
-            self._measurement.first_round(variant)
+        self._ask(variant)
         spec = next(spec for spec in variant.stages.values() if spec.stage == SPEED.name)
         record, loads = self._measured(spec)
         found = judge_confirmed(record, loads)
@@ -358,14 +358,18 @@ class Tuning:
             gate_again=winner.changes_answers,
         )
         if found.verdict == "pass":
-            file = self._stages.log.folder / PROFILE
-            text = dump_profile(self._tuned(winner, record))
+            file = self._log.folder / PROFILE
+            text = dump_profile(self._tuned(winner, found, record))
             write_atomically(file, text)
             self._note(profile=str(file))
             if to is not None:
                 with raise_as(UsageError, NOT_THERE, f"--to {to}", ELSEWHERE):
                     write_atomically(to, text)
                 self._note(profile=str(to))
+
+    def _ask(self, variant: VariantPlan) -> None:
+        """All that the variant's server answers."""
+        self._asking.hold(variant, self._plan.served_stages(variant, self._stages.find_reusable))
 
     def _begin(self, winner: Entrant) -> Trial:
         """Counts this winner as a try: each further one has a smaller share of the error rate."""
@@ -375,12 +379,24 @@ class Tuning:
             policy=planner.policy.name,
         )
         variants = {winner.name: planner.trial_key(winner)}
-        return Trials(planner.store).begin(count, variants, self._stages.log.run_id)
+        return Trials(planner.store).begin(count, variants, self._log.run_id)
 
-    def _tuned(self, winner: Entrant, record: StageRecord) -> ServingProfile:
+    def _tuned(self, winner: Entrant, found: SpeedReport, record: StageRecord) -> ServingProfile:
         """The winner's profile, with what was shown of it."""
-        tuned = tuned_of(self._stages.log.run_id, self._report, record)
-        name = f"{self._planner.stock.profile.name}-tuned"
+        planner = self._planner
+        tuned = Tuned(
+            gain_at_least=found.lower or 0.0,
+            gain=found.estimate or 0.0,
+            alpha=found.alpha,
+            workload=found.workload,
+            stock=list(options(planner.stock.serving.engine_arguments)),
+            checkpoint=planner.checkpoint.digest,
+            hardware=planner.hardware,
+            run=self._log.run_id,
+            evidence=SPEED.result_of(record).loads_digest,
+            gate_again=winner.changes_answers,
+        )
+        name = f"{planner.stock.profile.name}-tuned"
         summary = f"{winner.profile.summary}; {tuned.words}"
         return winner.profile.model_copy(
             update={"name": name, "summary": summary, "tuned": tuned, "gpu_name_contains": []}
@@ -397,7 +413,7 @@ class Tuning:
         """The report as it stands is in the run's record at every moment."""
         self._report = self._report.model_copy(update=changes)
         self._report = self._report.model_copy(update={"levers": levers_of(self._report)})
-        self._stages.log.note_tuning(self._report)
+        self._log.note_tuning(self._report)
 
 
 def levers_of(report: TuningReport) -> dict[str, str]:

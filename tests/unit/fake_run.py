@@ -49,7 +49,7 @@ from pipeline.plan.plan import Plan
 from pipeline.release.evidence_stage import write_evidence
 from pipeline.release.promotion import Order, promote_run
 from pipeline.run.attribution import Attribution
-from pipeline.run.run_log import RunLog
+from pipeline.run.run_log import NotingProgress, RunLog
 from pipeline.run.runner import Runner
 from pipeline.run.stage_runner import StageRunner
 from recipes.policy import Policy
@@ -177,6 +177,7 @@ class FakeRun:
         trust_remote_code: serve with code of the checkpoint's own.
         uri: of the registry that the run names; a file in the store if not given.
         attribute: say which of weights and KV cache costs what.
+        rooms: pieces of work that can be done side by side.
     """
 
     root: Path
@@ -191,6 +192,7 @@ class FakeRun:
     trust_remote_code: bool = False
     uri: str = ""
     attribute: bool = False
+    rooms: int = 1
     report: RunReport = field(init=False)
 
     def __post_init__(self) -> None:
@@ -246,12 +248,16 @@ class FakeRun:
             CheckpointReport(ref=checkpoint.ref, digest=checkpoint.digest, source=source), NAME
         )
         stages = StageRunner(
-            store, PretendExecutor(store, self.models), lambda _: Path("python"), log, Listener()
+            store,
+            PretendExecutor(store, self.models, self.rooms),
+            lambda _: Path("python"),
+            log,
+            NotingProgress(Listener(), log),
         )
         plan = self.plan()
-        Runner(plan, stages, self.models).run()
+        Runner(plan, stages, log).run()
         if self.attribute:
-            Attribution(plan, stages, self.models, "queries are quantized, too").run()
+            Attribution(plan, stages, log, "queries are quantized, too").run()
         for served in ("baseline", *self.recipes):
             (log.folder / f"server.{served}.log").write_text(f"the server of {served}\n")
         log.finish("finished", 0)

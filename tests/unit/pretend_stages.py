@@ -17,15 +17,19 @@ from listener import Listener
 from measured_loads import load_in_waves, queued_requests
 from small_checkpoint import checkpoint_files, safetensors, write_files
 
+from artifacts.model_to_serve import ModelToServe
+from artifacts.run_record import StageReport
 from eval_gates.answers import AnswerBook, Rows
 from eval_gates.stopping import read_stopping
 from eval_gates.suites.json_lines import read_rows, write_rows
 from pipeline.core.digest import digest_bytes, digest_json
-from pipeline.core.errors import ServingError, StageError
+from pipeline.core.errors import PrepareError, ServingError, StageError
 from pipeline.core.needs import Needs
 from pipeline.core.stage_record import StageRecord, StageSpec
 from pipeline.core.store import RECORD, Store, write_atomically
-from pipeline.plan.plan import VariantPlan
+from pipeline.run.executors.local import stage_in
+from pipeline.run.sitting import Sitter, Sitting
+from pipeline.run.stage_runner import StageRunner
 from pipeline.stages import stage_code
 from pipeline.stages.context import StageContext
 from pipeline.workers.evaluate import ask_until_over
@@ -82,21 +86,19 @@ class PretendModels:
     # --- as endpoints ---------------------------------------------------------------------------
 
     open_now: set[str] = field(default_factory=set)
-    held: int = 0
     looks: int = 0
     dies_at_look: int | None = None
     loads: int = 0
     dies_at_load: int | None = None
 
-    def open_variant(self, variant: VariantPlan) -> dict[str, Any]:
-        """Bring the variant's pretended server up."""
-        name = variant.recipe.name
-        if name in self.broken:
-            raise ServingError(f"the server of {name} does not come up")
-        if name not in self.open_now:
-            assert not self.open_now or self.held > 1, "two servers at once"
-            self.open_now.add(name)
-            self.served.append(name)
+    def open(self, model: ModelToServe) -> dict[str, Any]:
+        """Bring the model's pretended server up."""
+        if model.name in self.broken:
+            raise ServingError(f"the server of {model.name} does not come up")
+        if model.name not in self.open_now:
+            self.open_now.add(model.name)
+            assert len(self.open_now - {"baseline"}) <= 1, "two variants at once"
+            self.served.append(model.name)
         return {"url": "http://127.0.0.1:1", "model": "model", "server": {"ready_seconds": 1.0}}
 
     def check_alive(self) -> None:
@@ -105,18 +107,6 @@ class PretendModels:
         if self.dies_at_look == self.looks:
             raise ServingError("the model server ended with exit code 9")
 
-    def hold_machine(self) -> PretendModels:
-        """Only one server is up at a time; see `open_variant`."""
-        return self
-
-    def __enter__(self) -> None:
-        assert self.open_now <= {"baseline"}
-        self.held += 1
-
-    def __exit__(self, *_: object) -> None:
-        self.held -= 1
-        self.open_now &= {"baseline"} if self.held else set()
-
     def close(self) -> None:
         """Take the servers down."""
         self.open_now.clear()
@@ -124,40 +114,69 @@ class PretendModels:
 
 @dataclass
 class PretendExecutor:
-    """Runs a stage while it is being submitted."""
+    """Does a piece of work while it is being submitted."""
 
     store: Store
     models: PretendModels
+    rooms: int = 1
+    taken: int = 0
 
-    def find_room(self, needs: Needs) -> PretendExecutor:
-        """Room for everything."""
+    def find_room(self, needs: Needs) -> PretendExecutor | None:
+        """Room for so many at once."""
+        if self.taken == self.rooms:
+            return None
+        self.taken += 1
         return self
 
+    def obstacle(self) -> str:
+        """Other work."""
+        return "other work"
+
     def count_room(self, needs: Needs) -> int:
-        """One after another."""
-        return 1
+        """How many there are."""
+        return self.rooms
 
     def release(self) -> None:
-        """Nothing was taken."""
+        """There is room for another."""
+        self.taken -= 1
 
-    def submit(self, spec: Path, log: Path) -> PretendJob:
-        """Run the stage; what goes wrong is told by the job."""
-        described = StageSpec.model_validate_json(spec.read_text())
+    def submit(self, task: Path, log: Path) -> PretendJob:
+        """Do it; what goes wrong is told by the job."""
+        job = PretendJob(log.parents[1])
         try:
-            run_stage(described, self.store, self.models)
-        except StageError as error:
-            return PretendJob(error)
-        return PretendJob(None)
+            if stage_in(task) == "sitting":
+                stages = StageRunner(
+                    self.store,
+                    PretendExecutor(self.store, self.models),
+                    lambda _: Path("python"),
+                    job,
+                    Listener(),
+                )
+                sitting = Sitting.model_validate_json(task.read_text())
+                Sitter(stages, self.models).hold(sitting)
+            else:
+                run_stage(StageSpec.model_validate_json(task.read_text()), self.store, self.models)
+        except PrepareError as error:
+            job.failure = error
+        return job
 
 
 @dataclass
 class PretendJob:
-    """A stage that has run."""
+    """Work that is done, and what became of a sitting's stages."""
 
-    failure: StageError | None
+    folder: Path
+    failure: PrepareError | None = None
+    ended: list[StageReport] = field(default_factory=list)
+
+    def stage(self, stage: StageReport) -> None:
+        """One has ended."""
+        self.ended.append(stage)
 
     def wait(self, listener: Any) -> None:
-        """Nothing to wait for."""
+        """Tell it; there is nothing to wait for."""
+        for stage in self.ended:
+            listener.stage_ended(stage)
         if self.failure is not None:
             raise self.failure
 

@@ -55,5 +55,8 @@ class Executor(Protocol):
             UsageError: nowhere it runs things is there as much.
         """
 
+    def obstacle(self) -> str:
+        """What was in the way when there was no room, to be put after 'waiting for'."""
+
     def count_room(self, needs: Needs) -> int:
         """How many such pieces of work could run side by side if nothing else ran."""

@@ -16,6 +16,10 @@ class HereExecutor:
     def find_room(self, needs: Needs) -> HereExecutor:
         return self
 
+    def obstacle(self) -> str:
+        """Other work."""
+        return "other work"
+
     def count_room(self, needs: Needs) -> int:
         return 1
 

@@ -106,7 +106,8 @@ def whole_stages(store: Path) -> dict[str, dict[str, object]]:
 
 def started(run: Path) -> list[str]:
     """Stages that this life of the run submitted."""
-    specs = [StageSpec.model_validate_json(f.read_bytes()) for f in run.glob("stages/*.json")]
+    files = [f for f in run.glob("stages/*.json") if ".sitting." not in f.name]
+    specs = [StageSpec.model_validate_json(f.read_bytes()) for f in files]
     return [f"{spec.stage}/{spec.key}" for spec in specs]
 
 

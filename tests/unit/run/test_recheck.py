@@ -49,7 +49,7 @@ from pipeline.release.past_verdict import read_past
 from pipeline.release.promotion import Order, promote_run
 from pipeline.release.recheck_record import RECHECK_TAG, rechecks_of, stands
 from pipeline.release.serve import accepted_tuples
-from pipeline.run import recheck, remeasurement, runner, session
+from pipeline.run import recheck, remeasurement, runner
 from pipeline.run.executors import EXECUTORS
 from pipeline.run.recheck import Outcome, RecheckRequest, run_recheck
 from recipes.catalog import RECIPES, load_profile
@@ -149,7 +149,6 @@ def site(judged: FakeRun, promoted: Path, tmp_path: Path, monkeypatch: pytest.Mo
         )
     pretended = PretendExecutor(found.store, found.models)
     monkeypatch.setitem(EXECUTORS, "local", lambda: pretended)
-    monkeypatch.setattr(session, "LocalServers", lambda *_: found.models)
     # No model-written program is run here, so none has to be kept in.
     monkeypatch.setattr(runner, "choose_isolation", lambda *_: None)
     # The version was judged with an FP8 cache; the CPU that the tests run on may have none.

@@ -1,0 +1,186 @@
+"""Does a run's work, side by side where there is room for it: one loop, which alone decides.
+
+What is to be done next is computed anew from the plan and the store whenever something has ended;
+so a run that was killed goes on by being run again. Jobs are waited for in threads of their own,
+but all that they tell is handled here, in the thread that `run` is called in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+from artifacts.run_record import StageReport
+from pipeline.core.errors import PrepareError
+from pipeline.core.needs import Needs
+from pipeline.core.stage_record import StageSpec
+from pipeline.plan.plan import VariantPlan
+from pipeline.run.executors import Job, Listener, Place
+from pipeline.run.sitting import Sitting
+from pipeline.run.stage_runner import SECONDS_BETWEEN_LOOKS, StageRunner
+
+SECONDS_TO_END = 30.0
+
+
+@dataclass(frozen=True)
+class Work:
+    """One stage, or one sitting.
+
+    Attributes:
+        name: of its file and log; no two of one name run side by side.
+        make: gives what is to be done, when it is about to start.
+        needs: room for it.
+        variant: whose it is; None of what all share.
+    """
+
+    name: str
+    make: Callable[[], StageSpec | Sitting]
+    needs: Needs
+    variant: VariantPlan | None = None
+
+
+FindWork = Callable[[Collection[Work]], Sequence[Work]]
+"""What can be done now, what is more urgent first; it is given what runs."""
+Ended = Callable[[Work, PrepareError | None], None]
+Event = Callable[[], None]
+
+
+class Schedule:
+    """Does work until there is none left."""
+
+    def __init__(self, stages: StageRunner) -> None:
+        self._stages = stages
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._running: dict[str, _Running] = {}
+        self._is_told = False
+
+    def run(self, find_work: FindWork, ended: Ended) -> None:
+        """Do what there is to do, until there is nothing and nothing runs.
+
+        Args:
+            find_work: called before anything starts, and again each time that something has ended.
+            ended: called for each piece of work, with its error; what it raises ends all others.
+
+        Raises:
+            PrepareError: what `ended` raised.
+        """
+        try:
+            found = find_work([])
+            while (is_waiting := self._start(found)) or self._running:
+                self._handle_event(is_waiting)
+                if over := [each for each in self._running.values() if each.is_over]:
+                    for each in over:
+                        self._end(each, ended)
+                    found = find_work([each.work for each in self._running.values()])
+        finally:
+            self._cancel()
+
+    def _start(self, found: Sequence[Work]) -> bool:
+        """Start what there is room for; whether something is left to start."""
+        is_waiting = False
+        for work in found:
+            if work.name not in self._running and not self._start_one(work):
+                is_waiting = True
+        if is_waiting and not self._running and not self._is_told:
+            self._stages.progress.note(f"waiting for {self._stages.executor.obstacle()}")
+        self._is_told = is_waiting and not self._running
+        return is_waiting
+
+    def _start_one(self, work: Work) -> bool:
+        place = self._stages.executor.find_room(work.needs)
+        if place is None:
+            return False
+        try:
+            task = work.make()
+            job = self._stages.submit(place, work.name, task)
+        except BaseException:
+            place.release()
+            raise
+        told = _Queued(self._events, self._stages.progress)
+        self._running[work.name] = _Running(work, task, place, job, told)
+        self._stages.note_submitted(self._running[work.name].specs)
+        self._running[work.name].thread.start()
+        return True
+
+    def _handle_event(self, is_waiting: bool) -> None:
+        """The next thing that a job tells; while something waits for room, only for a moment."""
+        with contextlib.suppress(queue.Empty):
+            self._events.get(timeout=SECONDS_BETWEEN_LOOKS if is_waiting else None)()
+
+    def _end(self, running: _Running, ended: Ended) -> None:
+        error = running.error
+        self._leave(running)
+        if error is not None and not isinstance(error, PrepareError):
+            raise error
+        ended(running.work, error)
+
+    def _leave(self, running: _Running) -> None:
+        del self._running[running.work.name]
+        running.place.release()
+        is_done = running.is_over and running.error is None
+        if isinstance(running.task, StageSpec):  # of those in a sitting, it tells itself
+            self._stages.report(running.task, "ran" if is_done else "failed", running.started)
+        if not self._stages.note_ended(running.specs) and is_done:
+            self._stages.find_finished(running.specs[0])
+
+    def _cancel(self) -> None:
+        """End what runs, and wait until it is gone."""
+        for running in self._running.values():
+            running.job.cancel()
+        for running in list(self._running.values()):
+            running.thread.join(SECONDS_TO_END)
+            while not self._events.empty():
+                self._events.get()()
+            self._leave(running)
+
+
+class _Running:
+    """A piece of work that was started: a thread waits for its end, which comes as an event."""
+
+    def __init__(
+        self, work: Work, task: StageSpec | Sitting, place: Place, job: Job, told: _Queued
+    ) -> None:
+        self.work = work
+        self.task = task
+        self.specs = [task] if isinstance(task, StageSpec) else task.specs
+        self.place = place
+        self.job = job
+        self.started = time.monotonic()
+        self.is_over = False
+        self.error: BaseException | None = None
+        self.thread = threading.Thread(target=self._wait, args=(told,), name=work.name, daemon=True)
+
+    def _wait(self, told: _Queued) -> None:
+        error: BaseException | None = None
+        try:
+            self.job.wait(told)
+        except BaseException as raised:
+            error = raised
+        told.events.put(lambda: self._finish(error))
+
+    def _finish(self, error: BaseException | None) -> None:
+        self.is_over, self.error = True, error
+
+
+class _Queued:
+    """Has a listener hear of everything later, in the thread that handles the events."""
+
+    def __init__(self, events: queue.SimpleQueue[Event], listener: Listener) -> None:
+        self.events = events
+        self._listener = listener
+
+    def advance(self, task: str, done: int, total: int | None, unit: str = "") -> None:
+        """See Progress."""
+        self.events.put(lambda: self._listener.advance(task, done, total, unit))
+
+    def note(self, text: str) -> None:
+        """See Progress."""
+        self.events.put(lambda: self._listener.note(text))
+
+    def stage_ended(self, stage: StageReport) -> None:
+        """See Listener."""
+        self.events.put(lambda: self._listener.stage_ended(stage))

@@ -1,0 +1,162 @@
+"""A sitting: the stages that one model answers in one life of its server, on one node.
+
+It is one piece of work for an executor. A variant that is compared with the baseline under load
+has the baseline's server up beside its own, or in turn with it: both on the same machine, since
+both are in the same sitting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from artifacts.model_to_serve import ModelToServe
+from artifacts.run_record import StageReport
+from artifacts.stages.coherence import COHERENCE
+from artifacts.stages.evaluate import EVALUATE
+from artifacts.stages.speed import SPEED
+from pipeline.core.errors import PrepareError
+from pipeline.core.events import EventWriter
+from pipeline.core.record import Record
+from pipeline.core.stage_record import StageRecord, StageSpec
+from pipeline.core.store import Store
+from pipeline.environments.definition import Accelerator
+from pipeline.environments.environment import interpreters
+from pipeline.environments.settings import load_settings
+from pipeline.plan.plan import has_failed
+from pipeline.run.endpoints import Endpoints, Servers
+from pipeline.run.executors.local import InRoom
+from pipeline.run.stage_runner import StageRunner
+from pipeline.stages.evaluate import is_answered
+from pipeline.stages.speed import course_of
+
+
+class Sitting(Record):
+    """What is asked of whom; `prepare stage run` does it."""
+
+    stage: Literal["sitting"] = Field("sitting", description="where a stage's spec has its name")
+    store: str = Field(description="folder of the store")
+    accelerator: Accelerator = Field(description="that the environments of its stages are for")
+    folder: str = Field(description="of the run, for logs")
+    model: ModelToServe = Field(description="who is asked")
+    baseline: ModelToServe = Field(description="of whom a comparison under load needs a server")
+    specs: list[StageSpec] = Field(description="in order")
+    blocking: list[str] = Field(
+        [], description="keys of those rounds that end the sitting's loads where they are failed"
+    )
+
+
+class SentLog:
+    """Tells what became of stages, for whoever has the run's record.
+
+    Args:
+        folder: of the run.
+        events: where it is told.
+    """
+
+    def __init__(self, folder: Path, events: EventWriter) -> None:
+        self.folder = folder
+        self._events = events
+
+    def stage(self, stage: StageReport) -> None:
+        """Tell of a stage that has ended."""
+        self._events.write({"event": "stage", **stage.model_dump(mode="json")})
+
+
+class ToldByStage(EventWriter):
+    """What a stage in a sitting tells; its end is told by the log."""
+
+    def stage_ended(self, stage: StageReport) -> None:
+        """No stage has another in it."""
+        raise TypeError(f"{stage.name} ended within a stage")
+
+
+def hold(sitting: Sitting, descriptor: int) -> None:
+    """Hold the sitting on this machine, where there is room for it already.
+
+    Args:
+        sitting: with environments of this machine, which are built where they are not there.
+        descriptor: of the file that events go to.
+
+    Raises:
+        PrepareError: as `Sitter.hold`.
+    """
+    events, store = ToldByStage(descriptor), Store(Path(sitting.store))
+    python_of = interpreters(sitting.accelerator, load_settings(store.root), events)
+    log = SentLog(Path(sitting.folder), events)
+    stages = StageRunner(store, InRoom(), python_of, log, events, sitting.accelerator)
+    Sitter(stages, Servers(stages)).hold(sitting)
+
+
+class Sitter:
+    """Holds sittings, one after another."""
+
+    def __init__(self, stages: StageRunner, endpoints: Endpoints) -> None:
+        self._stages = stages
+        self._endpoints = endpoints
+
+    def hold(self, sitting: Sitting) -> None:
+        """Run the stages, with servers up from the first one that needs them; then close these.
+
+        It ends early where the model does not speak: the record of its coherence says so.
+
+        Raises:
+            PrepareError: a server did not start or died, or a stage failed.
+        """
+        try:
+            for spec in sitting.specs:
+                if not self._is_spared(sitting, spec):
+                    record = self._run(sitting, spec)
+                    if spec.stage == COHERENCE.name and COHERENCE.result_of(record).incoherent:
+                        return
+        finally:
+            self._stages.cancel()
+            self._endpoints.close()
+
+    def _is_spared(self, sitting: Sitting, spec: StageSpec) -> bool:
+        """Whether it is a load on a variant that a suite before has failed."""
+        found = (self._stages.store.find(EVALUATE.name, key) for key in sitting.blocking)
+        return spec.stage == SPEED.name and any(map(has_failed, found))
+
+    def _run(self, sitting: Sitting, spec: StageSpec) -> StageRecord:
+        if not needs_endpoint(spec, self._stages.store):
+            return self._stages.run(spec)
+        try:
+            record = self._stages.run(spec, lambda: self._open(sitting, spec))
+        except PrepareError:
+            self._endpoints.check_alive()  # a dead server is the better explanation
+            raise
+        self._endpoints.check_alive()  # else something else may have answered
+        if alternates(spec):
+            self._endpoints.close()
+        return record
+
+    def _open(self, sitting: Sitting, spec: StageSpec) -> dict[str, Any]:
+        """What the stage must know of whom it asks; of speed, more than one may be up at once."""
+        if spec.stage != SPEED.name:
+            return self._endpoints.open(sitting.model)
+        sides = {"baseline": sitting.baseline, "candidate": sitting.model}
+        wanted: Iterable[str] = SPEED.parameters_of(spec).sides
+        if alternates(spec):
+            self._endpoints.check_alive()
+            self._endpoints.close()
+            wanted = course_of(spec, self._stages.store).next_sides()
+        return {"endpoints": {name: self._endpoints.open(sides[name]) for name in wanted}}
+
+
+def needs_endpoint(spec: StageSpec, store: Store) -> bool:
+    """Whether a model is to be asked: a changed policy may find all answers kept."""
+    if spec.stage != EVALUATE.name:
+        return True
+    before = (spec.inputs[role] for role in ("questions", "baseline") if role in spec.inputs)
+    if any(store.find(each.stage, each.key) is None for each in before):
+        return True
+    return not is_answered(spec, store)
+
+
+def alternates(spec: StageSpec) -> bool:
+    """Whether each side of the stage is served in turn, on lives of its own."""
+    return spec.stage == SPEED.name and SPEED.parameters_of(spec).alternates
