@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import signal
 import sys
-from typing import Annotated, NoReturn
+from collections.abc import Callable
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -83,20 +84,24 @@ def root(
     """Options of the command as a whole."""
 
 
-def main() -> NoReturn:
-    """Run the command line; every way out has its exit code (see pipeline.core.errors)."""
+def main(command: Callable[..., Any] = app) -> NoReturn:
+    """Run the command line; every way out has its exit code (see pipeline.core.errors).
+
+    Args:
+        command: all of it, where it was put together before.
+    """
     with guard_streams():
-        run()
+        run(command)
 
 
-def run() -> NoReturn:
+def run(command: Callable[..., Any]) -> NoReturn:
     """Run the command, report how it ended, and exit."""
     # A terminated run ends like an interrupted one: servers are stopped, the record is closed.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         # Outside its standalone mode the parser returns what a command exits with, and makes
         # an exit of an interruption.
-        code = app(standalone_mode=False) or ExitCode.PROMOTED
+        code = command(standalone_mode=False) or ExitCode.PROMOTED
         if code == ExitCode.INTERRUPTED:
             raise KeyboardInterrupt
         sys.exit(code)

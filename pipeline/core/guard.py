@@ -17,7 +17,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 PR_SET_PDEATHSIG = 1
 # Loaded beforehand: between fork and exec nothing may take a lock.
@@ -65,11 +67,23 @@ def watch_end(pid: int) -> list[int]:
         return []
 
 
-def guard(descriptors: list[int], grace_seconds: float, command: list[str]) -> int:
-    """Run `command` to its end or the lifeline's; its exit code as a shell would give it.
+class Child(Protocol):
+    """A process that was started, as subprocess.Popen is one."""
+
+    pid: int
+
+    def poll(self) -> int | None:
+        """Its exit code, negative for a signal; None while it runs."""
+
+    def wait(self) -> int:
+        """Wait for its end; its exit code."""
+
+
+def guard(descriptors: list[int], grace_seconds: float, start: Callable[[], Child]) -> int:
+    """Run what `start` starts to its end or the lifeline's; its exit code as a shell gives it.
 
     Args:
-        descriptors: the lifeline, and what else the command is not to inherit.
+        descriptors: the lifeline, and what else a program that is started is not to inherit.
     """
     lifeline, asked_to_stop = descriptors[0], False
 
@@ -83,9 +97,9 @@ def guard(descriptors: list[int], grace_seconds: float, command: list[str]) -> i
     for descriptor in descriptors:
         os.set_inheritable(descriptor, False)
     try:
-        child = subprocess.Popen(command, preexec_fn=die_with_parent, close_fds=False)
+        child = start()
     except OSError as error:
-        print(f"cannot start {command[0]}: {error.strerror}", file=sys.stderr)
+        print(f"cannot start {error.filename}: {error.strerror}", file=sys.stderr)
         return 127
     ended = watch_end(child.pid)
     while child.poll() is None and not asked_to_stop:
@@ -103,4 +117,10 @@ def guard(descriptors: list[int], grace_seconds: float, command: list[str]) -> i
 
 if __name__ == "__main__":
     named = [int(number) for number in sys.argv[1].split(",")]
-    sys.exit(guard(named, float(sys.argv[2]), sys.argv[3:]))
+    sys.exit(
+        guard(
+            named,
+            float(sys.argv[2]),
+            lambda: subprocess.Popen(sys.argv[3:], preexec_fn=die_with_parent, close_fds=False),
+        )
+    )

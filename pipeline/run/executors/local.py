@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 from pipeline.core import errors
@@ -18,6 +16,7 @@ from pipeline.core.process_environment import stage_environment
 from pipeline.core.processes import GuardedProcess
 from pipeline.run.executors.events import pass_on
 from pipeline.run.executors.executor import Listener
+from pipeline.run.executors.forks import ForkedProcess, Forks
 from pipeline.run.executors.node_room import Node, NodeRoom
 
 
@@ -30,11 +29,12 @@ class LocalExecutor:
 
     def __init__(self) -> None:
         self._node = Node()
+        self._forks = Forks()
 
     def find_room(self, needs: Needs) -> LocalPlace | None:
         """Room on this machine, which is shared out among the runs of all its users."""
         room = self._node.find_room(needs)
-        return LocalPlace(room) if room is not None else None
+        return LocalPlace(room, self._forks) if room is not None else None
 
     def count_room(self, needs: Needs) -> int:
         """How many such pieces of work this machine has room for."""
@@ -46,11 +46,14 @@ class LocalExecutor:
 
 
 class InRoom:
-    """The executor within a piece of work that has its room already."""
+    """The executor within a piece of work, which has its room already."""
+
+    def __init__(self) -> None:
+        self._forks = Forks()
 
     def find_room(self, needs: Needs) -> LocalPlace:
         """The room that there is."""
-        return LocalPlace(NodeRoom())
+        return LocalPlace(NodeRoom(), self._forks)
 
     def count_room(self, needs: Needs) -> int:
         """One after another."""
@@ -64,18 +67,17 @@ class InRoom:
 class LocalPlace:
     """Room on this machine; see executor.py."""
 
-    def __init__(self, room: NodeRoom) -> None:
+    def __init__(self, room: NodeRoom, forks: Forks) -> None:
         self._room = room
+        self._forks = forks
 
     def submit(self, task: Path, log: Path) -> LocalJob:
         """Start `prepare stage run SPEC` as a guarded child, which sees its own GPUs only."""
         variables = stage_environment({**os.environ, **hand_on()}, stage_in(task))
         with open_log(log) as log_file:
-            process = GuardedProcess(
-                # -P: a folder called 'pipeline' in the working directory must not shadow ours.
-                [sys.executable, "-P", "-m", "pipeline.cli.main", "stage", "run", str(task)],
+            process = self._forks.start(
+                ["stage", "run", str(task)],
                 environment={**variables, **self._room.variables()},
-                output=subprocess.PIPE,
                 errors=log_file,
                 # Where we are killed the room is taken until the last of its processes has ended.
                 held_descriptors=self._room.descriptors,
@@ -90,7 +92,7 @@ class LocalPlace:
 class LocalJob:
     """A stage running in a child process; see executor.py."""
 
-    def __init__(self, process: GuardedProcess, log: Path) -> None:
+    def __init__(self, process: ForkedProcess | GuardedProcess, log: Path) -> None:
         self._process = process
         self._log = log
 
