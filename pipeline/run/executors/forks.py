@@ -189,7 +189,7 @@ def _be_guard(descriptors: list[int], run: Callable[[], NoReturn]) -> NoReturn:
     asked, output, errors, status, lifeline, *held = descriptors
     os.setsid()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    os.write(status, b"%d\n" % os.getpid())
+    _tell(status, os.getpid())
     request = json.loads(os.pread(asked, os.fstat(asked).st_size, 0))
     own = os.getpid()
 
@@ -217,9 +217,13 @@ def _be_guard(descriptors: list[int], run: Callable[[], NoReturn]) -> NoReturn:
         run()
 
     code = guard([lifeline, *held], STOP_GRACE_SECONDS, start)
-    with contextlib.suppress(BrokenPipeError):  # nobody is there to be told
-        os.write(status, b"%d\n" % code)
+    _tell(status, code)
     os._exit(code)
+
+
+def _tell(status: int, number: int) -> None:
+    with contextlib.suppress(BrokenPipeError):  # nobody is there to be told
+        os.write(status, b"%d\n" % number)
 
 
 class _Forked:

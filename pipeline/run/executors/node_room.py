@@ -7,7 +7,9 @@ without waiting, so nobody waits while holding a part of what it needs.
 
 from __future__ import annotations
 
+import math
 import os
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import cached_property
@@ -20,6 +22,7 @@ from pipeline.core.node_locks import NodeLocks
 WHOLE_NODE = "node"
 ALL_CPUS = "cpus"
 SEVERAL_GPUS = "gpus"
+BUSY_SECONDS = 1.0
 
 
 class NodeRoom:
@@ -52,6 +55,8 @@ class Node:
     def __init__(self) -> None:
         self.obstacle = ""  # what was in the way when room was last looked for in vain
         self._locks = NodeLocks()
+        self._busy: set[str] = set()
+        self._asked = -math.inf
 
     @cached_property
     def gpus(self) -> list[VisibleGpu]:
@@ -119,22 +124,32 @@ class Node:
             return ""
         if needs.gpus == 1 and self._locks.is_wished(SEVERAL_GPUS):
             return "a GPU: a piece of work that needs several comes first"
-        busy = busy_gpus()
-        free = [gpu for gpu in self.gpus if gpu.uuid not in busy]
-        for gpu in free:
-            if (taken := self._locks.take(gpu.uuid)) is not None:
-                room.hold(taken)
-                room.gpus += (gpu,)
+        for gpu in self.gpus:
             if len(room.gpus) == needs.gpus:
-                self._locks.unwish(SEVERAL_GPUS)
-                return ""
-        if 1 < needs.gpus <= len(free):
+                break
+            if (taken := self._locks.take(gpu.uuid)) is None:
+                continue
+            if gpu.uuid in self._ask_busy():  # asked only where a GPU is none of our own's
+                os.close(taken)
+                continue
+            room.hold(taken)
+            room.gpus += (gpu,)
+        if len(room.gpus) == needs.gpus:
+            self._locks.unwish(SEVERAL_GPUS)
+            return ""
+        others = len(self._busy & {gpu.uuid for gpu in self.gpus})
+        if 1 < needs.gpus <= len(self.gpus) - others:
             self._locks.wish(SEVERAL_GPUS)
-        others = len(self.gpus) - len(free)
         return (
             f"{needs.gpus} of this node's {len(self.gpus)} GPUs"
             f"{f', of which processes that are none of ours use {others}' if others else ''}"
         )
+
+    def _ask_busy(self) -> set[str]:
+        """UUIDs of GPUs that other programs use, at most BUSY_SECONDS ago: the driver is slow."""
+        if time.monotonic() - self._asked > BUSY_SECONDS:
+            self._busy, self._asked = busy_gpus(), time.monotonic()
+        return self._busy
 
     def _take_cpus(self, needs: Needs, room: NodeRoom) -> str:
         if needs.cpus == "one":

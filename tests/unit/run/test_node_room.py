@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from pipeline.core import gpus, node_locks
 from pipeline.core.errors import UsageError
 from pipeline.core.needs import Needs
 from pipeline.core.processes import GuardedProcess
+from pipeline.run.executors.forks import Forks
 from pipeline.run.executors.local import LocalExecutor
 from pipeline.run.executors.node_room import Node, NodeRoom
 
@@ -249,11 +251,10 @@ def test_work_sees_the_gpus_that_it_was_given(
     driver(*h100s(2))
     seen: dict[str, str] = {}
 
-    class Started:
-        def __init__(self, command: list[str], environment: dict[str, str], **_: object) -> None:
-            seen.update(environment)
+    def start(forks: Forks, arguments: list[str], **given: Any) -> None:
+        seen.update(given["environment"])
 
-    monkeypatch.setattr("pipeline.run.executors.local.GuardedProcess", Started)
+    monkeypatch.setattr(Forks, "start", start)
     executor = LocalExecutor()
     others = executor.find_room(Needs(gpus=1))
     place = executor.find_room(Needs(gpus=1))
