@@ -9,9 +9,9 @@ from artifacts.run_record import SCHEMA_VERSION, RunReport
 from pipeline.core.claims import Claims
 from pipeline.core.errors import StoreError, UsageError
 from pipeline.core.shelf import FolderShelf
+from pipeline.core.store import RUN_RECORD as RUN_RECORD
 from pipeline.core.store import Store
 
-RUN_RECORD = "run.json"
 ALIVE = "alive"
 
 

@@ -36,14 +36,15 @@ class Part:
     writer: int
     start: int
     path: Path
+    rows: int = 0  # how many they are, of a part that came from elsewhere
 
 
 def parts_of(book: Path) -> list[Part]:
     """The files of a book, in the order of their writers."""
     found = [Part(0, 0, book)] if book.is_file() else []
     for path in book.parent.glob(f"{book.stem}.*{book.suffix}"):
-        if named := re.fullmatch(r"(\d+)-(\d+)", path.name.split(".")[-2]):
-            found.append(Part(int(named[1]), int(named[2]), path))
+        if named := re.fullmatch(r"(\d+)-(\d+)(?:-(\d+))?", path.name.split(".")[-2]):
+            found.append(Part(int(named[1]), int(named[2]), path, int(named[3] or 0)))
     return sorted(found)
 
 

@@ -26,10 +26,8 @@ from pydantic import Field
 from eval_gates.suite_claims import claim_of
 from pipeline.core.digest import digest_json
 from pipeline.core.errors import StoreError, raise_as
-from pipeline.core.folder_flush import flush_folder
-from pipeline.core.private_files import keep_private
 from pipeline.core.record import Record
-from pipeline.core.shelf import create_exclusively
+from pipeline.core.store import Store
 from recipes.policy import Policy
 
 
@@ -72,6 +70,7 @@ class Trials:
 
     def __init__(self, store: Path) -> None:
         self._root = store / "trials"
+        self._shelf = Store(store).shelf("trials")
 
     def foresee(self, count: Count, variants: Mapping[str, str]) -> Trial:
         """The trial that a run of these variants would be; nothing is written.
@@ -79,7 +78,7 @@ class Trials:
         Raises:
             StoreError: a record is damaged or gone.
         """
-        earlier = self._list(self._root / count.key)
+        earlier = self._list(count.key)
         return _find(variants, earlier) or _next(count, variants, earlier, "")
 
     def begin(self, count: Count, variants: Mapping[str, str], run: str) -> Trial:
@@ -88,43 +87,50 @@ class Trials:
         Raises:
             StoreError: a record is damaged or gone, or cannot be written.
         """
-        folder = self._root / count.key
-        with raise_as(StoreError, "the trial cannot be counted", folder):
-            with keep_private():
-                folder.mkdir(parents=True, exist_ok=True)
+        with raise_as(StoreError, "the trial cannot be counted", self._root / count.key):
             while True:
-                earlier = self._list(folder)
+                earlier = self._list(count.key)
                 if found := _find(variants, earlier):
                     return found
                 trial = _next(count, variants, earlier, run)
-                file = folder / _name(trial.number)
                 content = trial.model_dump_json(indent=1).encode()
                 # Of two who begin at the same time one gets the number, and the other the next.
-                if create_exclusively(file, content, flush=True):
-                    flush_folder(folder)
+                if self._shelf.create(f"{count.key}/{_name(trial.number)}", content):
                     return trial
 
     def find(self, count: Count, number: int) -> Trial | None:
         """That trial; raises StoreError where its record is damaged."""
-        file = self._root / count.key / _name(number)
-        return _read(file) if file.is_file() else None
+        return self._read(f"{count.key}/{_name(number)}")
 
     def latest(self) -> Iterator[Trial]:
         """The last trial of every count; raises StoreError where a record is damaged."""
-        for folder in sorted(self._root.glob("*/")):
-            if trials := self._list(folder):
+        for key in sorted({name.partition("/")[0] for name in self._shelf.names("")}):
+            if trials := self._list(key):
                 yield trials[-1]
 
-    def _list(self, folder: Path) -> list[Trial]:
-        trials = [_read(file) for file in sorted(folder.glob("*.json"))]
+    def _list(self, key: str) -> list[Trial]:
+        names = [name for name in self._shelf.names(key) if name.endswith(".json")]
+        read = (self._read(f"{key}/{name}") for name in names)
+        trials = [trial for trial in read if trial is not None]
         for number, trial in enumerate(trials, start=1):
             if trial.number != number:
                 raise StoreError(
                     f"the record of trial {number} is gone, and {trial.number} is there",
-                    where=str(folder / _name(number)),
+                    where=str(self._root / key / _name(number)),
                     cure="restore it: without it the number of trials is not known",
                 )
         return trials
+
+    def _read(self, name: str) -> Trial | None:
+        with raise_as(
+            StoreError,
+            "the record of a trial cannot be read",
+            self._root / name,
+            "restore it: without it the number of trials is not known",
+            errors=(OSError, ValueError),
+        ):
+            content = self._shelf.get(name)
+            return Trial.model_validate_json(content) if content is not None else None
 
 
 def _find(variants: Mapping[str, str], earlier: Sequence[Trial]) -> Trial | None:
@@ -144,14 +150,3 @@ def _next(count: Count, variants: Mapping[str, str], earlier: Sequence[Trial], r
 
 def _name(number: int) -> str:
     return f"{number:06d}.json"
-
-
-def _read(file: Path) -> Trial:
-    with raise_as(
-        StoreError,
-        "the record of a trial cannot be read",
-        file,
-        "restore it: without it the number of trials is not known",
-        errors=(OSError, ValueError),
-    ):
-        return Trial.model_validate_json(file.read_bytes())

@@ -17,6 +17,17 @@ def parse_path(text: str) -> Path:
     return user_path(text, "the command line, or a variable PREPARE_*")
 
 
+def parse_store(text: str) -> Path:
+    """As `parse_path`; of a URL, the folder that is this node's cache of that store."""
+    from pipeline.core.object_store import check_url, is_url
+    from pipeline.core.origin import cache_folder
+    from pipeline.environments.settings import find_home
+
+    if not is_url(text):
+        return parse_path(text)
+    return cache_folder(check_url(text, "--store, or PREPARE_STORE"), find_home())
+
+
 PATH: Mapping[str, Any] = {"parser": parse_path, "metavar": "PATH"}
 """Of an option or argument that is a path."""
 
@@ -87,7 +98,13 @@ EvalDataOption = Annotated[
 ]
 StoreOption = Annotated[
     Path | None,
-    setting("--store", "Folder of finished stages and runs. Default: $PREPARE_HOME/store.", **PATH),
+    setting(
+        "--store",
+        "Folder of finished stages and runs, or s3://BUCKET/PREFIX, gs:// or az://. Default: "
+        "$PREPARE_HOME/store.",
+        parser=parse_store,
+        metavar="PATH",
+    ),
 ]
 WeightsOption = Annotated[
     Path | None,

@@ -14,6 +14,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from pipeline.core.credentials import HANDED_ON
+from pipeline.core.origin_variable import ORIGIN
 
 
 class Need(StrEnum):
@@ -23,6 +24,7 @@ class Need(StrEnum):
     REGISTRY = "registry"
     ENDPOINT = "endpoint"
     PACKAGES = "packages"
+    STORE = "store"
 
 
 # A name that ends in '*' stands for all that begin so.
@@ -59,6 +61,8 @@ _BY_NEED: dict[Need, tuple[str, ...]] = {
     Need.ENDPOINT: (ENDPOINT_KEY, HANDED_ON),
     # uv installs, and takes pip's index and links for its own; an index may ask for a password.
     Need.PACKAGES: ("UV_*", "PIP_*", "NETRC"),
+    # As object stores' own clients read them.
+    Need.STORE: (*("AWS_*", "GOOGLE_*", "AZURE_*"), ORIGIN),
 }
 # A stage runs in our own interpreter; of our variables it has no use for credentials.
 _OURS = ("PREPARE_*", "PYTHON*", "CI", "COLUMNS")
@@ -120,6 +124,8 @@ def server_environment(
 def stage_environment(base: Mapping[str, str], stage: str) -> dict[str, str]:
     """Variables of the process that runs one of our stages, in which no foreign code runs."""
     needs = [_STAGES[stage]] if stage in _STAGES else []
+    if base.get(ORIGIN):
+        needs.append(Need.STORE)
     return dict(_select_listed(base, needs, (*_ALL_GET, *_OURS)))
 
 

@@ -12,6 +12,8 @@ import uuid
 from pathlib import Path
 from typing import Protocol
 
+from pipeline.core.folder_flush import flush_folder
+
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
 
 
@@ -38,17 +40,25 @@ class Shelf(Protocol):
 
 
 class FolderShelf:
-    """A shelf in a folder that others may have mounted; raises OSError where it fails."""
+    """A shelf in a folder that others may have mounted; raises OSError where it fails.
 
-    def __init__(self, root: Path) -> None:
+    Args:
+        flush: what is created is on disk at once; a claim ends with its node anyway.
+    """
+
+    def __init__(self, root: Path, *, flush: bool = False) -> None:
         self._root = root
+        self._flush = flush
 
     def create(self, name: str, content: bytes) -> bool:
         """See Shelf."""
         path = self._root / name
-        for folder in (self._root, path.parent):
+        for folder in (self._root.parent, self._root, path.parent):
             folder.mkdir(mode=0o700, exist_ok=True)
-        return create_exclusively(path, content, flush=False)
+        created = create_exclusively(path, content, flush=self._flush)
+        if created and self._flush:
+            flush_folder(path.parent)
+        return created
 
     def put(self, name: str, content: bytes) -> None:
         """See Shelf; a folder that is gone stays so."""

@@ -30,17 +30,19 @@ import shutil
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from pipeline.core.claims import Claim, Claims
 from pipeline.core.digest import digest_json
 from pipeline.core.errors import StoreError
 from pipeline.core.folder_flush import flush_folder
+from pipeline.core.origin import Origin, find_origin
 from pipeline.core.private_files import keep_private, make_private
-from pipeline.core.shelf import FolderShelf
+from pipeline.core.shelf import FolderShelf, Shelf
 from pipeline.core.stage_record import StageRecord
 
 RECORD = "stage.json"
+RUN_RECORD = "run.json"
 PARTIAL = ".partial"
 
 
@@ -49,14 +51,32 @@ class Store:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self._here: set[tuple[str, str]] = set()
 
     def stage_folder(self, stage: str, key: str) -> Path:
-        """Where the outputs of that stage lie, or will lie."""
-        return self.root / "stages" / stage / key
+        """Where the outputs of that stage lie, or will lie.
+
+        Of a store in an object store they are brought to this node now, unless they are here.
+        """
+        folder = self._folder(stage, key)
+        if self.origin is not None and (stage, key) not in self._here:
+            self._bring(self.origin, stage, key, folder)
+        return folder
+
+    @cached_property
+    def origin(self) -> Origin | None:
+        """The object store that the folder is a cache of, if it is one."""
+        return find_origin(self.root)
+
+    def shelf(self, name: str) -> Shelf:
+        """A place for small things that all who share the store see; they are on disk at once."""
+        if self.origin is not None:
+            return self.origin.objects.below(name)
+        return FolderShelf(self.root / name, flush=True)
 
     def unfinished_folder(self, stage: str, key: str) -> Path:
         """Where it writes, and a killed try has left what it wrote."""
-        final = self.stage_folder(stage, key)
+        final = self._folder(stage, key)
         return next(iter(_unfinished(final)), final.with_name(f"{key}{PARTIAL}"))
 
     @cached_property
@@ -66,11 +86,19 @@ class Store:
         Raises:
             UsageError: the variable that says how long a silent owner is waited for is wrong.
         """
+        if self.origin is not None:
+            return Claims(self.origin.objects.below("claims"))
         return Claims(FolderShelf(self.root / "claims"))
 
     def find(self, stage: str, key: str) -> StageRecord | None:
         """The record of a finished stage; None when it has not been done."""
-        path = self.stage_folder(stage, key) / RECORD
+        if self.origin is not None:
+            marker = self.origin.find(stage, key)
+            return marker.record if marker is not None else None
+        return self._find_here(stage, key)
+
+    def _find_here(self, stage: str, key: str) -> StageRecord | None:
+        path = self._folder(stage, key) / RECORD
         try:
             text = path.read_text(encoding="utf-8")
         except FileNotFoundError:
@@ -99,18 +127,22 @@ class Store:
         Args:
             leave_out_damaged: where a damaged record says no more than one that is not there.
         """
-        for path in sorted((self.root / "stages").glob(f"{stage}/*/{RECORD}")):
-            folder = path.parent
-            if "." in folder.name:
-                continue  # being written, or removed
+        for name, key in self._keys(stage):
             try:
-                record = self.find(folder.parent.name, folder.name)
+                record = self.find(name, key)
             except StoreError:
                 if leave_out_damaged:
                     continue
                 raise
             if record is not None:
                 yield record
+
+    def _keys(self, stage: str) -> list[tuple[str, str]]:
+        if self.origin is not None:
+            return self.origin.keys(stage)
+        found = sorted((self.root / "stages").glob(f"{stage}/*/{RECORD}"))
+        keys = [(path.parent.parent.name, path.parent.name) for path in found]
+        return [(name, key) for name, key in keys if "." not in key]  # not written, or removed
 
     def find_current(self, stage: str, key: str) -> StageRecord | None:
         """The record of a finished stage, unless an input was made again with another result.
@@ -134,8 +166,13 @@ class Store:
         Args:
             forget: it is not meant to run again, so nothing is kept of who made it.
         """
-        folder = self.stage_folder(stage, key)
+        folder = self._folder(stage, key)
+        self._here.discard((stage, key))
         with self.hold(key, forget=forget) as claim, self.explain_errors():
+            if self.origin is not None:
+                if not claim.is_ours():
+                    raise claim.lost()
+                self.origin.forget(stage, key)
             if not folder.exists():
                 return
             # Renamed first: a folder under its final name is always whole.
@@ -172,17 +209,17 @@ class Store:
             StoreError: the disk is full or the store is not writable, or we were not heard of for
                 so long that another process has taken over.
         """
-        final = self.stage_folder(stage, key)
+        final = self._folder(stage, key)
         with self.hold(key, waits) as claim:
             with self.explain_errors():
                 partial = _take_unfinished(final, claim)
             # Only now: who had it before us cannot finish it any more.
-            if (final / RECORD).is_file():
+            if self._is_done(stage, key):
                 shutil.rmtree(partial, ignore_errors=True)
                 yield None
                 return
             with self.explain_errors():
-                if final.exists():  # someone removed its record, so it may be incomplete
+                if final.exists():  # someone discarded it, or removed its record
                     shutil.rmtree(final)
                 with keep_private():
                     final.parent.mkdir(parents=True, exist_ok=True)
@@ -202,12 +239,67 @@ class Store:
                         return
                     raise StoreError("a stage ended without a record", where=str(partial))
                 flush_to_disk(partial)
-                _publish(partial, handed_out, final, claim)
+                self._publish(partial, handed_out, final, claim)
                 flush_folder(final.parent)
+
+    def _folder(self, stage: str, key: str) -> Path:
+        return self.root / "stages" / stage / key
+
+    def _is_done(self, stage: str, key: str) -> bool:
+        if self.origin is not None:
+            return self.origin.find(stage, key) is not None
+        return (self._folder(stage, key) / RECORD).is_file()
+
+    def _bring(self, origin: Origin, stage: str, key: str, folder: Path) -> None:
+        marker = origin.find(stage, key)
+        if marker is None:
+            return
+        with self.explain_errors():
+            if folder.exists() and self._find_here(stage, key) != marker.record:
+                stale = folder.with_name(f"{folder.name}.{os.getpid()}.discarded")
+                folder.rename(stale)  # it was made again elsewhere
+                shutil.rmtree(stale)
+            origin.fetch(marker, folder)
+        self._here.add((stage, key))
+
+    def _publish(
+        self, partial: Path, handed_out: os.stat_result, final: Path, claim: Claim
+    ) -> None:
+        """Give the folder its final name, if it is still the one that we were given.
+
+        Raises:
+            StoreError: another has taken over, and is not done.
+        """
+        stage, key = final.parent.name, final.name
+        try:
+            if os.path.samestat(partial.stat(), handed_out) and claim.is_ours():
+                if self.origin is not None:
+                    record = StageRecord.model_validate_json((partial / RECORD).read_bytes())
+                    if self.origin.publish(partial, record, claim.is_ours):
+                        self._here.add((stage, key))
+                        partial.rename(final)
+                        return
+                else:
+                    partial.rename(final)
+                    return
+        except OSError as error:
+            # FileNotFoundError is NFS's answer, too, to a request that it got twice, and granted.
+            if error.errno not in (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST):
+                raise
+        if not self._is_done(stage, key):
+            raise claim.lost()
+
+    def share_run(self, folder: Path) -> None:
+        """Have others find the record of a run that is over; its logs stay on this node."""
+        if self.origin is not None:
+            content = (folder / RUN_RECORD).read_bytes()
+            self.origin.objects.put(f"runs/{folder.name}.json", content)
 
     def new_run_folder(self, run_id: str) -> Path:
         """Make and return the folder of one run; raises StoreError when it cannot be made."""
         folder = self.root / "runs" / run_id
+        if self.origin is not None:
+            self.origin.objects.check()
         self._make_private()
         with self.explain_errors(), keep_private():
             folder.mkdir(parents=True)
@@ -216,6 +308,14 @@ class Store:
     def run_folders(self) -> list[Path]:
         """Folders of all runs, oldest first."""
         runs = self.root / "runs"
+        if self.origin is not None:
+            for name in self.origin.objects.names("runs"):
+                run = runs / PurePosixPath(name).stem
+                content = None if run.exists() else self.origin.objects.get(f"runs/{name}")
+                if content is not None:
+                    with self.explain_errors(), keep_private():
+                        run.mkdir(parents=True)
+                        write_atomically(run / RUN_RECORD, content.decode())
         return sorted(path for path in runs.iterdir() if path.is_dir()) if runs.is_dir() else []
 
     @contextmanager
@@ -312,25 +412,6 @@ def _take_unfinished(final: Path, claim: Claim) -> Path:
         else:
             shutil.rmtree(left, ignore_errors=True)
     return taken
-
-
-def _publish(partial: Path, handed_out: os.stat_result, final: Path, claim: Claim) -> None:
-    """Give the folder its final name, if it is still the one that we were given.
-
-    Raises:
-        StoreError: another has taken over, and is not done.
-    """
-    try:
-        is_same = os.path.samestat(partial.stat(), handed_out)
-        if is_same and claim.is_ours():
-            partial.rename(final)
-            return
-    except OSError as error:
-        # FileNotFoundError is NFS's answer, too, to a request that it got twice, and has granted.
-        if error.errno not in (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST):
-            raise
-    if not (final / RECORD).is_file():
-        raise claim.lost()
 
 
 def _empty(folder: Path, but: Collection[str]) -> None:

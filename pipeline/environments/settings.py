@@ -4,7 +4,7 @@ The settings file is the first of: ``$PREPARE_SETTINGS``, ``prepare.yaml`` in th
 ``$XDG_CONFIG_HOME/prepare/settings.yaml``. None is needed. It may say::
 
     home: ~/big-disk/prepare          # managed environments; $PREPARE_HOME wins over it
-    store: /shared/prepare-store      # stages' outputs; $PREPARE_STORE wins over it
+    store: /shared/prepare-store      # or s3://bucket/prefix; $PREPARE_STORE wins over it
     executor: local                   # where stages run
     environments:
       serve: {python: /opt/vllm/bin/python}
@@ -19,6 +19,8 @@ from pydantic import Field, field_validator
 
 from pipeline.core.digest import FileDigests
 from pipeline.core.errors import UsageError
+from pipeline.core.object_store import check_url, is_url
+from pipeline.core.origin import cache_folder
 from pipeline.core.record import Record
 from pipeline.core.user_path import user_path
 from pipeline.environments.definition import EnvironmentName
@@ -35,7 +37,9 @@ class Settings(Record):
     """What holds for this machine or site; every path is absolute."""
 
     home: Path = Field(description="folder of the managed environments")
-    store: Path = Field(description="folder of the stages' outputs")
+    store: Path = Field(
+        description="folder of the stages' outputs, or this node's cache of an object store's"
+    )
     executor: str = Field(default="local", description="where stages run, by its name")
     environments: dict[str, EnvironmentOverride] = Field(
         default_factory=dict, description="interpreters of the site's own, by environment's name"
@@ -57,7 +61,9 @@ class SettingsFile(Record):
     """What a settings file may say; what it leaves out has a default."""
 
     home: Path | None = Field(default=None, description="folder of the managed environments")
-    store: Path | None = Field(default=None, description="folder of the stages' outputs")
+    store: str | None = Field(
+        default=None, description="folder of the stages' outputs, or URL in an object store"
+    )
     executor: str = Field(default="local", description="where stages run, by its name")
     environments: dict[EnvironmentName, EnvironmentOverride] = Field(
         default_factory=dict, description="interpreters of the site's own, by environment's name"
@@ -69,15 +75,13 @@ def load_settings(store: Path | None = None) -> Settings:
     file = find_settings_file()
     said = parse(file, "settings file", SettingsFile) if file else SettingsFile()
     folder = file.parent if file else Path.cwd()
-    home = (
-        _variable("PREPARE_HOME")
-        or (said.home and _make_absolute(said.home, folder, f"{file}, key home"))
-        or _xdg_folder("CACHE", ".cache")
-    )
+    home = find_home()
     store = (
         (store and _make_absolute(store, Path.cwd(), "--store"))
-        or _variable("PREPARE_STORE")
-        or (said.store and _make_absolute(said.store, folder, f"{file}, key store"))
+        or _store_at(
+            os.environ.get("PREPARE_STORE"), Path.cwd(), "the variable PREPARE_STORE", home
+        )
+        or _store_at(said.store, folder, f"{file}, key store", home)
         or home / "store"
     )
     overrides = {}
@@ -85,6 +89,18 @@ def load_settings(store: Path | None = None) -> Settings:
         python = _make_absolute(override.python, folder, f"{file}, key environments.{name}.python")
         overrides[str(name)] = EnvironmentOverride(python=python)
     return Settings(home=home, store=store, executor=said.executor, environments=overrides)
+
+
+def find_home() -> Path:
+    """The folder of the managed environments, as `load_settings` has it."""
+    file = find_settings_file()
+    said = parse(file, "settings file", SettingsFile) if file else SettingsFile()
+    folder = file.parent if file else Path.cwd()
+    return (
+        _variable("PREPARE_HOME")
+        or (said.home and _make_absolute(said.home, folder, f"{file}, key home"))
+        or _xdg_folder("CACHE", ".cache")
+    )
 
 
 def find_settings_file() -> Path | None:
@@ -105,6 +121,15 @@ def find_settings_file() -> Path | None:
         if candidate.is_file():
             return candidate
     return None
+
+
+def _store_at(address: str | None, folder: Path, where: str, home: Path) -> Path | None:
+    """The folder of that store, from `folder`, or this node's cache of it; None of no address."""
+    if not address:
+        return None
+    if is_url(address):
+        return cache_folder(check_url(address, where), home)
+    return _make_absolute(Path(address), folder, where)
 
 
 def _variable(name: str) -> Path | None:

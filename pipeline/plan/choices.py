@@ -32,6 +32,7 @@ from pipeline.core.digest import digest_bytes
 from pipeline.core.errors import CheckpointError, UsageError
 from pipeline.core.events import Progress, Silent
 from pipeline.core.hardware import gpu_name, hardware
+from pipeline.core.origin import FILE as ORIGIN_FILE
 from pipeline.core.stage import WorkerRuntime
 from pipeline.core.stage_record import StageSpec
 from pipeline.environments.environment import Accelerator, identity
@@ -232,6 +233,12 @@ def choose_recipes(names: tuple[str, ...]) -> tuple[tuple[Recipe, ...], tuple[st
 
 def registry_uri(given: str | None, settings: Settings) -> str:
     """The registry asked for, else an embedded one beside the store's stages."""
+    if not given and (settings.store / ORIGIN_FILE).is_file():
+        raise UsageError(
+            "a store in an object store has no registry of its own",
+            where="--registry",
+            cure="name one that all nodes reach: an MLflow server, hf://NAMESPACE or oci://",
+        )
     # What an older record holds may have credentials still.
     return take_out(given) if given else f"sqlite:///{settings.store / 'registry.db'}"
 

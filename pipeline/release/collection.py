@@ -22,7 +22,7 @@ from artifacts.registry.mlflow_registry import EMBEDDED
 from artifacts.registry.registry import Registry, Version, open_registry
 from artifacts.stages.promote import PROMOTE
 from eval_gates.answers import book_of_part
-from pipeline.core.errors import RegistryError, StoreError
+from pipeline.core.errors import RegistryError, StoreError, UsageError
 from pipeline.core.events import Progress
 from pipeline.core.stage_record import StageRecord, StageReference, StageSpec
 from pipeline.core.store import RECORD, Store
@@ -65,7 +65,14 @@ def find_garbage(
     Raises:
         RegistryError: a registry cannot be asked, so it is not known what it names.
         StoreError: a run is going on.
+        UsageError: the store is an object store.
     """
+    if store.origin is not None:
+        raise UsageError(
+            "nothing is removed from an object store yet",
+            where=store.origin.objects.url,
+            cure="have the bucket's own rules of life cycle remove what is old",
+        )
     refuse_while_running(store)
     oldest = datetime.now(UTC) - timedelta(days=days)
     kept = Kept()

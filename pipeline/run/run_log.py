@@ -86,6 +86,8 @@ class RunLog:
         """The run has ended."""
         self._update(status=status, exit_code=exit_code, error=error.to_dict() if error else None)
         self._alive.release()
+        with self._store.explain_errors():
+            self._store.share_run(self.folder)
 
     def report(self) -> RunReport:
         """The record as it stands."""

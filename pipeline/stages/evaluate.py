@@ -35,6 +35,7 @@ from pipeline.core.errors import StageError, StoreError
 from pipeline.core.process_environment import Need
 from pipeline.core.stage_record import StageRecord, StageSpec
 from pipeline.core.store import Store
+from pipeline.stages.answer_books import book_file, open_book
 from pipeline.stages.context import StageContext
 from recipes.engines import find_engine
 
@@ -84,7 +85,7 @@ def run(context: Context) -> EvaluateResult:
     """
     todo = round_of(context.spec, context.store)
     facts: dict[str, Any] = {"ended_by": "asked"}
-    with context.store.hold(todo.book_file.stem, context.note) as claim:
+    with open_book(context.store, todo.book_file, context.progress.note) as claim:
         if not todo.is_over():
             is_ours = context.runtime.socket is not None
             facts |= context.run_worker(
@@ -151,7 +152,7 @@ def round_of(spec: StageSpec, store: Store) -> Round:
         questions_file=questions_file,
         ids=ids,
         available=len(ids),
-        book_file=store.root / "answers" / f"{book_key(spec, store)}.jsonl",
+        book_file=book_file(store, book_key(spec, store)),
         stopping=Stopping(
             upto, parameters.batch, rule, [row["score"] for row in baseline], clusters
         ),

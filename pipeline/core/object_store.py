@@ -1,0 +1,294 @@
+"""An object store as a shelf and a place for files: S3, Google Cloud Storage, Azure, by obstore.
+
+Credentials come from the environment, as each cloud's own tools read them, and stay there. What
+fails because the store is away for a while is tried again for PATIENCE_SECONDS, and said once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+from pipeline.core.errors import StoreError, UsageError
+
+SCHEMES = ("s3", "gs", "az", "file")
+EXTRA = "prepare-model[object-store]"
+PATIENCE_SECONDS = 120.0
+LONGEST_PAUSE = 5.0
+_CHUNK_BYTES = 64 * 1024 * 1024
+_PROBE = ".probe"
+
+Answer = TypeVar("Answer")
+
+
+def is_url(address: str) -> bool:
+    """Whether a store's address is an object store's, and no folder's."""
+    return "://" in address
+
+
+def check_url(url: str, where: str) -> str:
+    """The URL without a slash at its end.
+
+    Raises:
+        UsageError: it is none of an object store, or the library for those is not installed.
+    """
+    parts = urlsplit(url)
+    if parts.scheme not in SCHEMES:
+        raise UsageError(
+            f"no store has a URL of the scheme {ascii(parts.scheme)[:40]}",
+            where=where,
+            cure=f"known: {', '.join(f'{scheme}://' for scheme in SCHEMES)}; or a folder",
+        )
+    if parts.username or parts.password or parts.query or parts.fragment:
+        raise UsageError(
+            "a store's URL has no credentials and no options",
+            where=where,
+            cure="credentials come from the environment, as AWS_ACCESS_KEY_ID",
+        )
+    if not (parts.netloc or parts.scheme == "file") or not (parts.netloc or parts.path.strip("/")):
+        raise UsageError(
+            f"the store's URL names no {'folder' if parts.scheme == 'file' else 'bucket'}",
+            where=where,
+            cure=f"write {parts.scheme}://BUCKET/PREFIX",
+        )
+    try:
+        import obstore  # noqa: F401
+    except ImportError as error:
+        raise UsageError(
+            "a store in an object store needs a library that is not installed",
+            where=where,
+            cure=f"pip install '{EXTRA}'",
+        ) from error
+    return url.rstrip("/")
+
+
+class ObjectStore:
+    """What lies under one URL; see Shelf for the small things.
+
+    Args:
+        url: as `check_url` has it.
+        prefix: of all names, within it.
+        patience: seconds for which what fails is tried again.
+        tell: is told, once an outage, that something is tried again.
+
+    Raises:
+        StoreError: from each method: the store cannot be reached, or refuses.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        prefix: str = "",
+        *,
+        patience: float = PATIENCE_SECONDS,
+        tell: Callable[[str], None] | None = None,
+    ) -> None:
+        self.url = url
+        self._prefix = prefix
+        self._patience = patience
+        self._tell = tell or (lambda text: print(text, file=sys.stderr))
+
+    def below(self, prefix: str) -> ObjectStore:
+        """The same, of names that begin so."""
+        below = ObjectStore(
+            self.url, f"{self._prefix}{prefix}/", patience=self._patience, tell=self._tell
+        )
+        below.__dict__["_client"] = self._client
+        return below
+
+    def check(self) -> None:
+        """Raise UsageError where there is no such bucket, or we may not look into it."""
+        from obstore.exceptions import BaseError
+
+        try:
+            next(iter(self._client.list(self._name("runs"), chunk_size=1)), None)
+        except (BaseError, OSError, ValueError) as error:
+            raise UsageError(
+                f"the store cannot be opened: {_reason(error)}",
+                where=self.url,
+                cure="correct --store, PREPARE_STORE or the key 'store' of the settings file; the "
+                "bucket must exist, and credentials come from the environment",
+            ) from error
+
+    def create(self, name: str, content: bytes) -> bool:
+        """See Shelf."""
+        from obstore.exceptions import AlreadyExistsError, PreconditionError
+
+        def create() -> bool:
+            try:
+                self._client.put(self._name(name), content, mode="create", use_multipart=False)
+            except (AlreadyExistsError, PreconditionError):
+                return False
+            return True
+
+        # Of a request whose answer was lost the second try says that it exists: it is ours.
+        return self._try(create) or self.get(name) == content
+
+    def put(self, name: str, content: bytes) -> None:
+        """See Shelf; here a reader sees all of it or nothing."""
+        self._try(lambda: self._client.put(self._name(name), content, use_multipart=False))
+
+    def get(self, name: str) -> bytes | None:
+        """See Shelf."""
+
+        def get() -> bytes | None:
+            try:
+                return bytes(self._client.get(self._name(name)).bytes())
+            except FileNotFoundError:
+                return None
+
+        return self._try(get)
+
+    def names(self, folder: str = "") -> list[str]:
+        """See Shelf; what lies in folders of the folder comes with their names."""
+        start = self._name(f"{folder}/" if folder else "")
+
+        def names() -> list[str]:
+            found = [each["path"] for some in self._client.list(start or None) for each in some]
+            return [path.removeprefix(start) for path in found if path.startswith(start)]
+
+        return sorted(name for name in self._try(names) if not name.startswith("."))
+
+    def remove(self, name: str) -> None:
+        """See Shelf."""
+
+        def remove() -> None:
+            try:
+                self._client.delete(self._name(name))
+            except FileNotFoundError:
+                return
+
+        self._try(remove)
+
+    def age(self, name: str) -> float | None:
+        """See Shelf: what is written now tells what time the store has."""
+        if (written := self._written(name)) is None:
+            return None
+        self.put(_PROBE, b"")
+        now = self._written(_PROBE)
+        return (now - written).total_seconds() if now is not None else None
+
+    def has(self, name: str) -> bool:
+        """Whether something is there."""
+        return self._written(name) is not None
+
+    def upload(self, file: Path, name: str) -> None:
+        """Put a file there, however large."""
+        self._try(lambda: self._client.put(self._name(name), file, chunk_size=_CHUNK_BYTES))
+
+    def download(self, name: str, file: Path) -> bool:
+        """Write what is there into a file, however large; False where nothing is."""
+
+        def download() -> bool:
+            try:
+                found = self._client.get(self._name(name))
+            except FileNotFoundError:
+                return False
+            with file.open("wb") as out:
+                for chunk in found.stream(min_chunk_size=8 * 1024 * 1024):
+                    out.write(chunk)
+            return True
+
+        return self._try(download)
+
+    @cached_property
+    def _client(self) -> Any:
+        from obstore.exceptions import BaseError
+        from obstore.store import from_url
+
+        options: dict[str, Any] = {
+            "retry_config": {"max_retries": 1, "retry_timeout": timedelta(seconds=5)},
+            "client_options": {
+                "connect_timeout": "4s",
+                "timeout": "1h",
+                # An endpoint of the site's own may be one without TLS, where it is said to be.
+                "allow_http": os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://"),
+            },
+        }
+        if self.url.startswith("file:"):
+            options = {"mkdir": True}
+        try:
+            return from_url(self.url, **options)
+        except (BaseError, ValueError) as error:
+            raise UsageError(
+                f"the store's URL cannot be used: {_reason(error)}",
+                where=self.url,
+                cure="write s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX",
+            ) from error
+
+    def _name(self, name: str) -> str:
+        return f"{self._prefix}{name}"
+
+    def _written(self, name: str) -> Any:
+        def head() -> Any:
+            try:
+                return self._client.head(self._name(name))["last_modified"]
+            except FileNotFoundError:
+                return None
+
+        return self._try(head)
+
+    def _try(self, action: Callable[[], Answer]) -> Answer:
+        from obstore.exceptions import (
+            BaseError,
+            InvalidPathError,
+            NotSupportedError,
+            PermissionDeniedError,
+            UnauthenticatedError,
+        )
+
+        refusals = (
+            PermissionDeniedError,
+            UnauthenticatedError,
+            NotSupportedError,
+            InvalidPathError,
+        )
+        until, pause = time.monotonic() + self._patience, 0.5
+        told = False
+        while True:
+            try:
+                return action()
+            except refusals as error:
+                raise self._failure("refuses", error) from error
+            except BaseError as error:
+                if time.monotonic() + pause > until:
+                    raise self._failure("cannot be reached", error) from error
+                if not told:
+                    self._tell(f"the store {self.url} does not answer; it is tried again")
+                    told = True
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+    def _failure(self, what: str, error: Exception) -> StoreError:
+        return StoreError(
+            f"the store {what}: {_reason(error)}",
+            where=self.url,
+            cure="see that it is there and that the credentials in the environment are right; "
+            "the same command continues from what is finished",
+        )
+
+
+@contextmanager
+def tell_outages(objects: ObjectStore | None, tell: Callable[[str], None]) -> Iterator[None]:
+    """Have an outage that happens meanwhile told there."""
+    if objects is None:
+        yield
+        return
+    before, objects._tell = objects._tell, tell
+    try:
+        yield
+    finally:
+        objects._tell = before
+
+
+def _reason(error: Exception) -> str:
+    """The first lines of what the library says; it adds its own debug text."""
+    return " ".join(str(error).partition("\n\nDebug source")[0].split())[:500]

@@ -1,0 +1,237 @@
+"""What of a store lies in an object store; the store's folder on a node is then its cache.
+
+Layout, below the store's URL::
+
+    stages/<stage>/<key>.json     a finished stage: its record, and what its folder has, by digest
+    blobs/<sha256>                the content of files, each once
+    claims/<key>/...              claims.py
+    answers/<digest>.*.jsonl      parts of answer books
+    trials/, runs/<run>.json      as in the folder
+
+A stage is there if and only if its first object is, which is written last, and only if there is
+none: so it is whole, whoever else wrote to the same stage meanwhile. In the cache, `blobs/` has
+each content once, and the files of stages are hard links to it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
+
+from pydantic import Field, ValidationError, field_validator
+
+from pipeline.core.claims import Claims
+from pipeline.core.digest import digest_bytes
+from pipeline.core.errors import StoreError
+from pipeline.core.folder_flush import flush_folder
+from pipeline.core.object_store import ObjectStore, check_url
+from pipeline.core.origin_variable import ORIGIN
+from pipeline.core.private_files import keep_private
+from pipeline.core.record import Record
+from pipeline.core.shelf import FolderShelf
+from pipeline.core.stage_record import StageRecord
+
+FILE = "origin"
+"""In the cache: the store's URL."""
+
+
+class Blob(Record):
+    """Content of one file."""
+
+    sha256: str = Field(pattern="^[0-9a-f]{64}$")
+    size: int = Field(ge=0, description="bytes")
+
+
+class Marker(Record):
+    """A finished stage, as it is told to all."""
+
+    schema_version: int = Field(1, description="of this record")
+    record: StageRecord
+    files: dict[str, Blob] = Field(description="by path in the stage's folder")
+
+    @field_validator("files")
+    @classmethod
+    def _stay_inside(cls, files: dict[str, Blob]) -> dict[str, Blob]:
+        for path in map(PurePosixPath, files):
+            if path.is_absolute() or not path.parts or ".." in path.parts:
+                raise ValueError(f"{str(path)!r} is outside of the stage's folder")
+        return files
+
+
+def cache_folder(url: str, home: Path) -> Path:
+    """The folder of this node that stands for the store of that URL, made if it is not there."""
+    folder = home / "cache" / _cache_name(url)
+    if not (folder / FILE).is_file():
+        _note_url(folder, url)
+    return folder
+
+
+def find_origin(folder: Path) -> Origin | None:
+    """The object store that the folder is a cache of, if it is one."""
+    try:
+        url = (folder / FILE).read_text(encoding="utf-8").strip()
+    except (FileNotFoundError, NotADirectoryError):
+        url = os.environ.get(ORIGIN, "")
+        if not url or folder.name != _cache_name(url):
+            return None
+        _note_url(folder, url)  # of a run that began on another node
+    os.environ[ORIGIN] = url  # for the stages that we start
+    return Origin(ObjectStore(check_url(url, str(folder / FILE))), folder)
+
+
+def _cache_name(url: str) -> str:
+    return digest_bytes(url.encode())[:16]
+
+
+def _note_url(folder: Path, url: str) -> None:
+    beside = folder / f".{FILE}.{os.getpid()}"
+    with keep_private():
+        folder.mkdir(parents=True, exist_ok=True)
+        beside.write_text(url + "\n", encoding="utf-8")
+    beside.replace(folder / FILE)
+
+
+class Origin:
+    """The object store behind a cache.
+
+    Args:
+        objects: all that lies below the store's URL.
+        cache: the store's folder on this node, which exists.
+    """
+
+    def __init__(self, objects: ObjectStore, cache: Path) -> None:
+        self.objects = objects
+        self._cache = cache
+        # Of this node alone: who fetches what into the cache.
+        self._fetching = Claims(FolderShelf(cache / "fetching"))
+
+    def find(self, stage: str, key: str) -> Marker | None:
+        """The finished stage; raises StoreError where it is damaged."""
+        content = self.objects.get(_marker(stage, key))
+        if content is None:
+            return None
+        try:
+            marker = Marker.model_validate_json(content)
+            if (marker.record.stage, marker.record.key) != (stage, key):
+                raise ValueError("it is another stage's")
+        except (ValidationError, ValueError) as error:
+            raise StoreError(
+                "a stage's record is damaged",
+                where=f"{self.objects.url}/{_marker(stage, key)}",
+                cure="delete the object to have the stage run again",
+            ) from error
+        return marker
+
+    def keys(self, stage: str) -> list[tuple[str, str]]:
+        """Name and key of the finished stages of that name, or of any for `*`, sorted."""
+        names = self.objects.names("stages" if stage == "*" else f"stages/{stage}")
+        paths = [PurePosixPath(name if stage == "*" else f"{stage}/{name}") for name in names]
+        return [(path.parts[0], path.stem) for path in paths if len(path.parts) == 2]
+
+    def publish(self, folder: Path, record: StageRecord, may: Callable[[], bool]) -> bool:
+        """Have everyone find the stage in that folder; False where there is one, or we may not.
+
+        Args:
+            may: is asked last, for sending the content may take hours.
+        """
+        files = {}
+        for path in sorted(folder.rglob("*")):
+            if path.is_file():  # also one that a link leads to, which no other node would find
+                files[path.relative_to(folder).as_posix()] = self._give(path)
+        marker = Marker(record=record, files=files)
+        content = marker.model_dump_json().encode()
+        return may() and self.objects.create(_marker(record.stage, record.key), content)
+
+    def forget(self, stage: str, key: str) -> None:
+        """Have nobody find the stage; what its files had stays."""
+        self.objects.remove(_marker(stage, key))
+
+    def fetch(self, marker: Marker, final: Path) -> None:
+        """Make the stage's folder in the cache, unless it is there already."""
+        beside = final.with_name(f"{final.name}.fetched.{os.getpid()}")
+        with self._fetching.hold(final.name):
+            if final.is_dir():
+                return
+            with keep_private():
+                shutil.rmtree(beside, ignore_errors=True)
+                beside.mkdir(parents=True)
+                for name, blob in marker.files.items():
+                    path = beside / name
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    self._link(self._fetch_blob(blob), path)
+            flush_folder(beside)
+            beside.rename(final)
+
+    def fetch_parts(self, folder: str, names: Iterable[str]) -> None:
+        """Have these small objects of a folder as files of the cache."""
+        with keep_private():
+            (self._cache / folder).mkdir(parents=True, exist_ok=True)
+        for name in names:
+            path = self._cache / folder / PurePosixPath(name).name
+            if path.exists():
+                continue
+            content = self.objects.get(f"{folder}/{name}")
+            if content is not None:
+                beside = path.with_name(f".{name}.{os.getpid()}")
+                with keep_private():
+                    beside.write_bytes(content)
+                beside.replace(path)
+
+    def _give(self, file: Path) -> Blob:
+        with file.open("rb") as content:
+            blob = Blob(
+                sha256=hashlib.file_digest(content, "sha256").hexdigest(), size=file.stat().st_size
+            )
+        if not self.objects.has(f"blobs/{blob.sha256}"):
+            self.objects.upload(file, f"blobs/{blob.sha256}")
+        kept = self._blob(blob)
+        if not file.is_symlink():
+            with suppress(OSError):  # there already, or without hard links
+                os.link(file, kept)
+        return blob
+
+    def _fetch_blob(self, blob: Blob) -> Path:
+        kept = self._blob(blob)
+        if kept.is_file():
+            return kept
+        # Two stages may have one content, and two processes may want it.
+        with self._fetching.hold(blob.sha256, forget=True):
+            if kept.is_file():
+                return kept
+            beside = kept.with_name(f".{blob.sha256}.{os.getpid()}")
+            if not self.objects.download(f"blobs/{blob.sha256}", beside):
+                raise StoreError(
+                    "content of a finished stage is gone from the store",
+                    where=f"{self.objects.url}/blobs/{blob.sha256}",
+                    cure="delete the stage's record there, below stages/, to have it run again",
+                )
+            with beside.open("rb") as content:
+                digest = hashlib.file_digest(content, "sha256").hexdigest()
+            if digest != blob.sha256:
+                beside.unlink()
+                raise StoreError(
+                    "content of a finished stage is damaged in the store",
+                    where=f"{self.objects.url}/blobs/{blob.sha256}",
+                    cure="delete it and the stage's record, below stages/, to have it run again",
+                )
+            beside.rename(kept)
+        return kept
+
+    def _blob(self, blob: Blob) -> Path:
+        folder = self._cache / "blobs"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        return folder / blob.sha256
+
+    def _link(self, kept: Path, path: Path) -> None:
+        try:
+            os.link(kept, path)
+        except OSError:
+            shutil.copyfile(kept, path)
+
+
+def _marker(stage: str, key: str) -> str:
+    return f"stages/{stage}/{key}.json"
