@@ -11,6 +11,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from recipes.schema import Tuned
+
 Names = tuple[str, ...]
 RunKind = Literal["model", "gate", "recheck", "tune"]
 
@@ -54,6 +56,8 @@ class _Command(_Asked):
     promote: bool | None = None
     fallbacks: dict[str, str] | None = None
     speculation: str | None = None
+    tuned: str | None = None
+    tuned_claim: Tuned | None = None
     attribute: bool | None = None
 
 

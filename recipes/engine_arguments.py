@@ -58,6 +58,11 @@ def count_gpus(arguments: Mapping[str, Any]) -> int:
     return math.prod(int(arguments.get(name, 1)) for name in DIVIDES_GPUS)
 
 
+def subject_of(name: str) -> str:
+    """What an argument is about, whether it turns it on or off, or sets one key of its mapping."""
+    return re.sub(r"^(no-)?((enable|disable)-)?", "", name.partition(".")[0])
+
+
 class EngineArgumentError(ValueError):
     """A name or value that must not reach the engine; says which, and why."""
 

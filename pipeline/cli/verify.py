@@ -142,10 +142,12 @@ def verify_run(run: str, store: Path | None, *, as_json: bool) -> bool:
     """Check a run of the store; whether all is as kept."""
     from artifacts.evidence.recompute import check_run
     from artifacts.evidence.source import StoredEvidence
+    from artifacts.evidence.tuned_check import check_tuned
     from artifacts.evidence.tuning_check import check_tuning
     from artifacts.kept_runs import find_run
     from pipeline.core.store import Store
     from pipeline.environments.settings import load_settings
+    from recipes.schema import Tuned
 
     found = Store(load_settings(store).store)
     report = find_run(found, run)
@@ -153,12 +155,19 @@ def verify_run(run: str, store: Path | None, *, as_json: bool) -> bool:
         checks = [check_tuning(report, StoredEvidence(found))]
     else:
         checks = check_run(report, found)
+    told = report.command.get("tuned_claim")
+    tuned = check_tuned(Tuned.model_validate(told), None, found) if told else None
     same = not any(check.differences for check in checks)
+    same = same and (tuned is None or tuned.state != "differs")
     if as_json:
         variants = [asdict(check) for check in checks]
-        print_json({"schema_version": 1, "run": report.run, "same": same, "variants": variants})
+        of_profile = {"tuned": asdict(tuned)} if tuned is not None else {}
+        plain = {"run": report.run, "same": same, "variants": variants, **of_profile}
+        print_json({"schema_version": 1, **plain})
     else:
         print_checks(checks)
+        if tuned is not None:
+            print(f"what its profile says of its tuning: {tuned.words}")
     return same
 
 

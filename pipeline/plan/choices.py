@@ -10,6 +10,8 @@ from typing import Any
 
 from artifacts.deployable import ACCEPTANCE_KEY
 from artifacts.evidence.trials import Count, Trial, Trials
+from artifacts.evidence.tuned_check import check_tuned
+from artifacts.serving_arguments import ServingArguments
 from artifacts.stages.demo_checkpoint import DEMO_CHECKPOINT, DemoParameters
 from eval_gates.statistics.multiplicity import level_of
 from pipeline.checkpoint.demo_model import DEMO_LOCK
@@ -35,6 +37,7 @@ from pipeline.core.hardware import gpu_name, hardware
 from pipeline.core.origin import FILE as ORIGIN_FILE
 from pipeline.core.stage import WorkerRuntime
 from pipeline.core.stage_record import StageSpec
+from pipeline.core.store import Store
 from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import Settings
 from pipeline.inspection.chat_template import folder_has_chat_template
@@ -62,7 +65,7 @@ class Request:
     """The options of `prepare model`, as given; None where a default depends on the rest."""
 
     checkpoint: str
-    recipes: tuple[str, ...]
+    recipes: tuple[str, ...] | None  # none: the default ones; None: nothing is quantized
     profile: str
     policy: str | None
     name: str | None
@@ -109,6 +112,7 @@ class Choices:
     promote: bool = True
     dry_run: bool | None = None
     attribute: bool = False
+    tuned_check: str = ""  # how what the profile says of its tuning was found; "" where nothing
 
     @property
     def fallbacks(self) -> dict[str, str]:
@@ -130,7 +134,14 @@ class Choices:
             "profile": self.profile.name,
             "fallbacks": self.fallbacks,
             "kv_cache_note": self.profile.kv_cache_note,
-            **({"tuned": self.profile.tuned.words} if self.profile.tuned else {}),
+            **(
+                {
+                    "tuned": f"{self.profile.tuned.words}; {self.tuned_check}",
+                    "tuned_claim": self.profile.tuned.model_dump(),
+                }
+                if self.profile.tuned
+                else {}
+            ),
             **({"speculation": self.speculation} if self.speculation else {}),
             "policy": self.policy.name,
             "asked": self.asked.to_dict(),
@@ -156,7 +167,8 @@ def choose(request: Request, settings: Settings) -> Choices:
         check_folder(Path(reference.name).expanduser().absolute())
     policy_name = request.policy or ("demo" if reference.kind == "demo" else "default")
     policy = catalog.load_policy(policy_name)
-    recipe_names = tuple(dict.fromkeys(request.recipes or DEFAULT_RECIPES))
+    wanted = () if request.recipes is None else request.recipes or DEFAULT_RECIPES
+    recipe_names = tuple(dict.fromkeys(wanted))
     recipes, rungs = choose_recipes(recipe_names)
     profile = choose_profile(request.profile)
     check_names_differ(recipes)
@@ -187,7 +199,29 @@ def choose(request: Request, settings: Settings) -> Choices:
         promote=request.promote,
         dry_run=request.dry_run,
         attribute=request.attribute,
+        tuned_check=check_told_gain(profile, request.profile, settings),
     )
+
+
+def check_told_gain(profile: ServingProfile, asked: str, settings: Settings) -> str:
+    """How what the profile says of its tuning was found, in words; '' where it says nothing.
+
+    Raises:
+        UsageError: the run that it names says something else.
+    """
+    told = profile.tuned
+    if told is None:
+        return ""
+    is_here = hardware(profile.accelerator) == told.hardware
+    serving = ServingArguments.of(profile, is_baseline=False) if is_here else None
+    check = check_tuned(told, serving, Store(settings.store))
+    if check.state == "differs":
+        raise UsageError(
+            f"what the profile says of its tuning is not so: {check.why}",
+            where=f"--profile {asked}, key tuned",
+            cure="leave the key 'tuned' out, or take the profile as `prepare tune` wrote it",
+        )
+    return check.words
 
 
 def refuse_unfit(profile: ServingProfile, asked: str) -> None:

@@ -31,6 +31,7 @@ from recipes.engine_arguments import (
     check_arguments,
     check_variables,
     count_gpus,
+    subject_of,
 )
 from recipes.engines import find_engine
 from recipes.policy import Policy
@@ -60,11 +61,12 @@ class Entrant:
 
 def make_stock(profile: ServingProfile, candidates: Candidates) -> Entrant:
     """The profile without what any candidate moves: there, the engine's own defaults hold."""
-    moved = {name for each in candidates.candidates.values() for name in each.engine_arguments}
+    levers = candidates.candidates.values()
+    moved = {subject_of(name) for each in levers for name in each.engine_arguments}
     kept = {  # how many GPUs stock is on is the profile's to say
         name: value
         for name, value in profile.engine_arguments.items()
-        if name not in moved or name in DIVIDES_GPUS
+        if subject_of(name) not in moved or name in DIVIDES_GPUS
     }
     bare = profile.model_copy(
         update={

@@ -15,13 +15,13 @@ from typing import Any
 import yaml
 
 from artifacts.evidence.trials import Count, Trial, Trials
+from artifacts.evidence.tuned_check import tuned_of
 from artifacts.evidence.tuning_check import judge_confirmed
 from artifacts.run_record import RunReport
 from artifacts.stages.speed import SPEED
 from artifacts.tuning_report import RaceReport, TuningReport
 from eval_gates.speed.load import LOADS, MeasuredLoad, read_loads
 from eval_gates.speed.race import RaceRule
-from eval_gates.speed.report import SpeedReport
 from eval_gates.statistics.multiplicity import level_of
 from pipeline.checkpoint.folder import Checkpoint
 from pipeline.checkpoint.source_facts import report_checkpoint
@@ -73,8 +73,7 @@ from recipes.candidates import (
     load_candidates,
 )
 from recipes.engine_facts import vllm_facts
-from recipes.engines import options
-from recipes.schema import ServingProfile, Tuned
+from recipes.schema import ServingProfile
 
 CODES = {"pass": ExitCode.PROMOTED, "fail": ExitCode.GATES_FAILED, "undecided": ExitCode.UNDECIDED}
 PROFILE = "tuned-profile.yaml"
@@ -111,7 +110,7 @@ def run_tune(request: TuneRequest, settings: Settings, progress: Progress) -> Ru
     choices = choose(
         Request(
             checkpoint=request.checkpoint,
-            recipes=(),
+            recipes=None,
             profile=request.profile,
             policy=request.policy,
             name=None,
@@ -160,8 +159,9 @@ def run_tune(request: TuneRequest, settings: Settings, progress: Progress) -> Ru
             store=settings.store,
             trust_remote_code=choices.trust_remote_code,
         )
-        tuning = Tuning(planner, session.stages, session.log)
-        return tuning.run(profile, machine, _inspection(checkpoint), request.to)
+        found = _inspection(checkpoint)
+        tuning = Tuning(planner, session.stages, session.log, profile, machine, found)
+        return tuning.run(request.to)
 
     return session.run(work)
 
@@ -188,12 +188,26 @@ class Tuning:
         planner: lays the stages out.
         stages: runs single stages, and keeps the run's log.
         log: of the run.
+        profile: as its file has it; races as it stands, where that is not stock.
+        machine: that all of it happens on.
+        inspection: of the checkpoint; None where its shape is not known.
     """
 
-    def __init__(self, planner: TuningPlanner, stages: StageRunner, log: RunLog) -> None:
+    def __init__(
+        self,
+        planner: TuningPlanner,
+        stages: StageRunner,
+        log: RunLog,
+        profile: ServingProfile,
+        machine: Machine,
+        inspection: Inspection | None = None,
+    ) -> None:
         self._planner = planner
         self._stages = stages
         self._log = log
+        self._profile = profile
+        self._machine = machine
+        self._inspection = inspection
         self._plan = planner.plan()
         self._asking = Asking(self._plan, stages)
         claim = planner.claim(planner.policy.alpha)
@@ -208,29 +222,20 @@ class Tuning:
         )
         self._entrants: dict[str, Entrant] = {STOCK: planner.stock}
 
-    def run(
-        self,
-        profile: ServingProfile,
-        machine: Machine,
-        inspection: Inspection | None,
-        to: Path | None = None,
-    ) -> ExitCode:
+    def run(self, to: Path | None = None) -> ExitCode:
         """Race, confirm the winner, write its profile.
 
         Args:
-            profile: as its file has it; races as it stands, where that is not stock.
-            machine: that all of it happens on.
-            inspection: of the checkpoint; None where its shape is not known.
             to: another file for the tuned profile; None for none.
 
         Raises:
             PrepareError: stock failed, or what is no candidate's fault.
         """
         self._race(self._planner.stock)
-        wanted = entrants_of(self._planner.candidates, profile, self._planner.stock)
+        wanted = entrants_of(self._planner.candidates, self._profile, self._planner.stock)
         for name, candidate in wanted:
-            self._enter(name, candidate, profile, machine, inspection)
-        self._race_combined(profile, machine, inspection)
+            self._enter(name, candidate)
+        self._race_combined()
         winner = self._find_winner()
         if winner is None:
             self._note(verdict="fail", reason="nothing was faster than stock in the race")
@@ -238,26 +243,20 @@ class Tuning:
             self._confirm(winner, to)
         return CODES[self._report.verdict or "undecided"]
 
-    def _enter(
-        self,
-        name: str,
-        candidate: Candidate | None,
-        profile: ServingProfile,
-        machine: Machine,
-        inspection: Inspection | None,
-        lever: str = "",
-    ) -> None:
+    def _enter(self, name: str, candidate: Candidate | None, lever: str = "") -> None:
         """Race it, or say why not; `lever`: in the place of the candidate's own."""
         stock = self._planner.stock
         lever = lever or (candidate.lever if candidate else AS_PROFILED)
-        if candidate and (why := skip_reason(candidate, profile.accelerator, machine)):
+        if candidate and (why := skip_reason(candidate, self._profile.accelerator, self._machine)):
             self._add(RaceReport(name=name, lever=lever, outcome="dropped", reason=why))
             return
         try:
             entrant = (
-                make_entrant(name, candidate, stock) if candidate else make_profiled(profile, stock)
+                make_entrant(name, candidate, stock)
+                if candidate
+                else make_profiled(self._profile, stock)
             )
-            why = misfit(entrant, stock, inspection, machine.gpu)
+            why = misfit(entrant, stock, self._inspection, self._machine.gpu)
         except UsageError as error:  # this machine cannot serve so
             why = error.what
         if why:
@@ -314,9 +313,7 @@ class Tuning:
             over_stock=rate / stock,
         )
 
-    def _race_combined(
-        self, profile: ServingProfile, machine: Machine, inspection: Inspection | None
-    ) -> None:
+    def _race_combined(self) -> None:
         """The best of each lever at once, where several beat stock; that may not fit, either."""
         best: dict[str, RaceReport] = {}
         known = self._planner.candidates.candidates
@@ -327,7 +324,7 @@ class Tuning:
                     best[each.lever] = each
         if len(best) > 1:
             together = combine(known[each.name] for each in best.values())
-            self._enter(COMBINED, together, profile, machine, inspection, " and ".join(best))
+            self._enter(COMBINED, together, " and ".join(best))
 
     def _find_winner(self) -> Entrant | None:
         """The fastest in the race; None where that is stock."""
@@ -359,7 +356,7 @@ class Tuning:
         )
         if found.verdict == "pass":
             file = self._log.folder / PROFILE
-            text = dump_profile(self._tuned(winner, found, record))
+            text = dump_profile(self._tuned(winner, record))
             write_atomically(file, text)
             self._note(profile=str(file))
             if to is not None:
@@ -381,22 +378,10 @@ class Tuning:
         variants = {winner.name: planner.trial_key(winner)}
         return Trials(planner.store).begin(count, variants, self._log.run_id)
 
-    def _tuned(self, winner: Entrant, found: SpeedReport, record: StageRecord) -> ServingProfile:
+    def _tuned(self, winner: Entrant, record: StageRecord) -> ServingProfile:
         """The winner's profile, with what was shown of it."""
-        planner = self._planner
-        tuned = Tuned(
-            gain_at_least=found.lower or 0.0,
-            gain=found.estimate or 0.0,
-            alpha=found.alpha,
-            workload=found.workload,
-            stock=list(options(planner.stock.serving.engine_arguments)),
-            checkpoint=planner.checkpoint.digest,
-            hardware=planner.hardware,
-            run=self._log.run_id,
-            evidence=SPEED.result_of(record).loads_digest,
-            gate_again=winner.changes_answers,
-        )
-        name = f"{planner.stock.profile.name}-tuned"
+        tuned = tuned_of(self._log.run_id, self._report, record)
+        name = f"{self._planner.stock.profile.name}-tuned"
         summary = f"{winner.profile.summary}; {tuned.words}"
         return winner.profile.model_copy(
             update={"name": name, "summary": summary, "tuned": tuned, "gpu_name_contains": []}

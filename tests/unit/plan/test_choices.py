@@ -238,6 +238,7 @@ class TestUsage:
         assert "no margin for int4" in error.what
         assert error.where == "policy key suites.mmlu.margins"
         assert choose(request_for(policy=policy, recipes=("fp8-dynamic",)), settings)
+        assert choose(request_for(policy=policy, recipes=None), settings).recipes == ()
 
     def test_a_key_of_before_is_told_what_has_taken_its_place(
         self, settings: Settings, tmp_path: Path

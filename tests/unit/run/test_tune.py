@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,18 @@ from pretend_stages import PretendExecutor, PretendModels
 
 from artifacts.ending import headline, next_command, next_steps
 from artifacts.evidence.source import StoredEvidence
+from artifacts.evidence.tuned_check import TunedCheck, check_tuned
 from artifacts.evidence.tuning_check import check_tuning
 from artifacts.run_record import RunReport
+from artifacts.serving_arguments import ServingArguments
 from artifacts.tuning_report import RaceReport, TuningReport
 from eval_gates.speed.claimed_rule import Measuring
 from eval_gates.speed.load import LOADS, read_loads
 from pipeline.core.errors import ExitCode, ServingError, UsageError
 from pipeline.core.store import Store
+from pipeline.environments.settings import Settings
 from pipeline.forecast.machine import Machine
+from pipeline.plan.choices import check_told_gain, fit_here
 from pipeline.plan.of_tuning import TuningPlanner, find_claim, make_entrant, make_stock
 from pipeline.release.promotion import Order, choose_variants
 from pipeline.run.run_log import NotingProgress, RunLog
@@ -90,7 +95,7 @@ class Tried:
             self.log,
             NotingProgress(Listener(), self.log),
         )
-        return Tuning(planner, stages, self.log).run(self.profile, CPU, None, to)
+        return Tuning(planner, stages, self.log, self.profile, CPU).run(to)
 
     @property
     def report(self) -> TuningReport:
@@ -188,6 +193,93 @@ def test_the_profile_says_what_was_measured(tmp_path: Path) -> None:
     (kept,) = [r for r in made.store.records("speed") if r.parameters["claim"] == "ratio"]
     assert found.tuned.evidence == kept.result["loads_digest"]
     assert found.tuned.run == made.log.run_id
+
+
+class TestWhatAProfileSays:
+    """Its key `tuned`, against the run that it names."""
+
+    def check(self, made: Tried, **changed: Any) -> TunedCheck:
+        told = load_profile(str(made.log.folder / PROFILE)).tuned
+        assert told is not None
+        return check_tuned(told.model_copy(update=changed), None, made.store)
+
+    def test_it_is_what_its_run_confirmed(self, tmp_path: Path) -> None:
+        made = tried(tmp_path, {"fast": 0.7}, fast=FASTER)
+        made.run()
+        assert self.check(made).words == "checked"
+        told = {"gain_at_least": 1.42, "workload": "other", "evidence": "0" * 64}
+        told |= {"gate_again": True, "stock": ["--x"], "checkpoint": "0", "alpha": 0.5}
+        for key, value in told.items():
+            found = self.check(made, **{key: value})
+            assert (found.state, found.why.split(" ")[0]) == ("differs", key)
+
+    def test_of_what_is_not_there_it_is_named_that_nobody_checked(self, tmp_path: Path) -> None:
+        made = tried(tmp_path, {"fast": 0.7}, fast=FASTER)
+        made.run()
+        assert self.check(made, run="other").state == "not checked"
+        assert made.report.stage is not None
+        shutil.rmtree(made.store.stage_folder("speed", made.report.stage))
+        assert self.check(made).state == "not checked"
+
+    def test_a_run_whose_own_evidence_was_changed_confirms_nothing(self, tmp_path: Path) -> None:
+        made = tried(tmp_path, {"fast": 0.7}, fast=FASTER)
+        made.run()
+        assert made.report.stage is not None
+        file = made.store.stage_folder("speed", made.report.stage) / LOADS
+        file.write_text("".join(file.read_text().splitlines(keepends=True)[2:]))
+        assert self.check(made).state == "differs"
+
+    def test_nor_does_one_without_a_gain(self, tmp_path: Path) -> None:
+        made = tried(tmp_path, {"fast": 0.7}, fast=FASTER)
+        made.run()
+        told = load_profile(str(made.log.folder / PROFILE)).tuned
+        assert told is not None
+        slow = tried(tmp_path / "other", {"slow": 1.02}, slow=FASTER)
+        slow.run()
+        changed = told.model_copy(update={"run": slow.log.run_id})
+        assert check_tuned(changed, None, slow.store).state == "differs"
+
+    def test_other_arguments_than_were_measured_are_seen(self, tmp_path: Path) -> None:
+        made = tried(tmp_path, {"fast": 0.7}, fast=FASTER)
+        made.run()
+        profile = load_profile(str(made.log.folder / PROFILE))
+        assert profile.tuned is not None
+        served = ServingArguments.of(fit_here(profile), is_baseline=False)
+        assert check_tuned(profile.tuned, served, made.store).state == "checked"
+        arguments = {**profile.engine_arguments, "max-num-seqs": 7}
+        edited = profile.model_copy(update={"engine_arguments": arguments})
+        served = ServingArguments.of(fit_here(edited), is_baseline=False)
+        assert check_tuned(profile.tuned, served, made.store).state == "differs"
+
+    def test_no_model_is_prepared_with_what_its_run_does_not_say(self, tmp_path: Path) -> None:
+        made = tried(tmp_path, {"fast": 0.7}, fast=FASTER)
+        made.run(tmp_path / "tuned.yaml")
+        settings = Settings(home=tmp_path / "home", store=made.store.root)
+        profile = load_profile(str(tmp_path / "tuned.yaml"))
+        assert check_told_gain(profile, "tuned.yaml", settings) == "checked"
+        assert check_told_gain(made.profile, "cpu", settings) == ""
+        assert profile.tuned is not None
+        better = profile.tuned.model_copy(update={"gain_at_least": 2.0})
+        with pytest.raises(UsageError) as error:
+            check_told_gain(profile.model_copy(update={"tuned": better}), "tuned.yaml", settings)
+        assert error.value.where == "--profile tuned.yaml, key tuned"
+
+
+@pytest.mark.parametrize(
+    ("kept", "moved"),
+    [
+        ("no-enable-prefix-caching", "enable-prefix-caching"),
+        ("compilation-config.mode", "compilation-config"),
+        ("compilation-config.mode", "compilation-config.cudagraph_mode"),
+    ],
+)
+def test_stock_has_nothing_of_what_a_candidate_moves_however_it_is_written(
+    kept: str, moved: str
+) -> None:
+    given = profile().model_copy(update={"engine_arguments": {"dtype": "bfloat16", kept: 3}})
+    lever = {"lever": "batching", "engine_arguments": {moved: True}}
+    stock = make_stock(given, candidates(one=lever))
+    assert stock.profile.engine_arguments == {"dtype": "bfloat16"}
 
 
 def test_where_nothing_beats_stock_nothing_is_claimed(tmp_path: Path) -> None:
