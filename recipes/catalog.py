@@ -19,7 +19,7 @@ from recipes.ladder import Ladder
 from recipes.policy import Policy
 from recipes.schema import Recipe, ServingProfile
 from recipes.speed import Speed
-from recipes.workload import AnyWorkload, NamedWorkload, RequestsWorkload, TraceWorkload
+from recipes.workload import AnyWorkload, FileWorkload, NamedWorkload
 
 RECIPES = Path(recipes.__file__).parent
 DESCRIBED = TypeVar("DESCRIBED", bound=Described)
@@ -92,11 +92,16 @@ def _find_files(workloads: Mapping[str, AnyWorkload], path: Path) -> dict[str, A
 
 
 def _find_file(workload: AnyWorkload, path: Path) -> AnyWorkload:
-    """The workload; a relative path in it starts from the folder of the file that it stands in."""
-    if not isinstance(workload, (RequestsWorkload, TraceWorkload)):
+    """The workload; a relative path in it starts from the folder of the file that it stands in.
+
+    Of another path the last part alone is kept in what is written down: it is this machine's.
+    """
+    if not isinstance(workload, FileWorkload):
         return workload
-    beside = path.parent / user_path(workload.file, f"{path}, key file")
-    return workload.model_copy(update={"file": str(beside)})
+    named = user_path(workload.file, f"{path}, key file")
+    if not named.is_absolute():
+        return workload.find_in(path.parent)
+    return workload.model_copy(update={"file": named.name}).find_in(named.parent)
 
 
 def load_described(name: str, folder: str, noun: str, kind: type[DESCRIBED]) -> DESCRIBED:

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeline.core.digest import digest_file
 from pipeline.core.errors import UsageError
 from pipeline.core.foreign.json import ForeignJsonError, parse_json, read_json_file
 from pipeline.core.foreign.lines import ForeignLinesError, read_lines
-from recipes.workload import AnyWorkload, RequestsWorkload, TraceWorkload
+from recipes.workload import AnyWorkload, FileWorkload, TraceWorkload
 
 TRACE_KEYS = ("timestamp", "input_length", "output_length")
 LARGEST = 10**15  # of a number in a trace
@@ -40,7 +41,7 @@ def check_workload(workload: AnyWorkload, where: str, max_length: int | None) ->
         UsageError: its file is wrong, it is too long for the model, or its hit rate cannot be.
     """
     longest, key = workload.longest, "input_tokens"
-    if isinstance(workload, (RequestsWorkload, TraceWorkload)):
+    if isinstance(workload, FileWorkload):
         found = read_traffic(workload, where)
         longest, key = found.longest, "file"
         if workload.hit_rate and not found.shares:
@@ -60,14 +61,17 @@ def check_workload(workload: AnyWorkload, where: str, max_length: int | None) ->
         )
 
 
-def read_traffic(workload: RequestsWorkload | TraceWorkload, where: str) -> TrafficFile:
+def read_traffic(workload: FileWorkload, where: str) -> TrafficFile:
     """What the workload's file holds; raises UsageError, which names the line and the key."""
-    path = Path(workload.file)
+    path = workload.path
     try:
-        if isinstance(workload, TraceWorkload):
-            found = _trace(workload, path)
-        else:
-            found = _requests(workload, path)
+        if workload.sha256 is not None and workload.sha256 != digest_file(path):
+            raise UsageError(
+                "the file has another content than the one that is named",
+                where=f"{where}, key sha256: {path}",
+                cure="name the file that was meant, or leave 'sha256' out",
+            )
+        found = _trace(workload, path) if isinstance(workload, TraceWorkload) else _requests(path)
     except OSError as error:
         raise UsageError(
             f"the file cannot be read: {error.strerror}",
@@ -163,7 +167,7 @@ def _hashes(row: dict[str, Any], place: str) -> list[int]:
     return value
 
 
-def _requests(workload: RequestsWorkload, path: Path) -> TrafficFile:
+def _requests(path: Path) -> TrafficFile:
     prompts = list(prompts_of(path))
     beginnings = {prompt[:64] for prompt in prompts}
     return TrafficFile(len(prompts), None, (), shares=len(beginnings) < len(prompts))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, PrivateAttr, model_validator
 
 from recipes.described import Described, Name
 
@@ -134,15 +135,32 @@ class SharedPrefixWorkload(Traffic):
         return self.hit_rate
 
 
-class RequestsWorkload(Traffic):
-    """Prompts of a file: JSON Lines with `prompt`, or ShareGPT's JSON."""
+class FileWorkload(Traffic):
+    """Requests of a file."""
 
-    kind: Literal["requests"]
-    file: str = Field(min_length=1, description="`.jsonl` of prompts, or `.json` of conversations")
-    output_tokens: Tokens = Field(description="of every answer, so that both sides do the same")
+    file: str = Field(min_length=1)
+    sha256: str | None = Field(
+        None,
+        pattern=r"^[0-9a-f]{64}$",
+        description="of the file, which is refused with another content; evidence has it",
+    )
     hit_rate: float | None = Field(
         None, ge=0, lt=1, description="share of prompt tokens that the prefix cache is to answer"
     )
+
+    # Not a key: where the policy or profile lies is no part of what it says.
+    _folder: Path = PrivateAttr(default_factory=Path)
+
+    @property
+    def path(self) -> Path:
+        """Where the file lies."""
+        return self._folder / self.file
+
+    def find_in(self, folder: Path) -> Self:
+        """The workload whose file is named from that folder on."""
+        found = self.model_copy()
+        found._folder = folder
+        return found
 
     @property
     def declared_hit_rate(self) -> float | None:
@@ -150,7 +168,15 @@ class RequestsWorkload(Traffic):
         return self.hit_rate
 
 
-class TraceWorkload(Traffic):
+class RequestsWorkload(FileWorkload):
+    """Prompts of a file: JSON Lines with `prompt`, or ShareGPT's JSON."""
+
+    kind: Literal["requests"]
+    file: str = Field(min_length=1, description="`.jsonl` of prompts, or `.json` of conversations")
+    output_tokens: Tokens = Field(description="of every answer, so that both sides do the same")
+
+
+class TraceWorkload(FileWorkload):
     """Requests of a trace in Mooncake's form: times, lengths, hashes of blocks; no content."""
 
     kind: Literal["trace"]
@@ -161,14 +187,6 @@ class TraceWorkload(Traffic):
     block_tokens: int = Field(
         512, ge=1, le=1_000_000, description="of a prompt that one of its hash_ids stands for"
     )
-    hit_rate: float | None = Field(
-        None, ge=0, lt=1, description="share of prompt tokens that the prefix cache is to answer"
-    )
-
-    @property
-    def declared_hit_rate(self) -> float | None:
-        """As it is declared, where it is."""
-        return self.hit_rate
 
 
 AnyWorkload = Annotated[
@@ -185,7 +203,22 @@ class NamedWorkload(Described):
     workload: AnyWorkload
 
 
+def named_in_full(workload: AnyWorkload) -> AnyWorkload:
+    """The workload as it can be written into a file anywhere on this machine."""
+    if not isinstance(workload, FileWorkload):
+        return workload
+    return workload.model_copy(update={"file": str(workload.path.absolute())})
+
+
+def without_place(workload: AnyWorkload) -> dict[str, Any]:
+    """As plain data that says what a file holds, by its digest, and not what it is called."""
+    plain = workload.model_dump()
+    if isinstance(workload, FileWorkload):
+        plain["file"] = plain.pop("sha256")
+    return plain
+
+
 def change_arrivals(workload: AnyWorkload, arrivals: Arrivals) -> AnyWorkload:
     """The same requests at other times; raises ValidationError where they have none such."""
-    changed = {**workload.model_dump(), "arrivals": arrivals.model_dump()}
-    return type(workload).model_validate(changed)
+    type(workload).model_validate({**workload.model_dump(), "arrivals": arrivals.model_dump()})
+    return workload.model_copy(update={"arrivals": arrivals})

@@ -18,7 +18,7 @@ from eval_gates.speed.load import MeasuredLoad
 from eval_gates.speed.rule import measuring_rule, rule_of
 from pipeline.core.stage_record import StageRecord
 from recipes.speed import Accelerator, SpeedClaim
-from recipes.workload import AnyWorkload
+from recipes.workload import AnyWorkload, without_place
 
 
 def find_misdrawn(role: str, record: StageRecord, loads: Sequence[MeasuredLoad]) -> Iterator[str]:
@@ -91,9 +91,9 @@ def find_misruled(
     except LookupError:
         yield f"{role}: nobody says what its workload '{claim.workload}' is"
         return
-    said = {"name": claim.workload, "claim": claim.kind, **_apart_from_file(workload.model_dump())}
-    kept = {"name": asked.name, "claim": asked.claim, **_apart_from_file(asked.workload)}
-    for key in sorted(said.keys() | kept.keys()):
+    said = {"name": claim.workload, "claim": claim.kind, **without_place(workload)}
+    kept = {"name": asked.name, "claim": asked.claim, **asked.workload}
+    for key in sorted(said.keys() | kept.keys() - {"times"}):  # a file's, which its digest tells
         if not _same(said.get(key), kept.get(key)):
             yield f"{role}: measured under another '{key}' than the policy or the profile says"
     alpha = float(asked.rule["alpha"])
@@ -105,11 +105,6 @@ def find_misruled(
     for key in sorted(wanted):
         if not _same(wanted[key], found[key]):
             yield f"{role}: measured by another '{key}' than policy, profile and trial give"
-
-
-def _apart_from_file(workload: Mapping[str, Any]) -> dict[str, Any]:
-    """The workload without its file, of which the stage keeps the digest, and the times in it."""
-    return {key: value for key, value in workload.items() if key not in ("file", "times")}
 
 
 def _same(said: Any, kept: Any) -> bool:

@@ -26,6 +26,7 @@ from pipeline.plan.of_speed import (
     asked_of_speed,
     find_claims,
     measuring_of,
+    pin_files,
     speed_stages,
 )
 from pipeline.plan.of_suites import EvaluationPlanner, Served
@@ -120,7 +121,7 @@ class Planner:
         """
         baseline = self._baseline()
         return Plan(
-            policy=self.policy,
+            policy=pin_files(self.policy, self.profile.accelerator),
             shared=self.evaluation.questions,
             baseline=baseline,
             variants=tuple(

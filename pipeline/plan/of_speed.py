@@ -38,10 +38,10 @@ from pipeline.core.hardware import machine
 from pipeline.core.stage_record import StageSpec
 from recipes.catalog import load_workload
 from recipes.policy import Policy
-from recipes.schema import ServingProfile
+from recipes.schema import AcceleratorName, ServingProfile
 from recipes.speed import ClaimKind, GoodputGate, RatioGate, SloGate, Speed, SpeedClaim
 from recipes.traffic_file import check_workload, read_traffic
-from recipes.workload import AnyWorkload, RequestsWorkload, TraceWorkload
+from recipes.workload import AnyWorkload, FileWorkload, TraceWorkload, without_place
 
 ROLE = "speed."  # of the stages' roles, before the gate's name
 
@@ -104,7 +104,11 @@ def measuring_of(policy: Policy, profile: ServingProfile | None) -> Measuring | 
         UsageError: a workload is not there, or its file is wrong.
     """
     claims = policy.claims_on(profile.accelerator if profile is not None else None)
-    return _measuring_of(policy.speed, claims, profile) if policy.speed and claims else None
+    if policy.speed is None or not claims:
+        return None
+    measuring = _measuring_of(policy.speed, claims, profile)
+    pinned = {name: pin_file(each) for name, each in measuring.workloads.items()}
+    return measuring.model_copy(update={"workloads": pinned})
 
 
 def _measuring_of(
@@ -346,9 +350,31 @@ def dump_workload(claim: Claim) -> tuple[dict[str, Any], str | None]:
         UsageError: the file is wrong.
     """
     workload = claim.workload
-    if not isinstance(workload, (RequestsWorkload, TraceWorkload)):
+    if not isinstance(workload, FileWorkload):
         return workload.model_dump(), None
-    found, path = read_traffic(workload, claim.where), Path(workload.file)
-    digest = digest_file(path)
-    times = {"times": list(found.times)} if workload.arrivals.trace else {}
-    return {**workload.model_dump(), "file": digest, **times}, str(path)
+    times = read_traffic(workload, claim.where).times if workload.arrivals.trace else ()
+    plain = without_place(pin_file(workload))
+    return {**plain, **({"times": list(times)} if times else {})}, str(workload.path)
+
+
+def pin_file(workload: AnyWorkload) -> AnyWorkload:
+    """The workload with the digest of its file, where it has one that was read."""
+    if not isinstance(workload, FileWorkload):
+        return workload
+    return workload.model_copy(update={"sha256": digest_file(workload.path)})
+
+
+def pin_files(policy: Policy, accelerator: AcceleratorName | None) -> Policy:
+    """The policy whose own workloads, as far as claims name them there, say what is in their files.
+
+    Args:
+        policy: whose claims can be asked (`find_claims`).
+        accelerator: that it judges on; None of endpoints.
+    """
+    claimed = {claim.workload for claim in policy.claims_on(accelerator)}
+    if policy.speed is None or not claimed:
+        return policy
+    own = policy.speed.workloads
+    pinned = {name: pin_file(each) if name in claimed else each for name, each in own.items()}
+    speed = policy.speed.model_copy(update={"workloads": pinned})
+    return policy.model_copy(update={"speed": speed})

@@ -34,6 +34,7 @@ from pipeline.plan.of_speed import (
     asked_of_speed,
     find_claims,
     measuring_of,
+    pin_files,
     speed_stages,
 )
 from pipeline.plan.of_suites import EvaluationPlanner, Served
@@ -179,7 +180,7 @@ def plan_of(
     )
     return Plan(
         trial=trial,
-        policy=policy,
+        policy=pin_files(policy, None),
         shared=planner.questions,
         baseline=baseline,
         variants=(variant.measure_speed(speed),),

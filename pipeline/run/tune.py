@@ -74,6 +74,7 @@ from recipes.candidates import (
 )
 from recipes.engine_facts import vllm_facts
 from recipes.schema import ServingProfile
+from recipes.workload import named_in_full
 
 CODES = {"pass": ExitCode.PROMOTED, "fail": ExitCode.GATES_FAILED, "undecided": ExitCode.UNDECIDED}
 PROFILE = "tuned-profile.yaml"
@@ -383,8 +384,12 @@ class Tuning:
         tuned = tuned_of(self._log.run_id, self._report, record)
         name = f"{self._planner.stock.profile.name}-tuned"
         summary = f"{winner.profile.summary}; {tuned.words}"
+        known = winner.profile.workloads.items()
         return winner.profile.model_copy(
-            update={"name": name, "summary": summary, "tuned": tuned, "gpu_name_contains": []}
+            update={
+                **{"name": name, "summary": summary, "tuned": tuned, "gpu_name_contains": []},
+                "workloads": {name: named_in_full(each) for name, each in known},
+            }
         )
 
     def _measured(self, spec: StageSpec) -> tuple[StageRecord, list[MeasuredLoad]]:

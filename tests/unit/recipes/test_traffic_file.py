@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from pipeline.core.digest import digest_file
 from pipeline.core.errors import UsageError
 from recipes.traffic_file import check_workload, read_traffic
 from recipes.workload import Arrivals, RequestsWorkload, TraceWorkload
@@ -111,3 +112,13 @@ def test_a_prompt_that_is_none_is_named(tmp_path: Path, name: str, text: str, pl
     with pytest.raises(UsageError) as caught:
         read_traffic(requests(tmp_path / name, text), "w")
     assert caught.value.where == f"{tmp_path / name}, {place}"
+
+
+def test_another_content_than_was_named_is_refused(tmp_path: Path) -> None:
+    workload = requests(tmp_path / "p.jsonl", '{"prompt": "Hello"}\n')
+    named = workload.model_copy(update={"sha256": digest_file(workload.path)})
+    assert read_traffic(named, "w").requests == 1
+    workload.path.write_text('{"prompt": "Hello!"}\n')
+    with pytest.raises(UsageError) as caught:
+        read_traffic(named, "w")
+    assert caught.value.where == f"w, key sha256: {workload.path}"

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from pipeline.core.errors import UsageError
 from recipes import catalog
 from recipes.traffic_file import check_workload
-from recipes.workload import AnyWorkload, Arrivals, TraceWorkload, change_arrivals
+from recipes.workload import AnyWorkload, Arrivals, RequestsWorkload, TraceWorkload, change_arrivals
 
 workloads: TypeAdapter[Any] = TypeAdapter(AnyWorkload)
 
@@ -59,7 +59,8 @@ def test_a_policys_own_come_before_all_and_its_files_lie_beside_it(tmp_path: Pat
     found = catalog.load_policy(str(path)).speed
     mine, where = catalog.load_workload("mine", found)
     assert isinstance(mine, TraceWorkload)
-    assert (Path(mine.file), where) == (tmp_path / "t.jsonl", "policy key speed.workloads.mine")
+    assert (mine.file, mine.path) == ("t.jsonl", tmp_path / "t.jsonl")
+    assert where == "policy key speed.workloads.mine"
     chat, _ = catalog.load_workload("chat", found, catalog.load_profile("cpu"))
     assert chat.longest == 12
 
@@ -70,7 +71,16 @@ def test_a_file_is_looked_for_beside_the_workload_that_names_it(tmp_path: Path) 
     path = written(tmp_path, {**named, "arrivals": {"rate": 1.0}})
     workload, where = catalog.load_workload(str(path))
     check_workload(workload, where, None)
-    assert Path(workload.file) == tmp_path / "prompts.jsonl"
+    assert isinstance(workload, RequestsWorkload)
+    assert workload.path == tmp_path / "prompts.jsonl"
+    later = change_arrivals(workload, Arrivals(rate=2.0))
+    assert isinstance(later, RequestsWorkload)
+    assert later.path == workload.path
+    path = written(tmp_path, {**named, "file": str(workload.path), "arrivals": {"rate": 1.0}})
+    same, _ = catalog.load_workload(str(path))
+    assert isinstance(same, RequestsWorkload)
+    # What is written down of it says nothing of this machine.
+    assert (same.file, same.path) == ("prompts.jsonl", workload.path)
 
 
 @pytest.mark.parametrize(

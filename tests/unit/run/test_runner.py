@@ -20,8 +20,10 @@ from artifacts.run_record import RunReport
 from artifacts.stages.judge import JUDGE
 from eval_gates.speed.claimed_rule import Measuring
 from eval_gates.speed.load import LOADS, MeasuredLoad, lines_of, read_loads
+from pipeline.core.digest import digest_file
 from pipeline.core.errors import PrepareError, ServingError, UsageError
 from pipeline.core.store import Store
+from recipes.catalog import load_policy
 from recipes.speed import Speed
 
 
@@ -249,6 +251,36 @@ class TestSpeed:
         assert len(found(calmer)) == (hardware == "cpu")
         (line,) = found(None)
         assert "not known" in line
+
+    def test_a_workloads_file_is_named_from_its_policy_on_with_its_digest(
+        self, fast: FakeRun, tmp_path: Path
+    ) -> None:
+        """So the evidence says what was sent, and nothing of this machine."""
+        fast.recipes = (ONE,)
+        folder = tmp_path / "policies"
+        folder.mkdir()
+        (folder / "asked.jsonl").write_text('{"prompt": "Hello"}\n{"prompt": "Who?"}\n')
+        plain = fast.policy.model_dump(mode="json", exclude_none=True)
+        chat = {"kind": "requests", "file": "asked.jsonl", "output_tokens": 4, "seconds": 1}
+        plain["speed"]["workloads"]["chat"] = {**chat, "arrivals": {"concurrency": 4}}
+        (folder / "own.yaml").write_text(json.dumps(plain))
+        fast.policy = load_policy(str(folder / "own.yaml"))
+        report, store = fast.run(), Store(fast.root)
+        assert [check.differences for check in check_run(report, store)] == [()]
+        (judge,), (record,) = (list(store.records(name)) for name in ("judge", "speed"))
+        named = judge.parameters["policy"]["speed"]["workloads"]["chat"]
+        digest = digest_file(folder / "asked.jsonl")
+        assert (named["file"], named["sha256"]) == ("asked.jsonl", digest)
+        assert record.parameters["workload"]["file"] == digest
+        assert str(tmp_path) not in json.dumps(judge.parameters)
+        judged = JUDGE.parameters_of(judge)
+        assert judged.policy.speed is not None
+        (claim,), own = judged.policy.speed.claims, judged.policy.speed.workloads
+        other = own["chat"].model_copy(update={"sha256": "0" * 64})
+        found = find_misruled(
+            "speed.ratio.chat", record, claim, {"chat": other}, judged.measuring, "cpu"
+        )
+        assert ["another 'file'" in line for line in found] == [True]
 
     def test_verify_says_of_loads_of_no_claim_that_they_are_none(self, fast: FakeRun) -> None:
         fast.recipes = (ONE,)
