@@ -85,7 +85,9 @@ def find_misruled(
     if measuring is None:
         yield f"{role}: how it was to be measured is not known, so its rule cannot be compared"
         return
-    asked = SPEED.parameters_of(record)
+    asked, lives = SPEED.parameters_of(record), measuring.lives
+    if (lives is None) != (accelerator is None) or (lives, accelerator) == ("together", "cuda"):
+        yield f"{role}: no profile of that kind of machine has lives '{lives}'"
     try:
         workload = measuring.workload_of(claim, own)
     except LookupError:

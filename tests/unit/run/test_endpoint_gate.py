@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from finished_stage import stage_record
 from listener import Listener
 
+from artifacts.evidence.load_check import find_misruled
+from eval_gates.speed.claimed_rule import Measuring
 from eval_gates.statistics.multiplicity import share_of
 from pipeline.core.errors import UsageError
 from pipeline.environments import environment
@@ -184,6 +187,26 @@ def test_claims_on_speed_are_measured_on_both_endpoints_in_this_session(
     assert speed.runtime["tokenizer"] == str(request.tokenizer)
     (tomorrow,) = plan_for(replace(request, session="tomorrow"), "run").variants
     assert tomorrow.stages["speed.ratio.small"].key != speed.key
+
+
+def test_verify_lays_the_rule_for_endpoints_out_as_it_was_planned(
+    request_of: GateRequest, tmp_path: Path
+) -> None:
+    plan = plan_for(fast(request_of, tmp_path), "run")
+    (variant,), speed = plan.variants, plan.policy.speed
+    assert speed is not None
+    (claim,) = speed.claims
+    spec = variant.stages["speed.ratio.small"]
+    record = stage_record(stage="speed", parameters=dict(spec.parameters), result={})
+
+    def found(measuring: Measuring | None, **rule: float) -> list[str]:
+        parameters = {**spec.parameters, "rule": {**spec.parameters["rule"], **rule}}
+        forged = record.model_copy(update={"parameters": parameters})
+        return list(find_misruled("r", forged, claim, speed.workloads, measuring, None))
+
+    assert found(plan.measuring) == []
+    assert len(found(plan.measuring, allowance=0.1, allowance_alpha=0.001)) == 2
+    assert len(found(Measuring(lives="together", life_spread=0.02))) == 3
 
 
 @pytest.mark.parametrize(

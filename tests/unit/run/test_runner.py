@@ -247,6 +247,9 @@ class TestSpeed:
                 assert f"another '{name}'" in line
         (line,) = found(judged.measuring, workload={"input_tokens": 9})
         assert "another 'input_tokens'" in line
+        for lives in (None, "together" if hardware == "cuda" else None):
+            told = found(judged.measuring.model_copy(update={"lives": lives}))
+            assert "no profile" in told[0]
         calmer = judged.measuring.model_copy(update={"life_spread": 0.01})
         assert len(found(calmer)) == (hardware == "cpu")
         (line,) = found(None)
