@@ -18,6 +18,7 @@ def serve_stages(control: socket.socket) -> None:
     for name in ("context", *stage_names()):
         import_module(f"pipeline.stages.{name}")
     import_module("pipeline.core.foreign.record")
+    import_module("pipeline.run.sitting")
     command = typer.main.get_command(app)
     serve(control, lambda: main(command))
 

@@ -9,8 +9,10 @@ is as there: environment, log, guard, lifeline, arguments to be read by `ps`.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
+import gc
 import json
 import os
 import select
@@ -159,6 +161,7 @@ def serve(control: socket.socket, run: Callable[[], NoReturn]) -> NoReturn:
         run: reads `sys.argv`, and leaves by SystemExit.
     """
     set_title(["prepare: stages are forked from here"])
+    gc.freeze()  # what is there already is looked at no more, and so not copied by a fork
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # guards tell themselves how it ended
     while True:
         message, descriptors, _, _ = socket.recv_fds(
@@ -185,7 +188,7 @@ def set_title(arguments: Sequence[str]) -> None:
 
 
 def _be_guard(descriptors: list[int], run: Callable[[], NoReturn]) -> NoReturn:
-    """In a fork: guard a further one, which returns from here by what `run` raises."""
+    """In a fork: guard a further one, in which `run` runs."""
     asked, output, errors, status, lifeline, *held = descriptors
     os.setsid()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -214,11 +217,32 @@ def _be_guard(descriptors: list[int], run: Callable[[], NoReturn]) -> NoReturn:
         os.environ.update(request["environment"])
         sys.argv = request["arguments"]
         set_title(sys.argv)
-        run()
+        _end_with(run)
 
     code = guard([lifeline, *held], STOP_GRACE_SECONDS, start)
     _tell(status, code)
     os._exit(code)
+
+
+def _end_with(run: Callable[[], NoReturn]) -> NoReturn:
+    """Run it and end as an interpreter does, but for taking itself apart.
+
+    That would write to every page that the fork shares with what it was forked from, which takes
+    longer than many a stage.
+    """
+    code: object = 1
+    try:
+        run()
+    except SystemExit as end:
+        code = 0 if end.code is None else end.code
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    threading._shutdown()  # type: ignore[attr-defined]  # waits, as multiprocessing does, too
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code if isinstance(code, int) else 1)
 
 
 def _tell(status: int, number: int) -> None:

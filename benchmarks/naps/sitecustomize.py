@@ -1,0 +1,10 @@
+"""On PYTHONPATH it adds the stage `nap` to those that there are, as an interpreter starts."""
+
+from pathlib import Path
+
+import artifacts.stages
+import pipeline.stages
+
+FOLDER = Path(__file__).parent
+artifacts.stages.__path__.append(str(FOLDER / "declared"))
+pipeline.stages.__path__.append(str(FOLDER / "code"))
