@@ -70,17 +70,24 @@ class CiReporting:
     outputs: Path | None
     as_json: bool  # what is printed is for programs, so no annotations are among it
 
-    def carry_out(self, work: Work, command: dict[str, Any], store: Path | None) -> NoReturn:
+    def carry_out(
+        self,
+        work: Work,
+        command: dict[str, Any],
+        store: Path | None,
+        executor: str | None = None,
+    ) -> NoReturn:
         """Do the work, report how it ended to CI and on standard output, and exit with its code.
 
         Args:
             command: what was asked for, in case that it does not come to a run.
+            executor: its kind, where one was asked for.
         """
         with (
             errors_as_json(self.as_json),
             open_display(as_json=self.as_json, plain=self.ci) as progress,
         ):
-            report = self.report(work, command, store, progress)
+            report = self.report(work, command, store, progress, executor)
         if self.as_json:
             print(report.model_dump_json(indent=1))
         elif report.error is None:
@@ -90,7 +97,12 @@ class CiReporting:
         raise typer.Exit(report.exit_code or 0)
 
     def report(
-        self, work: Work, command: dict[str, Any], store: Path | None, progress: Progress
+        self,
+        work: Work,
+        command: dict[str, Any],
+        store: Path | None,
+        progress: Progress,
+        executor: str | None = None,
     ) -> RunReport:
         """The report of `work`, once CI has it; what it raises is reported and passed on.
 
@@ -99,7 +111,7 @@ class CiReporting:
         from pipeline.environments.settings import load_settings
 
         try:
-            settings = load_settings(store)
+            settings = load_settings(store, executor)
             report = work(settings, progress)
         except BaseException as error:
             self._publish(report_of(error, self.kind, command), self.junit, progress)

@@ -8,6 +8,7 @@ from pipeline.cli.options import (
     CheckpointArgument,
     DryRunOption,
     EvalDataOption,
+    ExecutorOption,
     JsonOption,
     NameOption,
     PolicyOption,
@@ -29,6 +30,7 @@ def model(
     registry: RegistryOption = None,
     eval_data: EvalDataOption = None,
     store: StoreOption = None,
+    executor: ExecutorOption = None,
     dry_run: DryRunOption = None,
     as_json: JsonOption = False,
     yes_trust_remote_code: TrustOption = False,
@@ -80,4 +82,5 @@ def model(
         lambda settings, progress: run_model(request, settings, progress),
         {"checkpoint": checkpoint},
         store,
+        executor,
     )

@@ -106,6 +106,14 @@ StoreOption = Annotated[
         metavar="PATH",
     ),
 ]
+ExecutorOption = Annotated[
+    str | None,
+    setting(
+        "--executor",
+        "Where stages run: local, or ray. Default: as the settings file has it, else local.",
+        metavar="KIND",
+    ),
+]
 WeightsOption = Annotated[
     Path | None,
     option(

@@ -11,6 +11,7 @@ from artifacts.gate_row import gate_row, speed_row
 from pipeline.cli.display import open_display
 from pipeline.cli.options import (
     EvalDataOption,
+    ExecutorOption,
     JsonOption,
     ReferenceArgument,
     RegistryOption,
@@ -56,6 +57,7 @@ def recheck(
     eval_data: EvalDataOption = None,
     registry: RegistryOption = None,
     store: StoreOption = None,
+    executor: ExecutorOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Say whether a version's verdict stands, and measure again if anything changed.
@@ -91,7 +93,7 @@ def recheck(
         trust_remote_code=yes_trust_remote_code,
     )
     with open_display(as_json=as_json) as progress:
-        outcome = run_recheck(request, load_settings(store), progress)
+        outcome = run_recheck(request, load_settings(store, executor), progress)
     if as_json:
         print_json(outcome.to_dict())
     else:

@@ -43,7 +43,7 @@ def run(
     """
     from pipeline.core.credentials import hide
     from pipeline.core.events import EventWriter
-    from pipeline.run.executors.local import stage_in
+    from pipeline.run.executors.stage_process import stage_in
 
     events = EventWriter(sys.stdout.fileno())
     stage = stage_in(spec)
@@ -68,11 +68,12 @@ def run_stage(file: Path, events: Progress) -> None:
     from pipeline.core.private_files import keep_private
     from pipeline.core.stage_record import StageSpec
     from pipeline.stages.context import advance
+    from pipeline.stages.interpreter_of_stage import with_interpreter
 
     spec = read_task(file, StageSpec)
     # A registry may be a folder that others read.
     with nullcontext() if spec.stage == "promote" else keep_private():
-        advance(spec, events)
+        advance(with_interpreter(spec, events), events)
 
 
 def run_sitting(file: Path) -> None:

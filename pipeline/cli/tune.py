@@ -11,6 +11,7 @@ import typer
 from pipeline.cli.display import open_display
 from pipeline.cli.options import (
     PATH,
+    ExecutorOption,
     JsonOption,
     PolicyOption,
     ProfileOption,
@@ -75,6 +76,7 @@ def tune(
     registry: RegistryOption = None,
     lint: LintOption = None,
     store: StoreOption = None,
+    executor: ExecutorOption = None,
     as_json: JsonOption = False,
     yes_trust_remote_code: TrustOption = False,
 ) -> None:
@@ -131,7 +133,7 @@ def tune(
             to=to.expanduser().absolute() if to else None,
         )
         with open_display(as_json=as_json) as progress:
-            report = run_tune(request, load_settings(store), progress)
+            report = run_tune(request, load_settings(store, executor), progress)
         if as_json:
             print(report.model_dump_json(indent=1))
         else:

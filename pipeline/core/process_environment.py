@@ -70,6 +70,7 @@ _NOT_OURS = (
     *("PREPARE_KEY_PASSWORD", "PREPARE_REGISTRY", "PREPARE_BASELINE", "PREPARE_CANDIDATE"),
     HANDED_ON,
 )
+_OF_ONE_MACHINE = ("PREPARE_HOME", "PREPARE_STORE", "PREPARE_SETTINGS")
 # Stages whose process has to reach something; their workers are given less, see `run_worker`.
 _STAGES: dict[str, Need] = {
     "demo_checkpoint": Need.PACKAGES,
@@ -121,12 +122,32 @@ def server_environment(
     return {**given, **NO_FOLDER_OF_OTHERS, **own}
 
 
-def stage_environment(base: Mapping[str, str], stage: str) -> dict[str, str]:
-    """Variables of the process that runs one of our stages, in which no foreign code runs."""
-    needs = [_STAGES[stage]] if stage in _STAGES else []
-    if base.get(ORIGIN):
-        needs.append(Need.STORE)
-    return dict(_select_listed(base, needs, (*_ALL_GET, *_OURS)))
+def stage_environment(
+    base: Mapping[str, str], stage: str, needs: Collection[Need] = ()
+) -> dict[str, str]:
+    """Variables of the process that runs one of our stages, in which no foreign code runs.
+
+    Args:
+        needs: beside what that stage always has to reach.
+    """
+    asked = [*_needs_of(stage, base), *needs]
+    return dict(_select_listed(base, asked, (*_ALL_GET, *_OURS)))
+
+
+def travelling_environment(base: Mapping[str, str], stage: str) -> dict[str, str]:
+    """Variables that go with a stage to another node, whose own they replace there.
+
+    The user's credentials for what the stage has to reach, and what of our own says nothing of one
+    machine.
+    """
+    names = [name for need in _needs_of(stage, base) for name in _BY_NEED[need]]
+    found = _select_listed(base, (), ("PREPARE_*", *names))
+    return {name: value for name, value in found if name not in _OF_ONE_MACHINE}
+
+
+def _needs_of(stage: str, base: Mapping[str, str]) -> list[Need]:
+    of_store = [Need.STORE] if base.get(ORIGIN) else []
+    return [*([_STAGES[stage]] if stage in _STAGES else []), *of_store]
 
 
 def _select_listed(

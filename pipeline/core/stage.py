@@ -32,7 +32,12 @@ class WorkerRuntime(Record):
     """Of a stage whose work is done in an environment."""
 
     environment: str = Field("", description="its name")
-    python: str = Field("", description="its interpreter, known when the stage is submitted")
+    accelerator: str = Field("", description="that it is for")
+    python: str = Field(
+        "",
+        description="its interpreter, known when the stage is submitted; where it is not on the "
+        "node that runs the stage, it is found or built there",
+    )
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ The settings file is the first of: ``$PREPARE_SETTINGS``, ``prepare.yaml`` in th
 
     home: ~/big-disk/prepare          # managed environments; $PREPARE_HOME wins over it
     store: /shared/prepare-store      # or s3://bucket/prefix; $PREPARE_STORE wins over it
-    executor: local                   # where stages run
+    executor: local                   # where stages run; or {kind: ray, address: ...}
     environments:
       serve: {python: /opt/vllm/bin/python}
 """
@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Annotated, Any
 
-from pydantic import Field, field_validator
+from pydantic import BeforeValidator, Field, field_validator
 
 from pipeline.core.digest import FileDigests
 from pipeline.core.errors import UsageError
@@ -33,6 +34,15 @@ class EnvironmentOverride(Record):
     python: Path = Field(description="path of the Python interpreter")
 
 
+def _as_mapping(executor: Any) -> Any:
+    """A kind alone stands for an executor of that kind with nothing more said."""
+    return {"kind": executor} if isinstance(executor, str) else executor
+
+
+# Its keys are checked by the executor of that kind, see pipeline/run/executors/__init__.py.
+AskedExecutor = Annotated[dict[str, Any], BeforeValidator(_as_mapping)]
+
+
 class Settings(Record):
     """What holds for this machine or site; every path is absolute."""
 
@@ -40,7 +50,9 @@ class Settings(Record):
     store: Path = Field(
         description="folder of the stages' outputs, or this node's cache of an object store's"
     )
-    executor: str = Field(default="local", description="where stages run, by its name")
+    executor: AskedExecutor = Field(
+        default={"kind": "local"}, description="where stages run: its kind, or a mapping with it"
+    )
     environments: dict[str, EnvironmentOverride] = Field(
         default_factory=dict, description="interpreters of the site's own, by environment's name"
     )
@@ -64,14 +76,20 @@ class SettingsFile(Record):
     store: str | None = Field(
         default=None, description="folder of the stages' outputs, or URL in an object store"
     )
-    executor: str = Field(default="local", description="where stages run, by its name")
+    executor: AskedExecutor = Field(
+        default={"kind": "local"}, description="where stages run: its kind, or a mapping with it"
+    )
     environments: dict[EnvironmentName, EnvironmentOverride] = Field(
         default_factory=dict, description="interpreters of the site's own, by environment's name"
     )
 
 
-def load_settings(store: Path | None = None) -> Settings:
-    """The settings in force: the argument wins over variables, they over the settings file."""
+def load_settings(store: Path | None = None, executor: str | None = None) -> Settings:
+    """The settings in force: arguments win over variables, they over the settings file.
+
+    Args:
+        executor: its kind; what the file says of an executor of that kind holds.
+    """
     file = find_settings_file()
     said = parse(file, "settings file", SettingsFile) if file else SettingsFile()
     folder = file.parent if file else Path.cwd()
@@ -88,7 +106,10 @@ def load_settings(store: Path | None = None) -> Settings:
     for name, override in said.environments.items():
         python = _make_absolute(override.python, folder, f"{file}, key environments.{name}.python")
         overrides[str(name)] = EnvironmentOverride(python=python)
-    return Settings(home=home, store=store, executor=said.executor, environments=overrides)
+    chosen = said.executor
+    if executor is not None and executor != chosen.get("kind"):
+        chosen = {"kind": executor}
+    return Settings(home=home, store=store, executor=chosen, environments=overrides)
 
 
 def find_home() -> Path:

@@ -157,7 +157,9 @@ class StageRunner:
         """The stage with where to do it, as far as that is known only now."""
         runtime = dict(spec.runtime)
         if "environment" in runtime:
-            runtime["python"] = str(self.python_of(runtime["environment"]))
+            runtime["accelerator"] = str(self.accelerator)
+            if self.executor.has_our_environments:
+                runtime["python"] = str(self.python_of(runtime["environment"]))
         return spec.model_copy(update={"runtime": {**runtime, **extra}})
 
     def report(self, spec: StageSpec, status: StageStatus, started: float) -> None:

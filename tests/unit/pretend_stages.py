@@ -27,7 +27,7 @@ from pipeline.core.errors import PrepareError, ServingError, StageError
 from pipeline.core.needs import Needs
 from pipeline.core.stage_record import StageRecord, StageSpec
 from pipeline.core.store import RECORD, Store, write_atomically
-from pipeline.run.executors.local import stage_in
+from pipeline.run.executors.stage_process import stage_in
 from pipeline.run.sitting import Sitter, Sitting
 from pipeline.run.stage_runner import StageRunner
 from pipeline.stages import stage_code
@@ -116,6 +116,7 @@ class PretendModels:
 class PretendExecutor:
     """Does a piece of work while it is being submitted."""
 
+    has_our_environments = True
     store: Store
     models: PretendModels
     rooms: int = 1

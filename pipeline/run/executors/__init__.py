@@ -2,26 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from pathlib import Path
+
+from pydantic import create_model
 
 from pipeline.core.errors import UsageError
+from pipeline.core.record import Record
 from pipeline.environments.settings import Settings, find_settings_file
-from pipeline.run.executors.executor import Executor, Job, Listener, Place
-from pipeline.run.executors.local import LocalExecutor
+from pipeline.run.executors.executor import Executor, Job, Listener, Options, Place
+from pipeline.run.executors.local import LocalOptions
+from pipeline.run.executors.ray import RayOptions
+from recipes.described_file import shorten, validate
 
-__all__ = ["EXECUTORS", "Executor", "Job", "Listener", "Place", "executor_of"]
+__all__ = ["EXECUTORS", "Executor", "Job", "Listener", "Options", "Place", "executor_of"]
 
-EXECUTORS: dict[str, Callable[[], Executor]] = {
-    "local": LocalExecutor,
+EXECUTORS: dict[str, type[Options]] = {
+    "local": LocalOptions,
+    "ray": RayOptions,
 }
 
 
 def executor_of(settings: Settings) -> Executor:
-    """The executor that the settings name; raises UsageError where there is none such."""
-    if settings.executor not in EXECUTORS:
+    """The executor that the settings describe.
+
+    Raises:
+        UsageError: there is none of that kind, a key of it is wrong, or it cannot be used here.
+    """
+    asked = settings.executor
+    file = find_settings_file()
+    known = EXECUTORS.get(str(asked.get("kind")))
+    if known is None:
         raise UsageError(
-            f"the settings file's 'executor' names none: {ascii(settings.executor)[:80]}",
-            where=str(find_settings_file()),
+            f"there is no executor of the kind {shorten(ascii(asked.get('kind')))}",
+            where=f"--executor, or {file or 'the settings file'}, key executor.kind",
             cure=f"known: {', '.join(EXECUTORS)}",
         )
-    return EXECUTORS[settings.executor]()
+    # One of several keys, as it stands in the file, so that a message names it as the user did.
+    around = create_model("Around", __base__=Record, executor=(known, ...))
+    noun = "settings file"
+    found = validate({"executor": asked}, file or Path(f"(no {noun})"), noun, around)
+    options: Options = dict(found)["executor"]
+    return options.open()

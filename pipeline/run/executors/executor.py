@@ -10,9 +10,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
+from pydantic import Field
+
 from artifacts.run_record import StageReport
 from pipeline.core.events import Progress
 from pipeline.core.needs import Needs
+from pipeline.core.record import Record
 
 
 class Listener(Progress, Protocol):
@@ -45,6 +48,10 @@ class Place(Protocol):
 class Executor(Protocol):
     """Runs work somewhere that shares the store with us."""
 
+    @property
+    def has_our_environments(self) -> bool:
+        """Whether what this machine has built is there too; else a node builds its own."""
+
     def find_room(self, needs: Needs) -> Place | None:
         """Room for a piece of work, until it is released.
 
@@ -60,3 +67,17 @@ class Executor(Protocol):
 
     def count_room(self, needs: Needs) -> int:
         """How many such pieces of work could run side by side if nothing else ran."""
+
+
+class Options(Record):
+    """What the settings say of an executor; those of one kind are a class over this."""
+
+    kind: str = Field(description="which executor it is")
+
+    def open(self) -> Executor:
+        """The executor.
+
+        Raises:
+            UsageError: it cannot be reached, or a package is missing.
+        """
+        raise NotImplementedError

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
+from typing import Literal
 
-from pipeline.core import errors
+from pydantic import Field
+
 from pipeline.core.credentials import hand_on
-from pipeline.core.foreign.file import read_regular
-from pipeline.core.foreign.record import MAX_BYTES
 from pipeline.core.needs import Needs
-from pipeline.core.private_files import open_log
 from pipeline.core.process_environment import stage_environment
 from pipeline.core.processes import GuardedProcess
 from pipeline.run.executors.events import pass_on
-from pipeline.run.executors.executor import Listener
+from pipeline.run.executors.executor import Listener, Options
 from pipeline.run.executors.forks import ForkedProcess, Forks
 from pipeline.run.executors.node_room import Node, NodeRoom
+from pipeline.run.executors.stage_process import check_end, stage_in, start
 
 
 class LocalExecutor:
@@ -26,6 +25,8 @@ class LocalExecutor:
     Raises:
         UsageError: the folder of the node's locks cannot be used.
     """
+
+    has_our_environments = True
 
     def __init__(self) -> None:
         self._node = Node()
@@ -47,6 +48,8 @@ class LocalExecutor:
 
 class InRoom:
     """The executor within a piece of work, which has its room already."""
+
+    has_our_environments = True
 
     def __init__(self) -> None:
         self._forks = Forks()
@@ -74,14 +77,10 @@ class LocalPlace:
     def submit(self, task: Path, log: Path) -> LocalJob:
         """Start `prepare stage run SPEC` as a guarded child, which sees its own GPUs only."""
         variables = stage_environment({**os.environ, **hand_on()}, stage_in(task))
-        with open_log(log) as log_file:
-            process = self._forks.start(
-                ["stage", "run", str(task)],
-                environment={**variables, **self._room.variables()},
-                errors=log_file,
-                # Where we are killed the room is taken until the last of its processes has ended.
-                held_descriptors=self._room.descriptors,
-            )
+        # Where we are killed the room is taken until the last of its processes has ended.
+        held = self._room.descriptors
+        own = {**variables, **self._room.variables()}
+        process = start(self._forks, task, log, own, held)
         return LocalJob(process, log)
 
     def release(self) -> None:
@@ -105,24 +104,18 @@ class LocalJob:
         failure = pass_on(self._process.output, listener)
         code = self._process.wait()
         self._process.stop()
-        if failure is not None:
-            raise failure
-        if code != 0:
-            raise errors.StageError(
-                f"a stage ended with exit code {code} and no message"
-                + (" (killed; often the machine is out of memory)" if code == 137 else ""),
-                where=str(self._log),
-                cure="read the log; running the same command again continues where it stopped",
-            )
+        check_end(code, failure, self._log)
 
     def cancel(self) -> None:
         """End the stage's whole process group."""
         self._process.stop()
 
 
-def stage_in(spec: Path) -> str:
-    """Which stage the file asks for; "" where it cannot be read, which the stage itself reports."""
-    try:
-        return str(json.loads(read_regular(spec, MAX_BYTES))["stage"])
-    except (OSError, ValueError, LookupError, TypeError):
-        return ""
+class LocalOptions(Options):
+    """Work is done on this machine."""
+
+    kind: Literal["local"] = Field("local", description="this machine")
+
+    def open(self) -> LocalExecutor:
+        """The executor; raises UsageError where the folder of the node's locks cannot be used."""
+        return LocalExecutor()

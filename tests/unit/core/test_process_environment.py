@@ -10,7 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.core.events import Silent
-from pipeline.core.process_environment import Need, server_environment, stage_environment
+from pipeline.core.process_environment import (
+    Need,
+    server_environment,
+    stage_environment,
+    travelling_environment,
+)
 from pipeline.core.stage_record import StageSpec
 from pipeline.core.store import Store
 from pipeline.stages.context import StageContext
@@ -150,3 +155,18 @@ def test_a_workers_process_has_no_credentials(
     assert "PATH" in names
     assert not names & SECRETS.keys()
     assert os.environ.keys() >= SECRETS.keys()
+
+
+def test_to_another_node_goes_only_what_that_cannot_know() -> None:
+    here = {**SHELL, "PREPARE_HOME": "/home", "PREPARE_CPU_FEATURES": "avx2"}
+    assert travelling_environment(here, "judge") == {"PREPARE_CPU_FEATURES": "avx2"}
+    assert travelling_environment(here, "questions") == {
+        "PREPARE_CPU_FEATURES": "avx2",
+        **{name: SECRETS[name] for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")},
+    }
+
+
+def test_a_stage_may_be_given_more_to_reach() -> None:
+    index = {**SHELL, "UV_DEFAULT_INDEX": "http://index"}
+    assert "UV_DEFAULT_INDEX" not in stage_environment(index, "judge")
+    assert stage_environment(index, "judge", [Need.PACKAGES])["UV_DEFAULT_INDEX"] == "http://index"

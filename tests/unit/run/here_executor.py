@@ -7,11 +7,14 @@ from pathlib import Path
 from pipeline.core.events import Progress
 from pipeline.core.needs import Needs
 from pipeline.core.stage_record import StageSpec
+from pipeline.run.executors import Options
 from pipeline.stages.context import advance
 
 
 class HereExecutor:
     """Runs stages in this process."""
+
+    has_our_environments = True
 
     def find_room(self, needs: Needs) -> HereExecutor:
         return self
@@ -40,3 +43,8 @@ class HereJob:
 
     def cancel(self) -> None:
         raise AssertionError("there is nothing to end")
+
+
+class HereOptions(Options):
+    def open(self) -> HereExecutor:
+        return HereExecutor()

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from finished_stage import put_record, stage_record
-from here_executor import HereExecutor
+from here_executor import HereOptions
 from listener import Listener
 from loose_stage import stage_spec
 from quantized_checkpoint import inspected
@@ -279,7 +279,7 @@ class TestChosenBySettings:
     def test_another_runs_the_stages(
         self, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setitem(EXECUTORS, "here", HereExecutor)
+        monkeypatch.setitem(EXECUTORS, "here", HereOptions)
         settings = self.settings(tmp_path, monkeypatch, "executor: here\n")
         log = RunLog(run.store, "model", {"checkpoint": "c"})
         stages = StageRunner(run.store, executor_of(settings), Path, log, run.listener)
@@ -295,7 +295,42 @@ class TestChosenBySettings:
 
     def test_no_such_executor(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         settings = self.settings(tmp_path, monkeypatch, "executor: slrum\n")
-        with pytest.raises(UsageError, match="'executor'") as caught:
+        with pytest.raises(UsageError, match="slrum") as caught:
             executor_of(settings)
-        assert caught.value.where == str(tmp_path / "settings.yaml")
+        assert f"{tmp_path / 'settings.yaml'}, key executor.kind" in caught.value.where
         assert "local" in caught.value.cure
+
+    @pytest.mark.parametrize(
+        ("text", "key"),
+        [
+            ("executor: {kind: ray, adress: here}", "executor.adress"),
+            ("executor: {kind: ray, tries: 0}", "executor.tries"),
+            ("executor: {kind: ray, address: ray://head:10001}", "executor.address"),
+            ("executor: {kind: local, address: here}", "executor.address"),
+            ("executor: {address: here}", "executor.kind"),
+        ],
+    )
+    def test_a_wrong_key_is_named(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, key: str
+    ) -> None:
+        with pytest.raises(UsageError) as caught:
+            executor_of(self.settings(tmp_path, monkeypatch, text))
+        assert caught.value.where.endswith(f"{tmp_path / 'settings.yaml'}, key {key}")
+
+    def test_an_option_chooses_by_kind(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        said = "executor: {kind: ray, address: 'head:6379'}"
+        self.settings(tmp_path, monkeypatch, said)
+        assert load_settings(executor="local").executor == {"kind": "local"}
+        asked = {"kind": "ray", "address": "head:6379"}
+        assert load_settings(executor="ray").executor == asked
+        assert load_settings().executor == asked
+
+    def test_a_package_that_is_missing(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setitem(sys.modules, "ray", None)
+        with pytest.raises(UsageError, match="ray") as caught:
+            executor_of(self.settings(tmp_path, monkeypatch, "executor: ray"))
+        assert ".[ray]" in caught.value.cure

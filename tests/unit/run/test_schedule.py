@@ -29,6 +29,7 @@ THREE = "three"
 class Hands:
     """An executor with so many hands; a job ends when the test says so."""
 
+    has_our_environments = True
     store: Store
     hands: int
     asked: list[Needs] = field(default_factory=list)

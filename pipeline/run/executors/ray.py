@@ -1,0 +1,350 @@
+"""Runs work on the nodes of a Ray cluster, each piece as a guarded child of one of its workers.
+
+What a piece of work needs is a placement group of one bundle, which Ray puts on one node, so a
+server's GPUs are never spread. What the driver submits is a task that streams the events. When the
+driver is gone Ray ends its workers, and the guards what these have started. A task whose node is
+lost is submitted anew here, not by Ray, which would go on in the middle of the events.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import signal
+import socket
+import threading
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, field_validator
+
+from pipeline.core.credentials import hand_on
+from pipeline.core.errors import StageError, UsageError
+from pipeline.core.needs import Needs
+from pipeline.core.process_environment import Need, stage_environment, travelling_environment
+from pipeline.run.executors.events import pass_on
+from pipeline.run.executors.executor import Listener, Options
+from pipeline.run.executors.forks import ForkedProcess, Forks
+from pipeline.run.executors.stage_process import check_end, stage_in, start
+
+SECONDS_TO_REACH = 5.0
+SECONDS_UNTIL_TOLD = 2.0
+SECONDS_TO_END = 30.0  # more than the guard gives what it ends
+SECONDS_BETWEEN_LOOKS = 0.2
+CHUNK_BYTES = 1 << 16
+
+
+class RayOptions(Options):
+    """Work is done on the nodes of a Ray cluster."""
+
+    kind: Literal["ray"] = Field("ray", description="a Ray cluster")
+    address: str = Field(
+        "auto",
+        description="HOST:PORT of the head, as `ray start --head` prints it; 'auto': of "
+        "$RAY_ADDRESS, or of the cluster that this machine is a node of",
+    )
+    home: Path | None = Field(
+        None,
+        description="folder of the managed environments on each node; without it, where the "
+        "node's own settings have it",
+    )
+    tries: int = Field(
+        3, ge=1, description="how often a piece of work is begun when its node is lost"
+    )
+
+    @field_validator("address")
+    @classmethod
+    def _is_no_client(cls, address: str) -> str:
+        if "://" in address:
+            raise ValueError("events cannot be streamed through Ray's client: give HOST:PORT")
+        return address
+
+    def open(self) -> RayExecutor:
+        """The executor; raises UsageError where ray is missing or no cluster answers."""
+        connect(self.address)
+        return RayExecutor(self)
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What a node has, or a piece of work takes of one."""
+
+    cpus: float
+    gpus: float
+
+    def holds(self, part: Resources) -> bool:
+        """Whether there is as much."""
+        return self.cpus >= part.cpus and self.gpus >= part.gpus
+
+    def taken_by(self, needs: Needs) -> Resources:
+        """What work with these needs takes of a node that has this much."""
+        if needs.exclusive:
+            return self
+        return Resources(self.cpus if needs.cpus == "all" else 1, needs.gpus)
+
+    def count(self, part: Resources) -> int:
+        """How often the part is in it."""
+        times = [self.cpus // part.cpus, *([self.gpus // part.gpus] if part.gpus else [])]
+        return int(min(times))
+
+
+class RayExecutor:
+    """The executor of a Ray cluster; see executor.py."""
+
+    has_our_environments = False
+
+    def __init__(self, options: RayOptions) -> None:
+        self._options = options
+
+    def find_room(self, needs: Needs) -> RayPlace:
+        """A place in the cluster's queue.
+
+        Raises:
+            UsageError: no node of the cluster has as much.
+        """
+        nodes = self._nodes(needs)
+        if not nodes:
+            raise UsageError(
+                f"no node of the Ray cluster has {_words(needs)}",
+                where=f"executor ray, address {self._options.address}",
+                cure="choose a profile for fewer GPUs, or add such a node: `ray status` lists them",
+            )
+        # The most frequent kind of node, so that what is compared is measured alike.
+        return RayPlace(needs, nodes.most_common(1)[0][0].taken_by(needs), self._options)
+
+    def obstacle(self) -> str:
+        """There is always a place in the queue."""
+        return "room on the Ray cluster"
+
+    def count_room(self, needs: Needs) -> int:
+        """How many such pieces of work could run side by side if nothing else ran."""
+        found = self._nodes(needs).items()
+        return sum(number * node.count(node.taken_by(needs)) for node, number in found)
+
+    def _nodes(self, needs: Needs) -> Counter[Resources]:
+        """The kinds of nodes that have as much, and how many of each there are."""
+        import ray
+
+        has = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        nodes = [Resources(each.get("CPU", 0), each.get("GPU", 0)) for each in has]
+        return Counter(node for node in nodes if node.holds(Resources(1, needs.gpus)))
+
+
+class RayPlace:
+    """Room on one node of a cluster, taken as soon as it is free; see executor.py."""
+
+    def __init__(self, needs: Needs, room: Resources, options: RayOptions) -> None:
+        from ray.util.placement_group import placement_group
+
+        self.needs = needs
+        self.room = room
+        self.options = options
+        taken = {"CPU": room.cpus, "GPU": room.gpus}
+        bundle = {name: count for name, count in taken.items() if count}
+        self.group = placement_group([bundle], strategy="STRICT_PACK")
+
+    def submit(self, task: Path, log: Path) -> RayJob:
+        """Queue the work that the file describes."""
+        return RayJob(self, task, log)
+
+    def release(self) -> None:
+        """Give the room back."""
+        from ray.util.placement_group import remove_placement_group
+
+        remove_placement_group(self.group)
+
+
+class LostNodeError(Exception):
+    """A piece of work ended because its node did."""
+
+
+class RayJob:
+    """A piece of work on one node of a cluster; see executor.py."""
+
+    def __init__(self, place: RayPlace, task: Path, log: Path) -> None:
+        self._place = place
+        self._task = task
+        self._log = log
+        self._cancelled = False
+        self._exit_code = 0
+        self._begin()
+
+    def wait(self, listener: Listener) -> None:
+        """Pass events on until the work ends, on another node where its own is lost.
+
+        Raises:
+            PrepareError: what it reported, or a StageError when it died without a word.
+        """
+        tries = self._place.options.tries
+        for number in range(1, tries + 1):
+            try:
+                return self._follow(listener)
+            except LostNodeError as error:
+                if self._cancelled or number == tries:
+                    raise self._fault(f"{error}, try {number} of {tries}") from error
+            listener.note(f"{self._task.stem}: its node was lost; begun anew on another")
+            self._begin()
+        return None
+
+    def cancel(self) -> None:
+        """End the work and everything it started, and wait until that has ended."""
+        import ray
+
+        self._cancelled = True
+        ray.cancel(self._stream, force=False)
+        if not ray.wait([self._stream.completed()], timeout=SECONDS_TO_END)[0]:
+            ray.cancel(self._stream, force=True)
+
+    def _begin(self) -> None:
+        import ray
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        place, stage = self._place, stage_in(self._task)
+        given = travelling_environment({**os.environ, **hand_on()}, stage)
+        if place.options.home is not None:
+            given["PREPARE_HOME"] = str(place.options.home)
+        if not place.needs.gpus:
+            given["CUDA_VISIBLE_DEVICES"] = ""  # Ray leaves all of them to who asks for none
+        run = ray.remote(run_here).options(
+            num_cpus=place.room.cpus,
+            num_gpus=place.needs.gpus,
+            max_retries=0,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(place.group, 0),
+            name=self._task.stem,
+        )
+        self._stream: Any = run.remote(str(self._task), str(self._log), given)
+
+    def _follow(self, listener: Listener) -> None:
+        import ray
+        from ray.exceptions import NodeDiedError, RayError, WorkerCrashedError
+
+        if not ray.wait([self._place.group.ready()], timeout=SECONDS_UNTIL_TOLD)[0]:
+            words = _words(self._place.needs)
+            listener.note(f"{self._task.stem}: waits for {words} on the Ray cluster")
+        try:
+            failure = pass_on(self._lines(), listener)
+        except (NodeDiedError, WorkerCrashedError) as error:
+            raise LostNodeError("its node, or the worker there, was lost") from error
+        except RayError as error:
+            raise self._fault(str(getattr(error, "cause", error)).strip()) from error
+        check_end(self._exit_code, failure, self._log)
+
+    def _lines(self) -> Iterator[bytes]:
+        """The work's events; its exit code, the last of what is streamed, is kept."""
+        import ray
+
+        for reference in self._stream:
+            sent = ray.get(reference)
+            if isinstance(sent, int):
+                self._exit_code = sent
+            else:
+                yield sent
+
+    def _fault(self, why: str) -> StageError:
+        if self._cancelled:
+            return StageError(f"{self._task.stem} was cancelled", where=str(self._log))
+        return StageError(
+            f"{self._task.stem} did not come to its end on the Ray cluster: {why}",
+            where=str(self._log),
+            cure="every node has to have this prepare installed, and the store under the same "
+            "path; running the same command again continues where it stopped",
+        )
+
+
+def run_here(task: str, log: str, given: Mapping[str, str]) -> Iterator[bytes | int]:
+    """On a node: do the work that the file describes; its events as lines, then its exit code.
+
+    Args:
+        given: variables that came with it.
+    """
+    variables = {**os.environ, **given}
+    # The node may have to build the stage's environment first.
+    variables = stage_environment(variables, stage_in(Path(task)), [Need.PACKAGES])
+    process = start(_forks_of_worker(), Path(task), Path(log), variables)
+    try:
+        yield from _lines_of(process)
+        yield process.wait()
+    finally:
+        process.stop()
+
+
+@cache
+def _forks_of_worker() -> Forks:
+    """A worker of Ray's does one piece of work after another."""
+    return Forks()
+
+
+def connect(address: str) -> None:
+    """Connect this process to the cluster, unless it is connected.
+
+    Raises:
+        UsageError: ray is missing, or there is no cluster.
+    """
+    where = f"executor ray, address {address}"
+    try:
+        import ray
+    except ImportError as error:
+        raise UsageError(
+            "the executor 'ray' needs the package ray",
+            where=where,
+            cure="in the clone of prepare: pip install '.[ray]'",
+        ) from error
+    if ray.is_initialized():
+        return
+    cure = "start one (`ray start --head`), or name its head: executor: {kind: ray, address: ...}"
+    named = os.environ.get("RAY_ADDRESS", address) if address == "auto" else address
+    try:
+        if named != "auto":
+            _knock(named)  # Ray itself would wait for ever
+        with _own_signals():
+            ray.init(address=named, log_to_driver=False, logging_level=logging.ERROR)
+    except (ConnectionError, OSError, ValueError, RuntimeError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UsageError(f"there is no Ray cluster: {reason}", where=where, cure=cure) from error
+
+
+def _knock(address: str) -> None:
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        raise ValueError(f"{address!r} is not HOST:PORT")
+    with socket.create_connection((host, int(port)), SECONDS_TO_REACH):
+        pass
+
+
+@contextmanager
+def _own_signals() -> Iterator[None]:
+    """Keep what our process does at a signal; Ray would have it end with another exit code."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, action in kept.items():
+            signal.signal(number, action)
+
+
+def _lines_of(process: ForkedProcess) -> Iterator[bytes]:
+    """The lines that it prints, waited for in small steps: Ray cancels between two of them."""
+    descriptor, rest = process.output.fileno(), b""
+    while True:
+        if not select.select([descriptor], [], [], SECONDS_BETWEEN_LOOKS)[0]:
+            continue
+        chunk = os.read(descriptor, CHUNK_BYTES)
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:  # noqa: UP028
+            yield line  # a list is not sent what Ray sends
+        if not chunk:
+            return
+
+
+def _words(needs: Needs) -> str:
+    gpus = f"{needs.gpus} GPUs" if needs.gpus else "a CPU"
+    return f"a node of its own with {gpus}" if needs.exclusive else gpus

@@ -1,0 +1,61 @@
+"""`prepare stage run` as a guarded child: what every executor starts, on its node."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from pipeline.core.errors import PrepareError, StageError
+from pipeline.core.foreign.file import read_regular
+from pipeline.core.foreign.record import MAX_BYTES
+from pipeline.core.private_files import open_log
+from pipeline.run.executors.forks import ForkedProcess, Forks
+
+
+def start(
+    forks: Forks,
+    task: Path,
+    log: Path,
+    variables: Mapping[str, str],
+    held_descriptors: Sequence[int] = (),
+) -> ForkedProcess:
+    """Start the work that the file describes; its events come out as lines, the rest is logged.
+
+    Args:
+        variables: all that its process is given.
+        held_descriptors: those that stay open until the last of its processes has ended.
+    """
+    with open_log(log) as log_file:
+        return forks.start(
+            ["stage", "run", str(task)],
+            environment=variables,
+            errors=log_file,
+            held_descriptors=held_descriptors,
+        )
+
+
+def check_end(code: int, failure: PrepareError | None, log: Path) -> None:
+    """Raise what the work reported, or a StageError where it died without a word.
+
+    Args:
+        code: that its process ended with, as a shell gives it.
+        failure: the error among its events.
+    """
+    if failure is not None:
+        raise failure
+    if code != 0:
+        raise StageError(
+            f"a stage ended with exit code {code} and no message"
+            + (" (killed; often the machine is out of memory)" if code == 137 else ""),
+            where=str(log),
+            cure="read the log; running the same command again continues where it stopped",
+        )
+
+
+def stage_in(spec: Path) -> str:
+    """Which stage the file asks for; "" where it cannot be read, which the stage itself reports."""
+    try:
+        return str(json.loads(read_regular(spec, MAX_BYTES))["stage"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return ""

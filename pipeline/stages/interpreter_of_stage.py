@@ -1,0 +1,25 @@
+"""A stage's interpreter on the node that runs it, which need not be the one that asked for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pipeline.core.events import Progress
+from pipeline.core.stage_record import StageSpec
+from pipeline.environments.definition import Accelerator
+from pipeline.environments.environment import ensure
+from pipeline.environments.settings import load_settings
+
+
+def with_interpreter(spec: StageSpec, progress: Progress) -> StageSpec:
+    """The stage, with an interpreter that is on this node; its environment is built if need be.
+
+    Raises:
+        EnvironmentBuildError: it cannot be built here.
+    """
+    name = spec.runtime.get("environment")
+    if not name or Path(spec.runtime.get("python") or "").is_file():
+        return spec
+    accelerator = Accelerator(spec.runtime["accelerator"])
+    python = ensure(name, accelerator, load_settings(), progress).python
+    return spec.model_copy(update={"runtime": {**spec.runtime, "python": str(python)}})

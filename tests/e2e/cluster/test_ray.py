@@ -1,0 +1,247 @@
+"""A real Ray cluster of three nodes on this machine, told of GPUs that are none: quick stages."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_stages import Heard, TinyStages, wait_until
+
+from pipeline.core.errors import EvaluationDataError, StageError, UsageError
+from pipeline.core.needs import Needs
+from pipeline.run.executors.ray import RayExecutor, RayJob, RayOptions, RayPlace
+
+ray = pytest.importorskip("ray", reason="the extra 'ray' is not installed")
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+STORE_BYTES = 80 * 2**20
+DRIVER = """
+import sys
+from pathlib import Path
+from tiny_stages import Heard
+from pipeline.core.needs import Needs
+from pipeline.run.executors.ray import RayOptions
+place = RayOptions(address=sys.argv[1]).open().find_room(Needs(gpus=1))
+place.submit(Path(sys.argv[2]), Path(sys.argv[2]).with_suffix(".log")).wait(Heard())
+"""
+
+
+class RayNodes:
+    """A head without room for work, and two nodes with two cores and two GPUs each."""
+
+    def __init__(self) -> None:
+        from ray.cluster_utils import Cluster
+
+        self._cluster = Cluster(
+            initialize_head=True,
+            head_node_args={"num_cpus": 0, "num_gpus": 0, "object_store_memory": STORE_BYTES},
+        )
+        self._nodes: dict[str, Any] = {}
+        self.address = str(self._cluster.address)
+        self.add()
+        self.add()
+
+    def add(self) -> None:
+        node = self._cluster.add_node(num_cpus=2, num_gpus=2, object_store_memory=STORE_BYTES)
+        self._nodes[node.node_id] = node
+
+    def kill(self, name: str) -> None:
+        """End the node's processes with SIGKILL."""
+        self._cluster.remove_node(self._nodes.pop(name), allow_graceful=False)
+
+    def busy(self) -> list[str]:
+        """The nodes on which something is reserved."""
+        free = ray._private.state.available_resources_per_node()
+        return [name for name in self._nodes if free[name].get("CPU", 0) < 2]
+
+    def close(self) -> None:
+        ray.shutdown()
+        self._cluster.shutdown()
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[RayNodes]:
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    made = RayNodes()
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture(scope="module")
+def executor(nodes: RayNodes) -> RayExecutor:
+    return RayOptions(address=nodes.address).open()
+
+
+@pytest.fixture
+def stages(tmp_path: Path) -> TinyStages:
+    return TinyStages(tmp_path)
+
+
+@dataclass
+class Submitted:
+    """A piece of work, and its room."""
+
+    place: RayPlace
+    job: RayJob
+
+    def wait(self, heard: Heard) -> None:
+        try:
+            self.job.wait(heard)
+        finally:
+            self.place.release()
+
+
+def submit(executor: RayExecutor, task: Path, **needs: Any) -> Submitted:
+    place = executor.find_room(Needs(**needs))
+    return Submitted(place, place.submit(task, task.with_suffix(".log")))
+
+
+def test_a_stage_runs_with_the_gpus_that_it_needs(
+    executor: RayExecutor, stages: TinyStages
+) -> None:
+    stages.let_go()
+    for name, gpus, seen in (("two", 2, {"0,1"}), ("one", 1, {"0", "1"}), ("none", 0, {""})):
+        task = stages.task(name)
+        submit(executor, task, gpus=gpus).wait(Heard())
+        assert stages.record(task) is not None
+        assert stages.begun()[-1][1] in seen
+
+
+def test_its_own_error_arrives_as_what_it_is(executor: RayExecutor, stages: TinyStages) -> None:
+    stages.let_go()
+    task = stages.task("wrong", folder=str(stages.folder / "none"))
+    text = task.read_text().replace('"carried"', '"folder"')
+    task.write_text(text)
+    with pytest.raises(EvaluationDataError):
+        submit(executor, task).wait(Heard())
+
+
+def test_a_dead_worker_is_told_with_the_log(executor: RayExecutor, stages: TinyStages) -> None:
+    task = stages.task("gone")
+    task.unlink()
+    with pytest.raises(UsageError, match="spec cannot be read"):
+        submit(executor, task).wait(Heard())
+
+
+def test_a_node_without_the_interpreter_finds_or_builds_its_own(
+    executor: RayExecutor, stages: TinyStages
+) -> None:
+    task = stages.task("built", python="", environment="evaluate", accelerator="cpu")
+    submit(executor, task).wait(Heard())
+    assert stages.record(task) is not None
+    assert stages.begun() == []
+
+
+def test_room_is_what_the_nodes_have(executor: RayExecutor) -> None:
+    room = [
+        executor.count_room(needs)
+        for needs in (
+            Needs(),
+            Needs(gpus=1),
+            Needs(gpus=2),
+            Needs(cpus="all"),
+            Needs(gpus=1, exclusive=True),
+            Needs(gpus=4),
+        )
+    ]
+    assert room == [4, 4, 2, 2, 2, 0]
+    with pytest.raises(UsageError, match="4 GPUs"):
+        executor.find_room(Needs(gpus=4))
+
+
+def test_a_measurement_has_its_node_alone(
+    nodes: RayNodes, executor: RayExecutor, stages: TinyStages
+) -> None:
+    with ThreadPoolExecutor() as threads:
+        try:
+            alone = submit(executor, stages.task("alone"), gpus=1, exclusive=True)
+            heard = Heard()
+            ends = [threads.submit(alone.wait, heard)]
+            stages.wait_begun(1)
+            others = [submit(executor, stages.task(name), gpus=1) for name in ("a", "b")]
+            ends += [threads.submit(other.wait, Heard()) for other in others]
+            stages.wait_begun(3)
+            late = submit(executor, stages.task("late"), gpus=1, exclusive=True)
+            heard = Heard()
+            ends.append(threads.submit(late.wait, heard))
+            wait_until(lambda: heard.notes)
+            assert len(stages.begun()) == 3
+            assert "a node of its own with 1 GPUs" in heard.notes[0]
+        finally:
+            stages.let_go()
+        for end in ends:
+            end.result(timeout=60)
+    assert len(stages.begun()) == 4
+
+
+def test_a_lost_node_s_stage_is_done_on_another(
+    nodes: RayNodes, executor: RayExecutor, stages: TinyStages
+) -> None:
+    task, heard = stages.task("lost"), Heard()
+    job = submit(executor, task, gpus=1)
+    with ThreadPoolExecutor() as threads:
+        end = threads.submit(job.wait, heard)
+        stages.wait_begun(1)
+        (busy,) = nodes.busy()
+        nodes.kill(busy)
+        try:
+            stages.wait_begun(2)
+        finally:
+            stages.let_go()
+        end.result(timeout=60)
+    nodes.add()
+    assert stages.record(task) is not None
+    assert len(stages.begun()) == 2
+    assert any("lost" in note for note in heard.notes)
+    wait_until(lambda: not stages.processes())
+
+
+def test_cancelling_leaves_no_process(executor: RayExecutor, stages: TinyStages) -> None:
+    task = stages.task("cancelled")
+    work = submit(executor, task)
+    with ThreadPoolExecutor() as threads:
+        end = threads.submit(work.wait, Heard())
+        stages.wait_begun(1)
+        assert stages.processes()
+        work.job.cancel()
+        assert stages.processes() == []
+        with pytest.raises(StageError):
+            end.result(timeout=60)
+
+
+def test_a_killed_driver_leaves_no_process(nodes: RayNodes, stages: TinyStages) -> None:
+    task = stages.task("orphan")
+    command = [sys.executable, "-c", DRIVER, nodes.address, str(task)]
+    here = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    with subprocess.Popen(command, env=here) as driver:
+        stages.wait_begun(1)
+        driver.kill()
+    wait_until(lambda: not stages.processes())
+
+
+def test_no_cluster_is_told_at_once() -> None:
+    with pytest.raises(UsageError) as caught:
+        connect_elsewhere("127.0.0.1:9")
+    assert "127.0.0.1:9" in caught.value.where
+
+
+def connect_elsewhere(address: str) -> None:
+    """As a process does that is connected to nothing yet."""
+    code = (
+        "import sys; from pipeline.run.executors.ray import RayOptions\n"
+        "from pipeline.core.errors import UsageError\n"
+        "try: RayOptions(address=sys.argv[1]).open()\n"
+        "except UsageError as error: sys.exit(error.where)"
+    )
+    command = [sys.executable, "-c", code, address]
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    raise UsageError("no cluster", where=answer.stderr)
