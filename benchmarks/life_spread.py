@@ -31,7 +31,7 @@ from pipeline.core.events import Silent
 from pipeline.core.process_environment import server_environment
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
-from pipeline.plan.choices import choose_profile
+from pipeline.plan.serving_profile import choose_profile
 from pipeline.serving.server import Server
 from pipeline.serving.serving_names import SERVED_NAME
 from pipeline.stages.context import BOOTSTRAP

@@ -30,7 +30,9 @@ from pipeline.environments.settings import Settings, load_settings
 from pipeline.forecast.checks import find_unsuitable
 from pipeline.inspection.source import read_folder
 from pipeline.inspection.variant_size import variant_weights
-from pipeline.plan.choices import Choices, Request, choose, find_data, locate, make_plan
+from pipeline.plan.choices import Choices, Request, choose
+from pipeline.plan.chosen_plan import find_data, make_plan
+from pipeline.plan.located_checkpoint import locate
 from pipeline.plan.plan import VariantPlan
 from pipeline.run.session import Session
 from pipeline.run.stage_runner import StageRunner

@@ -49,8 +49,8 @@ from eval_gates.speed.report import SpeedReport
 from pipeline.cli.display import open_display
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
-from pipeline.plan.choices import choose_profile
 from pipeline.plan.of_speed import find_claims
+from pipeline.plan.serving_profile import choose_profile
 from pipeline.serving.server import Server
 from pipeline.serving.serving_names import SERVED_NAME
 from recipes.catalog import load_policy

@@ -35,7 +35,7 @@ from pipeline.core.gpus import ask_driver
 from pipeline.core.hardware import hardware
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
-from pipeline.plan.choices import choose_profile
+from pipeline.plan.serving_profile import choose_profile
 from pipeline.serving.server import Server
 from pipeline.serving.server_address import free_port
 from pipeline.serving.serving_names import SERVED_NAME

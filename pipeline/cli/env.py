@@ -106,7 +106,7 @@ def doctor(
     from pipeline.environments.finding import Severity
     from pipeline.environments.settings import load_settings
     from pipeline.forecast.doctor import diagnose
-    from pipeline.plan.choices import load_named_profile
+    from pipeline.plan.serving_profile import load_named_profile
 
     chosen = None if profile == "auto" else load_named_profile(profile)
     findings = diagnose(load_settings(), chosen)

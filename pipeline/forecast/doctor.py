@@ -30,7 +30,7 @@ from pipeline.environments.package_sources import has_cpu_torch
 from pipeline.environments.status import EnvironmentState, status
 from pipeline.forecast.checks import find_gpu_fault, find_missing_gpus
 from pipeline.forecast.machine import this_machine
-from pipeline.plan.choices import fit_here, load_named_profile
+from pipeline.plan.serving_profile import fit_here, load_named_profile
 from pipeline.plan.suitability import check_servable
 from recipes.catalog import load_recipe, recipe_names
 from recipes.engines import DEFAULT, find_engine

@@ -12,7 +12,8 @@ from pipeline.environments.settings import Settings
 from pipeline.forecast.gpu_plan import CapacityPlan, capacity_plan
 from pipeline.inspection.inspection import inspect
 from pipeline.inspection.source import Source, read_folder, read_hub
-from pipeline.plan.choices import Choices, Request, choose, demo_stage_of, draft_reference
+from pipeline.plan.choices import Choices, Request, choose
+from pipeline.plan.located_checkpoint import demo_stage_of, draft_reference
 from recipes import catalog
 from recipes.schema import ServingProfile
 

@@ -21,9 +21,9 @@ from pipeline.core.errors import UsageError
 from pipeline.core.stage_record import StageSpec
 from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import Settings
-from pipeline.plan.choices import fit_here
 from pipeline.plan.of_speed import Claim, Side, dump_workload, find_claims, speed_stages
 from pipeline.plan.plan import Plan, VariantPlan
+from pipeline.plan.serving_profile import fit_here
 from recipes.candidates import AS_PROFILED, STOCK, Candidate, Candidates, change_answers
 from recipes.catalog import BASELINE, load_workload
 from recipes.engine_arguments import (

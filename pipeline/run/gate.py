@@ -26,7 +26,7 @@ from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import Settings
 from pipeline.forecast.preflight import refuse
 from pipeline.inspection.chat_template import folder_has_chat_template
-from pipeline.plan.choices import make_beginner
+from pipeline.plan.chosen_plan import make_beginner
 from pipeline.plan.data_sources import SourceResolver
 from pipeline.plan.gate_power import check_decidable
 from pipeline.plan.of_speed import (

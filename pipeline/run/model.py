@@ -18,16 +18,9 @@ from pipeline.forecast.run_preflight import (
     preflight_of,
     registry_faults,
 )
-from pipeline.plan.choices import (
-    Choices,
-    Request,
-    choose,
-    find_data,
-    locate,
-    locate_draft,
-    make_plan,
-    registry_uri,
-)
+from pipeline.plan.choices import Choices, Request, choose, registry_uri
+from pipeline.plan.chosen_plan import find_data, make_plan
+from pipeline.plan.located_checkpoint import locate, locate_draft
 from pipeline.plan.plan import trial_words
 from pipeline.plan.suite_forms import form_notes
 from pipeline.run.attribution import Attribution

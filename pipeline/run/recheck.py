@@ -26,7 +26,9 @@ from pipeline.core.stage_record import StageSpec
 from pipeline.core.store import Store
 from pipeline.environments.environment import Accelerator, ensure, identity
 from pipeline.environments.settings import Settings
-from pipeline.plan.choices import choose_profile, locate_draft, refuse_unfit, registry_uri
+from pipeline.plan.choices import registry_uri
+from pipeline.plan.located_checkpoint import locate_draft
+from pipeline.plan.serving_profile import choose_profile, refuse_unfit
 from pipeline.plan.suitability import check_processor
 from pipeline.release.deployment import check_files, find_version, folder_of
 from pipeline.release.past_verdict import PastVerdict, read_past, refuse_code

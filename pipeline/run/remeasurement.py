@@ -26,8 +26,10 @@ from pipeline.core.stage_record import StageSpec
 from pipeline.core.store import Store
 from pipeline.environments.settings import Settings
 from pipeline.forecast.run_preflight import preflight_of
-from pipeline.plan.choices import Asked, Choices, find_data, locate, make_planner
+from pipeline.plan.choices import Asked, Choices
+from pipeline.plan.chosen_plan import find_data, make_planner
 from pipeline.plan.data_sources import SourceResolver
+from pipeline.plan.located_checkpoint import locate
 from pipeline.plan.of_speed import find_claims
 from pipeline.plan.plan import Plan
 from pipeline.release.past_verdict import PastVerdict

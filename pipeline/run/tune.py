@@ -45,7 +45,8 @@ from pipeline.forecast.preflight import refuse
 from pipeline.forecast.tuning_fit import misfit, skip_reason
 from pipeline.inspection.inspection import Inspection, inspect
 from pipeline.inspection.source import read_folder
-from pipeline.plan.choices import Request, choose, load_named_profile, locate, refuse_unfit
+from pipeline.plan.choices import Request, choose
+from pipeline.plan.located_checkpoint import locate
 from pipeline.plan.of_speed import measuring_of
 from pipeline.plan.of_tuning import (
     RACE,
@@ -60,6 +61,7 @@ from pipeline.plan.of_tuning import (
     make_stock,
 )
 from pipeline.plan.plan import VariantPlan
+from pipeline.plan.serving_profile import load_named_profile, refuse_unfit
 from pipeline.run.asking import Asking
 from pipeline.run.run_log import RunLog
 from pipeline.run.session import Session

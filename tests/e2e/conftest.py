@@ -17,7 +17,7 @@ from pipeline.checkpoint.demo_model import fetch_demo_package
 from pipeline.core.events import Silent
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
-from pipeline.plan.choices import choose_profile
+from pipeline.plan.serving_profile import choose_profile
 from pipeline.serving.server import Server
 from pipeline.serving.server_address import free_port
 from pipeline.stages.context import BOOTSTRAP

@@ -16,7 +16,9 @@ from pipeline.checkpoint.safetensors_header import read_header
 from pipeline.core.events import Silent
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import Settings, load_settings
-from pipeline.plan.choices import Request, choose, find_data, locate, make_plan
+from pipeline.plan.choices import Request, choose
+from pipeline.plan.chosen_plan import find_data, make_plan
+from pipeline.plan.located_checkpoint import locate
 from pipeline.run.session import Session
 
 # The first test may have to build the environments.

@@ -17,7 +17,9 @@ from pipeline.core.errors import ExitCode, PrepareError
 from pipeline.environments.settings import Settings
 from pipeline.forecast.machine import Machine
 from pipeline.forecast.run_preflight import early_faults, preflight_of
-from pipeline.plan.choices import Request, choose, find_data, locate, make_plan
+from pipeline.plan.choices import Request, choose
+from pipeline.plan.chosen_plan import find_data, make_plan
+from pipeline.plan.located_checkpoint import locate
 from pipeline.run.forecast import forecast
 from pipeline.run.model import run_model
 

@@ -21,15 +21,9 @@ from pipeline.checkpoint.folder import Checkpoint
 from pipeline.core.errors import CheckpointError, UsageError
 from pipeline.core.stage_record import StageSpec
 from pipeline.environments.settings import Settings
-from pipeline.plan.choices import (
-    Choices,
-    Request,
-    choose,
-    find_data,
-    locate,
-    locate_draft,
-    make_plan,
-)
+from pipeline.plan.choices import Choices, Request, choose
+from pipeline.plan.chosen_plan import find_data, make_plan
+from pipeline.plan.located_checkpoint import locate, locate_draft
 from recipes.catalog import RECIPES, load_profile
 
 

@@ -17,7 +17,9 @@ from pipeline.core.errors import CheckpointError, UsageError
 from pipeline.core.stage_record import StageSpec
 from pipeline.core.store import Store
 from pipeline.environments.settings import Settings
-from pipeline.plan.choices import Request, choose, find_data, locate, make_plan
+from pipeline.plan.choices import Request, choose
+from pipeline.plan.chosen_plan import find_data, make_plan
+from pipeline.plan.located_checkpoint import locate
 from pipeline.run.forecast import Forecast, forecast
 from recipes import catalog
 

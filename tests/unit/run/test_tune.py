@@ -26,8 +26,8 @@ from pipeline.core.errors import ExitCode, ServingError, UsageError
 from pipeline.core.store import Store
 from pipeline.environments.settings import Settings
 from pipeline.forecast.machine import Machine
-from pipeline.plan.choices import check_told_gain, fit_here
 from pipeline.plan.of_tuning import TuningPlanner, find_claim, make_entrant, make_stock
+from pipeline.plan.serving_profile import check_told_gain, fit_here
 from pipeline.release.promotion import Order, choose_variants
 from pipeline.run.run_log import NotingProgress, RunLog
 from pipeline.run.stage_runner import StageRunner

@@ -1,0 +1,95 @@
+"""The serving profile that a run takes: found, fitted to this machine, and seen to be sound."""
+
+from __future__ import annotations
+
+from artifacts.deployable import ACCEPTANCE_KEY
+from artifacts.evidence.tuned_check import check_tuned
+from artifacts.serving_arguments import ServingArguments
+from pipeline.core.cpu_features import cpu_features, limiting_variables
+from pipeline.core.errors import UsageError
+from pipeline.core.hardware import gpu_name, hardware
+from pipeline.core.store import Store
+from pipeline.environments.settings import Settings
+from pipeline.plan.suitability import check_processor
+from recipes import catalog
+from recipes.schema import ServingProfile
+
+
+def choose_profile(name: str) -> ServingProfile:
+    """The profile of that name, fitted to this machine's CPU where it serves on that.
+
+    'auto' goes by the GPU's name, and is 'cpu' without a GPU.
+
+    Raises:
+        UsageError: there is no such profile, or this CPU cannot serve as it says.
+    """
+    profile = load_named_profile(name)
+    return fit_here(profile) if profile.accelerator == "cpu" else profile
+
+
+def fit_here(profile: ServingProfile) -> ServingProfile:
+    """A CPU's profile as this machine can serve it.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    features = cpu_features()
+    fitted = profile.fit_to(features)
+    check_processor(fitted, features)
+    environment = {**fitted.environment, **limiting_variables()}
+    return fitted.model_copy(update={"environment": environment})
+
+
+def load_named_profile(name: str) -> ServingProfile:
+    """The profile as its file has it."""
+    if name != "auto":
+        return catalog.load_profile(name)
+    gpu = gpu_name()
+    if gpu is None:
+        return catalog.load_profile("cpu")
+    profile = catalog.profile_for_gpu(gpu)
+    if profile is None:
+        raise UsageError(
+            f"no serving profile is known for the GPU '{gpu}'",
+            where="--profile auto",
+            cure=f"choose one of {', '.join(catalog.profile_names())}, or give the path of a "
+            "YAML file of your own (docs/recipes.md)",
+        )
+    return profile
+
+
+def refuse_unfit(profile: ServingProfile, asked: str) -> None:
+    """Refuse to promote what is decoded by a rule that answers do not come from the model by.
+
+    Raises:
+        UsageError: the profile has such a rule.
+    """
+    speculative = profile.speculative
+    if speculative is not None and (why := speculative.unfit(profile.engine)):
+        raise UsageError(
+            f"nothing that is served with '{speculative.rejection_sample_method}' is promoted: "
+            f"{why}",
+            where=f"--profile {asked}, key {ACCEPTANCE_KEY}",
+            cure="take 'standard'; `prepare model --no-promote` measures it and promotes nothing",
+        )
+
+
+def check_told_gain(profile: ServingProfile, asked: str, settings: Settings) -> str:
+    """How what the profile says of its tuning was found, in words; '' where it says nothing.
+
+    Raises:
+        UsageError: the run that it names says something else.
+    """
+    told = profile.tuned
+    if told is None:
+        return ""
+    is_here = hardware(profile.accelerator) == told.hardware
+    serving = ServingArguments.of(profile, is_baseline=False) if is_here else None
+    check = check_tuned(told, serving, Store(settings.store))
+    if check.state == "differs":
+        raise UsageError(
+            f"what the profile says of its tuning is not so: {check.why}",
+            where=f"--profile {asked}, key tuned",
+            cure="leave the key 'tuned' out, or take the profile as `prepare tune` wrote it",
+        )
+    return check.words
