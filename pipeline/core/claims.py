@@ -15,6 +15,7 @@ do no harm, which is for each user of a claim to see to (`store.py`, `eval_gates
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import platform
 import signal
@@ -230,7 +231,16 @@ class Claims:
             since=datetime.now(UTC).isoformat(timespec="seconds"),
         )
         claim = Claim(self, key, number, owner)
-        if not self.shelf.create(claim.name, claim.content):
+        try:
+            created = self.shelf.create(claim.name, claim.content)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            # Where there is no room for a word there may be for a name, and what is to be removed
+            # has to be claimed, too. Nobody can tell whose it is, so its silence ends it.
+            claim.content = b""
+            created = self.shelf.create(claim.name, claim.content)
+        if not created:
             return None
         # Somebody may have made this generation, released it, and been followed, before we made it
         # once more: then a higher one is there.

@@ -6,6 +6,7 @@ Layout, below the store's URL::
     blobs/<sha256>                the content of files, each once
     claims/<key>/...              claims.py
     answers/<digest>.*.jsonl      parts of answer books
+    unfinished/<stage>/...        what a try has measured that is not to be measured anew
     trials/, runs/<run>.json      as in the folder
 
 A stage is there if and only if its first object is, which is written last, and only if there is
@@ -165,6 +166,43 @@ class Origin:
                     self._link(self._fetch_blob(blob), path)
             flush_folder(beside)
             beside.rename(final)
+
+    def give_unfinished(self, folder: Path, names: Iterable[str]) -> None:
+        """Let a try at a stage on another node go on with these files of the folder.
+
+        Args:
+            folder: of a try that has ended, named by its claim.
+            names: files, or folders, which stay: they are large, and can be made again.
+        """
+        for name in names:
+            if (folder / name).is_file():
+                content = (folder / name).read_bytes()
+                self.objects.put(f"unfinished/{folder.parent.name}/{folder.name}/{name}", content)
+
+    def fetch_unfinished(self, final: Path, latest: str) -> None:
+        """Have here what a later try than `latest`, of a folder's name, has left elsewhere."""
+        place = f"unfinished/{final.parent.name}"
+        found = [PurePosixPath(name) for name in self.objects.names(place)]
+        tries = {path.parts[0] for path in found if path.parts[0].startswith(f"{final.name}.")}
+        last = max(tries, default="")
+        if last <= latest:
+            return
+        beside = final.with_name(f".{last}.{os.getpid()}")
+        with keep_private():
+            beside.mkdir(parents=True, exist_ok=True)
+            for path in found:
+                content = self.objects.get(f"{place}/{path}") if path.parts[0] == last else None
+                if content is not None:
+                    (beside / path.name).write_bytes(content)
+        with suppress(FileExistsError, OSError):
+            beside.rename(final.with_name(last))
+
+    def forget_unfinished(self, final: Path) -> None:
+        """The stage is done: nobody goes on with it."""
+        place = f"unfinished/{final.parent.name}"
+        for name in self.objects.names(place):
+            if name.startswith(f"{final.name}."):
+                self.objects.remove(f"{place}/{name}")
 
     def fetch_parts(self, folder: str, names: Iterable[str]) -> None:
         """Have these small objects of a folder as files of the cache."""

@@ -106,8 +106,8 @@ def create_exclusively(path: Path, content: bytes, *, flush: bool) -> bool:
         flush: wait until the disk has the content.
     """
     beside = _beside(path)
-    _write_new(beside, content, os.O_EXCL, flush=flush)
     try:
+        _write_new(beside, content, os.O_EXCL, flush=flush)
         # os.link, not Path: what NFS answers to a request that it got twice is looked into.
         os.link(beside, path)
     except FileExistsError:

@@ -77,6 +77,8 @@ class Store:
     def unfinished_folder(self, stage: str, key: str) -> Path:
         """Where it writes, and a killed try has left what it wrote."""
         final = self._folder(stage, key)
+        if self.origin is not None:
+            self.origin.fetch_unfinished(final, _latest_try(final))
         return next(iter(_unfinished(final)), final.with_name(f"{key}{PARTIAL}"))
 
     @cached_property
@@ -212,6 +214,8 @@ class Store:
         final = self._folder(stage, key)
         with self.hold(key, waits) as claim:
             with self.explain_errors():
+                if self.origin is not None and resumed:
+                    self.origin.fetch_unfinished(final, _latest_try(final))
                 partial = _take_unfinished(final, claim)
             # Only now: who had it before us cannot finish it any more.
             if self._is_done(stage, key):
@@ -227,20 +231,30 @@ class Store:
                 handed_out = partial.stat()
             try:
                 yield partial
-            except OSError as error:
-                if _means_full_disk(error):
-                    raise self._disk_full() from error
-                if not claim.is_ours():  # so our folder has another name now
-                    raise claim.lost() from error
+            except BaseException as error:
+                with contextlib.suppress(StoreError, OSError):
+                    self._leave_unfinished(partial, resumed)
+                if isinstance(error, OSError):
+                    # Of what goes wrong in a stage, only these are surely the store's trouble.
+                    if _means_full_disk(error):
+                        raise self._disk_full() from error
+                    if not claim.is_ours():  # so our folder has another name now
+                        raise claim.lost() from error
                 raise
             with self.explain_errors():
                 if not (partial / RECORD).is_file():
                     if resumed:
+                        self._leave_unfinished(partial, resumed)
                         return
                     raise StoreError("a stage ended without a record", where=str(partial))
                 flush_to_disk(partial)
                 self._publish(partial, handed_out, final, claim)
                 flush_folder(final.parent)
+
+    def _leave_unfinished(self, partial: Path, resumed: Collection[str]) -> None:
+        """Let a try on another node go on with what this one leaves."""
+        if self.origin is not None:
+            self.origin.give_unfinished(partial, resumed)
 
     def _folder(self, stage: str, key: str) -> Path:
         return self.root / "stages" / stage / key
@@ -278,6 +292,7 @@ class Store:
                     if self.origin.publish(partial, record, claim.is_ours):
                         self._here.add((stage, key))
                         partial.rename(final)
+                        self.origin.forget_unfinished(final)
                         return
                 else:
                     partial.rename(final)
@@ -400,6 +415,11 @@ def _unfinished(final: Path) -> list[Path]:
     found = [path for name in names for path in final.parent.glob(name)]
     # One that no claim names was begun by who only looks what is to be done, or an older prepare.
     return sorted(found, key=lambda path: (path.name.count("."), path.name), reverse=True)
+
+
+def _latest_try(final: Path) -> str:
+    """The name of what the last try at that stage has left here; "" where no claim names any."""
+    return next((p.name for p in _unfinished(final) if p.name.count(".") > 1), "")
 
 
 def _take_unfinished(final: Path, claim: Claim) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -203,6 +204,58 @@ def test_a_folder_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert create_exclusively(tmp_path / "name", b"first", flush=True)
     assert not create_exclusively(tmp_path / "name", b"second", flush=True)
     assert (tmp_path / "name").read_bytes() == b"first"
+
+
+class FullShelf(FolderShelf):
+    """On a disk that becomes full."""
+
+    is_full = False
+
+    def put(self, name: str, content: bytes) -> None:
+        if self.is_full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        super().put(name, content)
+
+
+def test_on_a_disk_that_became_full_it_is_given_back_all_the_same(tmp_path: Path) -> None:
+    shelf = FullShelf(tmp_path)
+    claims = Claims(shelf, seconds=60)
+    with claims.hold("key"):
+        shelf.is_full = True
+    assert not claims.is_held("key")
+    with claims.hold_if_free("key") as claim:
+        assert claim is not None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts a small disk")
+def test_a_store_on_a_disk_that_is_full(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "none", disk]).returncode:
+        pytest.skip("this machine lets nobody mount a small disk")
+    try:
+        store = Store(disk / "store")
+        store.new_run_folder("r")
+
+        def write(size: int, key: str = "abc") -> None:
+            with store.open_for_writing("judge", key) as folder:
+                assert folder is not None
+                (folder / "weights").write_bytes(b"x" * size)
+                write_atomically(folder / RECORD, stage_record(key=key).model_dump_json())
+
+        with pytest.raises(StoreError, match="disk is full"):
+            write(10**6)
+        assert store.find("judge", "abc") is None
+        write(1000)
+        assert store.find("judge", "abc") == stage_record()
+        with pytest.raises(OSError, match="No space"):
+            (disk / "filled").write_bytes(b"x" * 10**6)
+        with pytest.raises(StoreError, match="disk is full"):
+            write(1000, "b")
+        store.discard("judge", "abc")  # so room can be made
+        assert store.find("judge", "abc") is None
+    finally:
+        subprocess.run(["umount", disk], check=True)
 
 
 # --- any order of steps -------------------------------------------------------------------------

@@ -199,6 +199,42 @@ def test_who_is_done_first_counts(here: Node, there: Node) -> None:
     assert here.outputs() == there.outputs() == {"weights": "first"}
 
 
+class TestWhatIsMeasured:
+    """Loads of a claim on speed that is not over: measured anew they would be another chance."""
+
+    def go_on(self, node: Node, loads: str, is_over: bool = False) -> str:
+        with node.store.open_for_writing("judge", "abc", ["loads"]) as folder:
+            assert folder is not None
+            file = folder / "loads"
+            before = file.read_text() if file.exists() else ""
+            file.write_text(before + loads)
+            if is_over:
+                write_atomically(folder / RECORD, stage_record().model_dump_json())
+        return before
+
+    def test_another_node_goes_on_with_it(self, here: Node, there: Node) -> None:
+        assert self.go_on(here, "a") == ""
+        assert (there.store.unfinished_folder("judge", "abc") / "loads").read_text() == "a"
+        assert self.go_on(there, "b") == "a"
+        assert self.go_on(there, "c") == "ab"
+        assert self.go_on(here, "d") == "abc"
+        assert self.go_on(there, "e", is_over=True) == "abcd"
+        folder = here.store.stage_folder("judge", "abc")
+        assert (folder / "loads").read_text() == "abcde"
+        assert here.objects.names("unfinished") == []
+
+    def test_what_an_error_ended_is_gone_on_with(self, here: Node, there: Node) -> None:
+        def fail() -> None:
+            with here.store.open_for_writing("judge", "abc", ["loads"]) as folder:
+                assert folder is not None
+                (folder / "loads").write_text("a")
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            fail()
+        assert self.go_on(there, "b") == "a"
+
+
 def test_damage_in_the_store_is_told_and_not_used(here: Node, there: Node) -> None:
     here.finish(weights="w" * 1000)
     assert here.store.origin is not None
