@@ -110,7 +110,7 @@ ExecutorOption = Annotated[
     str | None,
     setting(
         "--executor",
-        "Where stages run: local, or ray. Default: as the settings file has it, else local.",
+        "Where stages run: local, ray or slurm. Default: as the settings file has it, else local.",
         metavar="KIND",
     ),
 ]

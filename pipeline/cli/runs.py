@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from typing import TYPE_CHECKING
 
 import typer
@@ -10,10 +11,12 @@ import typer
 from pipeline.cli.options import JsonOption, RunArgument, StoreOption
 from pipeline.cli.tables import print_json, print_run, print_stages, print_table
 from pipeline.cli.tuning_tables import print_tuning
-from pipeline.core.errors import StoreError
+from pipeline.core.errors import StoreError, from_dict
 
 if TYPE_CHECKING:
     from artifacts.run_record import RunReport
+
+SECONDS_BETWEEN_LOOKS = 1.0
 
 app = typer.Typer(
     rich_markup_mode=None, no_args_is_help=True, help="Runs: what was done, and its evidence."
@@ -89,6 +92,55 @@ def show(
     else:
         print_run(report)
     print_stages(report, found)
+
+
+@app.command("attach")
+def attach(
+    run: RunArgument = "latest",
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Follow a run that goes on elsewhere until it ends, and exit as it did.
+
+    What is read is its record in the store, so it may be on any machine that shares that.
+    Ctrl-C leaves it alone. Of a run whose process was killed it says so, and exits with 1.
+
+    Examples
+
+      sbatch --wrap "prepare model ./my-checkpoint --store /shared/store"
+
+      prepare runs attach --store /shared/store
+    """
+    from artifacts.kept_runs import find_run
+    from pipeline.cli.display import open_display
+    from pipeline.core.store import Store
+    from pipeline.environments.settings import load_settings
+
+    found = Store(load_settings(store).store)
+    report = find_run(found, run)
+    told = 0
+    with open_display(as_json=as_json) as progress:
+        while True:
+            for text in report.notes[told:]:
+                progress.note(text)
+            told = len(report.notes)
+            if report.status != "running":
+                break
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+            report = find_run(found, report.run)
+    if as_json:
+        print(report.model_dump_json(indent=1))
+    elif report.error is None and report.tuning is None:
+        print_run(report)
+    if report.error is not None:
+        print(f"error: {from_dict(report.error)}", file=sys.stderr)
+    if report.status == "killed":
+        raise StoreError(
+            f"the run {report.run} was killed",
+            where=str(found.root / "runs" / report.run),
+            cure="the command that began it continues where it stopped",
+        )
+    raise typer.Exit(report.exit_code or 0)
 
 
 @app.command("trials")

@@ -12,6 +12,7 @@ from pipeline.environments.settings import Settings, find_settings_file
 from pipeline.run.executors.executor import Executor, Job, Listener, Options, Place
 from pipeline.run.executors.local import LocalOptions
 from pipeline.run.executors.ray import RayOptions
+from pipeline.run.executors.slurm import SlurmOptions
 from recipes.described_file import shorten, validate
 
 __all__ = ["EXECUTORS", "Executor", "Job", "Listener", "Options", "Place", "executor_of"]
@@ -19,6 +20,7 @@ __all__ = ["EXECUTORS", "Executor", "Job", "Listener", "Options", "Place", "exec
 EXECUTORS: dict[str, type[Options]] = {
     "local": LocalOptions,
     "ray": RayOptions,
+    "slurm": SlurmOptions,
 }
 
 

@@ -14,10 +14,8 @@ import select
 import signal
 import socket
 import threading
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -31,6 +29,12 @@ from pipeline.core.process_environment import Need, stage_environment, travellin
 from pipeline.run.executors.events import pass_on
 from pipeline.run.executors.executor import Listener, Options
 from pipeline.run.executors.forks import ForkedProcess, Forks
+from pipeline.run.executors.resources import (
+    Resources,
+    count_room,
+    most_frequent,
+    words_of,
+)
 from pipeline.run.executors.stage_process import check_end, stage_in, start
 
 SECONDS_TO_REACH = 5.0
@@ -71,29 +75,6 @@ class RayOptions(Options):
         return RayExecutor(self)
 
 
-@dataclass(frozen=True)
-class Resources:
-    """What a node has, or a piece of work takes of one."""
-
-    cpus: float
-    gpus: float
-
-    def holds(self, part: Resources) -> bool:
-        """Whether there is as much."""
-        return self.cpus >= part.cpus and self.gpus >= part.gpus
-
-    def taken_by(self, needs: Needs) -> Resources:
-        """What work with these needs takes of a node that has this much."""
-        if needs.exclusive:
-            return self
-        return Resources(self.cpus if needs.cpus == "all" else 1, needs.gpus)
-
-    def count(self, part: Resources) -> int:
-        """How often the part is in it."""
-        times = [self.cpus // part.cpus, *([self.gpus // part.gpus] if part.gpus else [])]
-        return int(min(times))
-
-
 class RayExecutor:
     """The executor of a Ray cluster; see executor.py."""
 
@@ -108,15 +89,14 @@ class RayExecutor:
         Raises:
             UsageError: no node of the cluster has as much.
         """
-        nodes = self._nodes(needs)
-        if not nodes:
+        node = most_frequent(self._nodes(), needs)
+        if node is None:
             raise UsageError(
-                f"no node of the Ray cluster has {_words(needs)}",
+                f"no node of the Ray cluster has {words_of(needs)}",
                 where=f"executor ray, address {self._options.address}",
                 cure="choose a profile for fewer GPUs, or add such a node: `ray status` lists them",
             )
-        # The most frequent kind of node, so that what is compared is measured alike.
-        return RayPlace(needs, nodes.most_common(1)[0][0].taken_by(needs), self._options)
+        return RayPlace(needs, node.taken_by(needs), self._options)
 
     def obstacle(self) -> str:
         """There is always a place in the queue."""
@@ -124,16 +104,13 @@ class RayExecutor:
 
     def count_room(self, needs: Needs) -> int:
         """How many such pieces of work could run side by side if nothing else ran."""
-        found = self._nodes(needs).items()
-        return sum(number * node.count(node.taken_by(needs)) for node, number in found)
+        return count_room(self._nodes(), needs)
 
-    def _nodes(self, needs: Needs) -> Counter[Resources]:
-        """The kinds of nodes that have as much, and how many of each there are."""
+    def _nodes(self) -> list[Resources]:
         import ray
 
         has = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        nodes = [Resources(each.get("CPU", 0), each.get("GPU", 0)) for each in has]
-        return Counter(node for node in nodes if node.holds(Resources(1, needs.gpus)))
+        return [Resources(each.get("CPU", 0), each.get("GPU", 0)) for each in has]
 
 
 class RayPlace:
@@ -225,7 +202,7 @@ class RayJob:
         from ray.exceptions import NodeDiedError, RayError, WorkerCrashedError
 
         if not ray.wait([self._place.group.ready()], timeout=SECONDS_UNTIL_TOLD)[0]:
-            words = _words(self._place.needs)
+            words = words_of(self._place.needs)
             listener.note(f"{self._task.stem}: waits for {words} on the Ray cluster")
         try:
             failure = pass_on(self._lines(), listener)
@@ -343,8 +320,3 @@ def _lines_of(process: ForkedProcess) -> Iterator[bytes]:
             yield line  # a list is not sent what Ray sends
         if not chunk:
             return
-
-
-def _words(needs: Needs) -> str:
-    gpus = f"{needs.gpus} GPUs" if needs.gpus else "a CPU"
-    return f"a node of its own with {gpus}" if needs.exclusive else gpus

@@ -21,7 +21,7 @@ from pipeline.core.store import Store
 from recipes.policy import AskedRouge
 
 WORKER = """#!/bin/sh
-echo "$$ ${{CUDA_VISIBLE_DEVICES-unset}} ${{SLURMD_NODENAME-}}" >> {begun}
+echo "$$ ${{CUDA_VISIBLE_DEVICES-unset}}" >> {begun}
 while [ ! -e {gate} ]; do sleep 0.1; done
 exec {python} "$@"
 """
@@ -91,7 +91,7 @@ class TinyStages:
         self._gate.touch()
 
     def begun(self) -> list[list[str]]:
-        """Process id, GPUs and node's name of each worker that has begun so far."""
+        """Process id and GPUs of each worker that has begun so far."""
         lines = self._begun.read_text().splitlines() if self._begun.exists() else []
         return [line.split(" ") for line in lines]
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,9 @@ from artifacts.registry.mlflow_registry import MlflowRegistry
 from artifacts.registry.registry import TUPLE_TAG, Cause, Move
 from artifacts.run_record import RunReport
 from pipeline.cli.main import app
-from pipeline.core.errors import PrepareError, RegistryError, UsageError
+from pipeline.core.errors import PrepareError, RegistryError, StoreError, UsageError
 from pipeline.core.store import Store, write_atomically
+from pipeline.run.run_log import RunLog
 
 FIRST, SECOND = "20261120-090000-000001", "20261121-100000-000001"
 
@@ -57,6 +60,29 @@ def complaint(kind: type[PrepareError], *arguments: str) -> PrepareError:
 
 def put_run(store: Store, report: RunReport) -> None:
     write_atomically(store.new_run_folder(report.run) / RUN_RECORD, report.model_dump_json())
+
+
+def test_who_attaches_hears_what_the_run_says_until_it_ends(tmp_path: Path) -> None:
+    log = RunLog(Store(tmp_path / "store"), "model", dict(COMMAND))
+    log.note("before")
+    attach = [sys.executable, "-P", "-m", "pipeline.cli.main", "runs", "attach"]
+    with subprocess.Popen(
+        [*attach, "--store", str(tmp_path / "store")], stderr=subprocess.PIPE, text=True
+    ) as follower:
+        assert follower.stderr is not None
+        assert follower.stderr.readline() == "before\n"
+        log.note("meanwhile")
+        assert follower.stderr.readline() == "meanwhile\n"
+        assert follower.poll() is None
+        log.finish("finished", 5)
+        assert follower.wait(timeout=30) == 5
+
+
+def test_a_run_that_was_killed_is_not_waited_for(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    put_run(store, run_report().model_copy(update={"run": FIRST, "status": "running"}))
+    error = complaint(StoreError, "runs", "attach", "--store", str(tmp_path / "store"))
+    assert FIRST in error.where
 
 
 @pytest.fixture

@@ -308,6 +308,8 @@ class TestChosenBySettings:
             ("executor: {kind: ray, address: ray://head:10001}", "executor.address"),
             ("executor: {kind: local, address: here}", "executor.address"),
             ("executor: {address: here}", "executor.kind"),
+            ("executor: {kind: slurm, cpus_per_gpu: 0}", "executor.cpus_per_gpu"),
+            ("executor: {kind: slurm, flags: [-N2]}", "executor.flags"),
         ],
     )
     def test_a_wrong_key_is_named(
@@ -326,6 +328,14 @@ class TestChosenBySettings:
         asked = {"kind": "ray", "address": "head:6379"}
         assert load_settings(executor="ray").executor == asked
         assert load_settings().executor == asked
+
+    def test_slurm_is_used_where_jobs_are_submitted(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        settings = self.settings(tmp_path, monkeypatch, "executor: slurm")
+        monkeypatch.setenv("PATH", str(tmp_path))
+        with pytest.raises(UsageError, match="sbatch"):
+            executor_of(settings)
 
     def test_a_package_that_is_missing(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -1,0 +1,54 @@
+"""What the nodes of a cluster have, and how much of it a piece of work takes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from pipeline.core.needs import Needs
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What a node has, or a piece of work takes of one."""
+
+    cpus: float
+    gpus: float
+
+    def holds(self, needs: Needs) -> bool:
+        """Whether the work could run on a node that has this much."""
+        return self.cpus >= 1 and self.gpus >= needs.gpus
+
+    def taken_by(self, needs: Needs) -> Resources:
+        """What the work takes of a node that has this much."""
+        if needs.exclusive:
+            return self
+        return Resources(self.cpus if needs.cpus == "all" else 1, needs.gpus)
+
+    def count(self, part: Resources) -> int:
+        """How often the part is in it."""
+        times = [self.cpus // part.cpus, *([self.gpus // part.gpus] if part.gpus else [])]
+        return int(min(times))
+
+
+def count_room(nodes: Iterable[Resources], needs: Needs) -> int:
+    """How many such pieces of work could run side by side if nothing else ran."""
+    return sum(node.count(node.taken_by(needs)) for node in nodes if node.holds(needs))
+
+
+def most_frequent(nodes: Iterable[Resources], needs: Needs) -> Resources | None:
+    """Of the kinds of nodes that have as much the most frequent; None where there is none.
+
+    Nodes of one kind, so that what is compared is measured alike.
+    """
+    found = Counter(node for node in nodes if node.holds(needs)).most_common(1)
+    return found[0][0] if found else None
+
+
+def words_of(needs: Needs) -> str:
+    """What is needed, for a message."""
+    gpus = {0: "a core", 1: "1 GPU"}.get(needs.gpus, f"{needs.gpus} GPUs")
+    if needs.exclusive:
+        return "a node of its own" + f" with {gpus}" * bool(needs.gpus)
+    return "all cores of a node" if needs.cpus == "all" and not needs.gpus else gpus

@@ -1,0 +1,315 @@
+"""Runs work as jobs of Slurm, one each, submitted by `sbatch`.
+
+A job's events go to a file beside its log, in the run's folder on the store that all nodes share;
+the driver reads what is appended there. So jobs go on where the driver is killed or its shell goes
+away: each ends by itself, and what it has done is found in the store. A job that is preempted, or
+whose node is lost, is requeued by Slurm and does its work again. Its processes are Slurm's to end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, field_validator
+
+from pipeline.core.credentials import hand_on
+from pipeline.core.errors import StageError, UsageError
+from pipeline.core.needs import Needs
+from pipeline.core.private_files import FOR_OTHERS, open_log
+from pipeline.core.process_environment import Need, stage_environment
+from pipeline.run.executors.events import pass_on
+from pipeline.run.executors.executor import Listener, Options
+from pipeline.run.executors.resources import Resources, count_room, words_of
+from pipeline.run.executors.stage_process import check_end, stage_in
+
+SECONDS_BETWEEN_READS = 0.2
+SECONDS_BETWEEN_LOOKS = 3.0  # at the queue: hundreds of drivers may share one controller
+SECONDS_TO_ANSWER = 60.0
+SECONDS_TO_END = 90.0  # Slurm gives a job 30 between SIGTERM and SIGKILL, if not told otherwise
+SECONDS_TO_BE_SEEN = 60.0  # as long as NFS may keep what another node has written from being seen
+# Of squeue(1): a job in any other state goes on, or is begun again.
+OVER = (
+    *("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "DEADLINE"),
+    *("OUT_OF_MEMORY", "NODE_FAIL", "BOOT_FAIL", "PREEMPTED", ""),
+)
+# -P: a folder called 'pipeline' in the working directory must not shadow ours.
+STAGE_RUN = ("-P", "-m", "pipeline.cli.main", "stage", "run")
+SCRIPT = """
+[ "${{SLURM_RESTART_COUNT:-0}}" = 0 ] || echo {requeued}
+{hide_gpus}
+{command}
+echo "{{\\"event\\": \\"ended\\", \\"exit_code\\": $?}}"
+"""
+
+
+class SlurmOptions(Options):
+    """Work is done in jobs of Slurm."""
+
+    kind: Literal["slurm"] = Field("slurm", description="jobs of Slurm")
+    partition: str | None = Field(None, description="of the jobs; without it Slurm's default")
+    account: str | None = Field(None, description="that the jobs are charged to")
+    gpu_kind: str | None = Field(None, description="kind of GPU (gres/gpu), such as h100")
+    cpus_per_gpu: int | None = Field(None, ge=1, description="cores that go with each GPU")
+    time: str | None = Field(None, description="limit of each job, as sbatch has it: '4:00:00'")
+    python: str = Field(
+        sys.executable, description="interpreter with this prepare on the nodes, or in a container"
+    )
+    home: Path | None = Field(
+        None,
+        description="folder of the managed environments on each node; without it, where "
+        "PREPARE_HOME of the driver or the node's own settings have it",
+    )
+    flags: list[str] = Field(
+        [], description="further ones of sbatch, such as --container-image=... of Pyxis, --qos=..."
+    )
+
+    @field_validator("flags")
+    @classmethod
+    def _are_flags(cls, flags: list[str]) -> list[str]:
+        for flag in flags:
+            if not re.match(r"--[a-z]", flag):
+                raise ValueError(f"{flag!r} does not begin with '--'")
+        return flags
+
+    def open(self) -> SlurmExecutor:
+        """The executor; raises UsageError where Slurm's commands are missing or get no answer."""
+        for command in ("sbatch", "squeue", "scancel", "sinfo"):
+            if shutil.which(command) is None:
+                raise UsageError(
+                    f"the executor 'slurm' needs the command {command}",
+                    where="executor slurm",
+                    cure="run this where jobs are submitted, such as a login node",
+                )
+        return SlurmExecutor(self)
+
+    def flags_for(self, needs: Needs) -> list[str]:
+        """What sbatch is told of a piece of work with these needs: one node, and what it takes."""
+        whole = needs.exclusive or (needs.cpus == "all" and not needs.gpus)
+        kind = f"{self.gpu_kind}:" if self.gpu_kind else ""
+        said = {
+            "nodes": "1",
+            "ntasks": "1",
+            "partition": self.partition,
+            "account": self.account,
+            "time": self.time,
+            "gres": f"gpu:{kind}{needs.gpus}" if needs.gpus else None,
+            "cpus-per-gpu": self.cpus_per_gpu if needs.gpus else None,
+            "mem": "0" if whole else None,  # all of the node's
+        }
+        flags = [f"--{name}={value}" for name, value in said.items() if value is not None]
+        return [*flags, *(["--exclusive"] if whole else []), *self.flags]
+
+
+class SlurmExecutor:
+    """The executor of a Slurm cluster; see executor.py."""
+
+    has_our_environments = False
+
+    def __init__(self, options: SlurmOptions) -> None:
+        self._options = options
+        self._check = cache(self._check_possible)
+
+    def find_room(self, needs: Needs) -> SlurmPlace:
+        """A place in the cluster's queue.
+
+        Raises:
+            UsageError: Slurm would not take such a job, with its own reason.
+        """
+        self._check(needs)
+        return SlurmPlace(needs, self._options)
+
+    def obstacle(self) -> str:
+        """There is always a place in the queue."""
+        return "room on the Slurm cluster"
+
+    def count_room(self, needs: Needs) -> int:
+        """How many such pieces of work could run side by side if nothing else ran."""
+        partition = self._options.partition
+        flags = [f"--partition={partition}"] if partition else []
+        # Nodes by name, each once: cores and GPUs, such as "2 gpu:h100:2(S:0)".
+        nodes = ask("sinfo", "--Node", "--noheader", "--format=%N %c %G", *flags).splitlines()
+        return count_room(map(self._resources, sorted(set(nodes))), needs)
+
+    def _resources(self, line: str) -> Resources:
+        _, cpus, gres = line.split(maxsplit=2)
+        kind = re.escape(self._options.gpu_kind or "") or r"[^:,(]+"
+        counts = re.findall(rf"gpu:{kind}:(\d+)", gres)
+        if self._options.gpu_kind is None:
+            counts += re.findall(r"gpu:(\d+)", gres)
+        return Resources(int(cpus), sum(map(int, counts)))
+
+    def _check_possible(self, needs: Needs) -> None:
+        try:
+            ask("sbatch", "--test-only", *self._options.flags_for(needs), "--wrap=true")
+        except StageError as error:
+            raise UsageError(
+                f"Slurm takes no job that needs {words_of(needs)}: {error.what}",
+                where="executor slurm",
+                cure="choose a profile for fewer GPUs, or correct partition, account, gpu_kind, "
+                "time or flags of the settings file's executor",
+            ) from error
+
+
+class SlurmPlace:
+    """Room for one job after another; see executor.py."""
+
+    def __init__(self, needs: Needs, options: SlurmOptions) -> None:
+        self._needs = needs
+        self._options = options
+
+    def submit(self, task: Path, log: Path) -> SlurmJob:
+        """Queue a job for the work that the file describes."""
+        events = log.with_suffix(".events")
+        with open_log(events) as file:
+            file.truncate(0)
+        open_log(log).close()
+        number = ask(*self._command(task, log, events), variables=self._variables(task))
+        # Behind the number there may be the name of a cluster.
+        return SlurmJob(number.strip().partition(";")[0], log)
+
+    def release(self) -> None:
+        """The job's room was Slurm's to give, and ends with it."""
+
+    def _command(self, task: Path, log: Path, events: Path) -> list[str]:
+        requeued = {"event": "note", "text": f"{task.stem}: requeued, and begun anew"}
+        script = SCRIPT.format(
+            requeued=shlex.quote(json.dumps(requeued)),
+            # Slurm itself leaves all of them to a job that asked for none.
+            hide_gpus="" if self._needs.gpus else "export CUDA_VISIBLE_DEVICES=",
+            command=shlex.join([self._options.python, *STAGE_RUN, str(task)]),
+        )
+        files = {"output": events, "error": log, "chdir": task.parent}
+        return [
+            *("sbatch", "--parsable", "--requeue", "--open-mode=append", "--export=ALL"),
+            f"--job-name={task.stem}",
+            # A percent sign stands for something in names of files.
+            *(f"--{name}={str(path).replace('%', '%%')}" for name, path in files.items()),
+            *self._options.flags_for(self._needs),
+            f"--wrap={script}",
+        ]
+
+    def _variables(self, task: Path) -> dict[str, str]:
+        """What the job's process is given, beside what Slurm sets."""
+        # The node may have to build the stage's environment first.
+        here = {**os.environ, **hand_on()}
+        given = stage_environment(here, stage_in(task), [Need.PACKAGES])
+        given.pop("CUDA_VISIBLE_DEVICES", None)
+        if self._options.home is not None:
+            given["PREPARE_HOME"] = str(self._options.home)
+        return {**given, **{name: here[name] for name in ("SLURM_CONF",) if name in here}}
+
+
+class SlurmJob:
+    """A job of Slurm's; see executor.py."""
+
+    def __init__(self, number: str, log: Path) -> None:
+        self.number = number
+        self._log = log
+        self._cancelled = False
+        self._exit_code: int | None = None
+        self._state = ""
+
+    def wait(self, listener: Listener) -> None:
+        """Pass events on until the job is over.
+
+        Raises:
+            PrepareError: what it reported, or a StageError when it died without a word.
+        """
+        failure = pass_on(self._lines(listener), listener)
+        if self._exit_code is None:
+            raise StageError(
+                f"job {self.number} of Slurm ended without a message"
+                + (f": {self._state}" if self._state else ""),
+                where=str(self._log),
+                cure="read the log, and `scontrol show job`; running the same command again "
+                "continues where it stopped",
+            )
+        check_end(self._exit_code, failure, self._log)
+
+    def cancel(self) -> None:
+        """End the job, and wait until Slurm has ended its processes."""
+        self._cancelled = True
+        ask("scancel", self.number)
+        deadline = time.monotonic() + SECONDS_TO_END
+        while not self._is_over() and time.monotonic() < deadline:
+            time.sleep(SECONDS_BETWEEN_READS)
+
+    def _lines(self, listener: Listener) -> Iterator[bytes]:
+        """What the job has written of events, until it says that it has ended or is gone."""
+        told = set()
+        last_look, end = time.monotonic(), float("inf")
+        with self._log.with_suffix(".events").open("rb") as file:
+            while time.monotonic() < end and not self._cancelled:
+                line = file.readline()
+                if line.endswith(b"\n"):
+                    if self._says_ended(line):
+                        return
+                    yield line
+                    continue
+                file.seek(-len(line), os.SEEK_CUR)  # the rest of the line is still to come
+                if time.monotonic() - last_look > SECONDS_BETWEEN_LOOKS:
+                    last_look = time.monotonic()
+                    if self._is_over():
+                        end = min(end, last_look + SECONDS_TO_BE_SEEN)
+                    elif self._state.startswith("PENDING") and self._state not in told:
+                        told.add(self._state)
+                        listener.note(f"{self._log.stem}: job {self.number} is {self._state}")
+                time.sleep(SECONDS_BETWEEN_READS)
+
+    def _says_ended(self, line: bytes) -> bool:
+        if not line.startswith(b'{"event": "ended"'):
+            return False
+        self._exit_code = int(json.loads(line)["exit_code"])
+        return True
+
+    def _is_over(self) -> bool:
+        """Whether Slurm has ended it; while the controller does not answer, it is not."""
+        try:
+            found = ask("squeue", "--noheader", f"--jobs={self.number}", "--format=%T (%r)")
+        except StageError as error:
+            if "Invalid job id" not in error.what:
+                return False
+            found = ""
+        state = found.strip().partition(" ")[0]
+        self._state = found.strip() if state not in OVER else state or self._state
+        return state in OVER
+
+
+def ask(*command: str, variables: Mapping[str, str] | None = None) -> str:
+    """What a command of Slurm's prints.
+
+    Raises:
+        StageError: it failed, with its own words.
+    """
+    try:
+        answer = subprocess.run(
+            command,
+            env=variables,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=SECONDS_TO_ANSWER,
+            check=False,
+            umask=FOR_OTHERS,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise StageError("Slurm's controller does not answer", where=command[0]) from error
+    if answer.returncode != 0:
+        said = answer.stderr.strip() or f"exit code {answer.returncode}"
+        raise StageError(
+            f"{command[0]} failed: {said}",
+            where="executor slurm",
+            cure="running the same command again continues where it stopped",
+        )
+    return answer.stdout

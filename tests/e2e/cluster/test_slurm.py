@@ -1,0 +1,168 @@
+"""A real Slurm of two nodes on this machine, with faked GPUs: quick stages as its jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from slurm_nodes import SlurmNodes, missing
+from tiny_stages import Heard, TinyStages, wait_until
+
+from pipeline.core.errors import EvaluationDataError, StageError, UsageError
+from pipeline.core.needs import Needs
+from pipeline.run.executors.slurm import SlurmExecutor, SlurmJob, SlurmOptions, ask
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(bool(missing()), reason=missing()),
+]
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmNodes]:
+    made = SlurmNodes(tmp_path_factory.mktemp("slurm"))
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture
+def executor(nodes: SlurmNodes, monkeypatch: pytest.MonkeyPatch) -> SlurmExecutor:
+    monkeypatch.setenv("SLURM_CONF", str(nodes.configuration))
+    return SlurmOptions(partition="all", gpu_kind="h100", time="10").open()
+
+
+@pytest.fixture
+def stages(tmp_path: Path) -> TinyStages:
+    return TinyStages(tmp_path)
+
+
+def submit(executor: SlurmExecutor, task: Path, **needs: Any) -> SlurmJob:
+    return executor.find_room(Needs(**needs)).submit(task, task.with_suffix(".log"))
+
+
+def node_of(job: SlurmJob) -> str:
+    return ask("squeue", f"--jobs={job.number}", "--noheader", "--format=%N").strip()
+
+
+def test_a_stage_runs_with_the_gpus_that_it_needs(
+    executor: SlurmExecutor, stages: TinyStages
+) -> None:
+    stages.let_go()
+    for name, gpus, seen in (("two", 2, {"0,1"}), ("one", 1, {"0", "1"}), ("none", 0, {""})):
+        task = stages.task(name)
+        submit(executor, task, gpus=gpus).wait(Heard())
+        assert stages.record(task) is not None
+        assert stages.begun()[-1][1] in seen
+
+
+def test_its_own_error_arrives_as_what_it_is(executor: SlurmExecutor, stages: TinyStages) -> None:
+    stages.let_go()
+    task = stages.task("wrong", folder=str(stages.folder / "none"))
+    task.write_text(task.read_text().replace('"carried"', '"folder"'))
+    with pytest.raises(EvaluationDataError):
+        submit(executor, task).wait(Heard())
+
+
+def test_room_is_what_the_nodes_have(executor: SlurmExecutor) -> None:
+    asked = (
+        Needs(),
+        Needs(gpus=1),
+        Needs(gpus=2),
+        Needs(cpus="all"),
+        Needs(gpus=1, exclusive=True),
+        Needs(gpus=4),
+    )
+    assert [executor.count_room(needs) for needs in asked] == [4, 4, 2, 2, 2, 0]
+    with pytest.raises(UsageError, match="4 GPUs"):
+        executor.find_room(Needs(gpus=4))
+
+
+def test_a_partition_that_there_is_not(executor: SlurmExecutor) -> None:
+    with pytest.raises(UsageError, match="partition"):
+        SlurmOptions(partition="moon").open().find_room(Needs())
+
+
+def test_a_measurement_has_its_node_alone(executor: SlurmExecutor, stages: TinyStages) -> None:
+    with ThreadPoolExecutor() as threads:
+        try:
+            jobs = [submit(executor, stages.task(f"alone{n}"), exclusive=True) for n in range(2)]
+            ends = [threads.submit(job.wait, Heard()) for job in jobs]
+            stages.wait_begun(2)
+            heard = Heard()
+            ends.append(threads.submit(submit(executor, stages.task("late")).wait, heard))
+            wait_until(lambda: heard.notes)
+            assert len(stages.begun()) == 2
+            assert sorted(map(node_of, jobs)) == ["n1", "n2"]
+            assert "PENDING" in heard.notes[0]
+        finally:
+            stages.let_go()
+        for end in ends:
+            end.result(timeout=100)
+
+
+def test_a_lost_node_s_job_is_done_on_another(
+    nodes: SlurmNodes, executor: SlurmExecutor, stages: TinyStages
+) -> None:
+    task, heard = stages.task("lost"), Heard()
+    job = submit(executor, task, gpus=1)
+    with ThreadPoolExecutor() as threads:
+        end = threads.submit(job.wait, heard)
+        stages.wait_begun(1)
+        first = node_of(job)
+        nodes.kill(first)
+        try:
+            wait_until(lambda: len(stages.begun()) == 2, 200)
+            assert node_of(job) != first
+        finally:
+            stages.let_go()
+        end.result(timeout=60)
+    nodes.start(first)
+    assert stages.record(task) is not None
+    assert any("requeued" in note for note in heard.notes)
+    wait_until(lambda: nodes.states() == ["idle", "idle"])
+
+
+def test_a_requeued_job_goes_on(executor: SlurmExecutor, stages: TinyStages) -> None:
+    task, heard = stages.task("requeued"), Heard()
+    job = submit(executor, task)
+    with ThreadPoolExecutor() as threads:
+        end = threads.submit(job.wait, heard)
+        stages.wait_begun(1)
+        ask("scontrol", "requeue", job.number)
+        try:
+            wait_until(lambda: len(stages.begun()) == 2, 200)
+        finally:
+            stages.let_go()
+        end.result(timeout=60)
+    assert stages.record(task) is not None
+
+
+def test_cancelling_leaves_no_process(executor: SlurmExecutor, stages: TinyStages) -> None:
+    job = submit(executor, stages.task("cancelled"))
+    with ThreadPoolExecutor() as threads:
+        end = threads.submit(job.wait, Heard())
+        stages.wait_begun(1)
+        assert stages.processes()
+        job.cancel()
+        wait_until(lambda: not stages.processes(), 10)
+        with pytest.raises(StageError):
+            end.result(timeout=60)
+
+
+def test_a_job_that_somebody_ends_is_told_with_its_state(
+    executor: SlurmExecutor, stages: TinyStages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.run.executors.slurm.SECONDS_TO_BE_SEEN", 1)
+    job = submit(executor, stages.task("ended"))
+    with ThreadPoolExecutor() as threads:
+        end = threads.submit(job.wait, Heard())
+        stages.wait_begun(1)
+        ask("scancel", job.number)
+        with pytest.raises(StageError, match=f"job {job.number}"):
+            end.result(timeout=100)
