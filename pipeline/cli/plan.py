@@ -9,6 +9,7 @@ from pipeline.cli.options import (
     ContextOption,
     DryRunOption,
     EvalDataOption,
+    ExecutorOption,
     GpuOption,
     GpusOption,
     JsonOption,
@@ -33,6 +34,7 @@ def plan(
     registry: RegistryOption = None,
     eval_data: EvalDataOption = None,
     store: StoreOption = None,
+    executor: ExecutorOption = None,
     dry_run: DryRunOption = None,
     gpu: GpuOption = None,
     gpus: GpusOption = 1,
@@ -86,7 +88,7 @@ def plan(
             print_capacity(capacity)
         return
     with open_display(as_json=as_json) as progress:
-        found = forecast(request, load_settings(store), progress)
+        found = forecast(request, load_settings(store, executor), progress)
     if as_json:
         print_json(found.to_dict())
         return
