@@ -16,6 +16,7 @@ from pipeline.cli.options import PATH, setting
 from pipeline.cli.tables import errors_as_json, print_run
 from pipeline.cli.terminal import print_command
 from pipeline.core.errors import ExitCode, PrepareError, from_dict
+from pipeline.core.interruption import is_interruption
 
 if TYPE_CHECKING:
     from artifacts.run_command import RunKind
@@ -144,9 +145,7 @@ def report_of(error: BaseException, kind: RunKind, command: dict[str, Any]) -> R
         "where": "the job's log names the file with the traceback",
         "cure": "this is a defect of prepare; please report it with that file",
     }
-    if isinstance(error, PrepareError):
-        code, error_facts = error.exit_code, error.to_dict()
-    elif isinstance(error, KeyboardInterrupt | typer.Abort):
+    if isinstance(error, typer.Abort) or is_interruption(error):
         code = ExitCode.INTERRUPTED
         error_facts = {
             "kind": "Interrupted",
@@ -154,6 +153,8 @@ def report_of(error: BaseException, kind: RunKind, command: dict[str, Any]) -> R
             "where": "",
             "cure": "the same command continues where this one stopped",
         }
+    elif isinstance(error, PrepareError):
+        code, error_facts = error.exit_code, error.to_dict()
     return RunReport(
         run="",
         kind=kind,

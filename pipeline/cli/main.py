@@ -35,6 +35,7 @@ from pipeline.cli import (
 from pipeline.cli.terminal import guard_streams
 from pipeline.core.credentials import hide
 from pipeline.core.errors import ExitCode, PrepareError
+from pipeline.core.interruption import is_interruption
 
 app = typer.Typer(
     name="prepare",
@@ -105,20 +106,25 @@ def run(command: Callable[..., Any]) -> NoReturn:
         if code == ExitCode.INTERRUPTED:
             raise KeyboardInterrupt
         sys.exit(code)
-    except PrepareError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
-    except (KeyboardInterrupt, typer.Abort):
+    except (Exception, KeyboardInterrupt) as error:
+        sys.exit(report_error(error))
+
+
+def report_error(error: BaseException) -> int:
+    """Tell it in a sentence or two; the exit code."""
+    if isinstance(error, typer.Abort) or is_interruption(error):
         # One that came inside of an exec(), as when a dataclass is made, leaves a mark by which
         # CPython ends the process with SIGINT whatever is done about it; the next exec clears it.
         exec("")  # noqa: S102
         print("interrupted; the same command continues where this one stopped", file=sys.stderr)
-        sys.exit(ExitCode.INTERRUPTED)
-    except Exception as error:
-        sys.exit(report_unexpected(error))
+        return ExitCode.INTERRUPTED
+    if isinstance(error, PrepareError):
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    return report_unexpected(error)
 
 
-def report_unexpected(error: Exception) -> int:
+def report_unexpected(error: BaseException) -> int:
     """Usage errors of the parser print themselves; anything else leaves a traceback in a file."""
     if hasattr(error, "show") and hasattr(error, "exit_code"):  # click's own errors
         error.show()

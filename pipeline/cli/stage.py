@@ -13,6 +13,7 @@ import typer
 from pipeline.cli.options import parse_path
 from pipeline.core.errors import PrepareError, UnexpectedStageError, UsageError, raise_as
 from pipeline.core.events import Progress
+from pipeline.core.interruption import is_interruption
 from pipeline.core.record import Record
 
 Task = TypeVar("Task", bound=Record)
@@ -49,18 +50,23 @@ def run(
     stage = stage_in(spec)
     try:
         run_sitting(spec) if stage == "sitting" else run_stage(spec, events)
-    except PrepareError as error:
-        events.write({"event": "error", **error.to_dict()})
-        raise typer.Exit(error.exit_code) from error
     except Exception as error:
-        unexpected = UnexpectedStageError(
-            f"the stage '{stage}' failed unexpectedly: {type(error).__name__}: {error}",
-            where=f"{spec.with_suffix('.log')} has the traceback",
-            cure="this is a defect of prepare; please report it with that file",
-        )
-        events.write({"event": "error", **unexpected.to_dict()})
-        print(hide(traceback.format_exc()), file=sys.stderr)  # which is the log
-        raise typer.Exit(unexpected.exit_code) from error
+        if is_interruption(error):
+            raise
+        failure = error if isinstance(error, PrepareError) else unexpected(error, stage, spec)
+        events.write({"event": "error", **failure.to_dict()})
+        if failure is not error:
+            print(hide(traceback.format_exc()), file=sys.stderr)  # which is the log
+        raise typer.Exit(failure.exit_code) from error
+
+
+def unexpected(error: Exception, stage: str, spec: Path) -> UnexpectedStageError:
+    """The error to tell of one that nobody thought of."""
+    return UnexpectedStageError(
+        f"the stage '{stage}' failed unexpectedly: {type(error).__name__}: {error}",
+        where=f"{spec.with_suffix('.log')} has the traceback",
+        cure="this is a defect of prepare; please report it with that file",
+    )
 
 
 def run_stage(file: Path, events: Progress) -> None:

@@ -3,8 +3,9 @@
 Run as ``python guard.py LIFELINE_FD[,FD...] GRACE_SECONDS COMMAND...`` in a session of its own. It
 starts the command in its own process group and ends the whole group (SIGTERM, then SIGKILL after
 the grace) as soon as the command ends, or the lifeline closes: the other end of that pipe is held
-by whoever started us, and the kernel closes it however that process dies, SIGKILL included. What
-other descriptors are named stay open until nothing of the group is left: locks of what it uses.
+by whoever started us, and the kernel closes it however that process dies, SIGKILL included. Then it
+waits for what the group has left in sessions of their own, such as guards that it had started. What
+other descriptors are named stay open until nothing of all that is left: locks of what it uses.
 
 Standard library only: it is run by path with any interpreter.
 """
@@ -22,6 +23,8 @@ from pathlib import Path
 from typing import Protocol
 
 PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+PARENT, GROUP = 1, 2  # fields of proc(5)'s stat after the command's name
 # Loaded beforehand: between fork and exec nothing may take a lock.
 LIBC = ctypes.CDLL(None)
 POLL_SECONDS = 0.05
@@ -32,18 +35,23 @@ def die_with_parent() -> None:
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def others_in_group() -> list[int]:
-    """Process ids of our process group that still run, ourselves left out."""
-    group, own, found = os.getpgrp(), os.getpid(), []
+def find_running(field: int, number: int) -> list[int]:
+    """Ids of processes, ourselves left out, that run and have the number in that field of stat."""
+    own, found = os.getpid(), []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == own:
             continue
         with contextlib.suppress(OSError, IndexError, ValueError):
             # The command's name is in parentheses and may hold blanks; fields follow the last one.
             fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            if int(fields[2]) == group and fields[0] != "Z":
+            if int(fields[field]) == number and fields[0] != "Z":
                 found.append(int(entry.name))
     return found
+
+
+def others_in_group() -> list[int]:
+    """Process ids of our process group that still run, ourselves left out."""
+    return find_running(GROUP, os.getpgrp())
 
 
 def end_group(grace_seconds: float) -> None:
@@ -57,6 +65,30 @@ def end_group(grace_seconds: float) -> None:
             if number == signal.SIGTERM and time.monotonic() > deadline:
                 break
             time.sleep(POLL_SECONDS * 4)
+
+
+def adopt_orphans() -> None:
+    """From now on, have whatever a descendant of ours leaves behind for a child of our own."""
+    LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def end_adopted(grace_seconds: float) -> None:
+    """SIGTERM, once, then after the grace SIGKILL, to every child that is left; see them gone."""
+    deadline, told = time.monotonic() + grace_seconds, set[int]()
+    while True:
+        try:
+            ended, _ = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if ended:
+            continue
+        is_late = time.monotonic() > deadline
+        for pid in find_running(PARENT, os.getpid()):
+            if is_late or pid not in told:
+                told.add(pid)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL if is_late else signal.SIGTERM)
+        time.sleep(POLL_SECONDS)
 
 
 def watch_end(pid: int) -> list[int]:
@@ -96,6 +128,7 @@ def guard(descriptors: list[int], grace_seconds: float, start: Callable[[], Chil
     # The command inherits whatever descriptors it was meant to get, but none of these.
     for descriptor in descriptors:
         os.set_inheritable(descriptor, False)
+    adopt_orphans()
     try:
         child = start()
     except OSError as error:
@@ -112,6 +145,7 @@ def guard(descriptors: list[int], grace_seconds: float, start: Callable[[], Chil
     end_group(grace_seconds)
     if code is None:
         code = child.wait()
+    end_adopted(grace_seconds)
     return 128 - code if code < 0 else code
 
 

@@ -99,7 +99,7 @@ class GuardedProcess:
             return
         os.close(self._lifeline)
         self._lifeline = None
-        deadline = time.monotonic() + self._grace_seconds + SLOW_GUARD_SECONDS
+        deadline = time.monotonic() + 2 * self._grace_seconds + SLOW_GUARD_SECONDS
         while self.poll() is None and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
         # The group is empty by now, unless the guard itself was killed or is stuck. Until it is

@@ -7,15 +7,16 @@ but all that they tell is handled here, in the thread that `run` is called in.
 
 from __future__ import annotations
 
-import contextlib
 import queue
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from artifacts.run_record import StageReport
 from pipeline.core.errors import PrepareError
+from pipeline.core.interruption import uninterrupted
 from pipeline.core.needs import Needs
 from pipeline.core.stage_record import StageSpec
 from pipeline.plan.plan import VariantPlan
@@ -54,7 +55,7 @@ class Schedule:
 
     def __init__(self, stages: StageRunner) -> None:
         self._stages = stages
-        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._events = Events()
         self._running: dict[str, _Running] = {}
         self._is_told = False
 
@@ -71,13 +72,17 @@ class Schedule:
         try:
             found = find_work([])
             while (is_waiting := self._start(found)) or self._running:
-                self._handle_event(is_waiting)
+                # While something waits for room, only for a moment.
+                self._events.wait(SECONDS_BETWEEN_LOOKS if is_waiting else None)
+                with uninterrupted():
+                    self._events.handle()
                 if over := [each for each in self._running.values() if each.is_over]:
                     for each in over:
                         self._end(each, ended)
                     found = find_work([each.work for each in self._running.values()])
         finally:
-            self._cancel()
+            with uninterrupted():
+                self._cancel()
 
     def _start(self, found: Sequence[Work]) -> bool:
         """Start what there is room for; whether something is left to start."""
@@ -96,27 +101,25 @@ class Schedule:
             return False
         try:
             task = work.make()
-            job = self._stages.submit(place, work.name, task)
+            with uninterrupted():
+                job = self._stages.submit(place, work.name, task)
+                told = _Queued(self._events, self._stages.progress)
+                running = _Running(work, task, place, job, told)
+                running.thread.start()
+                self._running[work.name] = running
+                self._stages.note_submitted(running.specs)
         except BaseException:
-            place.release()
+            if work.name not in self._running:
+                place.release()
             raise
-        told = _Queued(self._events, self._stages.progress)
-        self._running[work.name] = _Running(work, task, place, job, told)
-        self._stages.note_submitted(self._running[work.name].specs)
-        self._running[work.name].thread.start()
         return True
 
-    def _handle_event(self, is_waiting: bool) -> None:
-        """The next thing that a job tells; while something waits for room, only for a moment."""
-        with contextlib.suppress(queue.Empty):
-            self._events.get(timeout=SECONDS_BETWEEN_LOOKS if is_waiting else None)()
-
     def _end(self, running: _Running, ended: Ended) -> None:
-        error = running.error
-        self._leave(running)
-        if error is not None and not isinstance(error, PrepareError):
-            raise error
-        ended(running.work, error)
+        with uninterrupted():
+            self._leave(running)
+            if running.error is not None and not isinstance(running.error, PrepareError):
+                raise running.error
+            ended(running.work, running.error)
 
     def _leave(self, running: _Running) -> None:
         del self._running[running.work.name]
@@ -131,11 +134,44 @@ class Schedule:
         """End what runs, and wait until it is gone."""
         for running in self._running.values():
             running.job.cancel()
-        for running in list(self._running.values()):
-            running.thread.join(SECONDS_TO_END)
-            while not self._events.empty():
-                self._events.get()()
-            self._leave(running)
+        with ExitStack() as left:  # each, whatever goes wrong with another
+            for running in reversed(self._running.values()):
+                running.thread.join(SECONDS_TO_END)
+                left.callback(self._leave, running)
+            left.callback(self._events.handle_all)
+
+
+class Events:
+    """What jobs have told, in whatever thread, to be handled in one."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._is_one_there = threading.Event()
+
+    def put(self, event: Event) -> None:
+        """Have it handled."""
+        self._queue.put(event)
+        self._is_one_there.set()
+
+    def wait(self, seconds: float | None) -> None:
+        """Wait until one is there; none is taken yet, so none is lost by an interruption."""
+        self._is_one_there.wait(seconds)
+
+    def handle(self) -> bool:
+        """Handle the next one; whether one was there."""
+        self._is_one_there.clear()
+        if self._queue.empty():
+            return False
+        event = self._queue.get()
+        if not self._queue.empty():
+            self._is_one_there.set()
+        event()
+        return True
+
+    def handle_all(self) -> None:
+        """Handle all that are there."""
+        while self.handle():
+            pass
 
 
 class _Running:
@@ -169,7 +205,7 @@ class _Running:
 class _Queued:
     """Has a listener hear of everything later, in the thread that handles the events."""
 
-    def __init__(self, events: queue.SimpleQueue[Event], listener: Listener) -> None:
+    def __init__(self, events: Events, listener: Listener) -> None:
         self.events = events
         self._listener = listener
 

@@ -10,6 +10,7 @@ from artifacts.run_command import RunKind
 from artifacts.run_record import RunReport
 from pipeline.core.errors import ExitCode, PrepareError, StoreError
 from pipeline.core.events import Progress
+from pipeline.core.interruption import is_interruption, uninterrupted
 from pipeline.core.store import Store
 from pipeline.environments.environment import Accelerator, interpreters
 from pipeline.environments.settings import Settings
@@ -60,16 +61,19 @@ class Session:
                 code = work()
             finally:
                 self.stages.cancel()
-        except PrepareError as error:
-            # The disk may be full: the first error is the one to tell, whether it can be kept.
-            with contextlib.suppress(StoreError):
-                self.log.finish("failed", error.exit_code, error)
-            return self.log.report()
         except BaseException as error:
-            stopped = isinstance(error, KeyboardInterrupt)
-            code = ExitCode.INTERRUPTED if stopped else ExitCode.UNEXPECTED
-            with contextlib.suppress(StoreError):
-                self.log.finish("interrupted" if stopped else "failed", code)
-            raise
+            is_stopped = is_interruption(error)
+            expected = error if isinstance(error, PrepareError) and not is_stopped else None
+            code = ExitCode.INTERRUPTED if is_stopped else ExitCode.UNEXPECTED
+            # The disk may be full: the first error is the one to tell, whether it can be kept.
+            with uninterrupted(), contextlib.suppress(StoreError):
+                self.log.finish(
+                    "interrupted" if is_stopped else "failed",
+                    expected.exit_code if expected else code,
+                    expected,
+                )
+            if expected is None:
+                raise
+            return self.log.report()
         self.log.finish("finished", code)
         return self.log.report()

@@ -20,6 +20,7 @@ from artifacts.stages.evaluate import EVALUATE
 from artifacts.stages.speed import SPEED
 from pipeline.core.errors import PrepareError
 from pipeline.core.events import EventWriter
+from pipeline.core.interruption import uninterrupted
 from pipeline.core.record import Record
 from pipeline.core.stage_record import StageRecord, StageSpec
 from pipeline.core.store import Store
@@ -113,8 +114,10 @@ class Sitter:
                     if spec.stage == COHERENCE.name and COHERENCE.result_of(record).incoherent:
                         return
         finally:
-            self._stages.cancel()
-            self._endpoints.close()
+            # We may be told to end several times, and the servers are to be gone before us.
+            with uninterrupted():
+                self._stages.cancel()
+                self._endpoints.close()
 
     def _is_spared(self, sitting: Sitting, spec: StageSpec) -> bool:
         """Whether it is a load on a variant that a suite before has failed."""

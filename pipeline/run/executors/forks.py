@@ -131,7 +131,7 @@ class ForkedProcess:
         if lifeline is None:
             return
         os.close(lifeline)
-        self._look(STOP_GRACE_SECONDS + SLOW_GUARD_SECONDS)
+        self._look(2 * STOP_GRACE_SECONDS + SLOW_GUARD_SECONDS)
         lines = self._told.split()
         if len(lines) == 1:  # the guard was killed, or is stuck
             with contextlib.suppress(ProcessLookupError):

@@ -21,7 +21,8 @@ from typer.testing import CliRunner
 
 from artifacts.kept_runs import RUN_RECORD
 from pipeline import __version__
-from pipeline.cli.main import app
+from pipeline.cli import stage
+from pipeline.cli.main import app, main
 from pipeline.core.errors import UsageError
 from pipeline.core.store import Store
 
@@ -267,6 +268,39 @@ def test_an_interrupted_command_is_130(tmp_path: Path, number: signal.Signals) -
             child.wait()
     assert child.returncode == 130
     assert said == ("", "interrupted; the same command continues where this one stopped\n")
+
+
+def test_one_that_comes_while_a_module_is_imported_is_130(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Python 3.11 makes another error of it."""
+
+    def command(**_: Any) -> None:
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt as error:
+            raise RuntimeError("Error calling __set_name__") from error
+
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(SystemExit) as left:
+            main(command)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert left.value.code == 130
+    assert capsys.readouterr().err.startswith("interrupted")
+
+
+def test_a_stage_that_is_interrupted_tells_of_no_defect(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any) -> None:
+        raise RuntimeError("Error calling __set_name__") from KeyboardInterrupt()
+
+    monkeypatch.setattr("pipeline.cli.stage.run_stage", interrupted)
+    with pytest.raises(RuntimeError):  # which the command makes 130 of
+        stage.run(tmp_path / "spec.json")
+    assert "event" not in capfd.readouterr().out
 
 
 def test_recipes_are_listed_and_shown(tmp_path: Path) -> None:

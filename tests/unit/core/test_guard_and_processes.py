@@ -5,6 +5,7 @@ Every process here is real; whether one is left is read from /proc by its proces
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -164,6 +165,41 @@ def test_what_a_command_leaves_behind_ends_with_it(tmp_path: Path) -> None:
     ) as process:
         assert process.wait() == 5
         assert group_members(process.pid) == []
+
+
+@pytest.mark.parametrize("killed", ["what it runs", "its lifeline"])
+def test_what_is_held_is_held_until_nested_guards_are_done(tmp_path: Path, killed: str) -> None:
+    """A model's server has a guard and a session of its own, and takes its time to end."""
+    ready, lock = tmp_path / "ready", tmp_path / "lock"
+    with lock.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        process = GuardedProcess(
+            [sys.executable, "-c", PARENT, *tree_command(ready)],
+            environment={**os.environ, "PYTHONPATH": str(Path.cwd())},
+            output=subprocess.PIPE,
+            held_descriptors=[held.fileno()],
+            grace_seconds=5,
+        )
+    server = int(process.output.readline())
+    wait_until(ready.exists)
+    assert len(group_members(server)) == 4
+    if killed == "its lifeline":
+        process.stop()
+    else:
+        (parent,) = [pid for pid in group_members(process.pid) if pid != process.pid]
+        os.kill(parent, signal.SIGKILL)
+    with lock.open("w") as wanted:
+        fcntl.flock(wanted, fcntl.LOCK_EX)
+        assert group_members(server) == []
+    process.stop()
+
+
+def test_what_leaves_the_group_ends_too() -> None:
+    command = "setsid sleep 60 >&- 2>&- & echo $!; sleep 0.2"
+    with guarded(["sh", "-c", command], output=subprocess.PIPE) as process:
+        left = int(process.output.readline())
+        assert process.wait() == 0
+        assert not Path(f"/proc/{left}").exists()
 
 
 def test_a_parent_killed_by_sigkill_takes_the_tree_with_it(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -209,6 +210,46 @@ def test_an_interrupt_ends_all_that_runs(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         bench.run("a")
     assert bench.hands.jobs["b"].cancelled
+
+
+def test_one_that_is_interrupted_again_and_again_tells_of_each_stage_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who presses Ctrl-C does so several times, and a guard asks every few moments."""
+    bench = Bench(tmp_path, 2, {"a": "", "b": "", "c": "a"})
+    cancel, report = Job.cancel, bench.stages.report
+
+    def cancelled(job: Job) -> None:
+        signal.raise_signal(signal.SIGINT)
+        cancel(job)
+
+    def interrupted(*arguments: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+        report(*arguments)
+        signal.raise_signal(signal.SIGINT)
+
+    bench.stages.report = interrupted  # type: ignore[method-assign]
+    monkeypatch.setattr(Job, "cancel", cancelled)
+    with pytest.raises(KeyboardInterrupt):
+        bench.run("a")
+    assert bench.hands.jobs["b"].cancelled
+    assert sorted(bench.log.ended) == ["a ran", "b failed"]
+
+
+def test_where_the_record_of_one_cannot_be_kept_all_others_are_ended(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, 3, {"a": "", "b": "", "c": ""})
+    report = bench.stages.report
+
+    def full(spec: StageSpec, *more: Any) -> None:
+        if spec.variant != "c":
+            raise StoreError("the disk is full")
+        report(spec, *more)
+
+    bench.stages.report = full  # type: ignore[method-assign]
+    with pytest.raises(StoreError):
+        bench.run("a")
+    assert bench.hands.jobs["b"].cancelled
+    assert bench.log.ended == ["c failed"]
 
 
 def test_jobs_tell_in_the_thread_that_runs_all(tmp_path: Path) -> None:

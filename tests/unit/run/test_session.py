@@ -23,6 +23,12 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Session:
     return made
 
 
+def interrupted(error: Exception) -> Exception:
+    """The error, as what became of an interruption."""
+    error.__context__ = KeyboardInterrupt()
+    return error
+
+
 def ending(session: Session) -> tuple[str, int | None, list[str]]:
     """As another process reads it."""
     kept = find_run(Store(session.settings.store), "latest")
@@ -49,9 +55,11 @@ def test_an_error_becomes_part_of_the_record(session: Session) -> None:
     ("raised", "status", "code"),
     [
         (KeyboardInterrupt(), "interrupted", ExitCode.INTERRUPTED),
+        (interrupted(RuntimeError()), "interrupted", ExitCode.INTERRUPTED),
+        (interrupted(StoreError("no")), "interrupted", ExitCode.INTERRUPTED),
         (ZeroDivisionError(), "failed", ExitCode.UNEXPECTED),
     ],
-    ids=["interrupted", "a defect"],
+    ids=["interrupted", "while a class is made", "while something ends", "a defect"],
 )
 def test_anything_else_is_passed_on(
     session: Session, raised: BaseException, status: str, code: ExitCode

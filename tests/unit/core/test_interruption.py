@@ -1,0 +1,101 @@
+"""Interruptions: known for what they are, whatever became of them, and held back."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from contextlib import suppress
+
+import pytest
+
+from pipeline.core.errors import ServingError, StoreError
+from pipeline.core.interruption import is_interruption, uninterrupted
+
+
+def raised_by(work: type[BaseException], while_handling: BaseException) -> BaseException:
+    try:
+        try:
+            raise while_handling
+        finally:
+            raise work("in the midst of ending")
+    except BaseException as error:
+        return error
+
+
+class Interrupting:
+    """As a descriptor in whose `__set_name__` Ctrl-C arrives, while a module is imported."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        raise KeyboardInterrupt
+
+
+def test_one_that_comes_while_a_class_is_made() -> None:
+    with pytest.raises((RuntimeError, KeyboardInterrupt)) as raised:
+        type("Made", (), {"field": Interrupting()})
+    assert is_interruption(raised.value)
+
+
+def test_one_that_became_another_error() -> None:
+    assert is_interruption(KeyboardInterrupt())
+    assert is_interruption(raised_by(ServingError, KeyboardInterrupt()))
+    assert not is_interruption(raised_by(ServingError, ValueError()))
+    assert not is_interruption(None)
+
+
+def test_an_error_raised_in_its_place_is_none() -> None:
+    """Who loses a claim is interrupted, too, and told why."""
+    error = StoreError("another has taken over")
+    error.__context__, error.__suppress_context__ = KeyboardInterrupt(), True
+    assert not is_interruption(error)
+
+
+def test_errors_that_are_each_others_cause_end() -> None:
+    first, second = ValueError(), ValueError()
+    first.__cause__, second.__cause__ = second, first
+    assert not is_interruption(first)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_it_is_raised_once_the_block_has_ended(number: signal.Signals) -> None:
+    before = signal.signal(number, signal.default_int_handler)
+    done = []
+
+    def work() -> None:
+        with uninterrupted():
+            for _ in range(3):
+                signal.raise_signal(number)
+                with uninterrupted():
+                    signal.raise_signal(number)
+                done.append(True)
+
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            work()
+        assert len(done) == 3
+        assert signal.getsignal(number) is signal.default_int_handler
+    finally:
+        signal.signal(number, before)
+
+
+def test_what_would_not_interrupt_is_left_alone() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with uninterrupted():
+            assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+            signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_in_another_thread_it_does_nothing() -> None:
+    failures = []
+
+    def work() -> None:
+        with suppress(StoreError), uninterrupted():
+            raise StoreError("no")
+        failures.append(None)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert failures == [None]
