@@ -42,7 +42,7 @@ from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import Settings, load_settings
 from pipeline.forecast.machine import Machine
 from pipeline.forecast.preflight import Preflight
-from pipeline.plan import choices
+from pipeline.plan import chosen_plan
 from pipeline.plan.choices import Choices
 from pipeline.release.deployment import find_version
 from pipeline.release.past_verdict import read_past
@@ -50,7 +50,7 @@ from pipeline.release.promotion import Order, promote_run
 from pipeline.release.recheck_record import RECHECK_TAG, rechecks_of, stands
 from pipeline.release.serve import accepted_tuples
 from pipeline.run import recheck, remeasurement, runner
-from pipeline.run.executors import EXECUTORS
+from pipeline.run.executors.local import LocalOptions
 from pipeline.run.recheck import Outcome, RecheckRequest, run_recheck
 from recipes.catalog import RECIPES, load_profile
 
@@ -141,14 +141,14 @@ def site(judged: FakeRun, promoted: Path, tmp_path: Path, monkeypatch: pytest.Mo
             module, "ensure", lambda *_: SimpleNamespace(identity=found.serve, python=Path("p"))
         )
     monkeypatch.setattr(recheck, "engine_version", lambda *_: found.engine)
-    for module in (recheck, choices):
+    for module in (recheck, chosen_plan):
         monkeypatch.setattr(
             module,
             "identity",
             lambda name, *known: found.serve if name == "serve" else identity(name, *known),
         )
     pretended = PretendExecutor(found.store, found.models)
-    monkeypatch.setitem(EXECUTORS, "local", lambda: pretended)
+    monkeypatch.setattr(LocalOptions, "open", lambda _: pretended)
     # No model-written program is run here, so none has to be kept in.
     monkeypatch.setattr(runner, "choose_isolation", lambda *_: None)
     # The version was judged with an FP8 cache; the CPU that the tests run on may have none.
