@@ -127,7 +127,8 @@ class Schedule:
         is_done = running.is_over and running.error is None
         if isinstance(running.task, StageSpec):  # of those in a sitting, it tells itself
             self._stages.report(running.task, "ran" if is_done else "failed", running.started)
-        if not self._stages.note_ended(running.specs) and is_done:
+        is_progress = self._stages.note_ended(running.specs)
+        if is_done and not is_progress:
             self._stages.find_finished(running.specs[0])
 
     def _cancel(self) -> None:

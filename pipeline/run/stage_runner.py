@@ -136,13 +136,13 @@ class StageRunner:
         """These are being run; `note_ended` has to follow."""
         self._submitted.update(spec.key for spec in specs)
 
-    def note_ended(self, specs: Sequence[StageSpec]) -> int:
-        """Their job has ended, in whatever way; how many of them are done."""
+    def note_ended(self, specs: Sequence[StageSpec]) -> bool:
+        """Their job has ended, in whatever way; whether the first is done, which was not before."""
         for spec in specs:
             self._submitted.discard(spec.key)
             if (record := self.find_reusable(spec)) is not None:
                 self._found[spec.key] = record
-        return sum(spec.key in self._found for spec in specs)
+        return specs[0].key in self._found
 
     def submit(self, place: Place, name: str, task: Record) -> Job:
         """Start a piece of work, whose file and log of that name are kept with the run."""

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from fake_run import ONE, TWO, FakeRun, flipping, lost, policy
 from listener import Listener
-from pretend_stages import PretendModels
+from pretend_stages import PretendExecutor, PretendJob, PretendModels
 
 from artifacts.evidence.recompute import check_run
 from pipeline.core.errors import StageError, StoreError
@@ -281,6 +281,33 @@ def test_a_job_that_ends_well_and_leaves_nothing_is_an_error(tmp_path: Path) -> 
             bench.run("a")
     finally:
         Job.end = job_end  # type: ignore[method-assign]
+
+
+def test_a_sitting_that_leaves_its_first_stage_undone_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where later ones were done before: else it would be held again and again."""
+    made = FakeRun(tmp_path / "store")
+    made.run()
+    submit, submitted = PretendExecutor.submit, []
+
+    def discard() -> None:
+        for record in list(made.store.records("coherence")):
+            if record.variant == ONE:
+                made.store.discard("coherence", record.key)
+
+    def submit_and_discard(executor: PretendExecutor, task: Path, log: Path) -> PretendJob:
+        submitted.append(task.name)
+        assert len(submitted) < 20
+        job = submit(executor, task, log)
+        if ".sitting." in task.name:
+            discard()
+        return job
+
+    discard()
+    monkeypatch.setattr(PretendExecutor, "submit", submit_and_discard)
+    with pytest.raises(StoreError):
+        made.run()
 
 
 def test_that_there_is_no_room_is_told_once(tmp_path: Path) -> None:
