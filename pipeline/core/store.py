@@ -212,7 +212,7 @@ class Store:
                 so long that another process has taken over.
         """
         final = self._folder(stage, key)
-        with self.hold(key, waits) as claim:
+        with self.hold(key, waits) as claim, _explain_loss(claim):
             with self.explain_errors():
                 if self.origin is not None and resumed:
                     self.origin.fetch_unfinished(final, _latest_try(final))
@@ -224,6 +224,8 @@ class Store:
                 return
             with self.explain_errors():
                 if final.exists():  # someone discarded it, or removed its record
+                    if not claim.is_ours():  # or it was published just now
+                        raise claim.lost()
                     shutil.rmtree(final)
                 with keep_private():
                     final.parent.mkdir(parents=True, exist_ok=True)
@@ -234,12 +236,9 @@ class Store:
             except BaseException as error:
                 with contextlib.suppress(StoreError, OSError):
                     self._leave_unfinished(partial, resumed)
-                if isinstance(error, OSError):
-                    # Of what goes wrong in a stage, only these are surely the store's trouble.
-                    if _means_full_disk(error):
-                        raise self._disk_full() from error
-                    if not claim.is_ours():  # so our folder has another name now
-                        raise claim.lost() from error
+                # Of what goes wrong in a stage, only this is surely the store's trouble.
+                if isinstance(error, OSError) and _means_full_disk(error):
+                    raise self._disk_full() from error
                 raise
             with self.explain_errors():
                 if not (partial / RECORD).is_file():
@@ -388,6 +387,17 @@ class Store:
         )
 
 
+@contextmanager
+def _explain_loss(claim: Claim) -> Iterator[None]:
+    """Say of a file that is not there that another has our folder now, under another name."""
+    try:
+        yield
+    except OSError as error:
+        if not claim.is_ours():
+            raise claim.lost() from error
+        raise
+
+
 def _means_full_disk(error: OSError) -> bool:
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
@@ -423,9 +433,17 @@ def _latest_try(final: Path) -> str:
 
 
 def _take_unfinished(final: Path, claim: Claim) -> Path:
-    """Rename what the last try has left, if there is any, so that only we know its name."""
+    """Rename what the last try has left, if there is any, so that only we know its name.
+
+    Raises:
+        StoreError: another follows us, and what lies there may be its own.
+    """
     taken = final.with_name(f"{final.name}.{_mark(claim)}{PARTIAL}")
-    for number, left in enumerate(_unfinished(final)):
+    found = _unfinished(final)
+    # Asked after looking: whatever was seen was there before anybody followed us.
+    if not claim.is_ours():
+        raise claim.lost()
+    for number, left in enumerate(found):
         if number == 0:
             with contextlib.suppress(FileNotFoundError):  # it was finished just now
                 left.rename(taken)

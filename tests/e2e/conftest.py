@@ -85,6 +85,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     named = any(str(word).partition("::")[0].endswith(".py") for word in config.args)
     run_all = named or config.getoption("--everything")
     for item in items:
+        if item.get_closest_marker("of_everything") and not run_all:
+            item.add_marker(pytest.mark.skip(reason="is a part of `make test-all`"))
         rests_on = item.get_closest_marker("rests_on")
         if rests_on is None:
             continue

@@ -23,7 +23,7 @@ from pipeline.core.origin_variable import ORIGIN
 from pipeline.core.store import Store
 
 WRITER = Path(__file__).with_name("s3_writer.py")
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.of_everything, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")

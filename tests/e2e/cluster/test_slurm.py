@@ -17,6 +17,7 @@ from pipeline.run.executors.slurm import SlurmExecutor, SlurmJob, SlurmOptions, 
 
 pytestmark = [
     pytest.mark.e2e,
+    pytest.mark.of_everything,
     pytest.mark.timeout(300),
     pytest.mark.skipif(bool(missing()), reason=missing()),
 ]
