@@ -7,6 +7,7 @@ both are in the same sitting.
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
@@ -15,11 +16,13 @@ from pydantic import Field
 
 from artifacts.model_to_serve import ModelToServe
 from artifacts.run_record import StageReport
+from artifacts.served_model import ServedModel
 from artifacts.stages.coherence import COHERENCE
 from artifacts.stages.evaluate import EVALUATE
 from artifacts.stages.speed import SPEED
-from pipeline.core.errors import PrepareError
+from pipeline.core.errors import PrepareError, ServingError
 from pipeline.core.events import EventWriter
+from pipeline.core.hardware import hardware
 from pipeline.core.interruption import uninterrupted
 from pipeline.core.record import Record
 from pipeline.core.stage_record import StageRecord, StageSpec
@@ -83,13 +86,44 @@ def hold(sitting: Sitting, descriptor: int) -> None:
         descriptor: of the file that events go to.
 
     Raises:
+        ServingError: this is other hardware than the evidence would name.
         PrepareError: as `Sitter.hold`.
     """
     events, store = ToldByStage(descriptor), Store(Path(sitting.store))
+    check_hardware(sitting, store)
     python_of = interpreters(sitting.accelerator, load_settings(store.root), events)
     log = SentLog(Path(sitting.folder), events)
     stages = StageRunner(store, InRoom(), python_of, log, events, sitting.accelerator)
     Sitter(stages, Servers(stages)).hold(sitting)
+
+
+def check_hardware(sitting: Sitting, store: Store) -> None:
+    """See that a model is served on what its verdict is about: an executor may have any node.
+
+    Raises:
+        ServingError: this node is another kind of machine than the plan was laid out on.
+    """
+    here = hardware(sitting.accelerator)
+    asking = [spec for spec in sitting.specs if needs_endpoint(spec, store)]
+    for planned in (served.hardware for spec in asking for served in served_in(spec)):
+        if planned not in ({}, here):
+            parts = sorted(k for k in {*planned, *here} if planned.get(k) != here.get(k))
+            raise ServingError(
+                "this node is not what the verdict would be about: "
+                + ", ".join(f"{k} is {here.get(k)}, not {planned.get(k)}" for k in parts),
+                where=f"node {platform.node()}",
+                cure="run the command on a node of the same kind as those that serve, or have the "
+                "executor choose nodes of one kind",
+            )
+
+
+def served_in(spec: StageSpec) -> list[ServedModel]:
+    """The models that a stage of a sitting is about; of what someone else serves no hardware."""
+    if spec.stage == SPEED.name:
+        return list(SPEED.parameters_of(spec).sides.values())
+    if spec.stage == EVALUATE.name:
+        return [EVALUATE.parameters_of(spec)]
+    return [COHERENCE.parameters_of(spec)]
 
 
 class Sitter:
