@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Generator, Iterator
@@ -26,6 +27,8 @@ from recipes.schema import ServingProfile
 DIGEST = pytest.StashKey[str]()
 PASSED = pytest.StashKey[bool]()
 LEFT_OUT = "passed before on the same locks, workers and suites; `make test-all` runs it"
+# In the background (nohup, a CI runner) Ctrl-C is ignored, also by all that is started from there.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -14,6 +15,8 @@ from artifacts.registry import mlflow_registry
 # A machine that others use too is slow for a moment now and then; that is no fault of ours.
 settings.register_profile("shared machine", deadline=None)
 settings.load_profile("shared machine")
+# In the background (nohup, a CI runner) Ctrl-C is ignored, also by all that is started from there.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
