@@ -38,8 +38,9 @@ class JournalStorage(Protocol):
     """What a registry must be able to do for the journal; each method raises RegistryError."""
 
     uri: str
-    patience_seconds: float
-    """How long another process may take between setting two aliases; 0 where a lock keeps it out"""
+    patience_seconds: float | None
+    """How long another process may take between setting two aliases; 0 where a lock keeps it out,
+    None where aliases are what the entries say, and nothing is set"""
 
     def lock(self, name: str) -> AbstractContextManager[object]:
         """Keep others from moving aliases, where the registry has a way to; else nothing."""
@@ -48,7 +49,10 @@ class JournalStorage(Protocol):
         """All entries, losers too, in the order of their numbers."""
 
     def append(self, name: str, entry: HistoryEntry) -> None:
-        """Add an entry under the next free number, all of it or nothing."""
+        """Add an entry under the next free number, all of it or nothing.
+
+        It may leave it out where another came first, since such an entry does not hold.
+        """
 
     def read_applied(self, name: str) -> int:
         """Number of the last entry that the aliases were set by; 0 for none."""
@@ -200,6 +204,8 @@ class Journal:
 
     def _note_outside(self, state: State, alias: str, previous_alias: str | None) -> bool:
         """Add an entry for aliases that something else has moved; whether there were any."""
+        if self._storage.patience_seconds is None:
+            return False
         watched = {*state.aliases, alias, CANDIDATE, CHAMPION, PREVIOUS, previous_alias or PREVIOUS}
 
         def find_differing() -> dict[str, str | None]:

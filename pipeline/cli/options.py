@@ -82,8 +82,8 @@ RegistryOption = Annotated[
     str | None,
     setting(
         "--registry",
-        "MLflow tracking URI, hf://NAMESPACE or oci:///FOLDER. Default: a SQLite registry in "
-        "the store.",
+        "MLflow tracking URI, hf://NAMESPACE, oci:///FOLDER or store+s3://BUCKET/PREFIX. Default: "
+        "a SQLite registry in the store, or its object store.",
         parser=take_out,
         metavar="URI",
     ),

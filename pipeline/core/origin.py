@@ -22,8 +22,9 @@ import shutil
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
+from typing import Annotated
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import AfterValidator, Field, ValidationError
 
 from pipeline.core.claims import Claims
 from pipeline.core.digest import digest_bytes
@@ -47,20 +48,23 @@ class Blob(Record):
     size: int = Field(ge=0, description="bytes")
 
 
+def _stay_inside(files: dict[str, Blob]) -> dict[str, Blob]:
+    for path in map(PurePosixPath, files):
+        if path.is_absolute() or not path.parts or ".." in path.parts:
+            raise ValueError(f"{str(path)!r} is outside of its folder")
+    return files
+
+
+Files = Annotated[dict[str, Blob], AfterValidator(_stay_inside)]
+"""What a folder has, by path in it."""
+
+
 class Marker(Record):
     """A finished stage, as it is told to all."""
 
     schema_version: int = Field(1, description="of this record")
     record: StageRecord
-    files: dict[str, Blob] = Field(description="by path in the stage's folder")
-
-    @field_validator("files")
-    @classmethod
-    def _stay_inside(cls, files: dict[str, Blob]) -> dict[str, Blob]:
-        for path in map(PurePosixPath, files):
-            if path.is_absolute() or not path.parts or ".." in path.parts:
-                raise ValueError(f"{str(path)!r} is outside of the stage's folder")
-        return files
+    files: Files = Field(description="of the stage's folder")
 
 
 def cache_folder(url: str, home: Path) -> Path:
@@ -71,11 +75,18 @@ def cache_folder(url: str, home: Path) -> Path:
     return folder
 
 
+def origin_url(folder: Path) -> str | None:
+    """The URL of the store that the folder is a cache of, if it says that it is one."""
+    try:
+        return (folder / FILE).read_text(encoding="utf-8").strip()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
 def find_origin(folder: Path) -> Origin | None:
     """The object store that the folder is a cache of, if it is one."""
-    try:
-        url = (folder / FILE).read_text(encoding="utf-8").strip()
-    except (FileNotFoundError, NotADirectoryError):
+    url = origin_url(folder)
+    if url is None:
         url = os.environ.get(ORIGIN, "")
         if not url or folder.name != _cache_name(url):
             return None
@@ -220,12 +231,7 @@ class Origin:
                 beside.replace(path)
 
     def _give(self, file: Path) -> Blob:
-        with file.open("rb") as content:
-            blob = Blob(
-                sha256=hashlib.file_digest(content, "sha256").hexdigest(), size=file.stat().st_size
-            )
-        if not self.objects.has(f"blobs/{blob.sha256}"):
-            self.objects.upload(file, f"blobs/{blob.sha256}")
+        blob = give_blob(self.objects, file)
         kept = self._blob(blob)
         if not file.is_symlink():
             with suppress(OSError):  # there already, or without hard links
@@ -241,21 +247,7 @@ class Origin:
             if kept.is_file():
                 return kept
             beside = kept.with_name(f".{blob.sha256}.{os.getpid()}")
-            if not self.objects.download(f"blobs/{blob.sha256}", beside):
-                raise StoreError(
-                    "content of a finished stage is gone from the store",
-                    where=f"{self.objects.url}/blobs/{blob.sha256}",
-                    cure="delete the stage's record there, below stages/, to have it run again",
-                )
-            with beside.open("rb") as content:
-                digest = hashlib.file_digest(content, "sha256").hexdigest()
-            if digest != blob.sha256:
-                beside.unlink()
-                raise StoreError(
-                    "content of a finished stage is damaged in the store",
-                    where=f"{self.objects.url}/blobs/{blob.sha256}",
-                    cure="delete it and the stage's record, below stages/, to have it run again",
-                )
+            fetch_blob(self.objects, blob, beside)
             beside.rename(kept)
         return kept
 
@@ -269,6 +261,37 @@ class Origin:
             os.link(kept, path)
         except OSError:
             shutil.copyfile(kept, path)
+
+
+def give_blob(objects: ObjectStore, file: Path) -> Blob:
+    """Have the file's content in the store, once."""
+    with file.open("rb") as content:
+        blob = Blob(
+            sha256=hashlib.file_digest(content, "sha256").hexdigest(), size=file.stat().st_size
+        )
+    if not objects.has(f"blobs/{blob.sha256}"):
+        objects.upload(file, f"blobs/{blob.sha256}")
+    return blob
+
+
+def fetch_blob(objects: ObjectStore, blob: Blob, file: Path) -> None:
+    """Write the content into a new file; raises StoreError where it is gone, or damaged."""
+    where = f"{objects.url}/blobs/{blob.sha256}"
+    if not objects.download(f"blobs/{blob.sha256}", file):
+        raise StoreError(
+            "content of a finished stage is gone from the store",
+            where=where,
+            cure="delete the stage's record there, below stages/, to have it run again",
+        )
+    with file.open("rb") as content:
+        digest = hashlib.file_digest(content, "sha256").hexdigest()
+    if digest != blob.sha256:
+        file.unlink()
+        raise StoreError(
+            "content of a finished stage is damaged in the store",
+            where=where,
+            cure="delete it and the stage's record, below stages/, to have it run again",
+        )
 
 
 def _marker(stage: str, key: str) -> str:

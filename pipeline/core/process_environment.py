@@ -54,7 +54,8 @@ _BY_NEED: dict[Need, tuple[str, ...]] = {
     Need.HUB: _HUB,
     # MLflow's client reads its own; what a managed server or a database asks for beside.
     Need.REGISTRY: (
-        *(HANDED_ON, "MLFLOW_*", "DATABRICKS_*", "AWS_*", "PGPASSWORD", "PGPASSFILE", "PGSSL*"),
+        *(HANDED_ON, "MLFLOW_*", "DATABRICKS_*", "PGPASSWORD", "PGPASSFILE", "PGSSL*"),
+        *("AWS_*", "GOOGLE_*", "AZURE_*"),
         *_HUB,
         *("GITHUB_ACTOR", "GITLAB_USER_LOGIN"),
     ),

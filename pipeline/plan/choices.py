@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from artifacts.registry.object_registry import SCHEME as STORE_REGISTRY
 from pipeline.checkpoint.folder import (
     Reference,
     check_folder,
@@ -14,7 +15,7 @@ from pipeline.checkpoint.folder import (
 )
 from pipeline.core.credentials import take_out
 from pipeline.core.errors import UsageError
-from pipeline.core.origin import FILE as ORIGIN_FILE
+from pipeline.core.origin import origin_url
 from pipeline.environments.settings import Settings
 from pipeline.plan.located_checkpoint import draft_reference
 from pipeline.plan.of_speed import find_claims
@@ -196,15 +197,11 @@ def choose_recipes(names: tuple[str, ...]) -> tuple[tuple[Recipe, ...], tuple[st
 
 
 def registry_uri(given: str | None, settings: Settings) -> str:
-    """The registry asked for, else an embedded one beside the store's stages."""
-    if not given and (settings.store / ORIGIN_FILE).is_file():
-        raise UsageError(
-            "a store in an object store has no registry of its own",
-            where="--registry",
-            cure="name one that all nodes reach: an MLflow server, hf://NAMESPACE or oci://",
-        )
-    # What an older record holds may have credentials still.
-    return take_out(given) if given else f"sqlite:///{settings.store / 'registry.db'}"
+    """The registry asked for, else the store's own: an embedded one, or its object store."""
+    if given:
+        return take_out(given)  # what an older record holds may have credentials still
+    url = origin_url(settings.store)
+    return f"{STORE_REGISTRY}{url}" if url else f"sqlite:///{settings.store / 'registry.db'}"
 
 
 def check_names_differ(recipes: tuple[Recipe, ...]) -> None:
@@ -227,7 +224,7 @@ def check_registered_name(name: str, registry: str | None = None) -> None:
             where="--name",
             cure="give a name without '/' and ':' that does not end in '.history'",
         )
-    if registry is not None and registry.startswith(("hf://", "oci://")):
+    if registry is not None and registry.startswith(("hf://", "oci://", STORE_REGISTRY)):
         check_repository_name(name, registry)
 
 

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from artifacts.evidence.trials import Count, Trials
 from artifacts.kept_runs import find_run
+from artifacts.registry.registry import open_registry
 from pipeline.cli.main import app
-from pipeline.core.errors import UsageError
 from pipeline.core.origin import cache_folder
 from pipeline.core.origin_variable import ORIGIN
 from pipeline.environments.settings import Settings
@@ -63,12 +63,23 @@ def test_nothing_is_removed_from_it(url: str, tmp_path: Path) -> None:
     assert url in str(result.exception)
 
 
-def test_it_has_no_registry_of_its_own(url: str, tmp_path: Path) -> None:
+def test_its_registry_is_shared_as_it_is(url: str, tmp_path: Path) -> None:
     settings = Settings(home=tmp_path, store=cache_folder(url, tmp_path))
-    with pytest.raises(UsageError) as caught:
-        registry_uri(None, settings)
-    assert caught.value.where == "--registry"
+    own = registry_uri(None, settings)
+    assert own == f"store+{url}"
     assert registry_uri("sqlite:////r.db", settings) == "sqlite:////r.db"
+    first, second = node(url, tmp_path, "first"), node(url, tmp_path, "second")
+    first.run()
+    assert first.promote(own)["moved"]
+    [version] = open_registry(own).versions("model")
+    assert version.aliases == ("champion",)
+    second.run()
+    assert not second.promote(own)["moved"]
+    pulled = ["pull", "model@champion", str(tmp_path / "pulled"), "--store", str(second.root)]
+    result = CliRunner().invoke(app, pulled)
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "pulled" / "model.safetensors").is_file()
+    assert open_registry(own).history("model")[0].run == first.report.run
 
 
 @pytest.mark.parametrize("how", ["option", "variable", "settings"])
