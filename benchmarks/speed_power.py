@@ -4,7 +4,7 @@
     .venv/bin/python benchmarks/speed_power.py --replays 8000 --seed 7
 
 Every rule judges a server exactly at the boundary of what ours claims (half of all blocks), where
-a pass is a false pass, at a nominal 5 %. Nothing is served; it takes about two minutes on one core.
+a pass is a false pass, at a nominal 5 %. Nothing is served; it takes about two minutes of one core.
 The last line is JSON; exit 1 where one of ours is wrong in more than 5 %, give or take 2 standard
 errors.
 
