@@ -27,7 +27,7 @@ import contextlib
 import errno
 import os
 import shutil
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path, PurePosixPath
@@ -62,6 +62,27 @@ class Store:
         if self.origin is not None and (stage, key) not in self._here:
             self._bring(self.origin, stage, key, folder)
         return folder
+
+    def bring_named(self, said: object) -> None:
+        """Have the folders of finished stages here that texts name by their place in the store.
+
+        Whoever wrote the texts may have had them there, and this node not yet.
+
+        Args:
+            said: plain data, such as a stage's runtime.
+        """
+        if self.origin is None:
+            return
+        stages = self.root / "stages"
+        if isinstance(said, str):
+            place = Path(said)
+            if place.is_relative_to(stages) and len(parts := place.relative_to(stages).parts) > 1:
+                self.stage_folder(*parts[:2])
+        elif isinstance(said, Mapping):
+            self.bring_named(list(said.values()))
+        elif isinstance(said, Sequence):
+            for each in said:
+                self.bring_named(each)
 
     @cached_property
     def origin(self) -> Origin | None:

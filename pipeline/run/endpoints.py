@@ -79,6 +79,7 @@ class Servers:
         engine = model.arguments.engine
         python = self._stages.python_of(find_engine(engine).environment)
         log = self._free_log(model.name)
+        self._stages.store.bring_named([model.folder, model.draft])
         server = Server(
             python,
             Path(model.folder),

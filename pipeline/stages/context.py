@@ -194,6 +194,7 @@ def advance(spec: StageSpec, progress: Progress) -> StageRecord | None:
     with store.open_for_writing(spec.stage, spec.key, resumed, progress.note) as folder:
         if folder is not None:
             started = time.monotonic()
+            store.bring_named(spec.runtime)
             context: StageContext[Any, Any] = StageContext(spec, folder, store, progress)
             result = code.run(context)
             if result is None:

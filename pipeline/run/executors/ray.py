@@ -16,6 +16,7 @@ import socket
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -25,6 +26,8 @@ from pydantic import Field, field_validator
 from pipeline.core.credentials import hand_on
 from pipeline.core.errors import StageError, UsageError
 from pipeline.core.needs import Needs
+from pipeline.core.origin_variable import ORIGIN
+from pipeline.core.private_files import keep_private, open_log
 from pipeline.core.process_environment import Need, stage_environment, travelling_environment
 from pipeline.run.executors.events import pass_on
 from pipeline.run.executors.executor import Listener, Options
@@ -42,6 +45,7 @@ SECONDS_UNTIL_TOLD = 2.0
 SECONDS_TO_END = 30.0  # more than the guard gives what it ends
 SECONDS_BETWEEN_LOOKS = 0.2
 CHUNK_BYTES = 1 << 16
+MOST_LOG_BYTES = 1 << 24
 
 
 class RayOptions(Options):
@@ -188,6 +192,7 @@ class RayJob:
             given["PREPARE_HOME"] = str(place.options.home)
         if not place.needs.gpus:
             given["CUDA_VISIBLE_DEVICES"] = ""  # Ray leaves all of them to who asks for none
+        content = self._task.read_bytes() if self._task.is_file() else b""
         run = ray.remote(run_here).options(
             num_cpus=place.room.cpus,
             num_gpus=place.needs.gpus,
@@ -195,7 +200,7 @@ class RayJob:
             scheduling_strategy=PlacementGroupSchedulingStrategy(place.group, 0),
             name=self._task.stem,
         )
-        self._stream: Any = run.remote(str(self._task), str(self._log), given)
+        self._stream: Any = run.remote(str(self._task), content, str(self._log), given)
 
     def _follow(self, listener: Listener) -> None:
         import ray
@@ -213,13 +218,16 @@ class RayJob:
         check_end(self._exit_code, failure, self._log)
 
     def _lines(self) -> Iterator[bytes]:
-        """The work's events; its exit code, the last of what is streamed, is kept."""
+        """The work's events; what is streamed besides, its logs and its exit code, is kept."""
         import ray
 
         for reference in self._stream:
             sent = ray.get(reference)
             if isinstance(sent, int):
                 self._exit_code = sent
+            elif isinstance(sent, SentLog):
+                with open_log(Path(sent.path)) as file:
+                    file.write(sent.content)
             else:
                 yield sent
 
@@ -234,21 +242,64 @@ class RayJob:
         )
 
 
-def run_here(task: str, log: str, given: Mapping[str, str]) -> Iterator[bytes | int]:
+@dataclass(frozen=True)
+class SentLog:
+    """What a piece of work has written into a log that the driver does not see."""
+
+    path: str
+    content: bytes
+
+
+def run_here(
+    task: str, content: bytes, log: str, given: Mapping[str, str]
+) -> Iterator[bytes | SentLog | int]:
     """On a node: do the work that the file describes; its events as lines, then its exit code.
 
     Args:
+        content: of the task's file, which is not on this node where the store is an object store;
+            then the logs are sent, too.
         given: variables that came with it.
     """
     variables = {**os.environ, **given}
+    is_shared = not given.get(ORIGIN) or is_there(Path(task), content)
+    if not is_shared:
+        place_task(Path(task), content)
+    run = Path(task).parents[1]
+    before = {} if is_shared else {path: path.stat().st_size for path in run.rglob("*.log")}
     # The node may have to build the stage's environment first.
     variables = stage_environment(variables, stage_in(Path(task)), [Need.PACKAGES])
     process = start(_forks_of_worker(), Path(task), Path(log), variables)
     try:
         yield from _lines_of(process)
-        yield process.wait()
+        code = process.wait()
+        if not is_shared:
+            yield from _logs_since(before, run)
+        yield code
     finally:
         process.stop()
+        if not is_shared:
+            Path(task).unlink(missing_ok=True)
+
+
+def is_there(file: Path, content: bytes) -> bool:
+    """Whether this node sees that file, with that content."""
+    return file.is_file() and file.read_bytes() == content
+
+
+def place_task(task: Path, content: bytes) -> None:
+    """Put the task's file there, with the folder of its run, as it is on the driver's machine."""
+    with keep_private():
+        task.parent.mkdir(parents=True, exist_ok=True)
+        task.write_bytes(content)
+
+
+def _logs_since(before: Mapping[Path, int], run: Path) -> Iterator[SentLog]:
+    """What was added to the run's logs on this node since they had these sizes; of much its end."""
+    for path in sorted(run.rglob("*.log")):
+        with path.open("rb") as file:
+            file.seek(max(before.get(path, 0), path.stat().st_size - MOST_LOG_BYTES))
+            if content := file.read(MOST_LOG_BYTES):
+                yield SentLog(str(path), content)
 
 
 @cache

@@ -130,6 +130,19 @@ def test_content_is_fetched_once_and_linked(
     assert one.samefile(two)
 
 
+def test_folders_that_another_node_s_plan_names_are_brought_here(here: Node, there: Node) -> None:
+    here.finish(weights="w")
+    named = there.store.root / "stages" / "judge" / "abc" / "output"
+    for said in (["judge/abc", "/elsewhere/stages/judge/abc", None, 1], {"checkpoint": "abc"}):
+        there.store.bring_named(said)
+    assert not named.exists()
+    there.store.bring_named({"checkpoint": {"path": str(named), "parameters": 1}, "python": ""})
+    assert (named / "weights").read_text() == "w"
+    there.store.bring_named(
+        [str(named.parents[1] / "never-done" / "output"), str(named.parents[2])]
+    )
+
+
 def test_two_processes_of_a_node_fetch_once(here: Node, url: str, tmp_path: Path) -> None:
     here.finish(weights="w" * 3_000_000)
     command = [sys.executable, "-c", FETCHER, url, str(tmp_path / "there")]

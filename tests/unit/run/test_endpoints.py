@@ -16,6 +16,7 @@ from model_server_stand_in import stand_in_python
 from artifacts.model_to_serve import ModelToServe, RunningEndpoint
 from artifacts.serving_arguments import ServingArguments
 from pipeline.core.errors import ServingError
+from pipeline.core.store import Store
 from pipeline.run import endpoints
 from pipeline.run.endpoints import Servers
 from recipes.catalog import load_profile
@@ -26,7 +27,9 @@ def servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Servers
     log = SimpleNamespace(folder=tmp_path, stage=lambda _: None)
     python = stand_in_python(tmp_path)
     monkeypatch.setattr(endpoints, "engine_version", lambda engine, python: "0.33.0")
-    stages: Any = SimpleNamespace(python_of=lambda _: python, log=log, progress=Listener())
+    stages: Any = SimpleNamespace(
+        python_of=lambda _: python, log=log, progress=Listener(), store=Store(tmp_path / "store")
+    )
     made = Servers(stages)
     yield made
     made.close()
