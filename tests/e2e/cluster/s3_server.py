@@ -56,6 +56,13 @@ class S3Server:
         return self._process is not None
 
     @property
+    def pid(self) -> int:
+        """Of the process that serves, which its guard has started."""
+        assert self._process is not None
+        children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children")
+        return int(children.read_text().split()[0])
+
+    @property
     def variables(self) -> dict[str, str]:
         """What a client's environment has to say."""
         return {

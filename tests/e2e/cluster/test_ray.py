@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ray_nodes import RayNodes
 from tiny_stages import Heard, TinyStages, wait_until
 
 from pipeline.core.errors import EvaluationDataError, StageError, UsageError
 from pipeline.core.needs import Needs
 from pipeline.run.executors.ray import RayExecutor, RayJob, RayOptions, RayPlace
 
-ray = pytest.importorskip("ray", reason="the extra 'ray' is not installed")
+pytest.importorskip("ray", reason="the extra 'ray' is not installed")
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
-STORE_BYTES = 80 * 2**20
 DRIVER = """
 import sys
 from pathlib import Path
@@ -33,43 +33,9 @@ place.submit(Path(sys.argv[2]), Path(sys.argv[2]).with_suffix(".log")).wait(Hear
 """
 
 
-class RayNodes:
-    """A head without room for work, and two nodes with two cores and two GPUs each."""
-
-    def __init__(self) -> None:
-        from ray.cluster_utils import Cluster
-
-        self._cluster = Cluster(
-            initialize_head=True,
-            head_node_args={"num_cpus": 0, "num_gpus": 0, "object_store_memory": STORE_BYTES},
-        )
-        self._nodes: dict[str, Any] = {}
-        self.address = str(self._cluster.address)
-        self.add()
-        self.add()
-
-    def add(self) -> None:
-        node = self._cluster.add_node(num_cpus=2, num_gpus=2, object_store_memory=STORE_BYTES)
-        self._nodes[node.node_id] = node
-
-    def kill(self, name: str) -> None:
-        """End the node's processes with SIGKILL."""
-        self._cluster.remove_node(self._nodes.pop(name), allow_graceful=False)
-
-    def busy(self) -> list[str]:
-        """The nodes on which something is reserved."""
-        free = ray._private.state.available_resources_per_node()
-        return [name for name in self._nodes if free[name].get("CPU", 0) < 2]
-
-    def close(self) -> None:
-        ray.shutdown()
-        self._cluster.shutdown()
-
-
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[RayNodes]:
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    made = RayNodes()
+    made = RayNodes(2)
     try:
         yield made
     finally:
