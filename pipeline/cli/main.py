@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from collections.abc import Callable
 from typing import Annotated, Any, NoReturn
@@ -35,7 +34,7 @@ from pipeline.cli import (
 from pipeline.cli.terminal import guard_streams
 from pipeline.core.credentials import hide
 from pipeline.core.errors import ExitCode, PrepareError
-from pipeline.core.interruption import is_interruption
+from pipeline.core.interruption import end_as_by_ctrl_c, is_interruption
 
 app = typer.Typer(
     name="prepare",
@@ -97,8 +96,7 @@ def main(command: Callable[..., Any] = app) -> NoReturn:
 
 def run(command: Callable[..., Any]) -> NoReturn:
     """Run the command, report how it ended, and exit."""
-    # A terminated run ends like an interrupted one: servers are stopped, the record is closed.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    end_as_by_ctrl_c()
     try:
         # Outside its standalone mode the parser returns what a command exits with, and makes
         # an exit of an interruption.

@@ -1,12 +1,19 @@
-"""Interruptions, by Ctrl-C or SIGTERM: seen through what they became, and held back for a while."""
+"""Interruptions, by Ctrl-C, SIGTERM or a terminal that goes away: seen through what they became.
+
+They are held back where something must not be left half done.
+"""
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
+import termios
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import NoReturn
 
 
 def is_interruption(error: BaseException | None) -> bool:
@@ -24,9 +31,43 @@ def is_interruption(error: BaseException | None) -> bool:
     return False
 
 
+INTERRUPTIONS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def end_as_by_ctrl_c() -> None:
+    """Have SIGTERM and SIGHUP interrupt us, too: what runs is ended, and the record closed.
+
+    Whoever has us ignore SIGHUP, as nohup does, wants us to outlive the terminal.
+    """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, hang_up)
+
+
+def hang_up(number: int, frame: FrameType | None) -> NoReturn:
+    """Be interrupted, by a terminal that went away or by somebody's SIGHUP."""
+    leave_lost_terminals()
+    raise KeyboardInterrupt
+
+
+def leave_lost_terminals() -> None:
+    """Have what we still say go nowhere, where it would go to a terminal that is gone.
+
+    Writing to one fails, and would end us before what runs is ended.
+    """
+    null = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (1, 2):
+        try:
+            termios.tcgetattr(descriptor)
+        except termios.error as error:  # also where it is no terminal
+            if error.args[0] == errno.EIO:
+                os.dup2(null, descriptor)
+    os.close(null)
+
+
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Hold back SIGINT and SIGTERM, where they would interrupt us, until the block has ended.
+    """Hold back INTERRUPTIONS, where they would interrupt us, until the block has ended.
 
     For what must not be left half done: telling what has ended, ending what runs. Only the main
     thread is ever interrupted, so elsewhere it does nothing.
@@ -34,11 +75,13 @@ def uninterrupted() -> Iterator[None]:
     held: list[int] = []
 
     def hold(number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGHUP:
+            leave_lost_terminals()
         held.append(number)
 
     handlers = {}
     if threading.current_thread() is threading.main_thread():
-        found = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        found = {number: signal.getsignal(number) for number in INTERRUPTIONS}
         handlers = {number: handler for number, handler in found.items() if callable(handler)}
     try:
         for number in handlers:

@@ -16,6 +16,21 @@ GUARD = Path(__file__).with_name("guard.py")
 STOP_GRACE_SECONDS = 10.0
 SLOW_GUARD_SECONDS = 10.0
 POLL_SECONDS = 0.05
+_HELD_HERE: list[int] = []
+
+
+def hold_in_every_guard(descriptors: Sequence[int]) -> None:
+    """Have each guard that we start from now on keep these of ours open as long as it is there.
+
+    They are our own guard's: locks of what we use, and what says that something of us is left. If
+    that guard is killed we are, too, and what we have started needs some time to end.
+    """
+    _HELD_HERE.extend(descriptors)
+
+
+def held_here() -> tuple[int, ...]:
+    """What every guard that we start keeps open."""
+    return tuple(_HELD_HERE)
 
 
 class GuardedProcess:
@@ -43,13 +58,14 @@ class GuardedProcess:
         grace_seconds: float = STOP_GRACE_SECONDS,
     ) -> None:
         lifeline_read, lifeline_write = os.pipe()
+        held = [*held_descriptors, *held_here()]
         try:
             self._process = subprocess.Popen(
                 [
                     sys.executable,
                     "-I",
                     str(GUARD),
-                    ",".join(map(str, [lifeline_read, *held_descriptors])),
+                    ",".join(map(str, [lifeline_read, *held])),
                     str(grace_seconds),
                     *command,
                 ],
@@ -57,7 +73,7 @@ class GuardedProcess:
                 stdout=output,
                 stderr=errors,
                 env=dict(environment),
-                pass_fds=[lifeline_read, *held_descriptors, *pass_descriptors],
+                pass_fds=[lifeline_read, *held, *pass_descriptors],
                 start_new_session=True,
             )
         except BaseException:

@@ -11,6 +11,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -132,10 +133,14 @@ class Schedule:
             self._stages.find_finished(running.specs[0])
 
     def _cancel(self) -> None:
-        """End what runs, and wait until it is gone."""
-        for running in self._running.values():
-            running.job.cancel()
+        """End what runs, side by side, and wait until it is gone."""
+        if not self._running:
+            return
+        with ThreadPoolExecutor(len(self._running)) as threads:
+            failures = list(threads.map(_Running.cancel, self._running.values()))
         with ExitStack() as left:  # each, whatever goes wrong with another
+            for why in filter(None, failures):
+                left.callback(self._stages.progress.note, why)
             for running in reversed(self._running.values()):
                 running.thread.join(SECONDS_TO_END)
                 left.callback(self._leave, running)
@@ -190,6 +195,14 @@ class _Running:
         self.is_over = False
         self.error: BaseException | None = None
         self.thread = threading.Thread(target=self._wait, args=(told,), name=work.name, daemon=True)
+
+    def cancel(self) -> str:
+        """End it; why that failed, and so it may go on, or nothing."""
+        try:
+            self.job.cancel()
+        except Exception as error:  # an executor's library has errors of its own
+            return f"{self.work.name} may go on: {error}"
+        return ""
 
     def _wait(self, told: _Queued) -> None:
         error: BaseException | None = None

@@ -29,7 +29,12 @@ from typing import IO, NoReturn
 
 from pipeline.core.guard import die_with_parent, guard
 from pipeline.core.process_environment import stage_environment
-from pipeline.core.processes import SLOW_GUARD_SECONDS, STOP_GRACE_SECONDS
+from pipeline.core.processes import (
+    SLOW_GUARD_SECONDS,
+    STOP_GRACE_SECONDS,
+    held_here,
+    hold_in_every_guard,
+)
 
 SERVER = "pipeline.cli.stage_forks"
 MOST_DESCRIPTORS = 128
@@ -65,7 +70,7 @@ class Forks:
         theirs = (asked, output[1], errors.fileno(), status[1], lifeline[0])
         try:
             os.write(asked, json.dumps(request).encode())
-            self._send([*theirs, *held_descriptors])
+            self._send([*theirs, *held_descriptors, *held_here()])
         except BaseException:
             for descriptor in (output[0], lifeline[1], status[0]):
                 os.close(descriptor)
@@ -118,7 +123,10 @@ class ForkedProcess:
         weakref.finalize(self, os.close, status)
 
     def wait(self) -> int:
-        """Wait for the end; the exit code as a shell gives it, 137 where its guard was killed."""
+        """Wait until nothing of it is left; the exit code as a shell gives it.
+
+        It is 137 where its guard was killed.
+        """
         while not self._is_over:
             self._look(None)
         lines = self._told.split()
@@ -136,7 +144,7 @@ class ForkedProcess:
         if len(lines) == 1:  # the guard was killed, or is stuck
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(int(lines[0]), signal.SIGKILL)
-        self.wait()
+            self._look(2 * STOP_GRACE_SECONDS + SLOW_GUARD_SECONDS)  # guards below it end theirs
         self.output.close()
 
     def _look(self, seconds: float | None) -> None:
@@ -190,6 +198,7 @@ def set_title(arguments: Sequence[str]) -> None:
 def _be_guard(descriptors: list[int], run: Callable[[], NoReturn]) -> NoReturn:
     """In a fork: guard a further one, in which `run` runs."""
     asked, output, errors, status, lifeline, *held = descriptors
+    kept = [status, *held]
     os.setsid()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     _tell(status, os.getpid())
@@ -208,8 +217,9 @@ def _be_guard(descriptors: list[int], run: Callable[[], NoReturn]) -> NoReturn:
             os._exit(KILLED)
         os.dup2(output, 1)
         os.dup2(errors, 2)
-        for descriptor in descriptors:
+        for descriptor in (asked, output, errors, lifeline):
             os.close(descriptor)
+        hold_in_every_guard(kept)
         for number in SIGNALS:
             handler = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
             signal.signal(number, handler)
@@ -219,7 +229,7 @@ def _be_guard(descriptors: list[int], run: Callable[[], NoReturn]) -> NoReturn:
         set_title(sys.argv)
         _end_with(run)
 
-    code = guard([lifeline, *held], STOP_GRACE_SECONDS, start)
+    code = guard([lifeline, *kept], STOP_GRACE_SECONDS, start)
     _tell(status, code)
     os._exit(code)
 

@@ -238,12 +238,28 @@ class SlurmJob:
         check_end(self._exit_code, failure, self._log)
 
     def cancel(self) -> None:
-        """End the job, and wait until Slurm has ended its processes."""
+        """End the job, and wait until Slurm has ended its processes.
+
+        Raises:
+            StageError: Slurm does not answer, or has not ended it, for so long: it may go on.
+        """
         self._cancelled = True
-        ask("scancel", self.number)
-        deadline = time.monotonic() + SECONDS_TO_END
-        while not self._is_over() and time.monotonic() < deadline:
+        deadline, is_told, why = time.monotonic() + SECONDS_TO_END, False, "it does not end"
+        while time.monotonic() < deadline:
+            try:
+                if not is_told:
+                    ask("scancel", self.number)
+                    is_told = True
+            except StageError as error:  # the controller is down, or the job is over
+                why = error.what
+            if self._is_over():
+                return
             time.sleep(SECONDS_BETWEEN_READS)
+        raise StageError(
+            f"Slurm has not ended job {self.number}: {why}",
+            where="executor slurm",
+            cure=f"`scancel {self.number}` once Slurm's controller answers",
+        )
 
     def _lines(self, listener: Listener) -> Iterator[bytes]:
         """What the job has written of events, until it says that it has ended or is gone."""

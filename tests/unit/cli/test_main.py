@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from pipeline import __version__
 from pipeline.cli import stage
 from pipeline.cli.main import app, main
 from pipeline.core.errors import UsageError
+from pipeline.core.interruption import INTERRUPTIONS
 from pipeline.core.store import Store
 
 HEAVY = {
@@ -238,36 +240,69 @@ def catches(pid: int, number: signal.Signals) -> bool:
     return found is not None and bool(int(found[1], 16) >> (number - 1) & 1)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_command_is_130(tmp_path: Path, number: signal.Signals) -> None:
-    # A stage that another has claimed runs until that other is done.
-    store = tmp_path / "store"
+@contextmanager
+def waiting_stage(folder: Path, **options: Any) -> Iterator[subprocess.Popen[str]]:
+    """A command whose stage another has claimed, and which says so and waits for that other."""
+    store = folder / "store"
     spec = stage_spec("judge", "fp8-dynamic", {}, {}, {}, store)
-    (tmp_path / "spec.json").write_text(spec.model_dump_json())
+    (folder / "spec.json").write_text(spec.model_dump_json())
     with Store(store).hold(spec.key):
         child = subprocess.Popen(
-            [*PREPARE, "stage", "run", str(tmp_path / "spec.json")],
+            [*PREPARE, "stage", "run", str(folder / "spec.json")],
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
             text=True,
-            # A shell's background jobs, and so whatever CI starts there, inherit it as ignored.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+            **options,
         )
         try:
-            deadline = time.monotonic() + 20
-            while not catches(child.pid, signal.SIGTERM):
-                assert time.monotonic() < deadline
-                time.sleep(0.02)
             assert child.stdout is not None
             note = json.loads(child.stdout.readline())
             assert f"process {os.getpid()} on " in note["text"]  # whom it waits for
-            child.send_signal(number)
-            said = child.communicate(timeout=20)
+            yield child
         finally:
             child.kill()
-            child.wait()
+            child.communicate()
+
+
+def hear_signals() -> None:
+    """A shell's background jobs, and so whatever CI starts there, inherit SIGINT as ignored."""
+    for number in INTERRUPTIONS:
+        signal.signal(number, signal.SIG_DFL)
+
+
+@pytest.mark.parametrize("number", INTERRUPTIONS)
+def test_an_interrupted_command_is_130(tmp_path: Path, number: signal.Signals) -> None:
+    with waiting_stage(tmp_path, preexec_fn=hear_signals, stderr=subprocess.PIPE) as child:
+        child.send_signal(number)
+        said = child.communicate(timeout=20)
     assert child.returncode == 130
     assert said == ("", "interrupted; the same command continues where this one stopped\n")
+
+
+def test_one_whose_terminal_goes_away_is_interrupted(tmp_path: Path) -> None:
+    """Nothing can be written to it any more."""
+    ours, theirs = pty.openpty()
+
+    def in_terminal() -> None:
+        hear_signals()
+        kept = os.dup(1)
+        os.login_tty(theirs)
+        os.dup2(kept, 1)
+
+    with waiting_stage(tmp_path, preexec_fn=in_terminal, pass_fds=[theirs]) as child:
+        os.close(theirs)
+        os.close(ours)
+        assert child.wait(20) == 130
+
+
+def test_one_that_is_to_outlive_its_terminal_does(tmp_path: Path) -> None:
+    def as_nohup() -> None:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    with waiting_stage(tmp_path, preexec_fn=as_nohup) as child:
+        assert not catches(child.pid, signal.SIGHUP)
+        child.send_signal(signal.SIGHUP)
+        with pytest.raises(subprocess.TimeoutExpired):
+            child.wait(0.5)
 
 
 def test_one_that_comes_while_a_module_is_imported_is_130(
@@ -281,12 +316,13 @@ def test_one_that_comes_while_a_module_is_imported_is_130(
         except KeyboardInterrupt as error:
             raise RuntimeError("Error calling __set_name__") from error
 
-    before = signal.getsignal(signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in INTERRUPTIONS}
     try:
         with pytest.raises(SystemExit) as left:
             main(command)
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
     assert left.value.code == 130
     assert capsys.readouterr().err.startswith("interrupted")
 

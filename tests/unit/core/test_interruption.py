@@ -9,7 +9,7 @@ from contextlib import suppress
 import pytest
 
 from pipeline.core.errors import ServingError, StoreError
-from pipeline.core.interruption import is_interruption, uninterrupted
+from pipeline.core.interruption import INTERRUPTIONS, is_interruption, uninterrupted
 
 
 def raised_by(work: type[BaseException], while_handling: BaseException) -> BaseException:
@@ -55,7 +55,7 @@ def test_errors_that_are_each_others_cause_end() -> None:
     assert not is_interruption(first)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", INTERRUPTIONS)
 def test_it_is_raised_once_the_block_has_ended(number: signal.Signals) -> None:
     before = signal.signal(number, signal.default_int_handler)
     done = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -60,6 +61,23 @@ def test_both_sides_are_up_at_once_and_gone_at_the_end(servers: Servers, tmp_pat
     for each in facts:
         assert not Path(each["socket"]).parent.exists()
     assert servers.open(sides[0])["server_log"].endswith("server.baseline.2.log")
+
+
+def test_both_sides_are_stopped_side_by_side(
+    servers: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each may take its time."""
+    facts = [servers.open(model(tmp_path, name)) for name in ("baseline", "fp8")]
+    stop, both = endpoints.Server.stop, threading.Barrier(2)
+
+    def stop_with_other(server: endpoints.Server) -> None:
+        both.wait(20)
+        stop(server)
+
+    monkeypatch.setattr(endpoints.Server, "stop", stop_with_other)
+    servers.close()
+    for each in facts:
+        assert not Path(each["socket"]).parent.exists()
 
 
 def test_a_side_that_died_is_noticed_while_the_other_lives(

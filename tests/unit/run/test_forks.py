@@ -127,23 +127,28 @@ def test_it_has_the_variables_that_it_is_given_and_no_others(
 def test_it_inherits_no_descriptor_and_no_handler(start: Start) -> None:
     handlers = "[signal.getsignal(n) == signal.SIG_DFL for n in (signal.SIGTERM, signal.SIGCHLD)]"
     assert answer(start(print_of(handlers))) == [True, True]
-    # The folder that is listed is open, too.
+    # The folder that is listed is open, too, and what guards below it are to hold.
     opened = "len([name for name in os.listdir('/proc/self/fd') if int(name) > 2])"
-    assert answer(start(print_of(opened))) == 1
+    assert answer(start(print_of(opened))) == 2
+    passed_on = "subprocess.check_output('ls /proc/self/fd | wc -w', shell=True, close_fds=False)"
+    assert answer(start(f"import subprocess; {print_of(f'int({passed_on})')}")) == 4
 
 
-def test_ps_shows_what_it_runs_under_a_guard_in_a_session_of_its_own(start: Start) -> None:
-    process = start(WAIT)
+def test_ps_shows_what_it_runs_under_a_guard_in_a_session_of_its_own(
+    start: Start, log: Path
+) -> None:
+    script = f"{WAIT}  # {log}"  # nobody else's
+    process = start(script)
     assert process.output.readline() == b"ready\n"
     (guard,) = [
         int(each.name)
         for each in Path("/proc").glob("[0-9]*")
-        if b"guard.py" in _command(each) and WAIT.encode() in _command(each)
+        if b"guard.py" in _command(each) and script.encode() in _command(each)
     ]
     (child,) = [
         int(each.name)
         for each in Path("/proc").glob("[0-9]*")
-        if WAIT.encode() in _command(each) and b"guard.py" not in _command(each)
+        if script.encode() in _command(each) and b"guard.py" not in _command(each)
         and each.name != str(os.getpid())
     ]  # fmt: skip
     assert parent_of(child) == guard
@@ -223,6 +228,32 @@ def test_what_is_held_is_held_by_the_guard_alone_until_the_group_has_ended(start
     process.stop()
     assert os.read(read, 1) == b""
     os.close(read)
+
+
+def test_where_its_guard_is_killed_what_is_held_is_held_until_its_own_children_are_gone(
+    start: Start,
+) -> None:
+    """As a sitting's model server, which has a guard of its own and takes its time."""
+    stubborn = (
+        "import os, signal, time; signal.signal(15, signal.SIG_IGN); "
+        "print(os.getpid(), flush=True); time.sleep(60)"
+    )
+    sitting = (
+        "import os, sys, time; from pipeline.core.processes import GuardedProcess; "
+        f"server = GuardedProcess([sys.executable, '-c', {stubborn!r}], output=-1, "
+        "environment=os.environ, grace_seconds=1); "
+        "print(os.getppid(), int(server.output.readline()), flush=True); time.sleep(60)"
+    )
+    read, write = os.pipe()
+    process = start(sitting, (write,))
+    os.close(write)
+    guard, server = map(int, process.output.readline().split())
+    os.kill(guard, signal.SIGKILL)
+    assert os.read(read, 1) == b""  # as soon as it is held by nobody
+    os.close(read)
+    assert is_gone(server, 0)
+    assert process.wait() == KILLED
+    process.stop()
 
 
 def test_nothing_outlives_a_killed_driver(

@@ -212,6 +212,32 @@ def test_an_interrupt_ends_all_that_runs(tmp_path: Path) -> None:
     assert bench.hands.jobs["b"].cancelled
 
 
+def test_all_that_runs_is_ended_side_by_side_and_what_may_go_on_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An executor whose scheduler does not answer cannot end its work."""
+    bench = Bench(tmp_path, 3, {"a": "", "b": "", "c": ""})
+    cancel, both = Job.cancel, threading.Barrier(2)
+
+    def cancelled(job: Job) -> None:
+        both.wait(20)
+        cancel(job)
+        if job.spec.variant == "b":
+            raise StageError("nobody answers")
+
+    def ended(work: Work, error: Exception | None) -> None:
+        raise error or AssertionError
+
+    bench.ended = ended  # type: ignore[method-assign]
+    monkeypatch.setattr(Job, "cancel", cancelled)
+    with pytest.raises(StageError) as raised:
+        bench.run("-a")
+    assert raised.value.what == "no"
+    assert all(bench.hands.jobs[name].cancelled for name in "bc")
+    assert sorted(bench.log.ended) == ["a failed", "b failed", "c failed"]
+    assert [note for note in bench.listener.notes if "nobody answers" in note]
+
+
 def test_one_that_is_interrupted_again_and_again_tells_of_each_stage_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
