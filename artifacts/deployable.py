@@ -21,6 +21,7 @@ from pipeline.core.digest import digest_json
 from pipeline.core.errors import EvidenceError, RegistryError
 from pipeline.core.foreign.json import parse_json
 from pipeline.core.foreign.record import first_fault
+from pipeline.core.hardware import Hardware
 from pipeline.core.record import Record
 from pipeline.environments.definition import Accelerator
 from recipes.engine_arguments import check_arguments, check_variables
@@ -64,12 +65,12 @@ class Deployable(Record, serialize_by_alias=True):
     serve_environment: str = Field(alias="environment.serve", description="identity")
     evaluate_environment: str = Field(alias="environment.evaluate", description="identity")
     serving: ServingArguments
-    hardware: dict[str, Any] = Field(description="facts of the machine, its accelerator among them")
+    hardware: Hardware
 
     @field_validator("hardware")
     @classmethod
-    def _check_kind_of_machine(cls, hardware: dict[str, Any]) -> dict[str, Any]:
-        Accelerator(hardware.get("accelerator", ""))
+    def _check_kind_of_machine(cls, hardware: Hardware) -> Hardware:
+        Accelerator(hardware.accelerator or "")
         return hardware
 
     @classmethod
@@ -125,7 +126,7 @@ class Deployable(Record, serialize_by_alias=True):
     @property
     def accelerator(self) -> Accelerator:
         """Which kind of machine it is about."""
-        return Accelerator(self.hardware["accelerator"])
+        return Accelerator(self.hardware.accelerator or "")
 
     @property
     def environments(self) -> dict[str, str]:
@@ -146,8 +147,8 @@ class Deployable(Record, serialize_by_alias=True):
     def differences(self, here: Deployable) -> list[Change]:
         """Every member in which `here` differs; of serving and hardware each part."""
         then, now = self.members, here.members
-        if "cpu_features" not in self.hardware:  # nobody looked at it then, so it cannot differ
-            now["hardware"] = {k: v for k, v in here.hardware.items() if k != "cpu_features"}
+        if self.hardware.cpu_features is None:  # nobody looked at it then, so it cannot differ
+            now["hardware"].pop("cpu_features", None)
         return [
             change
             for name, words in WORDS.items()

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from pydantic import Field
 
 from artifacts.serving_arguments import ServingArguments
-from pipeline.core.record import Record
+from pipeline.core.hardware import Hardware
+from pipeline.core.record import Record, SparseRecord
 from pipeline.core.stage import WorkerRuntime
 
 
@@ -27,10 +26,21 @@ class ServedModel(Record):
     checkpoint: str = Field("", description="digest of the source")
     serving: ServingArguments = ServingArguments({}, {})
     engine: str = Field("", description="identity of the environment that serves")
-    hardware: dict[str, Any] = Field({}, description="facts of the machine")
+    hardware: Hardware = Field(Hardware(), description="nothing of one that someone else serves")
     trust_remote_code: bool = False
     again: str = Field("", description="distinguishes answers from those kept of the same model")
     endpoint: ServedElsewhere | None = Field(None, description="None of one that we serve")
+
+
+class ServerFacts(SparseRecord, extra="allow"):
+    """How a server began; beside it what its engine says in the log, by names of our own."""
+
+    __pydantic_extra__: dict[str, str]
+
+    ready_seconds: float = Field(0.0, description="until it had answered")
+    command: list[str] | None = Field(None, description="without the interpreter")
+    url: str | None = Field(None, description="of somebody's endpoint")
+    model: str | None = Field(None, description="its name there")
 
 
 class ServerRuntime(WorkerRuntime):
@@ -41,5 +51,5 @@ class ServerRuntime(WorkerRuntime):
     socket: str | None = Field(None, description="of a server of ours")
     server_python: str = Field("", description="its interpreter, of a server of ours")
     server_log: str = Field("", description="where to look when it does not answer")
-    server: dict[str, Any] = Field({}, description="facts for the record, such as ready_seconds")
+    server: ServerFacts = ServerFacts()
     engine_version: str = Field("", description="of a server of ours")

@@ -15,6 +15,7 @@ from pydantic import (
     model_validator,
 )
 
+from pipeline.core.hardware import Hardware
 from recipes.described import Described, Name
 from recipes.engine_arguments import check_arguments, check_counts, check_variables
 from recipes.engines import DEFAULT, find_engine
@@ -128,7 +129,7 @@ class Tuned(Described):
         description="command line of what it was compared with; the engine chose all else itself"
     )
     checkpoint: str = Field(description="digest of the model that was served")
-    hardware: dict[str, Any] = Field(description="that both were served on")
+    hardware: Hardware = Field(description="that both were served on")
     run: Name = Field(description="id of the run that measured it")
     evidence: str = Field(description="SHA-256 of every request's timings, in that run's store")
     gate_again: bool = Field(description="whether an argument changes answers")

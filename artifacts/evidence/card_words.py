@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from artifacts.deployable import Deployable
 from artifacts.serving_arguments import KV_DTYPE
 from artifacts.stages.check_weights import CheckResult
 from artifacts.stages.quantize import QuantizeResult
 from pipeline.checkpoint.source_facts import SourceFacts
 from pipeline.core.foreign.text import markdown, markdown_code, markdown_link
+from pipeline.core.hardware import Hardware
 from recipes.quantization import (
     AutoAwqQuantization,
     AwqQuantization,
@@ -139,11 +138,10 @@ def noise_words(checked: CheckResult) -> str:
     )
 
 
-def hardware_words(hardware: dict[str, Any]) -> str:
+def hardware_words(hardware: Hardware) -> str:
     """The machine in words."""
-    if hardware.get("accelerator") == "cpu":
-        features = "".join(f", {name}" for name in hardware.get("cpu_features", ()))
-        cores = hardware.get("cores", "?")
-        return markdown(f"CPU ({hardware.get('cpu', 'unknown')}, {cores} cores{features})")
-    known = [str(value) for key, value in sorted(hardware.items()) if key != "accelerator"]
-    return markdown(", ".join(known) or "unknown hardware")
+    if hardware.accelerator == "cpu":
+        features = "".join(f", {name}" for name in hardware.cpu_features or ())
+        cores = hardware.cores or "?"
+        return markdown(f"CPU ({hardware.cpu or 'unknown'}, {cores} cores{features})")
+    return markdown(hardware.gpu or "unknown hardware")

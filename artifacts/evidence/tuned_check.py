@@ -87,8 +87,9 @@ def check_tuned(told: Tuned, serving: ServingArguments | None, store: Store) -> 
         found = tuned_of(report.run, tuning, record)
     except (PrepareError, ValueError, LookupError) as error:
         return TunedCheck("not checked", f"run {told.run} cannot be read: {error}")
+    said_of_all = told.model_dump()
     for key, wanted in found.model_dump().items():
-        if (said := getattr(told, key)) != wanted:
+        if (said := said_of_all[key]) != wanted:
             return TunedCheck("differs", f"{key} is {said}, run {told.run} says {wanted}")
     measured = SPEED.parameters_of(record).sides["candidate"].serving
     if serving not in (None, measured):

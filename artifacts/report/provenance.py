@@ -66,7 +66,7 @@ def tuple_facts(evidence: RunEvidence, recipe: str) -> Facts:
                 facts[f"speculative {name}"] = _text(value)
         for name, text in served.parameters.serving.environment.items():
             facts[f"serving ${name}"] = text
-        for name, value in served.parameters.hardware.items():
+        for name, value in served.parameters.hardware.model_dump().items():
             facts[f"hardware {name}"] = _text(value)
     answers = evidence.collect_answers(recipe)
     if answers:

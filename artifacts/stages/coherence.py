@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from pydantic import Field
 
-from artifacts.served_model import ServedModel, ServerRuntime
+from artifacts.served_model import ServedModel, ServerFacts, ServerRuntime
 from pipeline.core.record import Record
 from pipeline.core.stage import Stage
 
@@ -20,13 +18,8 @@ class CoherenceResult(Record):
     perplexity_ratio: float | None = Field(None, description="to the baseline's")
     sample: str = ""
     incoherent: str = Field("", description="why it must be held to be broken; '' when it is not")
-    server: dict[str, Any] = Field({}, description="facts such as ready_seconds and command")
+    server: ServerFacts = ServerFacts()
     engine_version: str = Field("", description="as it reports it; '' of somebody's endpoint")
-
-    @property
-    def ready_seconds(self) -> float:
-        """How long its server took to be ready."""
-        return float(self.server.get("ready_seconds", 0.0))
 
 
 COHERENCE = Stage("coherence", 3, ServedModel, ServerRuntime, CoherenceResult)

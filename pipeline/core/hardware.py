@@ -5,10 +5,22 @@ from __future__ import annotations
 import os
 import platform
 from pathlib import Path
-from typing import Any
+
+from pydantic import Field
 
 from pipeline.core.cpu_features import cpu_features
 from pipeline.core.gpus import visible_gpus
+from pipeline.core.record import SparseRecord
+
+
+class Hardware(SparseRecord):
+    """What the engine runs on, a member of the deployable tuple; of somebody's endpoint nothing."""
+
+    accelerator: str | None = None
+    gpu: str | None = Field(None, description="name of the first, as the driver gives it")
+    cpu: str | None = Field(None, description="the processor's model")
+    cores: int | None = Field(None, strict=True, description="that a process may use")
+    cpu_features: list[str] | None = Field(None, description="None where nobody looked")
 
 
 def gpu_name() -> str | None:
@@ -17,21 +29,21 @@ def gpu_name() -> str | None:
     return gpus[0].name if gpus else None
 
 
-def hardware(accelerator: str) -> dict[str, Any]:
-    """What the engine runs on: part of the deployable tuple."""
+def hardware(accelerator: str) -> Hardware:
+    """What the engine would run on here."""
     if accelerator == "cuda":
-        return {"accelerator": accelerator, "gpu": gpu_name() or "not found"}
+        return Hardware(accelerator=accelerator, gpu=gpu_name() or "not found")
     model = ""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
             model = line.partition(":")[2].strip()
             break
-    return {
-        "accelerator": accelerator,
-        "cpu": model,
-        "cores": len(os.sched_getaffinity(0)),
-        "cpu_features": list(cpu_features()),
-    }
+    return Hardware(
+        accelerator=accelerator,
+        cpu=model,
+        cores=len(os.sched_getaffinity(0)),
+        cpu_features=list(cpu_features()),
+    )
 
 
 def machine() -> str:

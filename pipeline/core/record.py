@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model_serializer
 
 
 class Record(BaseModel):
     """Frozen, and strict about keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class SparseRecord(Record):
+    """Written without what is None: keys that not every one has, or that there were not always."""
+
+    @model_serializer(mode="wrap")
+    def _leave_out_none(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {key: value for key, value in dump(self).items() if value is not None}

@@ -84,7 +84,7 @@ class SeenStages:
                 label = (record.variant, of.checkpoint)
                 measured[label] = measured.get(label, 0.0) + record.seconds
                 if isinstance(kept.result, CoherenceResult):
-                    seen._add("serve", record.variant, kept.result.ready_seconds)
+                    seen._add("serve", record.variant, kept.result.server.ready_seconds)
         for (variant, _), total in measured.items():
             seen._add("measure", variant, total)
         return seen
@@ -170,7 +170,7 @@ def forward_passes(quantization: Quantization) -> float | None:
 
 
 def _is_on(of: Record, gpu: Gpu) -> TypeGuard[ServedModel]:
-    return isinstance(of, ServedModel) and of.hardware.get("gpu") == gpu.driver_name
+    return isinstance(of, ServedModel) and of.hardware.gpu == gpu.driver_name
 
 
 def _digests_on(records: list[Known], gpu: Gpu) -> set[str]:

@@ -16,6 +16,7 @@ from artifacts.stages.coherence import COHERENCE
 from artifacts.stages.quantize import QUANTIZE, Compute, QuantizeParameters, QuantizeRuntime
 from pipeline.checkpoint.folder import Checkpoint
 from pipeline.core.cpu_features import limiting_variables
+from pipeline.core.hardware import Hardware
 from pipeline.core.stage_record import StageSpec
 from pipeline.inspection.ignored import added_words, ignore_list
 from pipeline.inspection.source import Source, read_folder
@@ -64,7 +65,7 @@ class Planner:
     recipes: tuple[Recipe, ...]
     baseline: Recipe
     identities: Mapping[str, str]
-    hardware: dict[str, Any]
+    hardware: Hardware
     sources: SourceResolver
     store: Path
     trust_remote_code: bool = False

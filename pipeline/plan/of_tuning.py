@@ -10,7 +10,6 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from artifacts.served_model import ServedModel, ServerRuntime
 from artifacts.serving_arguments import ServingArguments
@@ -18,6 +17,7 @@ from artifacts.stages.coherence import COHERENCE
 from pipeline.checkpoint.folder import Checkpoint
 from pipeline.core.digest import digest_json
 from pipeline.core.errors import UsageError
+from pipeline.core.hardware import Hardware
 from pipeline.core.stage_record import StageSpec
 from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import Settings
@@ -152,7 +152,7 @@ class TuningPlanner:
     workload: str
     candidates: Candidates
     identities: Mapping[str, str]
-    hardware: dict[str, Any]
+    hardware: Hardware
     store: Path
     trust_remote_code: bool = False
 

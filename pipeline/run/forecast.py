@@ -403,5 +403,5 @@ def seen_seconds(store: Store) -> Seen:
         stage = kept.record.stage, kind_of(kept.parameters)
         seen.setdefault(stage, []).append(kept.record.seconds)
         if isinstance(kept.result, CoherenceResult):
-            seen.setdefault(("serve", ""), []).append(kept.result.ready_seconds)
+            seen.setdefault(("serve", ""), []).append(kept.result.server.ready_seconds)
     return seen

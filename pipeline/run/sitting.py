@@ -22,7 +22,7 @@ from artifacts.stages.evaluate import EVALUATE
 from artifacts.stages.speed import SPEED
 from pipeline.core.errors import PrepareError, ServingError
 from pipeline.core.events import EventWriter
-from pipeline.core.hardware import hardware
+from pipeline.core.hardware import Hardware, hardware
 from pipeline.core.interruption import uninterrupted
 from pipeline.core.record import Record
 from pipeline.core.stage_record import StageRecord, StageSpec
@@ -106,11 +106,12 @@ def check_hardware(sitting: Sitting, store: Store) -> None:
     here = hardware(sitting.accelerator)
     asking = [spec for spec in sitting.specs if needs_endpoint(spec, store)]
     for planned in (served.hardware for spec in asking for served in served_in(spec)):
-        if planned not in ({}, here):
-            parts = sorted(k for k in {*planned, *here} if planned.get(k) != here.get(k))
+        if planned not in (Hardware(), here):
+            then, now = planned.model_dump(), here.model_dump()
+            parts = sorted(k for k in {*then, *now} if then.get(k) != now.get(k))
             raise ServingError(
                 "this node is not what the verdict would be about: "
-                + ", ".join(f"{k} is {here.get(k)}, not {planned.get(k)}" for k in parts),
+                + ", ".join(f"{k} is {now.get(k)}, not {then.get(k)}" for k in parts),
                 where=f"node {platform.node()}",
                 cure="run the command on a node of the same kind as those that serve, or have the "
                 "executor choose nodes of one kind",

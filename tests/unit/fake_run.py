@@ -41,6 +41,7 @@ from artifacts.stages.judge import policy_digest
 from pipeline.checkpoint.folder import Checkpoint, inspect_folder
 from pipeline.checkpoint.source_facts import CheckpointReport, source_of
 from pipeline.core.digest import FileDigests
+from pipeline.core.hardware import Hardware
 from pipeline.core.stage_record import StageRecord
 from pipeline.core.store import Store, write_atomically
 from pipeline.plan.data_sources import SuiteSource
@@ -224,7 +225,7 @@ class FakeRun:
             recipes=tuple(recipe(name) for name in self.recipes),
             baseline=recipe("baseline"),
             identities=self.identities,
-            hardware=dict(self.hardware),
+            hardware=Hardware(**self.hardware),
             sources=Sources(self.models),  # type: ignore[arg-type]
             store=self.root,
             trust_remote_code=self.trust_remote_code,

@@ -39,6 +39,7 @@ from artifacts.evidence.judged_variant import JudgedVariant
 from artifacts.serving_arguments import ServingArguments
 from artifacts.stages.quantize import QuantizeResult
 from pipeline.checkpoint.source_facts import SourceFacts, front_matter, source_of
+from pipeline.core.hardware import Hardware
 from pipeline.core.stage import Kept
 from recipes.quantization import AwqQuantization, Calibration, GptqQuantization, NoQuantization
 
@@ -160,7 +161,7 @@ class TestBody:
         assert not (tmp_path / "owned").exists()
 
     def test_on_a_gpu_it_is_vllm_serve(self, run: FakeRun) -> None:
-        on_a_gpu = deployable(run, hardware={"accelerator": "cuda"})
+        on_a_gpu = deployable(run, hardware=Hardware(accelerator="cuda"))
         command = serve_command(on_a_gpu, trust_remote_code=True)
         assert "vllm serve . " in command
         assert command.endswith(" --trust-remote-code")
@@ -313,9 +314,9 @@ class TestWords:
     def test_a_cache_in_16_bits_is_just_that(self, run: FakeRun) -> None:
         for arguments in ({"kv-cache-dtype": "auto"}, {"kv-cache-dtype": "bfloat16"}, {}):
             serving = ServingArguments(dict(arguments), {})
-            on_a_gpu = deployable(run, hardware={"accelerator": "cuda"}, serving=serving)
+            on_a_gpu = deployable(run, hardware=Hardware(accelerator="cuda"), serving=serving)
             words = kv_cache_words(on_a_gpu, NoQuantization())
             assert words == f"`{arguments.get('kv-cache-dtype', 'auto')}`"
 
     def test_machines(self) -> None:
-        assert hardware_words({"accelerator": "cuda", "gpu": "NVIDIA H100"}) == "NVIDIA H100"
+        assert hardware_words(Hardware(accelerator="cuda", gpu="NVIDIA H100")) == "NVIDIA H100"

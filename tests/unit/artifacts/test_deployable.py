@@ -285,7 +285,15 @@ def test_evidence_of_a_stranger_raises_nothing_but_our_error(
 
 
 NUMBERS = st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
-FACTS = st.dictionaries(TEXTS, NUMBERS | TEXTS | st.lists(TEXTS, max_size=2), max_size=4)
+FACTS = st.fixed_dictionaries(
+    {},
+    optional={
+        "gpu": TEXTS,
+        "cpu": TEXTS,
+        "cores": st.integers(),
+        "cpu_features": st.lists(TEXTS, max_size=2),
+    },
+)
 
 
 @settings(max_examples=150, deadline=None)

@@ -17,6 +17,7 @@ from three_suites import three_suites
 from pipeline.checkpoint.folder import Checkpoint
 from pipeline.core.cpu_features import VARIABLE
 from pipeline.core.digest import FileDigests
+from pipeline.core.hardware import Hardware
 from pipeline.core.stage_record import StageRecord, StageSpec
 from pipeline.plan import of_checkpoint as planner
 from pipeline.plan.data_sources import SourceResolver
@@ -68,7 +69,7 @@ class Wanted:
             recipes=tuple(self.recipe(name) for name in self.names),
             baseline=load_recipe(BASELINE),
             identities=self.identities,
-            hardware=dict(self.hardware),
+            hardware=Hardware(**self.hardware),
             sources=SourceResolver(
                 self.eval_data, self.identities["evaluate"], digests, Listener()
             ),

@@ -12,6 +12,7 @@ from quantized_checkpoint import inspected
 from small_checkpoint import checkpoint_files, safetensors, write_files
 
 from pipeline.core.digest import FileDigests
+from pipeline.core.hardware import Hardware
 from pipeline.plan.data_sources import SourceResolver
 from pipeline.plan.of_checkpoint import Planner
 from pipeline.plan.plan import VariantPlan
@@ -53,7 +54,7 @@ def planned(folder: Path, recipe: Recipe, profile: str = "cpu") -> VariantPlan:
         recipes=(recipe,),
         baseline=load_recipe("baseline"),
         identities={"quantize": "q", "serve": "s", "evaluate": "e"},
-        hardware={"accelerator": "cpu"},
+        hardware=Hardware(accelerator="cpu"),
         sources=SourceResolver(None, "e", digests, Listener()),
         store=folder.parent / "store",
     ).plan()

@@ -43,7 +43,7 @@ def tags(folder: Path, **changes: str) -> dict[str, str]:
         "prepare.engine_version": "0.32.0",
         "prepare.environment.serve": identity("serve", Accelerator.CPU, load_settings()),
         "prepare.serving": json.dumps(SERVING),
-        "prepare.hardware": json.dumps(hardware("cpu")),
+        "prepare.hardware": hardware("cpu").model_dump_json(),
         **changes,
     }
 

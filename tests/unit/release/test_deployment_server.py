@@ -19,6 +19,7 @@ from artifacts.evidence.manifest import digest_of_other_files
 from artifacts.registry.registry import FILES_TAG, Version
 from artifacts.serving_arguments import ServingArguments
 from pipeline.core.errors import CheckpointError, EvidenceError, RegistryError
+from pipeline.core.hardware import Hardware
 from pipeline.environments.settings import Settings
 from pipeline.release import serve as deployment_server
 from pipeline.release.past_verdict import TRUST_OPTION, read_past
@@ -125,7 +126,9 @@ class Place:
 @pytest.fixture
 def place(runs: dict[str, FakeRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     found = Place(runs, Settings(home=tmp_path / "home", store=tmp_path / "store"))
-    monkeypatch.setattr(deployment_server, "hardware", lambda kind: found.hardware[kind])
+    monkeypatch.setattr(
+        deployment_server, "hardware", lambda kind: Hardware(**found.hardware[kind])
+    )
     monkeypatch.setattr(deployment_server, "identity", lambda name, kind, _: f"{name}-{kind}")
     monkeypatch.setattr(deployment_server, "proven_tuple", taken_at_its_word)
     monkeypatch.setattr(deployment_server, "ensure", found.ensure)
@@ -157,7 +160,7 @@ def test_only_this_machines_environment_is_built(
     here = machine(place)
     found = place.deployment(judged, rechecked)
     assert found.differences() == []
-    assert found.judged.hardware == HARDWARE[here]
+    assert found.judged.hardware == Hardware(**HARDWARE[here])
     assert place.built == place.asked == {here: 1}
 
 
@@ -170,7 +173,7 @@ def test_each_tuple_is_held_against_its_own_engine(
     place.engines[judged] = "0.33.0"
     found = place.deployment(judged, rechecked)
     assert found.differences() == []
-    assert found.judged.hardware == HARDWARE[rechecked]
+    assert found.judged.hardware == Hardware(**HARDWARE[rechecked])
     assert place.built == place.asked == {"cpu": 1, "cuda": 1}
 
 

@@ -115,7 +115,7 @@ class Site:
 def judged(tmp_path_factory: pytest.TempPathFactory) -> FakeRun:
     return judged_run(
         tmp_path_factory.mktemp("judged") / "store",
-        hardware=hardware("cpu"),
+        hardware=hardware("cpu").model_dump(),
         identities={
             **IDENTITIES,
             "evaluate": identity("evaluate", Accelerator.CPU, load_settings()),
@@ -262,7 +262,7 @@ class TestSomethingChanged:
         assert rechecks_of(find_version(site.registry, "model@champion")) == []
 
     def test_a_tag_of_another_machine_is_a_change(self, site: Site) -> None:
-        other = json.dumps({**hardware("cpu"), "cores": 640})
+        other = hardware("cpu").model_copy(update={"cores": 640}).model_dump_json()
         site.registry.set_tags(NAME, "1", {"prepare.hardware": other})
         (change,) = site.recheck().changed
         assert str(change).startswith("hardware, cores: judged 640, here ")

@@ -39,7 +39,7 @@ def test_a_node_that_the_verdict_would_not_be_about_serves_nothing(tmp_path: Pat
 
 
 def test_a_node_of_the_same_kind_serves(tmp_path: Path) -> None:
-    of_here = FakeRun(tmp_path / "store", hardware=hardware("cpu"))
+    of_here = FakeRun(tmp_path / "store", hardware=hardware("cpu").model_dump())
     check_hardware(sitting(of_here), of_here.store)
 
 

@@ -23,6 +23,7 @@ from artifacts.tuning_report import RaceReport, TuningReport
 from eval_gates.speed.claimed_rule import Measuring
 from eval_gates.speed.load import LOADS, read_loads
 from pipeline.core.errors import ExitCode, ServingError, UsageError
+from pipeline.core.hardware import Hardware
 from pipeline.core.store import Store
 from pipeline.environments.settings import Settings
 from pipeline.forecast.machine import Machine
@@ -85,7 +86,7 @@ class Tried:
             workload="chat",
             candidates=self.found,
             identities=IDENTITIES,
-            hardware=dict(HARDWARE),
+            hardware=Hardware(**HARDWARE),
             store=self.store.root,
         )
         stages = StageRunner(
