@@ -41,6 +41,11 @@ def _has_open(process: Path, store: Path) -> bool:
     return False
 
 
+def parent_of(process: int) -> int:
+    """The process that started it, or has adopted it."""
+    return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 def left_after(store: Path, seconds: float = 30) -> list[str]:
     """What is still alive once the processes have had their grace to end."""
     deadline = time.monotonic() + seconds

@@ -332,9 +332,20 @@ def connect(address: str) -> None:
             _knock(named)  # Ray itself would wait for ever
         with _own_signals():
             ray.init(address=named, log_to_driver=False, logging_level=logging.ERROR)
+        _keep_standard_output()
     except (ConnectionError, OSError, ValueError, RuntimeError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UsageError(f"there is no Ray cluster: {reason}", where=where, cure=cure) from error
+
+
+def _keep_standard_output() -> None:
+    """Have Ray not print there what a dying node had logged: it is for results.
+
+    What Ray prints for log_to_driver=False comes from a thread that asks no setting.
+    """
+    from ray._private import worker
+
+    worker.print_to_stdstream = lambda *_, **__: None
 
 
 def _knock(address: str) -> None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import ctypes
 import os
 import subprocess
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from store_processes import parent_of
 
 STORE_BYTES = 80 * 2**20
 CLONE_NEWNS = 0x00020000  # of sched.h
@@ -27,7 +30,7 @@ class RayNodes:
     def __init__(
         self, count: int, own: Path | None = None, *, cpus: int = 2, gpus: int = 2
     ) -> None:
-        os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+        os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
         from ray.cluster_utils import Cluster
 
         self._cluster = Cluster(
@@ -43,16 +46,10 @@ class RayNodes:
 
     def add(self) -> None:
         """Another node."""
-        with ThreadPoolExecutor(1) as thread:  # which may see another file system than the others
-            if self._own is not None:
-                other = self._own.with_name(f"{self._own.name}-{self._added}")
-                thread.submit(_hide, self._own, other).result()
-            node = thread.submit(
-                self._cluster.add_node,
-                num_cpus=self._cpus,
-                num_gpus=self._gpus,
-                object_store_memory=STORE_BYTES,
-            ).result()
+        with self._own_folder():
+            node = self._cluster.add_node(
+                num_cpus=self._cpus, num_gpus=self._gpus, object_store_memory=STORE_BYTES
+            )
         self._nodes[node.node_id] = node
         self._added += 1
 
@@ -72,7 +69,7 @@ class RayNodes:
         """The node on which the process runs."""
         raylets = self.raylets()
         while process not in raylets:
-            process = int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+            process = parent_of(process)
         return raylets[process]
 
     def busy(self) -> list[str]:
@@ -89,11 +86,23 @@ class RayNodes:
         ray.shutdown()
         self._cluster.shutdown()
 
-
-def _hide(folder: Path, other: Path) -> None:
-    """Have what this thread starts see the other folder in that one's place."""
-    other.mkdir()
-    if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNS):
-        raise OSError(ctypes.get_errno(), "unshare")
-    for command in (["--make-rprivate", "/"], ["--bind", str(other), str(folder)]):
-        subprocess.run(["mount", *command], check=True)
+    @contextmanager
+    def _own_folder(self) -> Iterator[None]:
+        """What is started meanwhile sees a folder of its own in the place of the one."""
+        if self._own is None:
+            yield
+            return
+        other = self._own.with_name(f"{self._own.name}-{self._added}")
+        other.mkdir()
+        here, library = Path.cwd(), ctypes.CDLL(None, use_errno=True)
+        with Path("/proc/thread-self/ns/mnt").open() as before:
+            if library.unshare(CLONE_NEWNS):
+                raise OSError(ctypes.get_errno(), "unshare")
+            try:
+                for command in (["--make-rprivate", "/"], ["--bind", str(other), str(self._own)]):
+                    subprocess.run(["mount", *command], check=True)
+                yield
+            finally:
+                if library.setns(before.fileno(), CLONE_NEWNS):
+                    raise OSError(ctypes.get_errno(), "setns")
+                os.chdir(here)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -108,6 +110,12 @@ class S3Server:
         if self._process is not None:
             self._process.stop()
             self._process = None
+
+    def kill(self) -> None:
+        """End it with SIGKILL."""
+        if self._process is not None:
+            os.kill(self._process.pid, signal.SIGKILL)  # its guard, without which it is killed
+        self.stop()
 
     def _has_bucket(self, filer: int) -> bool:
         try:

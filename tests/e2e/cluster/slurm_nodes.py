@@ -15,6 +15,7 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
+from store_processes import parent_of
 from tiny_stages import wait_until
 
 PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch")
@@ -104,11 +105,20 @@ class SlurmNodes:
             with contextlib.suppress(OSError):
                 if mark in (entry / "environ").read_bytes():
                     work.append(int(entry.name))
-                    steps.add(int((entry / "stat").read_text().rpartition(")")[2].split()[1]))
+                    steps.add(parent_of(int(entry.name)))
         steps = {pid for pid in steps if Path(f"/proc/{pid}/comm").read_text() == "slurmstepd\n"}
         for pid in (*steps, *work):  # those first that would tell the controller of the others
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+
+    def node_above(self, process: int) -> str:
+        """The node on which the process runs."""
+        while True:
+            environment = Path(f"/proc/{process}/environ").read_bytes()
+            for node in NODES:
+                if f"SLURMD_NODENAME={node}\0".encode() in environment:
+                    return node
+            process = parent_of(process)
 
     def states(self) -> list[str]:
         """Of the nodes, as sinfo tells them."""

@@ -150,7 +150,10 @@ def test_a_measurement_has_its_node_alone(
 
 
 def test_a_lost_node_s_stage_is_done_on_another(
-    nodes: RayNodes, executor: RayExecutor, stages: TinyStages
+    nodes: RayNodes,
+    executor: RayExecutor,
+    stages: TinyStages,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     task, heard = stages.task("lost"), Heard()
     job = submit(executor, task, gpus=1)
@@ -169,6 +172,7 @@ def test_a_lost_node_s_stage_is_done_on_another(
     assert len(stages.begun()) == 2
     assert any("lost" in note for note in heard.notes)
     wait_until(lambda: not stages.processes())
+    assert capsys.readouterr().out == ""  # which is for results
 
 
 def test_cancelling_leaves_no_process(executor: RayExecutor, stages: TinyStages) -> None:
