@@ -14,9 +14,9 @@ from pipeline.cli.options import parse_path
 from pipeline.core.errors import PrepareError, UnexpectedStageError, UsageError, raise_as
 from pipeline.core.events import Progress
 from pipeline.core.interruption import is_interruption
-from pipeline.core.record import Record
+from pipeline.core.stage_record import Task
 
-Task = TypeVar("Task", bound=Record)
+AnyTask = TypeVar("AnyTask", bound=Task)
 
 app = typer.Typer(
     rich_markup_mode=None,
@@ -91,10 +91,17 @@ def run_sitting(file: Path) -> None:
         hold(read_task(file, Sitting), sys.stdout.fileno())
 
 
-def read_task(file: Path, shape: type[Task]) -> Task:
-    """What the file describes; raises UsageError where it is none of ours."""
-    from pipeline.core.foreign.record import read_record
+def read_task(file: Path, shape: type[AnyTask]) -> AnyTask:
+    """What the file describes.
 
+    Raises:
+        UsageError: it is none of ours.
+        StageError: it is another version's.
+    """
+    from pipeline.core.foreign.record import read_record
+    from pipeline.run.executors.stage_process import refuse_of_others
+
+    refuse_of_others(file)  # before its shape, which another version may not know
     with raise_as(
         UsageError,
         "the stage's spec cannot be read",

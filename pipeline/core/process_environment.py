@@ -71,18 +71,22 @@ _NOT_OURS = (
     *("PREPARE_KEY_PASSWORD", "PREPARE_REGISTRY", "PREPARE_BASELINE", "PREPARE_CANDIDATE"),
     HANDED_ON,
 )
-_OF_ONE_MACHINE = ("PREPARE_HOME", "PREPARE_STORE", "PREPARE_SETTINGS")
+_OF_ONE_MACHINE = (
+    *("PREPARE_HOME", "PREPARE_STORE", "PREPARE_SETTINGS"),
+    *("UV_CACHE_DIR", "UV_CONFIG_FILE", "PIP_CACHE_DIR", "PIP_CONFIG_FILE", "NETRC"),
+)
 # Stages whose process has to reach something; their workers are given less, see `run_worker`.
-_STAGES: dict[str, Need] = {
-    "demo_checkpoint": Need.PACKAGES,
-    "questions": Need.HUB,
-    "quantize": Need.HUB,
-    "dry_run": Need.HUB,
-    "promote": Need.REGISTRY,
-    "coherence": Need.ENDPOINT,
-    "evaluate": Need.ENDPOINT,
-    "speed": Need.ENDPOINT,
-    "sitting": Need.ENDPOINT,
+_STAGES: dict[str, tuple[Need, ...]] = {
+    "demo_checkpoint": (Need.PACKAGES,),
+    "questions": (Need.HUB,),
+    "quantize": (Need.HUB,),
+    "dry_run": (Need.HUB,),
+    "promote": (Need.REGISTRY,),
+    "coherence": (Need.ENDPOINT,),
+    "evaluate": (Need.ENDPOINT,),
+    "speed": (Need.ENDPOINT,),
+    # It builds the environments of its stages where they are not there, on whatever node.
+    "sitting": (Need.ENDPOINT, Need.PACKAGES),
 }
 # The folder that the command is given in is no place to import from: it may be one that was pulled,
 # with Python code beside the weights. Python 3.10 and older knows no such variable.
@@ -138,17 +142,29 @@ def stage_environment(
 def travelling_environment(base: Mapping[str, str], stage: str) -> dict[str, str]:
     """Variables that go with a stage to another node, whose own they replace there.
 
-    The user's credentials for what the stage has to reach, and what of our own says nothing of one
-    machine.
+    The user's credentials for what the stage has to reach, where packages come from, since the node
+    may have to build an environment, and what of our own says nothing of one machine.
     """
-    names = [name for need in _needs_of(stage, base) for name in _BY_NEED[need]]
+    needs = {*_needs_of(stage, base), Need.PACKAGES}
+    names = [name for need in needs for name in _BY_NEED[need]]
     found = _select_listed(base, (), ("PREPARE_*", *names))
     return {name: value for name, value in found if name not in _OF_ONE_MACHINE}
 
 
+def arrived_environment(node: Mapping[str, str], travelled: Mapping[str, str]) -> dict[str, str]:
+    """Variables on a node of what came there: its own, and those that travelled, which win.
+
+    A node that says itself where packages come from, in whatever variable, knows better.
+    """
+    if any(_select_listed(node, [], _BY_NEED[Need.PACKAGES])):
+        sources = dict(_select_listed(travelled, [], _BY_NEED[Need.PACKAGES]))
+        travelled = {name: each for name, each in travelled.items() if name not in sources}
+    return {**node, **travelled}
+
+
 def _needs_of(stage: str, base: Mapping[str, str]) -> list[Need]:
     of_store = [Need.STORE] if base.get(ORIGIN) else []
-    return [*([_STAGES[stage]] if stage in _STAGES else []), *of_store]
+    return [*_STAGES.get(stage, ()), *of_store]
 
 
 def _select_listed(

@@ -18,7 +18,15 @@ class StageReference(Record):
     key: str = Field(description="its key in the store")
 
 
-class StageSpec(Record):
+class Task(Record):
+    """A piece of work, as it is handed to whatever node does it."""
+
+    prepare: str = Field(
+        "", description="version of prepare that hands it out; not of one that only lies there"
+    )
+
+
+class StageSpec(Task):
     """All that `prepare stage run` needs: what to do (part of the key) and where (not part)."""
 
     schema_version: int = Field(SCHEMA_VERSION, description="of this record")

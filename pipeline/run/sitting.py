@@ -24,8 +24,7 @@ from pipeline.core.errors import PrepareError, ServingError
 from pipeline.core.events import EventWriter
 from pipeline.core.hardware import Hardware, hardware
 from pipeline.core.interruption import uninterrupted
-from pipeline.core.record import Record
-from pipeline.core.stage_record import StageRecord, StageSpec
+from pipeline.core.stage_record import StageRecord, StageSpec, Task
 from pipeline.core.store import Store
 from pipeline.environments.definition import Accelerator
 from pipeline.environments.environment import interpreters
@@ -38,7 +37,7 @@ from pipeline.stages.evaluate import is_answered
 from pipeline.stages.speed import course_of
 
 
-class Sitting(Record):
+class Sitting(Task):
     """What is asked of whom; `prepare stage run` does it."""
 
     stage: Literal["sitting"] = Field("sitting", description="where a stage's spec has its name")

@@ -10,11 +10,11 @@ from typing import Any, Protocol
 from artifacts.run_record import StageReport, StageStatus
 from artifacts.stages.evaluate import EVALUATE
 from artifacts.stages.speed import SPEED
+from pipeline import __version__
 from pipeline.core.errors import StoreError
 from pipeline.core.needs import Needs
 from pipeline.core.private_files import keep_private
-from pipeline.core.record import Record
-from pipeline.core.stage_record import StageRecord, StageSpec
+from pipeline.core.stage_record import StageRecord, StageSpec, Task
 from pipeline.core.store import Store, write_atomically
 from pipeline.environments.definition import Accelerator
 from pipeline.run.executors import Executor, Job, Listener, Place
@@ -144,13 +144,14 @@ class StageRunner:
                 self._found[spec.key] = record
         return specs[0].key in self._found
 
-    def submit(self, place: Place, name: str, task: Record) -> Job:
+    def submit(self, place: Place, name: str, task: Task) -> Job:
         """Start a piece of work, whose file and log of that name are kept with the run."""
         folder = self.log.folder / "stages"
         with keep_private():
             folder.mkdir(exist_ok=True)
         file = folder / f"{name}.json"
-        write_atomically(file, task.model_dump_json(indent=1))
+        ours = task.model_copy(update={"prepare": __version__})
+        write_atomically(file, ours.model_dump_json(indent=1))
         return place.submit(file, folder / f"{name}.log")
 
     def add_runtime(self, spec: StageSpec, extra: Mapping[str, Any]) -> StageSpec:

@@ -28,7 +28,12 @@ from pipeline.core.errors import StageError, UsageError
 from pipeline.core.needs import Needs
 from pipeline.core.origin_variable import ORIGIN
 from pipeline.core.private_files import keep_private, open_log
-from pipeline.core.process_environment import Need, stage_environment, travelling_environment
+from pipeline.core.process_environment import (
+    Need,
+    arrived_environment,
+    stage_environment,
+    travelling_environment,
+)
 from pipeline.run.executors.events import pass_on
 from pipeline.run.executors.executor import Listener, Options
 from pipeline.run.executors.forks import ForkedProcess, Forks
@@ -260,7 +265,7 @@ def run_here(
             then the logs are sent, too.
         given: variables that came with it.
     """
-    variables = {**os.environ, **given}
+    variables = arrived_environment(os.environ, given)
     is_shared = not given.get(ORIGIN) or is_there(Path(task), content)
     if not is_shared:
         place_task(Path(task), content)

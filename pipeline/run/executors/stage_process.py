@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from pipeline import __version__
 from pipeline.core.errors import PrepareError, StageError
 from pipeline.core.foreign.file import read_regular
 from pipeline.core.foreign.record import MAX_BYTES
@@ -53,9 +55,28 @@ def check_end(code: int, failure: PrepareError | None, log: Path) -> None:
         )
 
 
-def stage_in(spec: Path) -> str:
+def stage_in(task: Path) -> str:
     """Which stage the file asks for; "" where it cannot be read, which the stage itself reports."""
+    return _word_in(task, "stage")
+
+
+def refuse_of_others(task: Path) -> None:
+    """Refuse work that another version of prepare hands out: stages' code is in no key.
+
+    Raises:
+        StageError: names both versions.
+    """
+    theirs = _word_in(task, "prepare")
+    if theirs and theirs != __version__:
+        raise StageError(
+            f"prepare {theirs} hands out this work, and prepare {__version__} is installed here",
+            where=f"node {platform.node()}",
+            cure="install the same version on every node and where the command is given",
+        )
+
+
+def _word_in(task: Path, key: str) -> str:
     try:
-        return str(json.loads(read_regular(spec, MAX_BYTES))["stage"])
+        return str(json.loads(read_regular(task, MAX_BYTES))[key])
     except (OSError, ValueError, LookupError, TypeError):
         return ""

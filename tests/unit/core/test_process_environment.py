@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pipeline.core.events import Silent
 from pipeline.core.process_environment import (
     Need,
+    arrived_environment,
     server_environment,
     stage_environment,
     travelling_environment,
@@ -164,6 +165,26 @@ def test_to_another_node_goes_only_what_that_cannot_know() -> None:
         "PREPARE_CPU_FEATURES": "avx2",
         **{name: SECRETS[name] for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")},
     }
+
+
+def test_where_packages_come_from_is_told_to_who_builds_and_to_nobody_else() -> None:
+    site = {"UV_INDEX": "http://me:word@index", "PIP_FIND_LINKS": "/wheels"}
+    shell = {**SHELL, **site, "UV_CACHE_DIR": "/of/this/machine", "NETRC": "/netrc"}
+    assert not {"UV_CACHE_DIR", "NETRC"} & travelling_environment(shell, "sitting").keys()
+    assert site.items() <= travelling_environment(shell, "quantize").items()
+    assert site.items() <= travelling_environment(shell, "sitting").items()
+    sitting = stage_environment(shell, "sitting")
+    assert site.items() <= sitting.items()
+    for stage in ("coherence", "evaluate", "speed"):  # that it starts
+        assert not site.keys() & stage_environment(sitting, stage).keys()
+    assert not site.keys() & server_environment(sitting, {}, needs=[Need.HUB, Need.STORE]).keys()
+
+
+def test_a_node_that_has_an_index_of_its_own_keeps_it() -> None:
+    came = {"UV_INDEX": "http://ours", "HF_TOKEN": "secret"}
+    assert arrived_environment({"HF_TOKEN": "old"}, came) == came
+    own = {"PIP_FIND_LINKS": "/here"}
+    assert arrived_environment(own, came) == {**own, "HF_TOKEN": "secret"}
 
 
 def test_a_stage_may_be_given_more_to_reach() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 from artifacts.evidence.trials import Count, Trials
 from artifacts.kept_runs import find_run
 from artifacts.registry.registry import open_registry
+from pipeline import __version__
 from pipeline.cli.main import app
 from pipeline.core.origin import cache_folder
 from pipeline.core.origin_variable import ORIGIN
@@ -34,6 +36,9 @@ def test_another_node_reuses_every_stage_and_promotes(url: str, tmp_path: Path) 
     first, second = node(url, tmp_path, "first"), node(url, tmp_path, "second")
     done = first.run()
     assert {stage.status for stage in done.stages} == {"ran"}
+    tasks = [json.loads(f.read_text()) for f in first.root.glob("runs/*/stages/*.json")]
+    assert tasks
+    assert {task["prepare"] for task in tasks} == {__version__}
     assert find_run(second.store, done.run) == done
     again = second.run()
     assert {stage.status for stage in again.stages} == {"reused"}
