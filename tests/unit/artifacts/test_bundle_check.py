@@ -288,7 +288,7 @@ class TestForgedCounts:
             lambda verdict: verdict["revisions"].update(judge=numbers),
         )
         rewrite_manifest(deployed)
-        with pytest.raises(EvidenceError, match="a newer prepare"):
+        with pytest.raises(EvidenceError, match="'judge'"):
             check_bundle(deployed)
 
 

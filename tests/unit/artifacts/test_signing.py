@@ -93,15 +93,17 @@ def test_another_key_that_claims_to_be_the_one(folder: Path, public: Path, tmp_p
 
 def test_a_stripped_signature(folder: Path, public: Path) -> None:
     (folder / SIGNATURE).unlink()
-    with pytest.raises(EvidenceError, match="not signed, or its signature was removed"):
+    with pytest.raises(EvidenceError) as caught:
         check_with_key(folder, public)
+    assert caught.value.where == str(folder / "model.sig")
 
 
 @pytest.mark.parametrize("content", ["", "{}", "no json", '{"mediaType": "x"}'])
 def test_a_damaged_signature(folder: Path, public: Path, content: str) -> None:
     (folder / SIGNATURE).write_text(content)
-    with pytest.raises(EvidenceError, match="the signature does not hold"):
+    with pytest.raises(EvidenceError) as caught:
         check_with_key(folder, public)
+    assert str(folder / "model.sig") in caught.value.where
 
 
 @pytest.mark.parametrize("place", ["added.py", "prepare-evidence/added.json"])
@@ -116,20 +118,20 @@ def test_a_changed_byte(folder: Path, public: Path, place: str) -> None:
     content = bytearray((folder / place).read_bytes())
     content[-1] ^= 1
     (folder / place).write_bytes(content)
-    with pytest.raises(EvidenceError, match=f"'{place}' was changed"):
+    with pytest.raises(EvidenceError, match=f"'{place}'"):
         check_with_key(folder, public)
 
 
 def test_a_removed_file(folder: Path, public: Path) -> None:
     (folder / "tokenizer.json").unlink()
-    with pytest.raises(EvidenceError, match=r"missing: tokenizer\.json"):
+    with pytest.raises(EvidenceError, match=r"tokenizer\.json"):
         check_with_key(folder, public)
 
 
 def test_a_file_that_became_a_link(folder: Path, public: Path, tmp_path: Path) -> None:
     (folder / "config.json").rename(tmp_path / "config.json")
     (folder / "config.json").symlink_to(tmp_path / "config.json")
-    with pytest.raises(EvidenceError, match="the signature does not hold"):
+    with pytest.raises(EvidenceError, match=r"config\.json"):
         check_with_key(folder, public)
 
 
@@ -143,8 +145,9 @@ def test_a_key_with_a_password(
 ) -> None:
     private, public = key_pair(tmp_path, password=b"secret")
     monkeypatch.setenv(PASSWORD_VARIABLE, "wrong")
-    with pytest.raises(UsageError, match="the private key cannot be used"):
+    with pytest.raises(UsageError) as caught:
         sign_with_key(folder, private)
+    assert caught.value.where == str(private)
     monkeypatch.setenv(PASSWORD_VARIABLE, "secret")
     sign_with_key(folder, private)
     check_with_key(folder, public)
@@ -165,10 +168,12 @@ def test_a_key_or_signature_that_is_no_such_file(
                 file.truncate(2**31)
         return place
 
-    with pytest.raises(UsageError, match="cannot be used"):
+    with pytest.raises(UsageError) as caught:
         check_with_key(folder, put(tmp_path / "key"))
-    with pytest.raises(UsageError, match="cannot be used"):
+    assert caught.value.where == str(tmp_path / "key")
+    with pytest.raises(UsageError) as caught:
         sign_with_key(folder, tmp_path / "key")
+    assert caught.value.where == str(tmp_path / "key")
     put(folder / SIGNATURE)
     with pytest.raises(EvidenceError, match=r"cannot be read|not signed"):
         check_with_key(folder, public)
@@ -190,8 +195,10 @@ def test_keys_of_another_kind(folder: Path, public: Path, tmp_path: Path) -> Non
         )
     )
     for name in ("no.pem", "rsa.pem", "missing.pem"):
-        with pytest.raises(UsageError, match="the private key cannot be used"):
+        with pytest.raises(UsageError) as caught:
             sign_with_key(folder, tmp_path / name)
+        assert caught.value.where == str(tmp_path / name)
     for name in ("no.pem", "rsa.pub", "missing.pub"):
-        with pytest.raises(UsageError, match="the public key cannot be used"):
+        with pytest.raises(UsageError) as caught:
             check_with_key(folder, tmp_path / name)
+        assert caught.value.where == str(tmp_path / name)

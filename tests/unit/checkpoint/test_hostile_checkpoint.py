@@ -52,7 +52,7 @@ def test_a_folder_of_very_many_files_is_refused(tmp_path: Path) -> None:
     folder = write_files(tmp_path / "m", checkpoint_files())
     for number in range(20_001):
         (folder / f"{number}.py").touch()
-    with pytest.raises(CheckpointError, match="more than 20,000 files"):
+    with pytest.raises(CheckpointError, match="20,000"):
         look(folder)
 
 

@@ -195,18 +195,20 @@ def test_each_fault_in_words(tmp_path: Path, header: Any, data: bytes, words: st
 def test_header_too_long(tmp_path: Path, length: int) -> None:
     path = tmp_path / "m.safetensors"
     path.write_bytes(struct.pack("<Q", length) + b"{}")
-    with pytest.raises(CheckpointError, match="more than 40000000 are not allowed"):
+    with pytest.raises(CheckpointError, match=f"{length} .*40000000 "):
         read_header(path)
 
 
 def test_git_lfs_pointer_is_recognized(tmp_path: Path) -> None:
     path = tmp_path / "m.safetensors"
     path.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:abc\nsize 5\n")
-    with pytest.raises(CheckpointError, match="Git LFS pointer") as caught:
+    with pytest.raises(CheckpointError) as caught:
         read_header(path)
+    assert caught.value.where == str(path)
     assert "lfs pull" in caught.value.cure
 
 
 def test_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="cannot be read"):
+    with pytest.raises(CheckpointError) as caught:
         read_header(tmp_path / "none.safetensors")
+    assert caught.value.where == str(tmp_path / "none.safetensors")

@@ -81,8 +81,9 @@ def test_what_is_shown_can_be_given_back(
 
 
 def test_an_unknown_name(prepare: Callable[..., str]) -> None:
-    with pytest.raises(UsageError, match="no policy 'strickt'") as caught:
+    with pytest.raises(UsageError) as caught:
         prepare("show", "strickt")
+    assert caught.value.where == "--policy strickt"
     assert "did you mean 'strict'?" in caught.value.cure
 
 
@@ -158,7 +159,7 @@ class TestCheck:
         self, prepare: Callable[..., str], tmp_path: Path
     ) -> None:
         path = mine(tmp_path, sources=["packages"], margins={"fp8": 0.005, "int4": 0.2})
-        with pytest.raises(UsageError, match="'mmlu' cannot decide its margin") as caught:
+        with pytest.raises(UsageError) as caught:
             prepare("check", path)
         assert caught.value.where == "policy key suites.mmlu.margins.fp8"
         (said,) = caught.value.__notes__
@@ -178,12 +179,12 @@ class TestCheck:
 
     def test_a_recipe_without_a_margin(self, prepare: Callable[..., str], tmp_path: Path) -> None:
         path = mine(tmp_path, margins={"int4": 0.1})
-        with pytest.raises(UsageError, match="no margin for fp8 recipes") as caught:
+        with pytest.raises(UsageError) as caught:
             prepare("check", path)
         assert caught.value.where == "policy key suites.mmlu.margins"
 
     def test_a_wrong_file(self, prepare: Callable[..., str], tmp_path: Path) -> None:
-        with pytest.raises(UsageError, match=r"suites\.mmlu\.shot") as caught:
+        with pytest.raises(UsageError, match=r"'suites\.mmlu\.shot'") as caught:
             prepare("check", mine(tmp_path, shot=5))
         assert "did you mean 'shots'?" in caught.value.cure
 

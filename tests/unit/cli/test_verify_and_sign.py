@@ -119,16 +119,19 @@ class TestVerify:
         assert len(data["problems"]) == 1
 
     def test_a_folder_without_evidence(self, tmp_path: Path) -> None:
-        with pytest.raises(EvidenceError, match="no evidence bundle"):
+        with pytest.raises(EvidenceError) as caught:
             call("verify", tmp_path)
+        assert caught.value.where == str(tmp_path / "prepare-evidence")
 
     def test_a_run_has_no_signature(self, run: FakeRun, keys: tuple[Path, Path]) -> None:
-        with pytest.raises(UsageError, match="a run in the store is not signed"):
+        with pytest.raises(UsageError) as caught:
             call("verify", run.report.run, "--store", run.root, "--public-key", keys[1])
+        assert caught.value.where == run.report.run
 
     def test_an_identity_without_its_provider(self, deployed: Path) -> None:
-        with pytest.raises(UsageError, match="provider"):
+        with pytest.raises(UsageError) as caught:
             call("verify", deployed, "--identity", "me@example.org")
+        assert caught.value.where == "--identity, --identity-provider"
 
 
 class TestSign:
@@ -141,8 +144,9 @@ class TestSign:
         assert "not checked" in call("verify", deployed).stdout
 
     def test_not_signed(self, deployed: Path, keys: tuple[Path, Path]) -> None:
-        with pytest.raises(EvidenceError, match="not signed"):
+        with pytest.raises(EvidenceError) as caught:
             call("verify", deployed, "--public-key", keys[1])
+        assert caught.value.where == str(deployed / "model.sig")
 
     def test_a_forger_cannot_sign(self, deployed: Path, keys: tuple[Path, Path]) -> None:
         """All rewritten to match verifies; the signature is what is missing then."""
@@ -157,28 +161,31 @@ class TestSign:
                 each.update(size=2, sha256=digest)
         manifest.write_text(json.dumps(data))
         assert call("verify", deployed).exit_code == 0
-        with pytest.raises(EvidenceError, match="the signature does not hold"):
+        with pytest.raises(EvidenceError, match=r"config\.json"):
             call("verify", deployed, "--public-key", public)
 
     def test_what_does_not_verify_is_not_signed(
         self, deployed: Path, keys: tuple[Path, Path]
     ) -> None:
         (deployed / "added").write_text("x")
-        with pytest.raises(EvidenceError, match="does not verify, so it is not signed"):
+        with pytest.raises(EvidenceError, match="added"):
             call("sign", deployed, "--private-key", keys[0])
         assert not (deployed / "model.sig").exists()
 
     def test_the_store_is_not_written_to(self, stored: Path, keys: tuple[Path, Path]) -> None:
-        with pytest.raises(UsageError, match="a store's own folders"):
+        with pytest.raises(UsageError) as caught:
             call("sign", stored, "--private-key", keys[0])
+        assert caught.value.where == str(stored)
 
     def test_the_evidence_alone_is_not_signed(
         self, deployed: Path, keys: tuple[Path, Path]
     ) -> None:
-        with pytest.raises(UsageError, match="the evidence alone"):
+        with pytest.raises(UsageError) as caught:
             call("sign", deployed / "prepare-evidence", "--private-key", keys[0])
+        assert caught.value.where == str(deployed / "prepare-evidence")
 
     @pytest.mark.parametrize("options", [[], ["--keyless", "--private-key", "x"]])
     def test_one_way_to_sign(self, deployed: Path, options: list[str]) -> None:
-        with pytest.raises(UsageError, match="say with what to sign"):
+        with pytest.raises(UsageError) as caught:
             call("sign", deployed, *options)
+        assert caught.value.where == "prepare sign"

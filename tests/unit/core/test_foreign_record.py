@@ -39,5 +39,5 @@ def test_one_fault_is_told(text: str, fault: str) -> None:
 
 
 def test_what_is_no_file(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="a folder"):
+    with pytest.raises(OSError, match=tmp_path.name):
         read_record(tmp_path, Listed)

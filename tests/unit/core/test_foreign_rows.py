@@ -30,8 +30,8 @@ def test_more_than_anyone_keeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     file = tmp_path / "answers.jsonl"
     file.write_text('{"a": 1, "b": 2}\n' * 3)
     monkeypatch.setattr(rows, "MAX_KEPT", 5)
-    with pytest.raises(ForeignLinesError, match="more than 5 values"):
+    with pytest.raises(ForeignLinesError, match=" 5 "):
         list(read_kept_rows(file))
     monkeypatch.setattr(rows, "MAX_LINES", 2)
-    with pytest.raises(ForeignLinesError, match="more than 2 lines"):
+    with pytest.raises(ForeignLinesError, match=" 2 "):
         list(read_kept_rows(file))

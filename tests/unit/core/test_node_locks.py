@@ -215,7 +215,7 @@ def test_what_is_no_file_is_refused_by_name(tmp_path: Path, kind: str) -> None:
         path.symlink_to(tmp_path / "elsewhere")
     else:
         os.mkfifo(path)
-    with pytest.raises(UsageError, match="lock") as caught:
+    with pytest.raises(UsageError) as caught:
         NodeLocks(tmp_path).take("node")
     assert caught.value.where == str(path)
     assert not (tmp_path / "elsewhere").exists()

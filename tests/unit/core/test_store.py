@@ -180,8 +180,9 @@ def test_all_records(store: Store) -> None:
     ]
     (store.stage_folder("verify", "a") / RECORD).write_text("{")
     assert [r.key for r in store.records("verify", leave_out_damaged=True)] == ["b"]
-    with pytest.raises(StoreError, match="damaged"):
+    with pytest.raises(StoreError) as caught:
         list(store.records("verify"))
+    assert caught.value.where == str(store.stage_folder("verify", "a") / RECORD)
     assert [r.key for r in store.records("quantize")] == ["c"]
 
 
@@ -190,7 +191,7 @@ def test_a_damaged_record_says_which_folder_to_delete(store: Store, text: str) -
     finish(store)
     folder = store.stage_folder("judge", "abc")
     (folder / RECORD).write_text(text)
-    with pytest.raises(StoreError, match="damaged") as caught:
+    with pytest.raises(StoreError) as caught:
         store.find("judge", "abc")
     assert caught.value.where == str(folder / RECORD)
     assert str(folder) in caught.value.cure
@@ -208,8 +209,9 @@ def test_another_stages_record_is_not_taken_for_this_ones(store: Store) -> None:
 
 def test_a_record_that_cannot_be_read_is_a_store_error(store: Store) -> None:
     (store.stage_folder("judge", "abc") / RECORD).mkdir(parents=True)
-    with pytest.raises(StoreError, match="cannot be read"):
+    with pytest.raises(StoreError) as caught:
         store.find("judge", "abc")
+    assert caught.value.where == str(store.stage_folder("judge", "abc") / RECORD)
 
 
 def test_a_discarded_stage_can_be_run_again(store: Store) -> None:

@@ -158,7 +158,7 @@ def test_a_lock_is_read_as_it_was_written(pins: dict[str, str]) -> None:
     "line", ["torch>=2", "torch", "-e .", "torch @ file:///x", "a==1 ; python_version > '3'"]
 )
 def test_a_line_that_pins_nothing_is_a_mistake(line: str) -> None:
-    with pytest.raises(ValueError, match="pins every package"):
+    with pytest.raises(ValueError, match=repr(line)):
         parse_lock(line)
 
 

@@ -103,8 +103,9 @@ class TestSuites:
     def test_a_task_of_lm_eval_must_be_named(self) -> None:
         suite = {"kind": "lm_eval", "margins": MARGINS}
         assert type(suites.validate_python({**suite, "task": "arc_easy"})) is LmEvalSuite
-        with pytest.raises(ValidationError, match="task"):
+        with pytest.raises(ValidationError) as caught:
             suites.validate_python(suite)
+        assert caught.value.errors()[0]["loc"] == ("lm_eval", "task")
 
     @pytest.mark.parametrize("kind", KINDS)
     def test_what_is_kept_loads_again(self, kind: str) -> None:
@@ -112,8 +113,9 @@ class TestSuites:
         assert suites.validate_python(suite.model_dump()) == suite
 
     def test_margins_are_by_a_known_family(self) -> None:
-        with pytest.raises(ValidationError, match="'fp8', 'int8', 'int4' or 'fp4'"):
+        with pytest.raises(ValidationError) as caught:
             suites.validate_python({"kind": "mmlu", "margins": {"fp2": 0.1}})
+        assert caught.value.errors()[0]["loc"] == ("mmlu", "margins", "fp2", "[key]")
 
     @pytest.mark.parametrize(
         "key_and_value",
@@ -138,13 +140,13 @@ class TestSuites:
 
     def test_pass_at_k_needs_k_samples(self) -> None:
         assert HumanEvalSuite.model_validate({"margins": MARGINS, "k": 5, "samples": 10}).k == 5
-        with pytest.raises(ValidationError, match="at least 5 samples, not 4"):
+        with pytest.raises(ValidationError, match="pass@5"):
             HumanEvalSuite.model_validate({"margins": MARGINS, "k": 5, "samples": 4})
 
     @pytest.mark.parametrize("model", [HumanEvalSuite, MbppSuite])
     def test_samples_are_no_fixed_list_of_answers(self, model: type[CodeSuite]) -> None:
         wanted = {"margins": MARGINS, "samples": 2}
-        with pytest.raises(ValidationError, match="take 'about: population'"):
+        with pytest.raises(ValidationError, match=r"'samples'.*'about: benchmark'"):
             model.model_validate({**wanted, "about": "benchmark"})
         assert model.model_validate(wanted).about == "population"
 
@@ -197,17 +199,19 @@ class TestPolicy:
         assert (rouge.tier, rouge.test, rouge.about) == ("critical", "sequential", "population")
 
     def test_it_cannot_be_changed(self) -> None:
-        with pytest.raises(ValidationError, match="frozen"):
+        with pytest.raises(ValidationError) as caught:
             policy(rouge={"kind": "rouge", "margins": MARGINS}).alpha = 0.4  # type: ignore[misc]
+        assert caught.value.errors()[0]["loc"] == ("alpha",)
 
     def test_one_that_asks_nothing_is_none(self) -> None:
-        with pytest.raises(ValidationError, match="at least 1"):
+        with pytest.raises(ValidationError) as caught:
             policy()
+        assert caught.value.errors()[0]["loc"] == ("suites",)
 
     @pytest.mark.parametrize("tier", ["advisory", "supporting"])
     def test_one_without_a_critical_suite_is_none(self, tier: str) -> None:
         suite = {"kind": "rouge", "margins": MARGINS}
-        with pytest.raises(ValidationError, match="no suite is critical"):
+        with pytest.raises(ValidationError, match="critical"):
             policy(one={**suite, "tier": tier}, other={**suite, "tier": "advisory"})
         assert policy(one={**suite, "tier": tier}, other=suite).suites
 
@@ -218,5 +222,6 @@ class TestPolicy:
 
     @pytest.mark.parametrize("name", ["", "../up", "Upper", "a b", "mmlu again"])
     def test_a_suites_name_can_be_part_of_a_files(self, name: str) -> None:
-        with pytest.raises(ValidationError, match="pattern"):
+        with pytest.raises(ValidationError) as caught:
             policy(**{name: {"kind": "rouge", "margins": MARGINS}})
+        assert caught.value.errors()[0]["loc"] == ("suites", name, "[key]")

@@ -127,7 +127,7 @@ class TestPromoteRun:
         assert "--override REASON" in caught.value.cure
         with pytest.raises(UsageError, match="--override"):
             mixed.promote(variant=ONE, override="  ")
-        with pytest.raises(UsageError, match="about one variant"):
+        with pytest.raises(UsageError, match="--override"):
             mixed.promote(override="why not")
         mixed.promote(variant=ONE, override="why not")
         (entry,) = mixed.registry.history("model")
@@ -135,7 +135,7 @@ class TestPromoteRun:
 
     def test_a_champion_that_is_not_the_one_named(self, good: FakeRun) -> None:
         good.promote(variant=ONE)
-        with pytest.raises(RegistryError, match="is version 1, not version 8"):
+        with pytest.raises(RegistryError, match=r" 1, .* 8,"):
             good.promote(variant=TWO, replaces="8")
         assert good.champion() == ONE
 
@@ -145,7 +145,7 @@ class TestPromoteRun:
         edit(run / RUN_RECORD, lambda run: run["variants"][0].update(verdict="pass"))
         mixed.report = RunReport.model_validate_json((run / RUN_RECORD).read_text())
         for override in (None, "why not"):
-            with pytest.raises(StoreError, match="does not give the verdict of the record"):
+            with pytest.raises(StoreError, match=f"'{ONE}'"):
                 mixed.promote(variant=ONE, override=override)
         assert not Path(mixed.uri.removeprefix("sqlite:///")).exists()
 

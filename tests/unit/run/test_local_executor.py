@@ -231,18 +231,19 @@ def test_what_libraries_print_among_the_events_is_passed_over(run: Run) -> None:
 
 def test_a_spec_that_cannot_be_read_is_a_usage_error(run: Run) -> None:
     run.spec_file.write_text('{"stage": "check_weights"}')
-    with pytest.raises(UsageError, match="spec cannot be read") as caught:
+    with pytest.raises(UsageError) as caught:
         run.place().submit(run.spec_file, run.log).wait(run.listener)
     assert caught.value.where == str(run.spec_file)
     run.spec_file.unlink()
-    with pytest.raises(UsageError, match="No such file"):
+    with pytest.raises(UsageError) as caught:
         run.place().submit(run.spec_file, run.log).wait(run.listener)
+    assert caught.value.where == str(run.spec_file)
 
 
 def test_a_stage_killed_by_the_kernel_is_an_error_that_names_the_log(run: Run) -> None:
     with run.waiting(run.check_weights()) as (job, pid):
         os.kill(pid, signal.SIGKILL)
-        with pytest.raises(StageError, match="exit code 137") as caught:
+        with pytest.raises(StageError, match="137") as caught:
             job.wait(run.listener)
     assert "out of memory" in caught.value.what
     assert caught.value.where == str(run.log)
@@ -295,7 +296,7 @@ class TestChosenBySettings:
 
     def test_no_such_executor(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         settings = self.settings(tmp_path, monkeypatch, "executor: slrum\n")
-        with pytest.raises(UsageError, match="slrum") as caught:
+        with pytest.raises(UsageError, match="'slrum'") as caught:
             executor_of(settings)
         assert f"{tmp_path / 'settings.yaml'}, key executor.kind" in caught.value.where
         assert "local" in caught.value.cure
@@ -334,8 +335,9 @@ class TestChosenBySettings:
     ) -> None:
         settings = self.settings(tmp_path, monkeypatch, "executor: slurm")
         monkeypatch.setenv("PATH", str(tmp_path))
-        with pytest.raises(UsageError, match="sbatch"):
+        with pytest.raises(UsageError) as caught:
             executor_of(settings)
+        assert caught.value.where == "executor slurm"
 
     def test_a_package_that_is_missing(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

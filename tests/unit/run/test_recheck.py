@@ -243,7 +243,7 @@ class TestSomethingChanged:
         assert kept.run == report.run
         (check,) = check_run(kept, site.store)
         assert (check.kept, check.computed, check.differences) == ("pass", "pass", ())
-        with pytest.raises(UsageError, match="rechecked model@1, which is registered already"):
+        with pytest.raises(UsageError, match="model@1"):
             promote_run(kept, site.store, Order(site.registry.uri), Listener())
 
     def test_a_verdict_that_does_not_stand(self, site: Site) -> None:
@@ -381,8 +381,9 @@ class TestWhatIsKept:
 
     def test_a_damaged_tag_is_told(self, site: Site) -> None:
         site.registry.set_tags(NAME, "1", {f"{RECHECK_TAG}.0": "{}"})
-        with pytest.raises(RegistryError, match="what a recheck left cannot be read"):
+        with pytest.raises(RegistryError) as caught:
             rechecks_of(find_version(site.registry, "model@champion"))
+        assert caught.value.where == "model version 1, tag prepare.recheck.0"
 
 
 class TestErrors:
@@ -436,8 +437,9 @@ class TestErrors:
         uri = f"sqlite:///{tmp_path / 'registry.db'}"
         run.promote(uri, variant=RECIPE)
         request = RecheckRequest("model@champion", registry=uri)
-        with pytest.raises(CheckpointError, match="Python code"):
+        with pytest.raises(CheckpointError) as caught:
             run_recheck(request, load_settings(tmp_path / "here"), Listener())
+        assert caught.value.where == "model version 1"
 
     def test_weights_that_are_elsewhere(self, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
         version = find_version(site.registry, "model@champion")
@@ -530,7 +532,7 @@ class TestCommand:
             RECIPE,
             True,
         )
-        with pytest.raises(UsageError, match="has no version or alias 'nope'"):
+        with pytest.raises(UsageError, match="'nope'"):
             CliRunner().invoke(
                 app, [command[0], "model@nope", *command[2:]], catch_exceptions=False
             )

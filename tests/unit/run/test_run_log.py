@@ -150,8 +150,9 @@ def test_a_full_disk_is_explained(log: RunLog) -> None:
     # The record's neighbour, which is renamed into place, leads to where every write fails.
     beside = log.folder / f".{RUN_RECORD}.{os.getpid()}"
     beside.symlink_to("/dev/full")
-    with pytest.raises(StoreError, match="disk is full"):
+    with pytest.raises(StoreError) as caught:
         log.note("x")
+    assert "store" in caught.value.where
     beside.unlink()
     log.note("there is space again")
     assert "there is space again" in on_disk(log)["notes"]
@@ -189,7 +190,7 @@ def test_an_ambiguous_beginning_names_the_runs(store: Store, three: list[RunRepo
 
 @pytest.mark.parametrize("name", ["2001", "latest-one", "/", "../runs"])
 def test_an_unknown_run_names_the_newest(store: Store, three: list[RunReport], name: str) -> None:
-    with pytest.raises(UsageError, match="no run starts with") as caught:
+    with pytest.raises(UsageError, match=f"'{name}'") as caught:
         find_run(store, name)
     assert three[-1].run in caught.value.cure
 
@@ -197,7 +198,7 @@ def test_an_unknown_run_names_the_newest(store: Store, three: list[RunReport], n
 def test_a_record_of_another_version_says_so(log: RunLog) -> None:
     path = log.folder / RUN_RECORD
     path.write_text(path.read_text().replace('"schema_version": 2', '"schema_version": 1'))
-    with pytest.raises(StoreError, match="schema version 1, this prepare reads 2") as caught:
+    with pytest.raises(StoreError, match=r" 1, .* 2") as caught:
         read_run(log.folder)
     assert "run the command again" in caught.value.cure
 

@@ -505,7 +505,7 @@ class TestTensors:
         verification.write_changed("fp8-dynamic", expert)
         stacked = "model.layers.0.mlp.experts.gate_up_proj"
         verification.add_to_source({stacked: bf16(np.ones((2, 8, 8)))})
-        with pytest.raises(Exception, match="cannot compare the two"):
+        with pytest.raises(Exception, match="experts"):
             verification.run()
 
     @pytest.mark.parametrize(
@@ -592,7 +592,7 @@ class TestTensors:
     def test_cut_short(self, one: Verification) -> None:
         path = one.variant / WEIGHTS
         path.write_bytes(path.read_bytes()[:-1])
-        with pytest.raises(CheckpointError, match="cut short") as caught:
+        with pytest.raises(CheckpointError) as caught:
             one.run()
         assert caught.value.where == str(path)
 
@@ -684,8 +684,9 @@ class TestFiles:
 
     def test_config_is_damaged(self, one: Verification) -> None:
         (one.variant / "config.json").write_text("{")
-        with pytest.raises(CheckpointError, match="not valid JSON"):
+        with pytest.raises(CheckpointError) as caught:
             one.run()
+        assert caught.value.where.endswith("config.json")
 
     @pytest.mark.parametrize("name", ["pytorch_model.bin", "optimizer.pt", "x.pkl", "x.gguf"])
     def test_other_weights(self, one: Verification, name: str) -> None:
@@ -698,8 +699,9 @@ class TestFiles:
 
     def test_no_smaller_than_the_source(self, one: Verification) -> None:
         assert check_smaller(one.source, one.variant) > 0
-        with pytest.raises(VerificationError, match="the source's only"):
+        with pytest.raises(VerificationError) as caught:
             check_smaller(one.variant, one.source)
+        assert caught.value.where == str(one.source)
 
     def test_another_size_than_planned(self, verification: Verification) -> None:
         """Kept in 32 bits instead of 16: every number is the source's."""

@@ -250,7 +250,7 @@ class TestHistory:
 class TestWhatItReplaces:
     def test_not_the_version_that_was_named(self, promotion: Promotion) -> None:
         promotion.run(FP8)
-        with pytest.raises(RegistryError, match="is version 1, not version 7"):
+        with pytest.raises(RegistryError, match=r" 1, .* 7,"):
             promotion.run(AWQ, replaces="7")
         assert promotion.aliases() == {"best": "fp8-dynamic"}
         assert promotion.run(AWQ, replaces="1").result["replaced"] == "1"
@@ -258,7 +258,7 @@ class TestWhatItReplaces:
     def test_moved_since_the_run_began(self, promotion: Promotion) -> None:
         began = datetime.now(UTC)
         promotion.run(FP8)
-        with pytest.raises(RegistryError, match=r"moved by ann at .* for run a run"):
+        with pytest.raises(RegistryError, match=r" ann .* a run"):
             promotion.run(AWQ, since=began.isoformat(), explicit=False)
         assert promotion.aliases() == {"best": "fp8-dynamic"}
         # The same command again is another run, which has seen the new champion.
@@ -271,7 +271,7 @@ class TestWhatItReplaces:
         promotion.roll_back()
         assert not still_holds(record)
         Store(promotion.store).discard(record.stage, record.key)
-        with pytest.raises(RegistryError, match=r"was rolled back by bob at .*too slow") as caught:
+        with pytest.raises(RegistryError, match=r" bob .*too slow") as caught:
             promotion.run(AWQ, since=datetime.now(UTC).isoformat(), explicit=False)
         assert "prepare promote a run" in caught.value.cure
         assert promotion.aliases() == {"best": "fp8-dynamic"}
@@ -284,7 +284,7 @@ class TestWhatItReplaces:
         promotion.run(AWQ)
         promotion.roll_back()
         again = {"since": datetime.now(UTC).isoformat(), "explicit": False}
-        with pytest.raises(RegistryError, match="version 2 of 'model', which is the same, was"):
+        with pytest.raises(RegistryError, match="version 2 of 'model'"):
             promotion.run(AWQ, evidence="other evidence on", **again)
         promotion.run(AWQ, evidence="other evidence on", engine="0.33.0", **again)
         assert MlflowRegistry(promotion.uri).aliases("model") == {"best": "4", "former": "1"}

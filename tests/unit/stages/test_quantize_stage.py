@@ -164,7 +164,7 @@ class TestSpace:
         self.disk(monkeypatch, needed)
         check_space(output, source, quantization)
         self.disk(monkeypatch, needed - 1)
-        with pytest.raises(StoreError, match=r"the disk has 0\.0") as caught:
+        with pytest.raises(StoreError) as caught:
             check_space(output, source, quantization)
         assert caught.value.where == str(output)
         assert "--store DIR" in caught.value.cure

@@ -68,14 +68,14 @@ def test_a_bias_of_zeros(name: str) -> None:
 )
 def test_damage_beside_rows_that_were_rescaled(damage: Any) -> None:
     check("mlp.up_proj.bias", BIAS, BIAS / MILD)
-    with pytest.raises(VerificationError, match="does not fit the scaling of the layer"):
+    with pytest.raises(VerificationError, match=r"'model.layers.7.mlp.up_proj.bias'"):
         check("mlp.up_proj.bias", BIAS, damage(BIAS / MILD))
 
 
 def test_what_nothing_rescales_is_the_same_to_the_bit() -> None:
     after = BIAS.copy()
     after[5] = np.nextafter(after[5], np.float32(9))
-    with pytest.raises(VerificationError, match="in 1 of 96 numbers"):
+    with pytest.raises(VerificationError, match=r"mlp.gate_proj.bias' .* 1 of 96"):
         check("mlp.gate_proj.bias", BIAS, after)
     check("mlp.gate_proj.bias", BIAS, after, altered="F32 to BF16")
 

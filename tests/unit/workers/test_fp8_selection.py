@@ -63,7 +63,7 @@ def test_a_convolution_is_no_stack() -> None:
 
 
 def test_quantized_weights_are_refused() -> None:
-    with pytest.raises(StageError, match=r"up_proj\.weight' is stored as F8_E4M3"):
+    with pytest.raises(StageError, match=r"up_proj\.weight' .* F8_E4M3"):
         check({"model.layers.0.mlp.up_proj.weight": tensor(8, 4, dtype="F8_E4M3")})
 
 
@@ -73,13 +73,15 @@ def test_transposed_layers_are_refused() -> None:
 
 
 def test_a_tied_head_has_to_be_ignored() -> None:
-    with pytest.raises(StageError, match="lm_head is the embedding"):
+    with pytest.raises(StageError) as caught:
         check_supported(LINEAR, {"tie_word_embeddings": True}, [], SOURCE)
+    assert caught.value.where == f"{SOURCE / 'config.json'}, key tie_word_embeddings"
 
 
 def test_nothing_to_quantize_is_said() -> None:
-    with pytest.raises(StageError, match="no tensor"):
+    with pytest.raises(StageError) as caught:
         check({"model.embed_tokens.weight": tensor(8, 4), "lm_head.weight": tensor(8, 4)})
+    assert caught.value.where == str(SOURCE)
 
 
 def test_the_engine_hears_of_kept_layers_only() -> None:

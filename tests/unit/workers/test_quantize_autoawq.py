@@ -26,8 +26,9 @@ def linear(rows: int) -> SimpleNamespace:
 
 def test_rows_that_cannot_be_packed() -> None:
     check_rows([linear(64)])
-    with pytest.raises(StageError, match="does not divide") as caught:
+    with pytest.raises(StageError) as caught:
         check_rows([linear(64), linear(12)])
+    assert caught.value.where == "quantization.kind autoawq"
     assert "awq-w4a16" in caught.value.cure
 
 
@@ -48,11 +49,11 @@ class TestLeftOut:
 
     def test_a_router_beside_a_dense_layers_gate(self) -> None:
         """The word for the router is part of `mlp.gate_proj` too."""
-        with pytest.raises(StageError, match=r"differs for model\.layers\.0\.mlp\.gate_proj"):
+        with pytest.raises(StageError, match=r"model\.layers\.0\.mlp\.gate_proj"):
             words_left_out([*self.DENSE, "model.layers.1.mlp.gate"], ["*.mlp.gate"])
 
     def test_anything_else_inside(self) -> None:
-        with pytest.raises(StageError, match=r"differs for .*0\.mlp\.down_proj") as caught:
+        with pytest.raises(StageError, match=r"0\.mlp\.down_proj") as caught:
             words_left_out([*self.DENSE], ["lm_head", "*.down_proj"])
         assert "awq-w4a16" in caught.value.cure
 
@@ -76,13 +77,14 @@ class TestFindings:
 
     @given(st.floats(min_value=0.1, exclude_min=True) | st.just(math.nan))
     def test_a_changed_layer_does_not(self, error: float) -> None:
-        with pytest.raises(StageError, match="changed what layer 0 computes"):
+        with pytest.raises(StageError, match="layer 0"):
             Findings(scaling_errors=[]).check_layer(0, error, 0.1)
 
     @pytest.mark.parametrize("divergence", [1.01, 12.0, math.inf, math.nan])
     def test_a_model_that_answers_otherwise_does_not(self, divergence: float) -> None:
-        with pytest.raises(StageError, match="answers unlike the original") as caught:
+        with pytest.raises(StageError) as caught:
             Findings(scaling_errors=[0.01]).check_model(divergence, 0.02)
+        assert caught.value.where == "quantization.kind autoawq"
         assert "awq-w4a16" in caught.value.cure
 
 

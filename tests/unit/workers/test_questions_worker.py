@@ -159,7 +159,7 @@ class TestMmlu:
         assert listener.notes == ["2 worked examples instead of 5: the packages carry no more"]
 
     def test_too_few_examples(self, tmp_path: Path, folder: Path) -> None:
-        with pytest.raises(EvaluationDataError, match="3 worked examples were asked"):
+        with pytest.raises(EvaluationDataError, match=r"^3 .* 2"):
             lay_out(tmp_path / "out", MmluSuite(margins=MARGINS, shots=3), FOLDER, folder)
 
     def test_a_malformed_line(self, tmp_path: Path, folder: Path) -> None:
@@ -293,7 +293,7 @@ class TestMbpp:
     def test_copies_with_numbers_of_their_own(self, tmp_path: Path, folder: Path) -> None:
         copies = [json.dumps({**mbpp_row(n), "task_id": 100 + n}) for n in range(3)]
         (folder / "mbpp_copy.jsonl").write_text("\n".join(copies))
-        with pytest.raises(EvaluationDataError, match="3 of 6 questions are copies"):
+        with pytest.raises(EvaluationDataError, match=r"^3 of 6 "):
             lay_out(tmp_path / "out", MbppSuite(margins=MARGINS), FOLDER, folder)
 
     def test_what_the_hub_has_and_the_sandbox_cannot_judge(
@@ -312,7 +312,7 @@ class TestCopies:
 
     def test_many_are_refused(self) -> None:
         rows = [{"id": str(n), "question": str(n // 2)} for n in range(40)]
-        with pytest.raises(EvaluationDataError, match="20 of 40 questions are copies"):
+        with pytest.raises(EvaluationDataError, match=r"^20 of 40 "):
             without_copies(rows, Listener())
 
     def test_a_few_are_said_aloud(self) -> None:
@@ -360,7 +360,7 @@ class TestLmEvalDocuments:
 
     def test_copies_are_seen_whatever_their_numbers(self) -> None:
         copied = [f"a{n % 50}" for n in range(100)]
-        with pytest.raises(EvaluationDataError, match="50 of 100 questions are copies"):
+        with pytest.raises(EvaluationDataError, match=r"^50 of 100 "):
             without_copies(self.rows(*copied), Listener())
 
     def test_few_are_said_aloud(self) -> None:

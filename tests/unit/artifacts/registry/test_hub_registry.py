@@ -182,7 +182,7 @@ class TestRegister:
         registry._api.create_repo(REPO)
         hub.models[REPO].add("main", {"model.safetensors": b"mine"}, "mine")
         before = dict(hub.models[REPO].branches)
-        with pytest.raises(RegistryError, match="that prepare did not make") as caught:
+        with pytest.raises(RegistryError, match=f"'{REPO}'") as caught:
             register(registry, tmp_path, "a")
         assert "--name" in caught.value.cure
         assert hub.models[REPO].branches == before
@@ -194,8 +194,9 @@ class TestRegister:
         register(registry, tmp_path, "a")
         main = hub.models[REPO].commits[hub.models[REPO].branches["main"]].files
         hub.models[REPO].add("main", main | {".gitignore": b"*.safetensors\n"}, "by hand")
-        with pytest.raises(RegistryError, match="did not take every file"):
+        with pytest.raises(RegistryError) as caught:
             register(registry, tmp_path, "b")
+        assert f"{REPO}, branch " in caught.value.where
         assert [v.version for v in registry.versions(NAME)] == ["1"]
 
     def test_an_answer_that_got_lost_counts_once(
@@ -216,7 +217,7 @@ class TestRegister:
         assert second.tags["prepare.recheck"] == "stands"
         assert second.tags[TUPLE_TAG] == "b"
         assert first.tags["prepare.run"] == "r"
-        with pytest.raises(RegistryError, match="version 9"):
+        with pytest.raises(RegistryError, match="version 9 "):
             three.set_tags(NAME, "9", {"a": "b"})
 
 
@@ -266,7 +267,7 @@ class TestAliases:
             three.roll_back(NAME, "champion", Cause("rollback", "ann"))
 
     def test_only_from_the_version_that_was_seen(self, three: HubRegistry) -> None:
-        with pytest.raises(RegistryError, match="is version 2, not version 1"):
+        with pytest.raises(RegistryError, match=r"'champion'.* 2, .* 1,"):
             three.move_alias(NAME, Move("champion", "3", "1", Cause("promote", "bob"), "previous"))
         assert three.aliases(NAME) == {"champion": "2", "previous": "1"}
 
@@ -309,7 +310,7 @@ class TestAliases:
 
     def test_a_version_that_does_not_exist(self, three: HubRegistry) -> None:
         for version in ("9", "f" * 40, "nonsense"):
-            with pytest.raises(RegistryError, match="was not found"):
+            with pytest.raises(RegistryError, match=f"version {version} "):
                 move(three, version)
         assert three.aliases(NAME) == {"champion": "2", "previous": "1"}
 
@@ -347,8 +348,9 @@ class TestReading:
         assert copied == {p.relative_to(original) for p in original.rglob("*")}
         model = hub.models[REPO]
         model.commits[model.tags["v2"]].files["config.json"] = b"[]"
-        with pytest.raises(RegistryError, match="are not those that were judged"):
+        with pytest.raises(RegistryError) as caught:
             pull_version(three, version, tmp_path / "another")
+        assert str(tmp_path) in caught.value.where
         assert not (tmp_path / "another").exists()
 
     def test_a_file_too_many_in_the_repository(
@@ -356,8 +358,9 @@ class TestReading:
     ) -> None:
         model = hub.models[REPO]
         model.commits[model.tags["v2"]].files["modeling.py"] = b"import os"
-        with pytest.raises(RegistryError, match="are not those that were judged"):
+        with pytest.raises(RegistryError) as caught:
             pull_version(three, find_version(three, f"{NAME}@champion"), tmp_path / "copy")
+        assert str(tmp_path) in caught.value.where
 
     def test_still_has(self, hub: HubWriteStandIn, three: HubRegistry) -> None:
         assert still_has(three.uri, NAME, ["1", "2"], {"champion": "2"})
@@ -378,14 +381,15 @@ class TestReading:
 class TestRefused:
     @pytest.mark.parametrize("uri", ["hf://", "hf://acme/model", "hf://acme?private", "hf:///x"])
     def test_no_such_address(self, uri: str) -> None:
-        with pytest.raises(RegistryError, match="is not a registry on the Hub"):
+        with pytest.raises(RegistryError) as caught:
             open_registry(uri)
+        assert caught.value.where == "--registry"
 
     def test_no_token(
         self, hub: HubWriteStandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         point_there(monkeypatch, hub.url, token=None)
-        with pytest.raises(RegistryError, match="we have no token") as caught:
+        with pytest.raises(RegistryError) as caught:
             register(HubRegistry("hf://acme"), tmp_path, "a")
         assert "hf auth login" in caught.value.cure
         assert caught.value.where == f"hf://{REPO}"
@@ -394,16 +398,19 @@ class TestRefused:
         self, hub: HubWriteStandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         point_there(monkeypatch, hub.url, token=STRANGER)
-        with pytest.raises(RegistryError, match=r"the token may not do this: .*rights") as caught:
+        with pytest.raises(RegistryError) as caught:
             register(HubRegistry("hf://acme"), tmp_path, "a")
+        assert caught.value.where == f"hf://{REPO}"
         assert "may write" in caught.value.cure
 
     def test_a_token_that_nobody_knows(
         self, hub: HubWriteStandIn, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         point_there(monkeypatch, hub.url, token="hf_expired")
-        with pytest.raises(RegistryError, match="does not know the token"):
+        with pytest.raises(RegistryError) as caught:
             HubRegistry("hf://acme").versions(NAME)
+        assert caught.value.where == f"hf://{REPO}"
+        assert "hf auth login" in caught.value.cure
 
     def test_a_gated_repository(
         self, hub: HubWriteStandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -411,7 +418,7 @@ class TestRefused:
         register(HubRegistry("hf://acme?public"), tmp_path, "a")
         hub.models[REPO].gated = True
         point_there(monkeypatch, hub.url, token=STRANGER)
-        with pytest.raises(RegistryError, match="gated") as caught:
+        with pytest.raises(RegistryError) as caught:
             HubRegistry("hf://acme").versions(NAME)
         assert "accept the model's terms" in caught.value.cure
 
@@ -422,7 +429,7 @@ class TestRefused:
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
         close_session()
         try:
-            with pytest.raises(RegistryError, match="HF_HUB_OFFLINE is set") as caught:
+            with pytest.raises(RegistryError, match="HF_HUB_OFFLINE") as caught:
                 three.versions(NAME)
         finally:
             monkeypatch.undo()
@@ -434,7 +441,7 @@ class TestRefused:
             free.bind(("127.0.0.1", 0))
             url = f"http://127.0.0.1:{free.getsockname()[1]}"
         point_there(monkeypatch, url)
-        with pytest.raises(RegistryError, match=f"{url} cannot be reached"):
+        with pytest.raises(RegistryError, match=url):
             HubRegistry("hf://acme").versions(NAME)
 
     @pytest.mark.parametrize(
@@ -445,7 +452,7 @@ class TestRefused:
         self, hub: HubWriteStandIn, registry: HubRegistry, tmp_path: Path, what: str
     ) -> None:
         hub.faults = [Fault(what, 500)]
-        with pytest.raises(RegistryError, match="answered with status 500") as caught:
+        with pytest.raises(RegistryError, match=hub.url) as caught:
             register(registry, tmp_path, "a")
         assert "again" in caught.value.cure
         folder = tmp_path / "variant-a"
@@ -465,7 +472,7 @@ class TestRefused:
     ) -> None:
         register(registry, tmp_path, "a")
         hub.faults = [Fault("POST /api/validate-yaml", 400)]
-        with pytest.raises(RegistryError, match="the Hub refuses the card: Invalid metadata"):
+        with pytest.raises(RegistryError, match=r"README\.md"):
             register(registry, tmp_path, "b")
 
     def test_a_name_that_the_hub_takes_not(self, registry: HubRegistry, tmp_path: Path) -> None:
@@ -481,5 +488,5 @@ class TestRefused:
 
         page = (200, b"<html>Welcome to our network</html>", {"Content-Type": "text/html"})
         monkeypatch.setattr(hub_write_stand_in, "as_json", lambda value: page)
-        with pytest.raises(RegistryError, match="does not answer as a Hub"):
+        with pytest.raises(RegistryError, match=hub.url):
             registry.names()

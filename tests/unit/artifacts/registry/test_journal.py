@@ -128,7 +128,7 @@ def test_rolling_back_goes_the_way_back(versions: list[str]) -> None:
         roll_back(memory)
         assert memory.pointers["champion"] == way[-1]
         assert memory.pointers.get("previous") == (way[-2] if len(way) > 1 else None)
-    with pytest.raises(RegistryError, match="no version to go back to"):
+    with pytest.raises(RegistryError, match="'champion' of 'm'"):
         roll_back(memory)
 
 
@@ -150,7 +150,7 @@ def test_who_comes_second_has_lost_and_is_told_who_won() -> None:
     memory = SlowMemory([])
     promote(memory, "1", None)
     memory.meanwhile = ["2"]
-    with pytest.raises(RegistryError, match=r"is version 2, not version 1.*moved by ann"):
+    with pytest.raises(RegistryError, match=r"'champion' of 'm'.* 2, .* 1,.* ann"):
         promote(memory, "3", "1")
     assert memory.pointers == {"champion": "2", "previous": "1"}
     assert [entry.version for entry in memory.kept] == ["1", "2", "3"]  # kept, but it lost
@@ -202,7 +202,7 @@ def test_somebody_who_never_stops() -> None:
                 self.busy = False
             super().append(name, entry)
 
-    with pytest.raises(RegistryError, match="20 times in a row"):
+    with pytest.raises(RegistryError, match="'m' 20 "):
         promote(Restless(), "4", None)
 
 
@@ -213,6 +213,6 @@ def test_names_that_some_registry_cannot_have(alias: str, of: str) -> None:
     memory = Memory()
     names = {"alias": "champion", "previous_alias": "previous", of: alias}
     move = Move(names["alias"], "1", None, Cause("promote", "ann"), names["previous_alias"])
-    with pytest.raises(RegistryError, match="cannot be an alias"):
+    with pytest.raises(RegistryError, match=f"'{alias}'"):
         Journal(memory, "m").move(move)
     assert memory.kept == []

@@ -6,6 +6,7 @@ test has a model name of its own.
 
 from __future__ import annotations
 
+import re
 import sqlite3
 import time
 from contextlib import closing
@@ -203,7 +204,7 @@ class TestAlias:
         self, registry: MlflowRegistry, name: str, folder: Path
     ) -> None:
         register(registry, name, folder, "a")
-        with pytest.raises(RegistryError, match="not found") as caught:
+        with pytest.raises(RegistryError) as caught:
             move(registry, name, "9", alias="champion")
         assert caught.value.where == registry.uri
         assert aliases(registry, name) == {}
@@ -211,7 +212,7 @@ class TestAlias:
     def test_a_name_that_would_be_a_history(
         self, registry: MlflowRegistry, name: str, folder: Path
     ) -> None:
-        with pytest.raises(RegistryError, match="would be the history of"):
+        with pytest.raises(RegistryError, match=rf"'{re.escape(name)}\.history'"):
             register(registry, f"{name}.history", folder, "a")
 
 
@@ -254,7 +255,7 @@ class TestHistory:
         move(registry, name, "1")
         set_by_hand(registry, name, "champion", "2")
         cause = Cause("promote", "bob")
-        with pytest.raises(RegistryError, match="is version 2, not version 1") as caught:
+        with pytest.raises(RegistryError, match=r"'champion'.* 2, .* 1,") as caught:
             registry.move_alias(name, Move("champion", "3", "1", cause, "previous"))
         assert "moved by something other than prepare" in caught.value.what
         assert registry.history(name)[-1].action == "outside"
@@ -290,8 +291,9 @@ class TestHistory:
         register(registry, name, folder, "a")
         move(registry, name, "1")
         registry._client.set_model_version_tag(f"{name}.history", "1", "prepare.entry", "{}")
-        with pytest.raises(RegistryError, match=r"entry 1 of the history of .* is damaged"):
+        with pytest.raises(RegistryError) as caught:
             registry.history(name)
+        assert caught.value.where.endswith(f"model {name}.history")
 
     def test_an_entry_that_was_deleted(
         self, registry: MlflowRegistry, name: str, folder: Path
@@ -328,7 +330,7 @@ class TestRollBack:
             {"champion": "2", "previous": "1"},
             {"champion": "1"},
         ]
-        with pytest.raises(RegistryError, match="has no version to go back to"):
+        with pytest.raises(RegistryError, match="'champion'"):
             self.back(registry, name)
 
     def test_to_a_version(self, registry: MlflowRegistry, name: str, folder: Path) -> None:
@@ -340,9 +342,9 @@ class TestRollBack:
         assert aliases(registry, name) == {"champion": "1"}
         self.back(registry, name, to="4")  # was never champion
         assert aliases(registry, name) == {"champion": "4", "previous": "1"}
-        with pytest.raises(RegistryError, match="is at version 4 already"):
+        with pytest.raises(RegistryError, match=r"'champion'.* 4 "):
             self.back(registry, name, to="4")
-        with pytest.raises(RegistryError, match=r"version 9 .* was not found"):
+        with pytest.raises(RegistryError, match="version 9 "):
             self.back(registry, name, to="9")
 
     def test_only_from_the_version_that_was_seen(
@@ -352,7 +354,7 @@ class TestRollBack:
             register(registry, name, folder, digest)
         move(registry, name, "1")
         move(registry, name, "2")
-        with pytest.raises(RegistryError, match="is version 2, not version 1"):
+        with pytest.raises(RegistryError, match=r"'champion'.* 2, .* 1,"):
             self.back(registry, name, replaces="1")
         assert aliases(registry, name) == {"champion": "2", "previous": "1"}
 
@@ -390,8 +392,9 @@ class TestFetch:
         (folder / "secret").write_text("content")
         register(registry, name, folder, "a")
         (tmp_path / "copy").mkdir()
-        with pytest.raises(RegistryError, match="a checkpoint's folder"):
+        with pytest.raises(RegistryError) as caught:
             registry.fetch(registry.versions(name)[0], tmp_path / "copy")
+        assert caught.value.where.endswith("weights")
         assert not list((tmp_path / "copy").iterdir())
 
     def test_the_folder_is_gone(
@@ -465,8 +468,9 @@ class TestRefused:
     def test_nobody_answers(self) -> None:
         uri = f"http://127.0.0.1:{free_port()}"
         started = time.monotonic()
-        with pytest.raises(RegistryError, match="the model registry failed") as caught:
+        with pytest.raises(RegistryError) as caught:
             MlflowRegistry(uri).names()
+        assert caught.value.where == uri
         assert time.monotonic() - started < 30
         assert caught.value.where == uri
         assert "--registry" in caught.value.cure
@@ -481,22 +485,26 @@ class TestRefused:
     def test_a_folder_that_may_not_be_written(self) -> None:
         """Nobody may make files in /proc, root included; it must not take MLflow's 100 s."""
         started = time.monotonic()
-        with pytest.raises(RegistryError, match="unable to open database file"):
+        with pytest.raises(RegistryError) as caught:
             MlflowRegistry("sqlite:////proc/registry.db")
+        assert caught.value.where == "sqlite:////proc/registry.db"
         assert time.monotonic() - started < 10
 
     def test_a_file_that_is_no_database(self, tmp_path: Path) -> None:
         path = tmp_path / "registry.db"
         path.write_text("this is a letter, not a database" * 100)
-        with pytest.raises(RegistryError, match="not a database"):
+        with pytest.raises(RegistryError) as caught:
             MlflowRegistry(f"sqlite:///{path}")
-        with pytest.raises(RegistryError, match="not a database"):
+        assert caught.value.where == f"sqlite:///{path}"
+        with pytest.raises(RegistryError) as caught:
             still_has(f"sqlite:///{path}", "name", ["1"], {})
+        assert caught.value.where == f"sqlite:///{path}"
 
     def test_a_scheme_that_mlflow_does_not_know(self) -> None:
-        with pytest.raises(RegistryError, match="the model registry failed"):
+        with pytest.raises(RegistryError) as caught:
             MlflowRegistry("carrier-pigeon://loft").names()
+        assert caught.value.where == "carrier-pigeon://loft"
 
     def test_a_name_that_mlflow_refuses(self, registry: MlflowRegistry, folder: Path) -> None:
-        with pytest.raises(RegistryError, match="Names cannot contain"):
+        with pytest.raises(RegistryError, match="'org/name'"):
             register(registry, "org/name", folder, "a")

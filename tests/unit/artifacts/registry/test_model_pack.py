@@ -129,13 +129,15 @@ def test_the_order_of_the_files_does_not_matter() -> None:
 
 
 def test_nothing_to_pack() -> None:
-    with pytest.raises(RegistryError, match="no file to pack"):
+    with pytest.raises(RegistryError) as caught:
         packed(files=[])
+    assert caught.value.where == "m"
 
 
 def test_a_tag_of_another_standard() -> None:
-    with pytest.raises(RegistryError, match="cannot be a tag"):
+    with pytest.raises(RegistryError) as caught:
         packed(tags={"org.opencontainers.image.ref.name": "v1"})
+    assert caught.value.where == "org.opencontainers.image.ref.name"
     assert tags_of({"org.opencontainers.image.title": "x", "prepare.run": "r"}) == {
         "prepare.run": "r"
     }
@@ -162,7 +164,7 @@ def test_what_was_packed_is_read_again() -> None:
     ],
 )
 def test_another_manifest_is_refused(manifest: bytes, reason: str) -> None:
-    with pytest.raises(RegistryError, match="manifest") as caught:
+    with pytest.raises(RegistryError) as caught:
         read_pack(manifest, lambda blob: b"")
     assert reason in caught.value.what
 

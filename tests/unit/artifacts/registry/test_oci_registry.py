@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -181,13 +182,13 @@ class TestRegister:
 
     def test_an_empty_folder(self, registry: OciRegistry, tmp_path: Path) -> None:
         (tmp_path / "nothing").mkdir()
-        with pytest.raises(RegistryError, match="no file to pack"):
+        with pytest.raises(RegistryError, match=re.escape(f"'{NAME}'")):
             register(registry, tmp_path / "nothing", "a")
         assert registry.names() == []
 
     @pytest.mark.parametrize("name", ["", ".", "..", ".hidden", "org/name", "a\0b"])
     def test_a_name_that_is_no_folder(self, registry: OciRegistry, folder: Path, name: str) -> None:
-        with pytest.raises(RegistryError, match="cannot be the name of a model"):
+        with pytest.raises(RegistryError, match=re.escape(f"'{name}'")):
             registry.register(name, folder, {})
 
     def test_asking_makes_nothing(self, registry: OciRegistry) -> None:
@@ -200,8 +201,9 @@ class TestRegister:
 
     @pytest.mark.parametrize("uri", ["oci://host/models", "oci://relative", "oci://"])
     def test_a_registry_of_the_network_is_no_registry_here(self, uri: str) -> None:
-        with pytest.raises(RegistryError, match="is a folder of this machine") as caught:
+        with pytest.raises(RegistryError) as caught:
             open_registry(uri)
+        assert caught.value.where == uri
         assert "prepare push" in caught.value.cure
 
     def test_a_folder_that_may_not_be_written(self, folder: Path) -> None:
@@ -238,10 +240,12 @@ class TestTags:
 
     def test_names_of_other_standards(self, registry: OciRegistry, folder: Path) -> None:
         register(registry, folder, "a")
-        with pytest.raises(RegistryError, match="cannot be a tag"):
+        with pytest.raises(RegistryError) as caught:
             registry.set_tags(NAME, "1", {REF: "v2"})
-        with pytest.raises(RegistryError, match="cannot be a tag"):
+        assert caught.value.where == REF
+        with pytest.raises(RegistryError) as caught:
             register(registry, folder, "b", **{REF: "v2"})
+        assert caught.value.where == REF
 
 
 class TestAliases:
@@ -253,7 +257,7 @@ class TestAliases:
         set_by_hand(registry, "champion", registry.versions(NAME)[0].source.rpartition("@")[2])
         assert registry.aliases(NAME) == {"champion": "3"}
         cause = Cause("promote", "ann")
-        with pytest.raises(RegistryError, match="moved meanwhile: it is version 3"):
+        with pytest.raises(RegistryError, match=r"'champion'.* 3, .* 1,"):
             registry.move_alias(NAME, Move("champion", "2", "1", cause, "previous"))
         assert [e.action for e in registry.history(NAME)] == ["promote", "outside"]
         move(registry, "2")
@@ -281,7 +285,7 @@ class TestAliases:
     def test_that_cannot_be_a_tag(self, registry: OciRegistry, folder: Path, alias: str) -> None:
         """Refused before the entry: one that is written must be carried out."""
         register(registry, folder, "a")
-        with pytest.raises(RegistryError, match="cannot be an alias"):
+        with pytest.raises(RegistryError, match=f"'{alias}'"):
             move(registry, "1", alias=alias)
         assert registry.versions(NAME)[0].version == "1"
         assert registry.history(NAME) == []
@@ -290,7 +294,7 @@ class TestAliases:
         register(registry, folder, "a")
         with pytest.raises(RegistryError, match="version 2"):
             move(registry, "2")
-        with pytest.raises(RegistryError, match="was not found"):
+        with pytest.raises(RegistryError, match="version 2 "):
             registry.set_alias(NAME, "champion", "2")
 
 
@@ -299,7 +303,7 @@ class TestHistory:
         move(registry, register(registry, folder, "a"))
         file = registry.folder / NAME / "prepare-history.jsonl"
         file.write_text(file.read_text() + "{}\n")
-        with pytest.raises(RegistryError, match="line 2 ") as caught:
+        with pytest.raises(RegistryError) as caught:
             registry.history(NAME)
         assert caught.value.where == str(file)
 
@@ -330,7 +334,7 @@ class TestHistory:
     def test_a_count_that_is_no_number(self, registry: OciRegistry, folder: Path) -> None:
         register(registry, folder, "a")
         write_index(registry, index_of(registry) | {"annotations": {"prepare.applied": "x"}})
-        with pytest.raises(RegistryError, match="number"):
+        with pytest.raises(RegistryError, match=r"prepare\.applied.*'x'"):
             registry.settle(NAME)
 
     def test_a_digest_that_leads_elsewhere(self, registry: OciRegistry, folder: Path) -> None:

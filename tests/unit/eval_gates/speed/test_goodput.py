@@ -141,7 +141,7 @@ def test_the_judges_error_rate_changes_no_rates() -> None:
     assert found.state == "pass"
     assert found.decided_at is not None
     assert found.decided_at < found.n == steered.finding(loads).decided_at
-    with pytest.raises(ValueError, match="other rates"):
+    with pytest.raises(ValueError, match="round 20 "):
         RULE.finding([*loads, *measure(RULE, 15.0)])
 
 
@@ -177,7 +177,7 @@ def test_lives_that_differ_ask_for_rates_that_are_further_apart() -> None:
         rates = found.course.tests[0].rates
         assert rates["candidate"] / rates["baseline"] == pytest.approx(1.2 * times, rel=0.01)
         assert found.p_value > 0.025
-    with pytest.raises(ValueError, match="all of alpha"):
+    with pytest.raises(ValueError, match="alpha"):
         GoodputRule.model_validate({**RULE.model_dump(), "allowance_alpha": 0.05})
 
 

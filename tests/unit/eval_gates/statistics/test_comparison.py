@@ -28,22 +28,22 @@ def test_allowed_drop_lies_on_the_threshold() -> None:
 
 @pytest.mark.parametrize("size", [0, 1, -0.1, 1.5, math.nan])
 def test_impossible_margins_are_refused(size: float) -> None:
-    with pytest.raises(ValueError, match="margin must be between"):
+    with pytest.raises(ValueError, match="margin"):
         Comparison.points(size)
-    with pytest.raises(ValueError, match="recovery must be between"):
+    with pytest.raises(ValueError, match="recovery"):
         Comparison.recovery(size)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -0.1, 1.1])
 def test_missing_scores_are_refused(bad: float) -> None:
-    with pytest.raises(ValueError, match="every score"):
+    with pytest.raises(ValueError, match="score"):
         Comparison.points(0.01).values([1, 1], [1, bad])
-    with pytest.raises(ValueError, match="every score"):
+    with pytest.raises(ValueError, match="score"):
         Comparison.points(0.01).values([bad, 1], [1, 1])
 
 
 def test_unpaired_scores_are_refused() -> None:
-    with pytest.raises(ValueError, match="paired"):
+    with pytest.raises(ValueError, match=r"2 .* 1:"):
         Comparison.points(0.01).values([1, 1], [1])
 
 

@@ -56,7 +56,7 @@ def test_all_gates_pass_only_as_surely_as_the_least_sure() -> None:
 @pytest.mark.parametrize("bad", [math.nan, -0.1, 1.1])
 def test_missing_p_values_are_refused(bad: float) -> None:
     for judge in (holm_adjusted, all_gates_p):
-        with pytest.raises(ValueError, match="mmlu: a p-value"):
+        with pytest.raises(ValueError, match="mmlu"):
             judge({"mmlu": bad})
     with pytest.raises(ValueError, match="alpha"):
         holm({"mmlu": 0.5}, 0)

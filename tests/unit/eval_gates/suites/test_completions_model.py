@@ -181,5 +181,5 @@ def test_log_probabilities() -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1.0])
 def test_what_is_no_log_probability(value: float) -> None:
-    with pytest.raises(StageError, match="1 of 2 choices a log-probability of"):
+    with pytest.raises(StageError, match=f"{value:g}"):
         check_numbers([-1.0, value])

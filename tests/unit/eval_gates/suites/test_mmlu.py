@@ -40,8 +40,9 @@ def test_development_questions_may_be_absent(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_questions_says_what_to_put_there(tmp_path: Path) -> None:
-    with pytest.raises(EvaluationDataError, match="no MMLU questions") as caught:
+    with pytest.raises(EvaluationDataError) as caught:
         mmlu.read_folder(tmp_path)
+    assert caught.value.where == str(tmp_path)
 
     assert "mmlu_test.jsonl" in caught.value.cure
     assert "four texts" in caught.value.cure
@@ -157,8 +158,9 @@ def test_no_text_breaks_the_parser(prompts: dict[str, str]) -> None:
 
 
 def test_without_lm_eval_the_cure_is_named() -> None:
-    with pytest.raises(EvaluationDataError, match="not installed here") as caught:
+    with pytest.raises(EvaluationDataError) as caught:
         mmlu.read_carried()
+    assert caught.value.where.endswith("_cot_prompts.json")
 
     assert "prepare env build evaluate" in caught.value.cure
 
@@ -200,7 +202,7 @@ def test_examples_are_the_first_of_the_subject_and_never_the_question_itself() -
 
 
 def test_too_few_examples_are_told_with_a_cure() -> None:
-    with pytest.raises(EvaluationDataError, match="high_school_physics has 1") as caught:
+    with pytest.raises(EvaluationDataError, match="high_school_physics") as caught:
         mmlu.with_examples([ROW], [ROW, OTHER], "letter", 2)
 
     assert "set shots to 1" in caught.value.cure
