@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from artifacts.run_command import RunKind, check_command
+from artifacts.run_command import RunKind, read_command
 from pipeline.core.errors import StoreError
 
 # Options of either command whose value the record keeps under the same name.
@@ -42,7 +42,7 @@ def command_line(kind: RunKind, command: Mapping[str, Any], *, public: bool = Fa
         StoreError: an option is not of its kind.
     """
     try:
-        check_command(command)
+        options = read_command(command)
     except ValueError as error:
         raise StoreError(
             f"what a run was asked for cannot be understood: {error}",
@@ -51,27 +51,27 @@ def command_line(kind: RunKind, command: Mapping[str, Any], *, public: bool = Fa
         ) from error
     asked = {**command, **(command.get("asked") or {})}
     if kind == "gate":
-        words, options = ["prepare", "gate"], GATE_OPTIONS
+        words, named = ["prepare", "gate"], GATE_OPTIONS
     elif kind == "recheck":
-        words, options = ["prepare", "recheck", str(command.get("recheck", ""))], RECHECK_OPTIONS
+        words, named = ["prepare", "recheck", options.recheck or ""], RECHECK_OPTIONS
     else:
         checkpoint = str(asked.get("checkpoint", ""))
         words = ["prepare", kind, _show_checkpoint(checkpoint) if public else checkpoint]
         for recipe in (asked.get("recipes") or []) if kind == "model" else ():
             words += ["--recipe", _show(recipe, public=public)]
-        options = MODEL_OPTIONS if public else (*MODEL_OPTIONS, "registry")
-    options = TUNE_OPTIONS if kind == "tune" else options
-    for option in options:
+        named = MODEL_OPTIONS if public else (*MODEL_OPTIONS, "registry")
+    named = TUNE_OPTIONS if kind == "tune" else named
+    for option in named:
         if asked.get(option):
             value = _show(asked[option], public=public, path=option in PATHS)
             words += [f"--{option.replace('_', '-')}", value]
-    if command.get("trust_remote_code"):
+    if options.trust_remote_code:
         words.append("--yes-trust-remote-code")
-    if kind == "recheck" and command.get("again"):
+    if kind == "recheck" and options.again:
         words.append("--force")
-    if kind == "model" and command.get("attribute"):
+    if kind == "model" and options.attribute:
         words.append("--attribute")
-    if kind == "model" and command.get("promote") is False:
+    if kind == "model" and options.promote is False:
         words.append("--no-promote")
     return shlex.join(without_password(word) for word in words)
 

@@ -5,9 +5,9 @@ The terminal's table, the report's page and the reports for CI all take them fro
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
+from artifacts.run_command import RunCommand
 from artifacts.run_record import RunReport, VariantReport
 from pipeline.core.errors import ExitCode, from_dict
 
@@ -30,14 +30,15 @@ def verdict_of(report: RunReport) -> RunVerdict:
     return VERDICTS[report.exit_code]
 
 
-def serving_lines(command: Mapping[str, Any]) -> list[str]:
+def serving_lines(options: RunCommand) -> list[str]:
     """What to know of how the variants were served, a line each; older records lack the keys."""
-    lines = [f"fallback {name}: {why}" for name, why in command.get("fallbacks", {}).items()]
-    noted = {"KV cache": "kv_cache_note", "speculative decoding": "speculation", "profile": "tuned"}
-    for words, key in noted.items():
-        if note := command.get(key):
-            lines.append(f"{words}: {note}")
-    return lines
+    lines = [f"fallback {name}: {why}" for name, why in (options.fallbacks or {}).items()]
+    noted = {
+        "KV cache": options.kv_cache_note,
+        "speculative decoding": options.speculation,
+        "profile": options.tuned,
+    }
+    return lines + [f"{words}: {note}" for words, note in noted.items() if note]
 
 
 def drafting_lines(report: RunReport) -> list[str]:
@@ -111,7 +112,7 @@ def next_command(report: RunReport) -> str:
     if champion_of(report) is not None:
         return f"prepare registry show {report.registered_name}"
     if report.tuning is not None and report.tuning.profile is not None:
-        checkpoint = report.command.get("checkpoint", "CHECKPOINT")
+        checkpoint = report.options.checkpoint or "CHECKPOINT"
         return f"prepare model {checkpoint} --profile {report.tuning.profile}"
     if report.status == "finished" and list_passed(report):
         return f"prepare {'promote' if report.kind == 'model' else 'verify'} {report.run}"

@@ -1,7 +1,7 @@
 """What a run's record says it was asked for, read back: a record may be a stranger's.
 
-The record keeps it as plain data, since each command adds keys of its own. Of those that anything
-is made of, the kinds are checked here, so that whoever reads one need not.
+The record keeps it as plain data, since each command adds keys of its own. Those that anything is
+made of have their shapes here, and whoever reads one reads it through them.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ Names = tuple[str, ...]
 RunKind = Literal["model", "gate", "recheck", "tune"]
 
 
-class _Asked(BaseModel):
+class Asked(BaseModel):
     """Options by name; all may be left out, and of any other key nothing is made."""
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(frozen=True, extra="allow")
 
     checkpoint: str | None = None
     recipes: Names | None = None
@@ -44,8 +44,10 @@ class _Asked(BaseModel):
     max_length: int | None = None
 
 
-class _Command(_Asked):
-    asked: _Asked | None = None
+class RunCommand(Asked):
+    """Those and what they came to."""
+
+    asked: Asked | None = None  # as the user wrote them
     gate: bool | None = None
     recheck: str | None = None
     again: str | None = None
@@ -55,6 +57,7 @@ class _Command(_Asked):
     trust_remote_code: bool | None = None
     promote: bool | None = None
     fallbacks: dict[str, str] | None = None
+    kv_cache_note: str | None = None
     speculation: str | None = None
     tuned: str | None = None
     tuned_claim: Tuned | None = None
@@ -66,10 +69,10 @@ def kind_of(command: Mapping[str, Any]) -> RunKind:
     return "gate" if command.get("gate") else "recheck" if command.get("recheck") else "model"
 
 
-def check_command(command: Mapping[str, Any]) -> None:
-    """See that the options of a run are of their kinds; raises ValueError, which names one."""
+def read_command(command: Mapping[str, Any]) -> RunCommand:
+    """The options of a run in their shapes; raises ValueError, which names one that has another."""
     try:
-        _Command.model_validate(dict(command))
+        return RunCommand.model_validate(dict(command))
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         key = ascii(".".join(map(str, first["loc"])))[1:-1]

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from artifacts.run_command import RunKind, check_command, kind_of
+from artifacts.run_command import RunCommand, RunKind, kind_of, read_command
 from artifacts.stages.judge import JudgeResult
 from artifacts.tuning_report import TuningReport
 from eval_gates.attribution import AttributionReport
@@ -122,5 +122,10 @@ class RunReport(Record):
     @field_validator("command")
     @classmethod
     def _options_are_of_their_kinds(cls, command: dict[str, Any]) -> dict[str, Any]:
-        check_command(command)
+        read_command(command)
         return command
+
+    @property
+    def options(self) -> RunCommand:
+        """The command in its shapes; what one that this prepare does not know adds stays plain."""
+        return read_command(self.command)

@@ -52,7 +52,7 @@ def blocks(report: RunReport) -> Iterator[str]:
         yield f"- {markdown_with_code(step)}\n"
     yield from table(report)
     told = (
-        *serving_lines(report.command),
+        *serving_lines(report.options),
         *drafting_lines(report),
         *attribution_lines(report),
     )
@@ -63,13 +63,12 @@ def blocks(report: RunReport) -> Iterator[str]:
 
 def facts(report: RunReport) -> str:
     """What was run, in one line."""
-    command = report.command
-    parts = [markdown(str(command.get("checkpoint", "")))]
+    options = report.options
+    parts = [markdown(options.checkpoint or "")]
     if report.checkpoint is not None:
         parts[0] += f" ({report.checkpoint.digest[:12]})"
-    parts += [
-        f"{key} {markdown(str(command[key]))}" for key in ("policy", "profile") if key in command
-    ]
+    named = {"policy": options.policy, "profile": options.profile}
+    parts += [f"{key} {markdown(name)}" for key, name in named.items() if name is not None]
     if report.run:
         parts.append(f"run `{markdown_code(report.run)}`")
     parts += [f"exit code {report.exit_code}", f"{report.seconds:.0f} s"]

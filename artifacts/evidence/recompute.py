@@ -94,7 +94,7 @@ def find_uncounted(claims: Claims, recipe: str, store: Store) -> Iterator[str]:
 def claims_of(report: RunReport) -> Claims:
     """What a run's record says."""
     # A recheck counts all that were tried when the verdict was made, and measures one of them.
-    tried = report.command.get("tried") or report.command.get("recipes", [])
+    tried = report.options.tried or report.options.recipes or ()
     return Claims(
         variants=tuple(report.variants),
         tried=tuple(dict.fromkeys([*tried, *(variant.recipe for variant in report.variants)])),

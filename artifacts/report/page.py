@@ -45,12 +45,12 @@ def run_page(evidence: RunEvidence) -> str:
     return _render(
         "run.html.j2",
         figures,
-        title=f"{evidence.report.command.get('checkpoint', 'candidate')}: {word}",
+        title=f"{evidence.report.options.checkpoint or 'candidate'}: {word}",
         report=evidence.report,
         outcome=word,
         sentence=ending.headline(evidence.report),
         serving=[
-            *ending.serving_lines(evidence.report.command),
+            *ending.serving_lines(evidence.report.options),
             *ending.drafting_lines(evidence.report),
             *ending.attribution_lines(evidence.report),
         ],

@@ -62,7 +62,7 @@ class RunEvidence:
     def recipes(self) -> list[str]:
         """Every variant of the run, judged or not, in the order of the record."""
         judged = [variant.recipe for variant in self.report.variants]
-        return list(dict.fromkeys([*judged, *map(str, self.report.command.get("recipes") or [])]))
+        return list(dict.fromkeys([*judged, *(self.report.options.recipes or ())]))
 
     def record(self, stage: str, variant: str) -> StageRecord | None:
         """The last finished stage of that name (as the run names it) of that variant."""

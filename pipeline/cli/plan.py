@@ -63,6 +63,7 @@ def plan(
       prepare plan org/name --gpu h100 --gpus 8 --context 32768
     """
     from artifacts.ending import serving_lines
+    from artifacts.run_command import read_command
     from pipeline.environments.settings import load_settings
     from pipeline.plan.choices import Request
     from pipeline.run.forecast import forecast
@@ -100,7 +101,7 @@ def plan(
         print(line)
     if rows := found.size_rows():
         print_table(["variant", "weights, estimated", ""], rows)
-    for line in serving_lines(found.choices.to_dict()):
+    for line in serving_lines(read_command(found.choices.to_dict())):
         print(line)
     print_power(found.power)
     print_claims(found.claims)

@@ -72,7 +72,7 @@ def promote(
     run_id, _, variant = run.partition(":")
     report = find_run(found, run_id)
     order = Order(
-        registry=registry_uri(registry or report.command.get("registry"), settings),
+        registry=registry_uri(registry or report.options.registry, settings),
         variant=variant or None,
         override=override,
         name=name,

@@ -48,7 +48,7 @@ def list_runs(store: StoreOption = None, as_json: JsonOption = False) -> None:
         [
             report.run,
             report.status,
-            report.command["checkpoint"],
+            report.options.checkpoint or "",
             ", ".join(verdicts_in(report)),
             f"{report.seconds:.0f} s",
         ]

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 COLOURS = {"pass": "green", "fail": "red", "undecided": "yellow", "error": "red", "skipped": "dim"}
 WIDTH_WITHOUT_TERMINAL = 132
-NAMED = ("checkpoint", "policy", "profile")
-"""What of a run's command its table is headed with."""
 
 
 def console(width: int = WIDTH_WITHOUT_TERMINAL) -> Console:
@@ -79,11 +77,13 @@ def print_run(report: RunReport) -> None:
 
     out = console()
     digest = f" ({report.checkpoint.digest[:12]})" if report.checkpoint else ""
-    named = {key: clip(str(report.command[key]), LONGEST_NAME) for key in NAMED}
+    options = report.options
+    named = [
+        clip(str(each), LONGEST_NAME)
+        for each in (options.checkpoint, options.policy, options.profile)
+    ]
     table = Table(
-        title=Text(
-            f"{named['checkpoint']}{digest}, policy {named['policy']}, profile {named['profile']}"
-        ),
+        title=Text(f"{named[0]}{digest}, policy {named[1]}, profile {named[2]}"),
         title_justify="left",
         box=box.SIMPLE_HEAD,
     )
@@ -106,7 +106,7 @@ def print_run(report: RunReport) -> None:
             if speed.verdict != "pass":
                 out.print(Text(f"  {speed.name}: {speed.reason}"))
     last = [*floor_lines(report), *speed_lines(report)]
-    last += [*serving_lines(report.command), *drafting_lines(report)]
+    last += [*serving_lines(options), *drafting_lines(report)]
     last += attribution_lines(report)
     for line in [*last, last_line(report)]:
         out.print(Text(line))

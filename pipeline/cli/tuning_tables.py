@@ -47,10 +47,10 @@ def ending_lines(tuning: TuningReport, report: RunReport) -> list[str]:
     lines.append(f"{who} against stock under {tuning.workload}: {tuning.verdict}: {tuning.reason}")
     if tuning.profile is None:
         return [*lines, "no gain is confirmed, so there is no tuned profile: serve stock"]
-    version = report.command.get("version")
-    checkpoint = report.command.get("checkpoint", "CHECKPOINT")
-    if version:
-        checkpoint = f"SOURCE_OF_{version} --recipe ITS_RECIPE"
+    options = report.options
+    checkpoint = options.checkpoint or "CHECKPOINT"
+    if options.version:
+        checkpoint = f"SOURCE_OF_{options.version} --recipe ITS_RECIPE"
     why = "its arguments change answers" if tuning.gate_again else "nothing is promoted ungated"
     return [
         *lines,

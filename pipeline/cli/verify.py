@@ -147,7 +147,6 @@ def verify_run(run: str, store: Path | None, *, as_json: bool) -> bool:
     from artifacts.kept_runs import find_run
     from pipeline.core.store import Store
     from pipeline.environments.settings import load_settings
-    from recipes.schema import Tuned
 
     found = Store(load_settings(store).store)
     report = find_run(found, run)
@@ -155,8 +154,8 @@ def verify_run(run: str, store: Path | None, *, as_json: bool) -> bool:
         checks = [check_tuning(report, StoredEvidence(found))]
     else:
         checks = check_run(report, found)
-    told = report.command.get("tuned_claim")
-    tuned = check_tuned(Tuned.model_validate(told), None, found) if told else None
+    told = report.options.tuned_claim
+    tuned = check_tuned(told, None, found) if told else None
     same = not any(check.differences for check in checks)
     same = same and (tuned is None or tuned.state != "differs")
     if as_json:

@@ -9,8 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
@@ -274,19 +273,6 @@ class ObjectStore:
             cure="see that it is there and that the credentials in the environment are right; "
             "the same command continues from what is finished",
         )
-
-
-@contextmanager
-def tell_outages(objects: ObjectStore | None, tell: Callable[[str], None]) -> Iterator[None]:
-    """Have an outage that happens meanwhile told there."""
-    if objects is None:
-        yield
-        return
-    before, objects._tell = objects._tell, tell
-    try:
-        yield
-    finally:
-        objects._tell = before
 
 
 def _reason(error: Exception) -> str:

@@ -145,8 +145,8 @@ def list_rechecked(store: Store) -> Iterator[str]:
             run = read_run(folder)
         except StoreError:  # its run stays, and is reported
             continue
-        if run.kind == "recheck" and run.command.get("registry"):
-            yield str(run.command["registry"])
+        if run.kind == "recheck" and run.options.registry:
+            yield run.options.registry
 
 
 def keep_named(store: Store, registry: Registry, kept: Kept) -> None:

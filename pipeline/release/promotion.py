@@ -78,7 +78,7 @@ def promotion_stage(
         if deployable.unfit:
             raise UsageError(
                 f"{variant.recipe} cannot be promoted: {deployable.unfit}",
-                where=f"run {run.run}, --profile {run.command.get('profile')}",
+                where=f"run {run.run}, --profile {run.options.profile}",
                 cure="measure it with a profile whose rejection_sample_method is 'standard'",
             )
         candidates.append(
@@ -100,7 +100,7 @@ def promotion_stage(
         PromoteParameters(
             policy=policy,
             candidates=candidates,
-            name=order.name or run.registered_name or run.command["name"],
+            name=order.name or run.registered_name or run.options.name or "",
             registry=order.registry,
             alias=alias,
             previous_alias=aliases.previous_alias if alias == aliases.alias else None,
@@ -175,7 +175,7 @@ def choose_variants(run: RunReport, order: Order) -> list[VariantReport]:
         )
     if run.kind == "recheck":
         raise UsageError(
-            f"this run rechecked {run.command.get('recheck')}, which is registered already",
+            f"this run rechecked {run.options.recheck}, which is registered already",
             where=where,
             cure="`prepare registry show NAME` shows what the recheck found; to promote the "
             "weights as a version of another tuple, run `prepare model` there",
@@ -226,7 +226,7 @@ def choose_variants(run: RunReport, order: Order) -> list[VariantReport]:
             cure="to promote it nevertheless: --override REASON, which is kept in the "
             f"history; the run's variants: {names}",
         )
-    return first_of_the_ladder(passed, tuple(run.command.get("ladder") or ()))
+    return first_of_the_ladder(passed, run.options.ladder or ())
 
 
 def check_evidence(run: RunReport, store: Store) -> None:

@@ -230,10 +230,10 @@ def attempt_of(store: Store, registry: str | None, version: Version) -> str:
             run = read_run(folder)
         except StoreError:  # of another version of prepare, or damaged: not one to continue
             continue
-        command = run.command
-        if command.get("recheck") == asked and command.get("registry") == registry:
-            is_open = run.status not in ("finished", "running") and command.get("again")
-            return str(command["again"]) if is_open else _new_attempt()
+        options = run.options
+        if options.recheck == asked and options.registry == registry:
+            is_over = run.status in ("finished", "running")
+            return _new_attempt() if is_over else options.again or _new_attempt()
     return _new_attempt()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from artifacts.ending import serving_lines
+from artifacts.run_command import read_command
 from recipes import catalog
 
 
@@ -14,13 +15,13 @@ def test_fp8_attention_and_fallbacks_are_told() -> None:
         "kv_cache_note": "FP8",
         "speculation": "ngram",
     }
-    assert serving_lines(command) == [
+    assert serving_lines(read_command(command)) == [
         "fallback float32: bf16 is emulated",
         "KV cache: FP8",
         "speculative decoding: ngram",
     ]
     # Runs of before had neither key.
-    assert serving_lines({}) == []
+    assert serving_lines(read_command({})) == []
 
 
 @pytest.mark.parametrize("name", catalog.profile_names())

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sample_reports import COMMAND
 
 from artifacts.command_line import command_line
-from artifacts.run_command import RunKind, check_command
+from artifacts.run_command import RunKind, read_command
 from pipeline.core.errors import StoreError
 
 JSON = st.recursive(
@@ -33,8 +33,8 @@ WHOLE: dict[str, Any] = {
 
 
 def test_as_written() -> None:
-    check_command(WHOLE)
-    check_command({})
+    read_command(WHOLE)
+    read_command({})
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_as_written() -> None:
 )
 def test_an_option_of_another_kind_is_named(key: str, value: Any) -> None:
     with pytest.raises(ValueError, match=f"command.{key}"):
-        check_command({**WHOLE, key: value})
+        read_command({**WHOLE, key: value})
 
 
 @settings(max_examples=300, deadline=None)

@@ -71,14 +71,14 @@ def test_a_file_that_cannot_be_written() -> None:
 
 
 def test_a_run_that_is_not_there() -> None:
-    with pytest.raises(UsageError, match="no run starts with '1999'"):
+    with pytest.raises(UsageError, match="'1999'"):
         run("1999")
 
 
 def test_a_record_of_another_version(store: Store) -> None:
     file = store.root / "runs" / SECOND / RUN_RECORD
     file.write_text(json.dumps(json.loads(file.read_text()) | {"schema_version": 99}))
-    with pytest.raises(StoreError, match="schema version 99"):
+    with pytest.raises(StoreError, match="99"):
         run()
 
 

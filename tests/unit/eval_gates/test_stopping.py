@@ -160,5 +160,5 @@ def test_a_round_goes_on_where_the_last_one_ended(seed: int, first: int, batch: 
 
 def test_scores_without_the_baselines_are_refused() -> None:
     stopping = Stopping(10, 5, StoppingRule(POINTS, 0.05), [1.0] * 3)
-    with pytest.raises(ValueError, match="3 scores against 5"):
+    with pytest.raises(ValueError, match=r"^3 .* 5"):
         stopping.state([1.0] * 5)

@@ -87,12 +87,13 @@ def test_the_key_is_of_the_files_not_of_their_place(registered: Path, tmp_path: 
 
 def test_another_file_than_was_registered(registered: Path) -> None:
     (registered / "config.json").write_text("{}")
-    with pytest.raises(StageError, match="changed while it was looked at") as caught:
+    with pytest.raises(StageError) as caught:
         adopted(registered)
     assert caught.value.where == str(registered / "config.json")
 
 
 def test_a_missing_file(registered: Path) -> None:
     (registered / "tokenizer.json").unlink()
-    with pytest.raises(StageError, match="cannot be linked"):
+    with pytest.raises(StageError) as caught:
         adopted(registered)
+    assert caught.value.where == str(registered / "tokenizer.json")

@@ -125,7 +125,7 @@ def test_an_answer_of_another_length_than_asked_is_none(came: int) -> None:
 
 
 def test_a_load_of_which_nothing_is_answered_says_why(tmp_path: Path) -> None:
-    with pytest.raises(ServingError, match="not one of 4 requests was answered: OSError"):
+    with pytest.raises(ServingError, match=r"4 .*OSError"):
         generator(tmp_path, Serve(), **RANDOM).measure(endpoint("dead"), requests=4, seed=1)
 
 
