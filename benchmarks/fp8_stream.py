@@ -90,11 +90,11 @@ def quantize_python() -> Path:
     """The interpreter of the managed quantize environment."""
     sys.path.insert(0, str(ROOT))
     from pipeline.cli.display import open_display
-    from pipeline.core.hardware import gpu_name
-    from pipeline.environments.environment import Accelerator, ensure
+    from pipeline.environments.accelerator import detect_accelerator
+    from pipeline.environments.environment import ensure
     from pipeline.environments.settings import load_settings
 
-    accelerator = Accelerator.CUDA if gpu_name() else Accelerator.CPU
+    accelerator = detect_accelerator()
     with open_display() as progress:
         return ensure("quantize", accelerator, load_settings(), progress).python
 

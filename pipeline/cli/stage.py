@@ -49,7 +49,12 @@ def run(
     events = EventWriter(sys.stdout.fileno())
     stage = stage_in(spec)
     try:
-        run_sitting(spec) if stage == "sitting" else run_stage(spec, events)
+        if stage == "sitting":
+            run_sitting(spec)
+        elif stage == "describe":
+            describe_node(spec)
+        else:
+            run_stage(spec, events)
     except Exception as error:
         if is_interruption(error):
             raise
@@ -89,6 +94,13 @@ def run_sitting(file: Path) -> None:
 
     with keep_private():
         hold(read_task(file, Sitting), sys.stdout.fileno())
+
+
+def describe_node(file: Path) -> None:
+    """Write down what this machine is, where the file says."""
+    from pipeline.run.executors.described_node import Description, describe_here
+
+    describe_here(read_task(file, Description))
 
 
 def read_task(file: Path, shape: type[AnyTask]) -> AnyTask:

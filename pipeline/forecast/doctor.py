@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from eval_gates.sandbox import SandboxError, choose_isolation
 from pipeline.core.cpu_features import cpu_features
 from pipeline.core.errors import PrepareError, UsageError
+from pipeline.core.hardware import this_node
 from pipeline.environments.accelerator import detect_accelerator
 from pipeline.environments.definition import (
     LOCKED_PYTHON,
@@ -29,8 +30,8 @@ from pipeline.environments.installer import find_uv, installer_variables
 from pipeline.environments.package_sources import has_cpu_torch
 from pipeline.environments.status import EnvironmentState, status
 from pipeline.forecast.checks import find_gpu_fault, find_missing_gpus
-from pipeline.forecast.machine import this_machine
-from pipeline.plan.serving_profile import fit_here, load_named_profile
+from pipeline.forecast.machine import machine_of
+from pipeline.plan.serving_profile import fit_profile, load_named_profile
 from pipeline.plan.suitability import check_servable
 from recipes.catalog import load_recipe, recipe_names
 from recipes.engines import DEFAULT, find_engine
@@ -78,12 +79,12 @@ def profile_findings(profile: ServingProfile | None) -> Iterator[Finding]:
     None stands for the profile that a run would take here.
     """
     try:
-        chosen = profile or load_named_profile("auto")
-        fitted = fit_here(chosen) if chosen.accelerator == "cpu" else chosen
+        node = this_node()
+        fitted = fit_profile(profile or load_named_profile("auto", node), node)
     except UsageError as error:
         yield Finding("profile", Severity.PROBLEM, error.what, error.cure)
         return
-    machine = this_machine(Path.cwd(), with_gpu=fitted.accelerator == "cuda")
+    machine = machine_of(node, Path.cwd(), with_gpu=fitted.accelerator == "cuda")
     subject = f"profile {fitted.name}"
     if missing := find_missing_gpus(fitted, machine):
         yield Finding(subject, Severity.PROBLEM, missing.what, missing.cure)

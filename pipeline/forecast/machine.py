@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from pipeline.core.gpus import visible_gpus
-
-CGROUP_LIMITS = (
-    Path("/sys/fs/cgroup/memory.max"),  # version 2: a container sees its own here
-    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),  # version 1
-)
+from pipeline.core.cpu_features import cpu_features
+from pipeline.core.hardware import NodeFacts, this_node
 
 
 @dataclass(frozen=True)
@@ -26,6 +21,7 @@ class Machine:
     compute_capability: float | None = None  # of the first
     driver: str = ""  # version of the GPUs' driver; empty where it is not known, or does not matter
     visible_devices: str | None = None  # what hides others from CUDA; None where nothing does
+    cpu_features: tuple[str, ...] = field(default_factory=cpu_features)
 
 
 def this_machine(store: Path, *, with_gpu: bool) -> Machine:
@@ -33,34 +29,26 @@ def this_machine(store: Path, *, with_gpu: bool) -> Machine:
 
     The folder of the store need not be there yet.
     """
-    gpus = visible_gpus() if with_gpu else []
+    return machine_of(this_node(with_gpus=with_gpu), store, with_gpu=with_gpu)
+
+
+def machine_of(node: NodeFacts, store: Path, *, with_gpu: bool) -> Machine:
+    """The machine that a run can use, where that node does the work; the store's disk is ours."""
+    gpus = node.gpus if with_gpu else ()
     first = gpus[0] if gpus else None
     return Machine(
-        memory_bytes=memory_bytes(),
+        memory_bytes=node.memory_bytes,
         free_disk_bytes=shutil.disk_usage(existing_folder(store)).free,
         gpu=first.name if first else None,
         gpus=sum(gpu.name == gpus[0].name for gpu in gpus),
         compute_capability=first.compute_capability if first else None,
         driver=first.driver if first else "",
-        visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES") if with_gpu else None,
+        visible_devices=node.visible_devices if with_gpu else None,
+        cpu_features=node.cpu_features,
     )
-
-
-def memory_bytes() -> int:
-    """All memory, whoever uses it now; less where a container is limited."""
-    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min([physical, *(limit for file in CGROUP_LIMITS if (limit := _limit(file)))])
 
 
 def existing_folder(path: Path) -> Path:
     """The folder, or the nearest above it that is there: where it will be made."""
     path = path.absolute()
     return next(each for each in (path, *path.parents) if each.is_dir())
-
-
-def _limit(file: Path) -> int | None:
-    try:
-        text = file.read_text().strip()
-    except OSError:
-        return None
-    return int(text) if text.isdigit() else None  # "max" where there is none

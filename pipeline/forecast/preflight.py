@@ -9,7 +9,6 @@ from pathlib import Path
 
 from pipeline.checkpoint import refusals
 from pipeline.checkpoint.folder import CODE_KEY
-from pipeline.core.cpu_features import cpu_features
 from pipeline.core.errors import CheckpointError, PreflightError, PrepareError
 from pipeline.forecast import checks
 from pipeline.forecast.fit import Site
@@ -41,7 +40,6 @@ class Preflight:
 
     def faults(self) -> list[PrepareError]:
         """All that would make the run fail, the disk left out."""
-        features = cpu_features()
         found = [
             *self._find_checkpoint_faults(),
             checks.find_missing_gpus(self.profile, self.machine),
@@ -56,7 +54,7 @@ class Preflight:
                     self.weights[recipe.name],
                     self.architecture,
                     self.profile,
-                    features,
+                    self.machine.cpu_features,
                     made=recipe.name in self.made,
                 )
             ),

@@ -12,7 +12,7 @@ from pipeline.core.errors import CheckpointError, PrepareError, RegistryError
 from pipeline.environments.definition import EnvironmentName
 from pipeline.environments.settings import Settings
 from pipeline.forecast.gpu_request import read_draft_bytes, read_source
-from pipeline.forecast.machine import Machine, existing_folder, this_machine
+from pipeline.forecast.machine import Machine, existing_folder, machine_of
 from pipeline.forecast.preflight import Preflight
 from pipeline.plan.choices import Choices, registry_uri
 from pipeline.plan.of_speed import find_claims
@@ -83,8 +83,9 @@ def late_faults(preflight: Preflight, plan: Plan, find: Find) -> list[PrepareErr
 
 
 def _machine(choices: Choices, settings: Settings) -> Machine:
-    """This machine; with interpreters of the site's own, the driver is the site's business."""
-    found = this_machine(settings.store, with_gpu=choices.profile.accelerator == "cuda")
+    """Which serves; with interpreters of the site's own, the driver is the site's business."""
+    with_gpu = choices.profile.accelerator == "cuda"
+    found = machine_of(choices.node, settings.store, with_gpu=with_gpu)
     of_the_site = {EnvironmentName.QUANTIZE, EnvironmentName.SERVE} <= settings.environments.keys()
     return replace(found, driver="") if of_the_site else found
 

@@ -15,6 +15,7 @@ from pipeline.checkpoint.folder import (
 )
 from pipeline.core.credentials import take_out
 from pipeline.core.errors import UsageError
+from pipeline.core.hardware import NodeFacts, this_node
 from pipeline.core.origin import origin_url
 from pipeline.environments.settings import Settings
 from pipeline.plan.located_checkpoint import draft_reference
@@ -76,6 +77,7 @@ class Choices:
     registry: str | None  # None: the store's own, wherever the store is moved to
     eval_data: Path | None
     trust_remote_code: bool
+    node: NodeFacts  # that serves, or one of its kind
     rungs: tuple[str, ...] = ()
     promote: bool = True
     dry_run: bool | None = None
@@ -123,8 +125,11 @@ class Choices:
         }
 
 
-def choose(request: Request, settings: Settings) -> Choices:
+def choose(request: Request, settings: Settings, node: NodeFacts | None = None) -> Choices:
     """Resolve names and defaults.
+
+    Args:
+        node: that serves; None: this machine.
 
     Raises:
         UsageError: something named does not exist, or a recipe has no margin in the policy.
@@ -138,7 +143,8 @@ def choose(request: Request, settings: Settings) -> Choices:
     wanted = () if request.recipes is None else request.recipes or DEFAULT_RECIPES
     recipe_names = tuple(dict.fromkeys(wanted))
     recipes, rungs = choose_recipes(recipe_names)
-    profile = choose_profile(request.profile)
+    node = node or this_node()
+    profile = choose_profile(request.profile, node)
     check_names_differ(recipes)
     for recipe in recipes:
         check_margins(recipe, policy)
@@ -163,11 +169,12 @@ def choose(request: Request, settings: Settings) -> Choices:
         registry=request.registry,
         eval_data=request.eval_data.expanduser().resolve() if request.eval_data else None,
         trust_remote_code=request.trust_remote_code,
+        node=node,
         rungs=rungs,
         promote=request.promote,
         dry_run=request.dry_run,
         attribute=request.attribute,
-        tuned_check=check_told_gain(profile, request.profile, settings),
+        tuned_check=check_told_gain(profile, request.profile, settings, node),
     )
 
 

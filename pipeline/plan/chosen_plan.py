@@ -11,7 +11,6 @@ from pipeline.checkpoint.folder import (
 )
 from pipeline.core.errors import UsageError
 from pipeline.core.events import Progress, Silent
-from pipeline.core.hardware import hardware
 from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import Settings
 from pipeline.inspection.chat_template import folder_has_chat_template
@@ -89,7 +88,7 @@ def make_planner(
         recipes=choices.recipes,
         baseline=choices.baseline,
         identities={str(name): identity(name, accelerator, settings) for name in environments},
-        hardware=hardware(choices.profile.accelerator),
+        node=choices.node,
         sources=sources,
         store=settings.store,
         trust_remote_code=choices.trust_remote_code,

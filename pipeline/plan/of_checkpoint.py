@@ -15,8 +15,7 @@ from artifacts.stages.check_weights import CHECK_WEIGHTS, CheckParameters, Check
 from artifacts.stages.coherence import COHERENCE
 from artifacts.stages.quantize import QUANTIZE, Compute, QuantizeParameters, QuantizeRuntime
 from pipeline.checkpoint.folder import Checkpoint
-from pipeline.core.cpu_features import limiting_variables
-from pipeline.core.hardware import Hardware
+from pipeline.core.hardware import NodeFacts
 from pipeline.core.stage_record import StageSpec
 from pipeline.inspection.ignored import added_words, ignore_list
 from pipeline.inspection.source import Source, read_folder
@@ -48,6 +47,7 @@ class Planner:
     Args:
         baseline: the recipe that changes nothing.
         identities: environment name to identity digest.
+        node: that serves, or one of its kind.
         rungs: names of those recipes that are a ladder, in order.
         dry_run: try variants with calibration on two layers first.
         made: stages that hand out weights which are there already, by recipe; they take the place
@@ -65,7 +65,7 @@ class Planner:
     recipes: tuple[Recipe, ...]
     baseline: Recipe
     identities: Mapping[str, str]
-    hardware: Hardware
+    node: NodeFacts
     sources: SourceResolver
     store: Path
     trust_remote_code: bool = False
@@ -219,6 +219,7 @@ class Planner:
                 *sides,
                 tokenizer=baseline.model,
                 environment=self.identities.get("serve", ""),
+                machine=self.node.measured_on(self.profile.accelerator),
                 beside=self._beside,
             )
         )
@@ -283,7 +284,7 @@ class Planner:
 
     def _compute(self) -> Compute:
         """What changes the numbers of a calibration; empty where it is done in the model's type."""
-        limits = limiting_variables() if self.profile.accelerator == "cpu" else {}
+        limits = self.node.cpu_limits if self.profile.accelerator == "cpu" else {}
         dtype = "float32" if self.profile.quantizes_in_float32 else None
         return Compute(dtype=dtype, environment=limits)
 
@@ -333,7 +334,7 @@ class Planner:
             checkpoint=self.checkpoint.digest,
             serving=arguments,
             engine=self.identities[find_engine(arguments.engine).environment],
-            hardware=self.hardware,
+            hardware=self.node.hardware(self.profile.accelerator),
             trust_remote_code=self.trust_remote_code,
             again=self.again,
         )

@@ -34,7 +34,6 @@ from eval_gates.speed.rule import rule_of
 from eval_gates.speed.trust import fewest_requests
 from pipeline.core.digest import digest_file, digest_json
 from pipeline.core.errors import UsageError
-from pipeline.core.hardware import machine
 from pipeline.core.stage_record import StageSpec
 from recipes.catalog import load_workload
 from recipes.policy import Policy
@@ -306,9 +305,10 @@ def speed_stages(
     *,
     tokenizer: Path,
     environment: str,
+    machine: str,
     beside: Sequence[str] = (),
 ) -> dict[str, StageSpec]:
-    """The stages that measure the claims on this machine, by role.
+    """The stages that measure the claims, by role.
 
     Args:
         claims: of the policy.
@@ -316,6 +316,7 @@ def speed_stages(
         candidate: the variant.
         tokenizer: folder, of both.
         environment: identity of the load generator's.
+        machine: that they are measured on, or the kind of node.
         beside: distinguishes this measuring from others of the same tuples.
     """
     stages = {}
@@ -331,7 +332,7 @@ def speed_stages(
                 rule=dict(claim.rule),
                 sides={name: side.identity for name, side in sides.items()},
                 environment=environment,
-                machine=machine(),
+                machine=machine,
                 beside=list(beside),
             ),
             {name: side.coherence for name, side in sides.items()},

@@ -17,13 +17,13 @@ from artifacts.stages.coherence import COHERENCE
 from pipeline.checkpoint.folder import Checkpoint
 from pipeline.core.digest import digest_json
 from pipeline.core.errors import UsageError
-from pipeline.core.hardware import Hardware
+from pipeline.core.hardware import NodeFacts, this_node
 from pipeline.core.stage_record import StageSpec
 from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import Settings
 from pipeline.plan.of_speed import Claim, Side, dump_workload, find_claims, speed_stages
 from pipeline.plan.plan import Plan, VariantPlan
-from pipeline.plan.serving_profile import fit_here
+from pipeline.plan.serving_profile import fit_profile
 from recipes.candidates import AS_PROFILED, STOCK, Candidate, Candidates, change_answers
 from recipes.catalog import BASELINE, load_workload
 from recipes.engine_arguments import (
@@ -50,7 +50,8 @@ class Entrant:
     name: str
     lever: str
     profile: ServingProfile  # as its file would say it, for any machine of its kind
-    fitted: ServingProfile  # as this machine serves it
+    fitted: ServingProfile  # as the node serves it
+    node: NodeFacts  # that serves, or one of its kind
     changes_answers: bool
 
     @property
@@ -59,8 +60,14 @@ class Entrant:
         return ServingArguments.of(self.fitted, is_baseline=False)
 
 
-def make_stock(profile: ServingProfile, candidates: Candidates) -> Entrant:
-    """The profile without what any candidate moves: there, the engine's own defaults hold."""
+def make_stock(
+    profile: ServingProfile, candidates: Candidates, node: NodeFacts | None = None
+) -> Entrant:
+    """The profile without what any candidate moves: there, the engine's own defaults hold.
+
+    Args:
+        node: that serves; None: this machine.
+    """
     levers = candidates.candidates.values()
     moved = {subject_of(name) for each in levers for name in each.engine_arguments}
     kept = {  # how many GPUs stock is on is the profile's to say
@@ -74,7 +81,7 @@ def make_stock(profile: ServingProfile, candidates: Candidates) -> Entrant:
             **{"kv_cache_note": None, "tuned": None, "speculative": None},
         }
     )
-    return _entrant(STOCK, STOCK, bare, changes_answers=False)
+    return _entrant(STOCK, STOCK, bare, node or this_node(), changes_answers=False)
 
 
 def make_entrant(name: str, candidate: Candidate, stock: Entrant) -> Entrant:
@@ -106,7 +113,8 @@ def make_entrant(name: str, candidate: Candidate, stock: Entrant) -> Entrant:
             "speculative": candidate.speculative,
         }
     )
-    return _entrant(name, candidate.lever, changed, changes_answers=candidate.changes_answers)
+    changes = candidate.changes_answers
+    return _entrant(name, candidate.lever, changed, stock.node, changes_answers=changes)
 
 
 def make_profiled(profile: ServingProfile, stock: Entrant) -> Entrant:
@@ -117,7 +125,7 @@ def make_profiled(profile: ServingProfile, stock: Entrant) -> Entrant:
         or profile.kv_cache_dtype != stock.profile.kv_cache_dtype
         or change_answers(name for name, _ in arguments)
     )
-    return _entrant(AS_PROFILED, AS_PROFILED, profile, changes_answers=changes)
+    return _entrant(AS_PROFILED, AS_PROFILED, profile, stock.node, changes_answers=changes)
 
 
 def gpus_of(serving: ServingArguments) -> int:
@@ -125,9 +133,10 @@ def gpus_of(serving: ServingArguments) -> int:
     return count_gpus(serving.engine_arguments)
 
 
-def _entrant(name: str, lever: str, profile: ServingProfile, *, changes_answers: bool) -> Entrant:
-    fitted = fit_here(profile) if profile.accelerator == "cpu" else profile
-    return Entrant(name, lever, profile, fitted, changes_answers)
+def _entrant(
+    name: str, lever: str, profile: ServingProfile, node: NodeFacts, *, changes_answers: bool
+) -> Entrant:
+    return Entrant(name, lever, profile, fit_profile(profile, node), node, changes_answers)
 
 
 @dataclass(frozen=True)
@@ -141,7 +150,6 @@ class TuningPlanner:
         workload: name of the declared one, or the path of its file.
         candidates: how they race.
         identities: environment name to identity digest.
-        hardware: facts about the machine.
         store: folder of the store.
         trust_remote_code: let the engine run Python code from the checkpoint's folder.
     """
@@ -152,7 +160,6 @@ class TuningPlanner:
     workload: str
     candidates: Candidates
     identities: Mapping[str, str]
-    hardware: Hardware
     store: Path
     trust_remote_code: bool = False
 
@@ -205,7 +212,12 @@ class TuningPlanner:
         ]
         model = self.checkpoint.path
         loads = speed_stages(
-            [claim], *sides, tokenizer=model, environment=self.identities["serve"], beside=[RACE]
+            [claim],
+            *sides,
+            tokenizer=model,
+            environment=self.identities["serve"],
+            machine=self.stock.node.measured_on(self.stock.profile.accelerator),
+            beside=[RACE],
         )
         recipe = Recipe(
             name=name, summary=entrant.lever, family="baseline", quantization=NoQuantization()
@@ -230,7 +242,7 @@ class TuningPlanner:
             checkpoint=self.checkpoint.digest,
             serving=entrant.serving,
             engine=self.identities["serve"],
-            hardware=self.hardware,
+            hardware=self.stock.node.hardware(self.stock.profile.accelerator),
             trust_remote_code=self.trust_remote_code,
         )
 

@@ -1,13 +1,12 @@
-"""The serving profile that a run takes: found, fitted to this machine, and seen to be sound."""
+"""The serving profile that a run takes: found, fitted to who serves, and seen to be sound."""
 
 from __future__ import annotations
 
 from artifacts.deployable import ACCEPTANCE_KEY
 from artifacts.evidence.tuned_check import check_tuned
 from artifacts.serving_arguments import ServingArguments
-from pipeline.core.cpu_features import cpu_features, limiting_variables
 from pipeline.core.errors import UsageError
-from pipeline.core.hardware import gpu_name, hardware
+from pipeline.core.hardware import NodeFacts, this_node
 from pipeline.core.store import Store
 from pipeline.environments.settings import Settings
 from pipeline.plan.suitability import check_processor
@@ -15,36 +14,40 @@ from recipes import catalog
 from recipes.schema import ServingProfile
 
 
-def choose_profile(name: str) -> ServingProfile:
-    """The profile of that name, fitted to this machine's CPU where it serves on that.
+def choose_profile(name: str, node: NodeFacts | None = None) -> ServingProfile:
+    """The profile of that name, fitted to the node's CPU where it serves on that.
 
     'auto' goes by the GPU's name, and is 'cpu' without a GPU.
+
+    Args:
+        node: that serves; None: this machine.
 
     Raises:
         UsageError: there is no such profile, or this CPU cannot serve as it says.
     """
-    profile = load_named_profile(name)
-    return fit_here(profile) if profile.accelerator == "cpu" else profile
+    node = node or this_node()
+    return fit_profile(load_named_profile(name, node), node)
 
 
-def fit_here(profile: ServingProfile) -> ServingProfile:
-    """A CPU's profile as this machine can serve it.
+def fit_profile(profile: ServingProfile, node: NodeFacts) -> ServingProfile:
+    """The profile as that node can serve it: of a CPU, with what that lacks.
 
     Raises:
         UsageError: it cannot.
     """
-    features = cpu_features()
-    fitted = profile.fit_to(features)
-    check_processor(fitted, features)
-    environment = {**fitted.environment, **limiting_variables()}
+    if profile.accelerator != "cpu":
+        return profile
+    fitted = profile.fit_to(node.cpu_features)
+    check_processor(fitted, node.cpu_features)
+    environment = {**fitted.environment, **node.cpu_limits}
     return fitted.model_copy(update={"environment": environment})
 
 
-def load_named_profile(name: str) -> ServingProfile:
-    """The profile as its file has it."""
+def load_named_profile(name: str, node: NodeFacts | None = None) -> ServingProfile:
+    """The profile as its file has it; 'auto': that for the node, or for this machine."""
     if name != "auto":
         return catalog.load_profile(name)
-    gpu = gpu_name()
+    gpu = (node or this_node()).gpu_name
     if gpu is None:
         return catalog.load_profile("cpu")
     profile = catalog.profile_for_gpu(gpu)
@@ -74,8 +77,13 @@ def refuse_unfit(profile: ServingProfile, asked: str) -> None:
         )
 
 
-def check_told_gain(profile: ServingProfile, asked: str, settings: Settings) -> str:
+def check_told_gain(
+    profile: ServingProfile, asked: str, settings: Settings, node: NodeFacts
+) -> str:
     """How what the profile says of its tuning was found, in words; '' where it says nothing.
+
+    Args:
+        node: that serves.
 
     Raises:
         UsageError: the run that it names says something else.
@@ -83,7 +91,7 @@ def check_told_gain(profile: ServingProfile, asked: str, settings: Settings) -> 
     told = profile.tuned
     if told is None:
         return ""
-    is_here = hardware(profile.accelerator) == told.hardware
+    is_here = node.hardware(profile.accelerator) == told.hardware
     serving = ServingArguments.of(profile, is_baseline=False) if is_here else None
     check = check_tuned(told, serving, Store(settings.store))
     if check.state == "differs":

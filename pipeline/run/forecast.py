@@ -41,6 +41,7 @@ from pipeline.plan.quantizers import environments_for
 from pipeline.plan.speed_power import ClaimPower, claim_powers
 from pipeline.run.executors import Executor, executor_of
 from pipeline.run.expected_work import ExpectedStage, ExpectedWork
+from pipeline.run.serving_node import find_node
 from pipeline.stages.evaluate import is_answered
 
 Seen = dict[tuple[str, str], list[float]]
@@ -235,7 +236,9 @@ def forecast(request: Request, settings: Settings, progress: Progress) -> Foreca
     Raises:
         PrepareError: as `prepare model` would, for bad options or a bad checkpoint.
     """
-    choices = choose(request, settings)
+    executor = executor_of(settings)
+    node = find_node(executor, request.profile, settings.store, progress)
+    choices = choose(request, settings, node)
     store = Store(settings.store)
     accelerator = Accelerator(choices.profile.accelerator)
 
@@ -269,7 +272,7 @@ def forecast(request: Request, settings: Settings, progress: Progress) -> Foreca
         trial, level = trial_words(plan), plan.alpha / len(plan.counted)
         specs = plan.stages(find)
         may_ask_more = rounds_may_follow(plan, find)
-        timeline = play_through(plan, specs, store, seen, executor_of(settings))
+        timeline = play_through(plan, specs, store, seen, executor)
         faults += late_faults(preflight, plan, find) if preflight is not None else []
     except NotHereYetError as reason:
         not_here = str(reason)

@@ -21,6 +21,7 @@ from pipeline.checkpoint.folder import SMALL_FILES
 from pipeline.core.digest import FileDigests, digest_json
 from pipeline.core.errors import ExitCode, UsageError
 from pipeline.core.events import Progress
+from pipeline.core.hardware import NodeFacts
 from pipeline.core.stage_record import StageSpec
 from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import Settings
@@ -41,7 +42,8 @@ from pipeline.plan.of_suites import EvaluationPlanner, Served
 from pipeline.plan.plan import Plan, VariantPlan, trial_words
 from pipeline.plan.speed_power import check_claims_decidable, claim_powers
 from pipeline.plan.suite_forms import form_faults, form_notes, with_forms
-from pipeline.run.runner import Runner
+from pipeline.run.runner import LITTLE, Runner
+from pipeline.run.serving_node import ask_node
 from pipeline.run.session import Session
 from pipeline.serving.openai_endpoint import OpenAIEndpoint
 from recipes.catalog import load_policy
@@ -106,7 +108,10 @@ def run_gate(request: GateRequest, settings: Settings, progress: Progress) -> Ru
 
 def judge_endpoints(request: GateRequest, policy: Policy, session: Session) -> ExitCode:
     """Ask, judge, and say how it ends."""
-    plan = plan_of(request, policy, session.settings, session.log.run_id, session.progress)
+    settings, progress = session.settings, session.progress
+    # Whose load generator loads them.
+    node = ask_node(session.stages.executor, [LITTLE], settings.store, progress)
+    plan = plan_of(request, policy, settings, session.log.run_id, progress, node)
     if words := trial_words(plan):
         session.progress.note(words)
     Runner(plan, session.stages, session.log).run()
@@ -115,7 +120,12 @@ def judge_endpoints(request: GateRequest, policy: Policy, session: Session) -> E
 
 
 def plan_of(
-    request: GateRequest, policy: Policy, settings: Settings, run_id: str, progress: Progress
+    request: GateRequest,
+    policy: Policy,
+    settings: Settings,
+    run_id: str,
+    progress: Progress,
+    node: NodeFacts,
 ) -> Plan:
     """The plan: the suites for both sides, what the policy claims on speed, nothing to make."""
     evaluate = identity("evaluate", Accelerator.CPU, settings)
@@ -177,6 +187,7 @@ def plan_of(
         ),
         tokenizer=request.tokenizer,
         environment=identity("serve", Accelerator.CPU, settings) if claims else "",
+        machine=node.measured_on("cpu"),
     )
     return Plan(
         trial=trial,

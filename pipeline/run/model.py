@@ -24,8 +24,10 @@ from pipeline.plan.located_checkpoint import locate, locate_draft
 from pipeline.plan.plan import trial_words
 from pipeline.plan.suite_forms import form_notes
 from pipeline.run.attribution import Attribution
+from pipeline.run.executors import executor_of
 from pipeline.run.promotion import Promotion
 from pipeline.run.runner import Runner
+from pipeline.run.serving_node import find_node
 from pipeline.run.session import Session
 
 
@@ -39,9 +41,11 @@ def run_model(request: Request, settings: Settings, progress: Progress) -> RunRe
         PrepareError: the request itself is wrong, so there is no run.
         KeyboardInterrupt: passed on once servers are stopped and run.json is closed.
     """
-    choices = choose(request, settings)
+    executor = executor_of(settings)
+    node = find_node(executor, request.profile, settings.store, progress)
+    choices = choose(request, settings, node)
     accelerator = Accelerator(choices.profile.accelerator)
-    session = Session("model", choices.to_dict(), accelerator, settings, progress)
+    session = Session("model", choices.to_dict(), accelerator, settings, progress, executor)
     return session.run(lambda: run_choices(choices, session))
 
 

@@ -18,10 +18,9 @@ from artifacts.run_record import RunReport, VariantReport
 from artifacts.selection import exit_code_of
 from artifacts.serving_arguments import ServingArguments
 from pipeline.checkpoint.folder import Checkpoint
-from pipeline.core.cpu_features import cpu_features
 from pipeline.core.errors import ExitCode, UsageError
 from pipeline.core.events import Progress
-from pipeline.core.hardware import gpu_name, hardware
+from pipeline.core.hardware import NodeFacts
 from pipeline.core.stage_record import StageSpec
 from pipeline.core.store import Store
 from pipeline.environments.environment import Accelerator, ensure, identity
@@ -33,7 +32,9 @@ from pipeline.plan.suitability import check_processor
 from pipeline.release.deployment import check_files, find_version, folder_of
 from pipeline.release.past_verdict import PastVerdict, read_past, refuse_code
 from pipeline.release.recheck_record import RecheckRecord, rechecks_of, record_of, stands
+from pipeline.run.executors import executor_of
 from pipeline.run.remeasurement import Remeasurement, attempt_of
+from pipeline.run.serving_node import ask_node, find_node, needs_to_serve
 from pipeline.run.session import Session
 from pipeline.serving.engine_version import engine_version
 from recipes.engines import find_engine
@@ -139,10 +140,16 @@ def run_recheck(request: RecheckRequest, settings: Settings, progress: Progress)
     past = read_past(version, folder)
     if not request.trust_remote_code:
         refuse_code(version, past)
-    profile = choose_profile(request.profile) if request.profile else past.profile
-    refuse_without_gpu(profile, request)
+    executor = executor_of(settings)
+    if request.profile:
+        node = find_node(executor, request.profile, settings.store, progress)
+        profile = choose_profile(request.profile, node)
+    else:
+        profile = past.profile
+        node = ask_node(executor, [needs_to_serve(profile)], settings.store, progress)
+    refuse_without_gpu(profile, node, request)
     if profile.accelerator == "cpu":
-        check_processor(profile, cpu_features())
+        check_processor(profile, node.cpu_features)
     refuse_unfit(profile, request.profile or profile.name)
     draft = locate_draft(
         profile,
@@ -151,7 +158,7 @@ def run_recheck(request: RecheckRequest, settings: Settings, progress: Progress)
         progress,
         trust_remote_code=request.trust_remote_code,
     )
-    here = deployable_here(past, profile, draft, settings, progress)
+    here = deployable_here(past, profile, node, draft, settings, progress)
     changed = changes(version, past, here)
     if not changed and not request.force:
         of_this = [each for each in rechecks_of(version) if each.tuple_digest == here.digest]
@@ -168,6 +175,7 @@ def run_recheck(request: RecheckRequest, settings: Settings, progress: Progress)
         folder=folder,
         source=request.source or past.source,
         profile=profile,
+        node=node,
         eval_data=request.eval_data,
         again=again,
         draft=draft,
@@ -176,7 +184,7 @@ def run_recheck(request: RecheckRequest, settings: Settings, progress: Progress)
     command = measurement.command(choices, list(map(str, changed)))
     command["asked"] = request.as_options()
     accelerator = Accelerator(profile.accelerator)
-    session = Session("recheck", command, accelerator, settings, progress)
+    session = Session("recheck", command, accelerator, settings, progress, executor)
 
     def measure() -> ExitCode:
         measurement.run(choices, session)
@@ -189,9 +197,9 @@ def run_recheck(request: RecheckRequest, settings: Settings, progress: Progress)
     return Outcome(version, past, changed, session.run(measure))
 
 
-def refuse_without_gpu(profile: ServingProfile, request: RecheckRequest) -> None:
-    """Raise UsageError before a serving environment for GPUs is built on a machine without one."""
-    if profile.accelerator == "cuda" and gpu_name() is None:
+def refuse_without_gpu(profile: ServingProfile, node: NodeFacts, request: RecheckRequest) -> None:
+    """Raise UsageError before a serving environment for GPUs is built for a node without one."""
+    if profile.accelerator == "cuda" and node.gpu_name is None:
         raise UsageError(
             "it was judged on a GPU, and this machine has none"
             if request.profile is None
@@ -205,11 +213,12 @@ def refuse_without_gpu(profile: ServingProfile, request: RecheckRequest) -> None
 def deployable_here(
     past: PastVerdict,
     profile: ServingProfile,
+    node: NodeFacts,
     draft: Checkpoint | None,
     settings: Settings,
     progress: Progress,
 ) -> Deployable:
-    """The deployable tuple as it would be here; builds the serving environment."""
+    """The deployable tuple as it would be on that node; builds the serving environment here."""
     accelerator = Accelerator(profile.accelerator)
     serve = ensure(find_engine(profile.engine).environment, accelerator, settings, progress)
     return past.deployable.model_copy(
@@ -220,7 +229,7 @@ def deployable_here(
             "serving": ServingArguments.of(
                 profile, is_baseline=False, draft=draft.digest if draft else None
             ),
-            "hardware": hardware(profile.accelerator),
+            "hardware": node.hardware(profile.accelerator),
         }
     )
 

@@ -22,6 +22,7 @@ from pipeline.checkpoint.source_facts import report_checkpoint
 from pipeline.core.digest import FileDigests
 from pipeline.core.errors import CheckpointError, StoreError, UsageError
 from pipeline.core.events import Progress
+from pipeline.core.hardware import NodeFacts
 from pipeline.core.stage_record import StageSpec
 from pipeline.core.store import Store
 from pipeline.environments.settings import Settings
@@ -51,6 +52,7 @@ class Remeasurement:
     folder: Path  # of the version's files, which have been checked
     source: str  # name of the checkpoint that is the baseline
     profile: ServingProfile  # that both are served by
+    node: NodeFacts  # that serves, or one of its kind
     eval_data: Path | None  # the user's folder of evaluation data, if any
     again: str  # of a measurement that must not use answers kept of this tuple; else ''
     draft: Checkpoint | None = None  # that drafts for the weights, where the profile names one
@@ -77,6 +79,7 @@ class Remeasurement:
             registry=self.registry,
             eval_data=self.eval_data.expanduser().resolve() if self.eval_data else None,
             trust_remote_code=self.past.judged.trust_remote_code,
+            node=self.node,
             promote=False,
             dry_run=False,
         )

@@ -14,7 +14,7 @@ from pipeline.core.interruption import is_interruption, uninterrupted
 from pipeline.core.store import Store
 from pipeline.environments.environment import Accelerator, interpreters
 from pipeline.environments.settings import Settings
-from pipeline.run.executors import executor_of
+from pipeline.run.executors import Executor, executor_of
 from pipeline.run.run_log import NotingProgress, RunLog
 from pipeline.run.stage_runner import StageRunner
 
@@ -26,6 +26,7 @@ class Session:
         command: its options as resolved, for the record.
         accelerator: that the environments of its stages are for.
         progress: receives everything; the record keeps the notes.
+        executor: None: as the settings say.
 
     Raises:
         UsageError: the settings name an executor that there is not.
@@ -39,8 +40,9 @@ class Session:
         accelerator: Accelerator,
         settings: Settings,
         progress: Progress,
+        executor: Executor | None = None,
     ) -> None:
-        store, executor = Store(settings.store), executor_of(settings)
+        store, executor = Store(settings.store), executor or executor_of(settings)
         self.settings = settings
         self.log = RunLog(store, kind, command)
         self.progress = NotingProgress(progress, self.log)

@@ -7,7 +7,6 @@ both are in the same sitting.
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
@@ -22,7 +21,7 @@ from artifacts.stages.evaluate import EVALUATE
 from artifacts.stages.speed import SPEED
 from pipeline.core.errors import PrepareError, ServingError
 from pipeline.core.events import EventWriter
-from pipeline.core.hardware import Hardware, hardware
+from pipeline.core.hardware import Hardware, NodeFacts, this_node
 from pipeline.core.interruption import uninterrupted
 from pipeline.core.stage_record import StageRecord, StageSpec, Task
 from pipeline.core.store import Store
@@ -100,21 +99,32 @@ def check_hardware(sitting: Sitting, store: Store) -> None:
     """See that a model is served on what its verdict is about: an executor may have any node.
 
     Raises:
-        ServingError: this node is another kind of machine than the plan was laid out on.
+        ServingError: this node is another kind of machine than the plan was laid out for.
     """
-    here = hardware(sitting.accelerator)
+    accelerator = sitting.accelerator
+    node = this_node(with_gpus=accelerator is Accelerator.CUDA)
+    here = node.hardware(accelerator)
     asking = [spec for spec in sitting.specs if needs_endpoint(spec, store)]
     for planned in (served.hardware for spec in asking for served in served_in(spec)):
         if planned not in (Hardware(), here):
             then, now = planned.model_dump(), here.model_dump()
             parts = sorted(k for k in {*then, *now} if then.get(k) != now.get(k))
-            raise ServingError(
-                "this node is not what the verdict would be about: "
-                + ", ".join(f"{k} is {now.get(k)}, not {then.get(k)}" for k in parts),
-                where=f"node {platform.node()}",
-                cure="run the command on a node of the same kind as those that serve, or have the "
-                "executor choose nodes of one kind",
+            raise other_node(
+                node, ", ".join(f"{k} is {now.get(k)}, not {then.get(k)}" for k in parts)
             )
+    for spec in (each for each in asking if each.stage == SPEED.name):
+        machine = SPEED.parameters_of(spec).machine
+        if machine not in ("", node.machine, node.kind(accelerator)):
+            raise other_node(node, f"it is {node.kind(accelerator)}, not {machine}")
+
+
+def other_node(node: NodeFacts, how: str) -> ServingError:
+    """The error of a node that differs so from what was laid out for."""
+    return ServingError(
+        f"this node is not what the verdict would be about: {how}",
+        where=f"node {node.name}",
+        cure="have the executor choose nodes of one kind (docs/cluster.md)",
+    )
 
 
 def served_in(spec: StageSpec) -> list[ServedModel]:

@@ -34,13 +34,12 @@ from pipeline.core.errors import (
     raise_as,
 )
 from pipeline.core.events import Progress
-from pipeline.core.hardware import hardware
 from pipeline.core.stage_record import StageRecord, StageSpec
 from pipeline.core.store import write_atomically
 from pipeline.environments.environment import Accelerator
 from pipeline.environments.settings import Settings
 from pipeline.forecast.checks import find_driver_fault, find_missing_gpus
-from pipeline.forecast.machine import Machine, this_machine
+from pipeline.forecast.machine import Machine, machine_of
 from pipeline.forecast.preflight import refuse
 from pipeline.forecast.tuning_fit import misfit, skip_reason
 from pipeline.inspection.inspection import Inspection, inspect
@@ -63,7 +62,9 @@ from pipeline.plan.of_tuning import (
 from pipeline.plan.plan import VariantPlan
 from pipeline.plan.serving_profile import load_named_profile, refuse_unfit
 from pipeline.run.asking import Asking
+from pipeline.run.executors import executor_of
 from pipeline.run.run_log import RunLog
+from pipeline.run.serving_node import find_node
 from pipeline.run.session import Session
 from pipeline.run.stage_runner import StageRunner
 from recipes.candidates import (
@@ -110,6 +111,8 @@ def run_tune(request: TuneRequest, settings: Settings, progress: Progress) -> Ru
     if request.to is not None:
         check_place(request.to)
     candidates = load_candidates(request.candidates)
+    executor = executor_of(settings)
+    node = find_node(executor, request.profile, settings.store, progress)
     choices = choose(
         Request(
             checkpoint=request.checkpoint,
@@ -123,10 +126,11 @@ def run_tune(request: TuneRequest, settings: Settings, progress: Progress) -> Ru
             promote=False,
         ),
         settings,
+        node,
     )
-    profile = load_named_profile(request.profile)
+    profile = load_named_profile(request.profile, node)
     refuse_unfit(profile, request.profile)  # it would win
-    stock = make_stock(profile, candidates)
+    stock = make_stock(profile, candidates, node)
     workload = request.workload or first_workload(choices.policy)
     find_claim(choices.policy, stock.fitted, workload, choices.policy.alpha)
     try:
@@ -136,7 +140,7 @@ def run_tune(request: TuneRequest, settings: Settings, progress: Progress) -> Ru
     except UsageError as error:
         where = f"--candidates {request.candidates}, key {error.where}"
         raise UsageError(error.what, where=where, cure=error.cure) from error
-    machine = this_machine(settings.store, with_gpu=profile.accelerator == "cuda")
+    machine = machine_of(node, settings.store, with_gpu=profile.accelerator == "cuda")
     faults = (find_missing_gpus(profile, machine), find_driver_fault(profile, machine))
     refuse(fault for fault in faults if fault is not None)
     command = {
@@ -144,7 +148,7 @@ def run_tune(request: TuneRequest, settings: Settings, progress: Progress) -> Ru
         **{"workload": workload, "candidates": request.candidates, "version": request.version},
     }
     accelerator = Accelerator(profile.accelerator)
-    session = Session("tune", command, accelerator, settings, progress)
+    session = Session("tune", command, accelerator, settings, progress, executor)
 
     def work() -> ExitCode:
         checkpoint = locate(
@@ -158,7 +162,6 @@ def run_tune(request: TuneRequest, settings: Settings, progress: Progress) -> Ru
             workload=workload,
             candidates=candidates,
             identities=identities_of(profile, settings),
-            hardware=hardware(profile.accelerator),
             store=settings.store,
             trust_remote_code=choices.trust_remote_code,
         )

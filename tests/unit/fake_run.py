@@ -29,6 +29,7 @@ from listener import Listener
 from pretend_stages import PretendExecutor, PretendModels, Score
 from sample_reports import COMMAND
 from small_checkpoint import checkpoint_files, write_files
+from some_node import NODE, node_of
 
 from artifacts.deployable import Deployable, verdict_tags
 from artifacts.evidence.judged_variant import JudgedVariant
@@ -41,7 +42,6 @@ from artifacts.stages.judge import policy_digest
 from pipeline.checkpoint.folder import Checkpoint, inspect_folder
 from pipeline.checkpoint.source_facts import CheckpointReport, source_of
 from pipeline.core.digest import FileDigests
-from pipeline.core.hardware import Hardware
 from pipeline.core.stage_record import StageRecord
 from pipeline.core.store import Store, write_atomically
 from pipeline.plan.data_sources import SuiteSource
@@ -62,7 +62,7 @@ ONE, TWO = "one", "two"
 NAME = "model"
 RECIPE = "fp8-dynamic"
 IDENTITIES = {"quantize": "0" * 64, "serve": "1" * 64, "evaluate": "2" * 64}
-HARDWARE = {"accelerator": "cpu", "cpu": "AMD EPYC", "cores": 2}
+HARDWARE = NODE.hardware("cpu").model_dump()
 SERVING: dict[str, Any] = {
     "engine_arguments": {"dtype": "bfloat16", "enforce-eager": True, "kv-cache-dtype": "fp8"},
     "environment": {"VLLM_CPU_KVCACHE_SPACE": "1"},
@@ -225,7 +225,7 @@ class FakeRun:
             recipes=tuple(recipe(name) for name in self.recipes),
             baseline=recipe("baseline"),
             identities=self.identities,
-            hardware=Hardware(**self.hardware),
+            node=node_of(self.hardware),
             sources=Sources(self.models),  # type: ignore[arg-type]
             store=self.root,
             trust_remote_code=self.trust_remote_code,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 from listener import Listener
 from measured_loads import load_in_waves, queued_requests
 from small_checkpoint import checkpoint_files, safetensors, write_files
+from some_node import NODE
 
 from artifacts.model_to_serve import ModelToServe
 from artifacts.run_record import StageReport
@@ -24,6 +25,7 @@ from eval_gates.stopping import read_stopping
 from eval_gates.suites.json_lines import read_rows, write_rows
 from pipeline.core.digest import digest_bytes, digest_json
 from pipeline.core.errors import PrepareError, ServingError, StageError
+from pipeline.core.hardware import NodeFacts
 from pipeline.core.needs import Needs
 from pipeline.core.stage_record import StageRecord, StageSpec
 from pipeline.core.store import RECORD, Store, write_atomically
@@ -136,6 +138,10 @@ class PretendExecutor:
     def count_room(self, needs: Needs) -> int:
         """How many there are."""
         return self.rooms
+
+    def describe_node(self, asked: Sequence[Needs], store: Path, listener: Any) -> NodeFacts:
+        """One whose CPU can do everything."""
+        return NODE
 
     def release(self) -> None:
         """There is room for another."""

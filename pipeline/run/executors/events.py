@@ -7,7 +7,26 @@ from collections.abc import Iterable
 
 from artifacts.run_record import StageReport
 from pipeline.core import errors
+from pipeline.core.events import Progress
 from pipeline.run.executors.executor import Listener
+
+
+class OnlyProgress:
+    """Listens for who wants to hear of progress alone."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+
+    def advance(self, task: str, done: int, total: int | None, unit: str = "") -> None:
+        """See Progress."""
+        self._progress.advance(task, done, total, unit)
+
+    def note(self, text: str) -> None:
+        """See Progress."""
+        self._progress.note(text)
+
+    def stage_ended(self, stage: StageReport) -> None:
+        """Nobody wants to hear of it."""
 
 
 def pass_on(lines: Iterable[bytes], listener: Listener) -> errors.PrepareError | None:

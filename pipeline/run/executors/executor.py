@@ -7,6 +7,7 @@ the store.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -14,6 +15,7 @@ from pydantic import Field
 
 from artifacts.run_record import StageReport
 from pipeline.core.events import Progress
+from pipeline.core.hardware import NodeFacts
 from pipeline.core.needs import Needs
 from pipeline.core.record import Record
 
@@ -67,6 +69,19 @@ class Executor(Protocol):
 
     def count_room(self, needs: Needs) -> int:
         """How many such pieces of work could run side by side if nothing else ran."""
+
+    def describe_node(self, asked: Sequence[Needs], store: Path, listener: Listener) -> NodeFacts:
+        """What a node is on which such a piece of work would be done, as it says itself.
+
+        Args:
+            asked: at least one; of these the first that there is room for counts.
+            store: folder that all nodes see.
+            listener: is told of waiting for it.
+
+        Raises:
+            UsageError: nowhere it runs things is there as much.
+            StageError: no node answers.
+        """
 
 
 class Options(Record):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
 
 from pipeline.core.credentials import hand_on
+from pipeline.core.hardware import NodeFacts, this_node
 from pipeline.core.needs import Needs
 from pipeline.core.process_environment import stage_environment
 from pipeline.core.processes import GuardedProcess
@@ -45,6 +47,10 @@ class LocalExecutor:
         """What was in the way when there was no room."""
         return self._node.obstacle
 
+    def describe_node(self, asked: Sequence[Needs], store: Path, listener: Listener) -> NodeFacts:
+        """This machine, whatever is asked of it."""
+        return this_node()
+
 
 class InRoom:
     """The executor within a piece of work, which has its room already."""
@@ -65,6 +71,10 @@ class InRoom:
     def obstacle(self) -> str:
         """Nothing is."""
         return ""
+
+    def describe_node(self, asked: Sequence[Needs], store: Path, listener: Listener) -> NodeFacts:
+        """This machine."""
+        return this_node()
 
 
 class LocalPlace:

@@ -14,7 +14,7 @@ import select
 import signal
 import socket
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -25,6 +25,7 @@ from pydantic import Field, field_validator
 
 from pipeline.core.credentials import hand_on
 from pipeline.core.errors import StageError, UsageError
+from pipeline.core.hardware import NodeFacts, this_node
 from pipeline.core.needs import Needs
 from pipeline.core.origin_variable import ORIGIN
 from pipeline.core.private_files import keep_private, open_log
@@ -49,6 +50,9 @@ SECONDS_TO_REACH = 5.0
 SECONDS_UNTIL_TOLD = 2.0
 SECONDS_TO_END = 30.0  # more than the guard gives what it ends
 SECONDS_BETWEEN_LOOKS = 0.2
+SECONDS_TO_DESCRIBE = 60.0  # a worker has to start there
+KIND = "accelerator_type:"  # before the kind of a node's GPUs, of which a node has 1
+SHARE_OF_KIND = 0.001  # as Ray itself takes of it
 CHUNK_BYTES = 1 << 16
 MOST_LOG_BYTES = 1 << 24
 
@@ -98,13 +102,7 @@ class RayExecutor:
         Raises:
             UsageError: no node of the cluster has as much.
         """
-        node = most_frequent(self._nodes(), needs)
-        if node is None:
-            raise UsageError(
-                f"no node of the Ray cluster has {words_of(needs)}",
-                where=f"executor ray, address {self._options.address}",
-                cure="choose a profile for fewer GPUs, or add such a node: `ray status` lists them",
-            )
+        node = self._node_for(needs)
         return RayPlace(needs, node.taken_by(needs), self._options)
 
     def obstacle(self) -> str:
@@ -113,13 +111,60 @@ class RayExecutor:
 
     def count_room(self, needs: Needs) -> int:
         """How many such pieces of work could run side by side if nothing else ran."""
-        return count_room(self._nodes(), needs)
+        return count_room(self._nodes().values(), needs)
 
-    def _nodes(self) -> list[Resources]:
+    def describe_node(self, asked: Sequence[Needs], store: Path, listener: Listener) -> NodeFacts:
+        """What one of the nodes says of itself on which such work is done; takes none of its room.
+
+        Raises:
+            UsageError: no node of the cluster has as much.
+            StageError: none of those that have answers.
+        """
+        import ray
+        from ray.exceptions import RayError
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        nodes = self._nodes()
+        needs = next((each for each in asked if most_frequent(nodes.values(), each)), asked[-1])
+        kind, why = self._node_for(needs), "it was lost"
+        for node in (name for name, resources in nodes.items() if resources == kind):
+            ask = ray.remote(describe_here).options(
+                num_cpus=0,
+                max_retries=0,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
+            )
+            answer = ask.remote(travelling_environment(os.environ, ""))
+            try:
+                told = ray.get(answer, timeout=SECONDS_TO_DESCRIBE)
+            except (RayError, TimeoutError) as error:
+                why = str(getattr(error, "cause", error)).strip()
+                continue
+            return NodeFacts.model_validate_json(told).model_copy(update={"machine": ""})
+        raise StageError(
+            f"no node of the Ray cluster says what it is: {why}",
+            where=f"executor ray, address {self._options.address}",
+            cure="every node has to have this prepare installed, in the same version",
+        )
+
+    def _node_for(self, needs: Needs) -> Resources:
+        """Of the kinds of node that have as much the most frequent; raises UsageError."""
+        node = most_frequent(self._nodes().values(), needs)
+        if node is None:
+            raise UsageError(
+                f"no node of the Ray cluster has {words_of(needs)}",
+                where=f"executor ray, address {self._options.address}",
+                cure="choose a profile for fewer GPUs, or add such a node: `ray status` lists them",
+            )
+        return node
+
+    def _nodes(self) -> dict[str, Resources]:
         import ray
 
-        has = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        return [Resources(each.get("CPU", 0), each.get("GPU", 0)) for each in has]
+        return {
+            str(node["NodeID"]): resources_of(node["Resources"])
+            for node in ray.nodes()
+            if node["Alive"]
+        }
 
 
 class RayPlace:
@@ -132,6 +177,8 @@ class RayPlace:
         self.room = room
         self.options = options
         taken = {"CPU": room.cpus, "GPU": room.gpus}
+        if room.gpu_kind:
+            taken[KIND + room.gpu_kind] = SHARE_OF_KIND
         bundle = {name: count for name, count in taken.items() if count}
         self.group = placement_group([bundle], strategy="STRICT_PACK")
 
@@ -253,6 +300,24 @@ class SentLog:
 
     path: str
     content: bytes
+
+
+def resources_of(has: Mapping[str, float]) -> Resources:
+    """What a node has, as Ray lists it."""
+    kinds = sorted(name.removeprefix(KIND) for name in has if name.startswith(KIND))
+    return Resources(has.get("CPU", 0), has.get("GPU", 0), ", ".join(kinds))
+
+
+def describe_here(given: Mapping[str, str]) -> str:
+    """On a node: what it is, as JSON.
+
+    Args:
+        given: variables that came with it.
+    """
+    variables = {**os.environ, **given}
+    if not variables.get("CUDA_VISIBLE_DEVICES"):
+        variables.pop("CUDA_VISIBLE_DEVICES", None)  # some Rays hide all from who asks for none
+    return this_node(variables).model_dump_json()
 
 
 def run_here(

@@ -15,6 +15,7 @@ class Resources:
 
     cpus: float
     gpus: float
+    gpu_kind: str = ""  # as the cluster calls it; "" where it does not say, or it does not matter
 
     def holds(self, needs: Needs) -> bool:
         """Whether the work could run on a node that has this much."""
@@ -24,7 +25,8 @@ class Resources:
         """What the work takes of a node that has this much."""
         if needs.exclusive:
             return self
-        return Resources(self.cpus if needs.cpus == "all" else 1, needs.gpus)
+        cpus = self.cpus if needs.cpus == "all" else 1
+        return Resources(cpus, needs.gpus, self.gpu_kind if needs.gpus else "")
 
     def count(self, part: Resources) -> int:
         """How often the part is in it."""

@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -25,9 +25,11 @@ from pydantic import Field, field_validator
 
 from pipeline.core.credentials import hand_on
 from pipeline.core.errors import StageError, UsageError
+from pipeline.core.hardware import NodeFacts
 from pipeline.core.needs import Needs
 from pipeline.core.private_files import FOR_OTHERS, open_log
 from pipeline.core.process_environment import Need, stage_environment
+from pipeline.run.executors.described_node import submit_description
 from pipeline.run.executors.events import pass_on
 from pipeline.run.executors.executor import Listener, Options
 from pipeline.run.executors.resources import Resources, count_room, words_of
@@ -140,6 +142,15 @@ class SlurmExecutor:
         # Nodes by name, each once: cores and GPUs, such as "2 gpu:h100:2(S:0)".
         nodes = ask("sinfo", "--Node", "--noheader", "--format=%N %c %G", *flags).splitlines()
         return count_room(map(self._resources, sorted(set(nodes))), needs)
+
+    def describe_node(self, asked: Sequence[Needs], store: Path, listener: Listener) -> NodeFacts:
+        """What a job finds on its node, which waits in the queue as any other.
+
+        Raises:
+            UsageError: Slurm would not take such a job, with its own reason.
+            StageError: it did not come to its end.
+        """
+        return submit_description(self, asked, store, listener)
 
     def _resources(self, line: str) -> Resources:
         _, cpus, gres = line.split(maxsplit=2)

@@ -25,10 +25,17 @@ class RayNodes:
             that share no file system; needs root.
         cpus: that each is told of.
         gpus: likewise.
+        driver: folder of the nodes' own `nvidia-smi`, of H100s, which our PATH does not have.
     """
 
     def __init__(
-        self, count: int, own: Path | None = None, *, cpus: int = 2, gpus: int = 2
+        self,
+        count: int,
+        own: Path | None = None,
+        *,
+        cpus: int = 2,
+        gpus: int = 2,
+        driver: Path | None = None,
     ) -> None:
         os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
         from ray.cluster_utils import Cluster
@@ -38,6 +45,12 @@ class RayNodes:
             head_node_args={"num_cpus": 0, "num_gpus": 0, "object_store_memory": STORE_BYTES},
         )
         self._own, self._cpus, self._gpus = own, cpus, gpus
+        self._of_gpus: dict[str, Any] = {}
+        if driver is not None:
+            self._of_gpus = {
+                "resources": {"accelerator_type:H100": 1},
+                "env_vars": {"PATH": f"{driver}:{os.environ['PATH']}"},
+            }
         self._added = 0
         self._nodes: dict[str, Any] = {}
         self.address = str(self._cluster.address)
@@ -48,7 +61,10 @@ class RayNodes:
         """Another node."""
         with self._own_folder():
             node = self._cluster.add_node(
-                num_cpus=self._cpus, num_gpus=self._gpus, object_store_memory=STORE_BYTES
+                num_cpus=self._cpus,
+                num_gpus=self._gpus,
+                object_store_memory=STORE_BYTES,
+                **self._of_gpus,
             )
         self._nodes[node.node_id] = node
         self._added += 1

@@ -13,15 +13,22 @@ from typing import Any
 
 import pytest
 from ray_nodes import RayNodes
-from tiny_stages import Heard, TinyStages, wait_until
+from tiny_stages import Heard, TinyStages, wait_until, write_driver
 
 from pipeline.core.errors import EvaluationDataError, StageError, UsageError
+from pipeline.core.hardware import Hardware, this_node
 from pipeline.core.needs import Needs
+from pipeline.environments.settings import Settings
+from pipeline.forecast.machine import machine_of
+from pipeline.plan.choices import Request, choose
 from pipeline.run.executors.ray import RayExecutor, RayJob, RayOptions, RayPlace
+from pipeline.run.serving_node import find_node
 
 pytest.importorskip("ray", reason="the extra 'ray' is not installed")
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
+H100 = "NVIDIA H100 80GB HBM3"
+DEMO = Request("demo:smollm2-135m", None, "auto", None, None, None, None, trust_remote_code=False)
 DRIVER = """
 import sys
 from pathlib import Path
@@ -34,8 +41,8 @@ place.submit(Path(sys.argv[2]), Path(sys.argv[2]).with_suffix(".log")).wait(Hear
 
 
 @pytest.fixture(scope="module")
-def nodes() -> Iterator[RayNodes]:
-    made = RayNodes(2)
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayNodes]:
+    made = RayNodes(2, driver=write_driver(tmp_path_factory.mktemp("driver")))
     try:
         yield made
     finally:
@@ -122,6 +129,46 @@ def test_room_is_what_the_nodes_have(executor: RayExecutor) -> None:
     assert room == [4, 4, 2, 2, 2, 0]
     with pytest.raises(UsageError, match="4 GPUs"):
         executor.find_room(Needs(gpus=4))
+
+
+def test_a_run_is_laid_out_for_the_node_that_serves(executor: RayExecutor, tmp_path: Path) -> None:
+    """The driver's machine has no such GPUs, and no say in the profile."""
+    assert this_node().gpu_name != H100
+    heard = Heard()
+    node = find_node(executor, "auto", tmp_path, heard)
+    assert [gpu.name for gpu in node.gpus] == [H100, H100]
+    assert node.hardware("cuda") == Hardware(accelerator="cuda", gpu=H100)
+    assert node.measured_on("cuda") == f"{H100}, {node.cpu}, {os.cpu_count()} cores"
+    assert any(H100 in note for note in heard.notes)
+    settings = Settings(home=tmp_path / "home", store=tmp_path / "store")
+    choices = choose(DEMO, settings, node)
+    assert choices.profile.name == "h100"
+    preflight = machine_of(choices.node, settings.store, with_gpu=True)
+    assert (preflight.gpu, preflight.gpus, preflight.driver) == (H100, 2, "590.44.01")
+
+
+def test_a_node_says_what_it_is_while_others_have_all_its_room(
+    executor: RayExecutor, stages: TinyStages, tmp_path: Path
+) -> None:
+    with ThreadPoolExecutor() as threads:
+        try:
+            works = [submit(executor, stages.task(f"n{n}"), exclusive=True) for n in range(2)]
+            ends = [threads.submit(work.wait, Heard()) for work in works]
+            stages.wait_begun(2)
+            assert executor.describe_node([Needs(gpus=2)], tmp_path, Heard()).gpu_name == H100
+        finally:
+            stages.let_go()
+        for end in ends:
+            end.result(timeout=60)
+
+
+def test_what_a_node_is_limited_to_goes_with_the_question(
+    executor: RayExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PREPARE_CPU_FEATURES", "none")
+    assert executor.describe_node([Needs(cpus="all")], tmp_path, Heard()).cpu_features == ()
+    with pytest.raises(UsageError, match="4 GPUs"):
+        executor.describe_node([Needs(gpus=4)], tmp_path, Heard())
 
 
 def test_a_measurement_has_its_node_alone(

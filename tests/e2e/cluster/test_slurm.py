@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -9,11 +10,13 @@ from typing import Any
 
 import pytest
 from slurm_nodes import SlurmNodes, missing
-from tiny_stages import Heard, TinyStages, wait_until
+from tiny_stages import Heard, TinyStages, wait_until, write_driver
 
 from pipeline.core.errors import EvaluationDataError, StageError, UsageError
+from pipeline.core.hardware import this_node
 from pipeline.core.needs import Needs
 from pipeline.run.executors.slurm import SlurmExecutor, SlurmJob, SlurmOptions, ask
+from pipeline.run.serving_node import find_node
 
 pytestmark = [
     pytest.mark.e2e,
@@ -82,6 +85,22 @@ def test_room_is_what_the_nodes_have(executor: SlurmExecutor) -> None:
     assert [executor.count_room(needs) for needs in asked] == [4, 4, 2, 2, 2, 0]
     with pytest.raises(UsageError, match="4 GPUs"):
         executor.find_room(Needs(gpus=4))
+
+
+def test_a_job_says_what_its_node_is(
+    executor: SlurmExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two GPUs are asked for; outside of a job there are none, as on a login node."""
+    driver = write_driver(tmp_path, '[ -n "$SLURM_JOB_ID" ]')
+    monkeypatch.setenv("PATH", f"{driver}:{os.environ['PATH']}")
+    assert this_node().gpus == ()
+    store = tmp_path / "store"
+    node = find_node(executor, "auto", store, Heard())
+    assert {gpu.name for gpu in node.gpus} == {"NVIDIA H100 80GB HBM3"}
+    assert node.measured_on("cuda").startswith("NVIDIA H100 80GB HBM3, ")
+    assert list(store.iterdir()) == []
+    with pytest.raises(UsageError, match="4 GPUs"):
+        executor.describe_node([Needs(gpus=4)], store, Heard())
 
 
 def test_a_partition_that_there_is_not(executor: SlurmExecutor) -> None:

@@ -26,6 +26,16 @@ while [ ! -e {gate} ]; do sleep 0.1; done
 exec {python} "$@"
 """
 
+DRIVER = """#!/bin/sh
+{only_where} || exit 1
+name="NVIDIA H100 80GB HBM3"
+case "$1" in
+-L) for n in 0 1; do echo "GPU $n: $name (UUID: GPU-$n)"; done ;;
+--query-gpu=name,*) for n in 0 1; do echo "$name, 590.44.01, 81559 MiB"; done ;;
+--query-gpu=compute_cap) echo 9.0; echo 9.0 ;;
+esac
+"""
+
 
 @dataclass
 class Heard:
@@ -111,6 +121,14 @@ class TinyStages:
             if os.fsencode(self.folder) in command:
                 found.append(int(entry.name))
         return found
+
+
+def write_driver(folder: Path, only_where: str = "true") -> Path:
+    """An `nvidia-smi` in the folder that tells of two H100, where that command succeeds."""
+    program = folder / "nvidia-smi"
+    program.write_text(DRIVER.format(only_where=only_where))
+    program.chmod(0o755)
+    return folder
 
 
 def wait_until(holds: Callable[[], object], seconds: float = 60) -> None:

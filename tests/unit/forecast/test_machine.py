@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 
 import pytest
+from some_node import NODE, node_of
 
-from pipeline.forecast import machine
-from pipeline.forecast.machine import existing_folder, memory_bytes, this_machine
+from pipeline.forecast.machine import existing_folder, machine_of, this_machine
 
 
 @pytest.fixture(autouse=True)
@@ -59,16 +59,17 @@ def test_gpus_of_one_kind_that_cuda_shows(
     assert (found.gpu, found.gpus, found.visible_devices) == ("NVIDIA H100", 1, "3")
 
 
-def test_a_containers_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    limit = tmp_path / "memory.max"
-    monkeypatch.setattr(machine, "CGROUP_LIMITS", (limit, tmp_path / "none"))
-    physical = memory_bytes()
-    limit.write_text("max\n")
-    assert memory_bytes() == physical
-    limit.write_text("1048576\n")
-    assert memory_bytes() == 1_048_576
-
-
 def test_a_store_that_is_not_there_yet(tmp_path: Path) -> None:
     assert existing_folder(tmp_path / "a" / "b") == tmp_path
     assert existing_folder(tmp_path) == tmp_path
+
+
+def test_a_node_that_does_the_work_has_its_own_memory_and_gpus_and_our_disk(
+    tmp_path: Path,
+) -> None:
+    node = node_of({"accelerator": "cuda", "gpu": "NVIDIA H100 80GB HBM3"})
+    found = machine_of(node, tmp_path, with_gpu=True)
+    assert (found.gpu, found.gpus) == ("NVIDIA H100 80GB HBM3", 1)
+    assert (found.memory_bytes, found.cpu_features) == (NODE.memory_bytes, NODE.cpu_features)
+    status = os.statvfs(tmp_path)
+    assert found.free_disk_bytes == pytest.approx(status.f_bavail * status.f_frsize, rel=0.05)

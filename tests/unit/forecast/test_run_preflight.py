@@ -69,7 +69,7 @@ def request(name: str) -> Request:
 
 def machine_of(monkeypatch: pytest.MonkeyPatch, **changes: int) -> None:
     found = Machine(**({"memory_bytes": 10**12, "free_disk_bytes": 10**12} | changes))
-    monkeypatch.setattr("pipeline.forecast.run_preflight.this_machine", lambda *_, **__: found)
+    monkeypatch.setattr("pipeline.forecast.run_preflight.machine_of", lambda *_, **__: found)
 
 
 def test_one_fault(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

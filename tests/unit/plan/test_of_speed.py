@@ -210,7 +210,7 @@ def stages(tmp_path: Path, **changes: Any) -> dict[str, StageSpec]:
         "claims": find_claims(policy(slo=[SLO, {**SLO, "compare": "baseline"}]), profile()),
         "baseline": side(tmp_path, "baseline"),
         "candidate": side(tmp_path, "fp8"),
-        **{"tokenizer": tmp_path, "environment": "e", **changes},
+        **{"tokenizer": tmp_path, "environment": "e", "machine": "m", **changes},
     }
     return speed_stages(**given)
 

@@ -12,14 +12,13 @@ import pytest
 from listener import Listener
 from quantized_checkpoint import inspected, source_files
 from small_checkpoint import write_files
+from some_node import NODE
 from three_suites import three_suites
 
 from pipeline.checkpoint.folder import Checkpoint
-from pipeline.core.cpu_features import VARIABLE
 from pipeline.core.digest import FileDigests
-from pipeline.core.hardware import Hardware
+from pipeline.core.hardware import NodeFacts
 from pipeline.core.stage_record import StageRecord, StageSpec
-from pipeline.plan import of_checkpoint as planner
 from pipeline.plan.data_sources import SourceResolver
 from pipeline.plan.of_checkpoint import Planner
 from pipeline.plan.plan import Plan, VariantPlan, repeat_role
@@ -52,7 +51,7 @@ class Wanted:
     identities: Mapping[str, str] = field(
         default_factory=lambda: {"quantize": "q", "serve": "s", "evaluate": "e"}
     )
-    hardware: Mapping[str, Any] = field(default_factory=lambda: {"accelerator": "cpu", "cores": 2})
+    node: NodeFacts = NODE
     fp8: Mapping[str, Any] = field(default_factory=dict)
     awq: Mapping[str, Any] = field(default_factory=dict)
     eval_data: Path | None = None
@@ -69,7 +68,7 @@ class Wanted:
             recipes=tuple(self.recipe(name) for name in self.names),
             baseline=load_recipe(BASELINE),
             identities=self.identities,
-            hardware=Hardware(**self.hardware),
+            node=self.node,
             sources=SourceResolver(
                 self.eval_data, self.identities["evaluate"], digests, Listener()
             ),
@@ -388,9 +387,8 @@ class TestMachine:
         other = with_profile(wanted, baseline_kv_cache_dtype="fp8")
         assert changed(wanted, other) == ALL_SERVED | JUDGES
 
-    def test_a_cpus_fallbacks(self, wanted: Wanted, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_cpus_fallbacks(self, wanted: Wanted) -> None:
         """What is calibrated, served and judged is another; what only streams is the same."""
-        monkeypatch.delenv(VARIABLE, raising=False)
         other = replace(wanted, profile=wanted.profile.fit_to(("avx2",)))
         calibrated = of((AWQ,), MADE)
         assert changed(wanted, other) == ALL_SERVED | JUDGES | calibrated
@@ -411,13 +409,11 @@ class TestMachine:
         judge = wanted.plan().judge_stage(wanted.plan().variants[0], {}, nothing_found)
         assert judge.parameters["fallbacks"] == {}
 
-    def test_features_to_do_with_are_in_every_key(
-        self, wanted: Wanted, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_features_to_do_with_are_in_every_key(self, wanted: Wanted) -> None:
         before = wanted.plan()
         limits = {"ATEN_CPU_CAPABILITY": "avx2"}
-        monkeypatch.setattr(planner, "limiting_variables", lambda: limits)
-        awq = next(v for v in wanted.plan().variants if v.recipe.name == AWQ)
+        limited = replace(wanted, node=NODE.model_copy(update={"cpu_limits": limits}))
+        awq = next(v for v in limited.plan().variants if v.recipe.name == AWQ)
         assert awq.stages["quantize"].parameters["compute"] == {
             "dtype": None,
             "environment": limits,
@@ -425,7 +421,7 @@ class TestMachine:
         assert awq.stages["quantize"].key != before.variants[1].stages["quantize"].key
 
     def test_hardware(self, wanted: Wanted) -> None:
-        other = replace(wanted, hardware={"accelerator": "cpu", "cores": 64})
+        other = replace(wanted, node=NODE.model_copy(update={"cores": 64}))
         assert changed(wanted, other) == ALL_SERVED | JUDGES
 
     def test_workload(self, wanted: Wanted) -> None:

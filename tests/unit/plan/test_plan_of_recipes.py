@@ -10,9 +10,9 @@ import pytest
 from listener import Listener
 from quantized_checkpoint import inspected
 from small_checkpoint import checkpoint_files, safetensors, write_files
+from some_node import NODE
 
 from pipeline.core.digest import FileDigests
-from pipeline.core.hardware import Hardware
 from pipeline.plan.data_sources import SourceResolver
 from pipeline.plan.of_checkpoint import Planner
 from pipeline.plan.plan import VariantPlan
@@ -54,7 +54,7 @@ def planned(folder: Path, recipe: Recipe, profile: str = "cpu") -> VariantPlan:
         recipes=(recipe,),
         baseline=load_recipe("baseline"),
         identities={"quantize": "q", "serve": "s", "evaluate": "e"},
-        hardware=Hardware(accelerator="cpu"),
+        node=NODE,
         sources=SourceResolver(None, "e", digests, Listener()),
         store=folder.parent / "store",
     ).plan()

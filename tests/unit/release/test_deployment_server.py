@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from fake_run import IDENTITIES, FakeRun, judged_run
 from listener import Listener
+from some_node import NODE
 
 from artifacts.deployable import Deployable
 from artifacts.evidence.bundle import BUNDLE
@@ -29,7 +30,7 @@ from pipeline.serving.server import Server
 
 ENGINES = {"cpu": "0.32.0+cpu", "cuda": "0.32.0"}
 HARDWARE = {
-    "cpu": {"accelerator": "cpu", "cpu": "a processor", "cores": 2},
+    "cpu": {**NODE.hardware("cpu").model_dump(), "cpu": "a processor"},
     "cuda": {"accelerator": "cuda", "gpu": "NVIDIA H100 80GB HBM3"},
 }
 

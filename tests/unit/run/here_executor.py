@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.core.events import Progress
+from pipeline.core.hardware import NodeFacts, this_node
 from pipeline.core.needs import Needs
 from pipeline.core.stage_record import StageSpec
 from pipeline.run.executors import Options
@@ -25,6 +27,9 @@ class HereExecutor:
 
     def count_room(self, needs: Needs) -> int:
         return 1
+
+    def describe_node(self, asked: Sequence[Needs], store: Path, listener: Progress) -> NodeFacts:
+        return this_node()
 
     def release(self) -> None:
         pass

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from finished_stage import stage_record
 from listener import Listener
+from some_node import NODE
 
 from artifacts.evidence.load_check import find_misruled
 from eval_gates.speed.claimed_rule import Measuring
@@ -47,7 +48,7 @@ def keys(request: GateRequest, run_id: str = "run") -> set[str]:
     home = request.tokenizer.parent
     settings = Settings(home=home / "home", store=home / "store")
     policy = load_policy(request.policy)
-    plan = plan_of(request, policy, settings, run_id, Listener())
+    plan = plan_of(request, policy, settings, run_id, Listener(), NODE)
     sides = (plan.baseline, *plan.variants)
     return {spec.key for side in sides for rounds in side.rounds.values() for spec in rounds}
 
@@ -72,7 +73,7 @@ def plan_for(request: GateRequest, run_id: str) -> Plan:
     home = request.tokenizer.parent
     settings = Settings(home=home / "home", store=home / "store")
     policy = load_policy(request.policy)
-    return plan_of(request, policy, settings, run_id, Listener())
+    return plan_of(request, policy, settings, run_id, Listener(), NODE)
 
 
 def test_a_gate_that_is_tried_again_is_another_trial(request_of: GateRequest) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from elsewhere import H100, Elsewhere
 from finished_stage import put_record, stage_record
 from listener import Listener
 from quantized_checkpoint import SIZE, source_files
@@ -445,3 +447,16 @@ class TestSchedule:
         found = planning.forecast()
         assert found.schedule_rows() == []
         assert found.schedule_line() == ""
+
+
+def test_a_cluster_s_plan_is_laid_out_for_its_nodes(
+    planning: Planning, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What this machine has, or lacks, says nothing of them."""
+    (gpu,) = H100.gpus
+    node = H100.model_copy(update={"gpus": (replace(gpu, driver="470.1"),)})
+    monkeypatch.setattr("pipeline.run.forecast.executor_of", lambda _: Elsewhere(node))
+    found = planning.forecast(profile="auto")
+    assert found.choices.profile.name == "h100"
+    told = " ".join(fault.what for fault in found.faults)
+    assert "the NVIDIA driver is 470.1" in told

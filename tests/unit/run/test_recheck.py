@@ -16,6 +16,7 @@ from fake_run import IDENTITIES, NAME, FakeRun, judged_run
 from listener import Listener
 from pretend_stages import PretendExecutor, PretendModels, edit
 from published_models import LLAMA_3_8B, dense, source
+from some_node import NODE
 from typer.testing import CliRunner
 
 from artifacts.evidence.bundle import BUNDLE
@@ -26,7 +27,6 @@ from artifacts.registry.mlflow_registry import MlflowRegistry
 from artifacts.registry.registry import FILES_TAG
 from artifacts.run_record import RunReport
 from pipeline.cli.main import app
-from pipeline.core.cpu_features import FEATURES
 from pipeline.core.errors import (
     CheckpointError,
     EvidenceError,
@@ -35,7 +35,6 @@ from pipeline.core.errors import (
     RegistryError,
     UsageError,
 )
-from pipeline.core.hardware import hardware
 from pipeline.core.store import Store
 from pipeline.environments import environment
 from pipeline.environments.environment import Accelerator, identity
@@ -115,7 +114,7 @@ class Site:
 def judged(tmp_path_factory: pytest.TempPathFactory) -> FakeRun:
     return judged_run(
         tmp_path_factory.mktemp("judged") / "store",
-        hardware=hardware("cpu").model_dump(),
+        hardware=NODE.hardware("cpu").model_dump(),
         identities={
             **IDENTITIES,
             "evaluate": identity("evaluate", Accelerator.CPU, load_settings()),
@@ -151,8 +150,6 @@ def site(judged: FakeRun, promoted: Path, tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(LocalOptions, "open", lambda _: pretended)
     # No model-written program is run here, so none has to be kept in.
     monkeypatch.setattr(runner, "choose_isolation", lambda *_: None)
-    # The version was judged with an FP8 cache; the CPU that the tests run on may have none.
-    monkeypatch.setattr(recheck, "cpu_features", lambda: FEATURES)
     # Tiny matrices are no real model's, and the questions are the judged run's, not the packages'.
     monkeypatch.setattr(remeasurement, "preflight_of", lambda *_: None)
     monkeypatch.setattr(remeasurement, "find_data", lambda *_: Questions())
@@ -262,7 +259,7 @@ class TestSomethingChanged:
         assert rechecks_of(find_version(site.registry, "model@champion")) == []
 
     def test_a_tag_of_another_machine_is_a_change(self, site: Site) -> None:
-        other = hardware("cpu").model_copy(update={"cores": 640}).model_dump_json()
+        other = NODE.hardware("cpu").model_copy(update={"cores": 640}).model_dump_json()
         site.registry.set_tags(NAME, "1", {"prepare.hardware": other})
         (change,) = site.recheck().changed
         assert str(change).startswith("hardware, cores: judged 640, here ")
@@ -479,7 +476,6 @@ class TestErrors:
     def test_a_gpus_verdict_without_a_gpu(
         self, site: Site, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(recheck, "gpu_name", lambda: None)
         cure = self.refused(site, UsageError, "this machine has none", profile="h100")
         assert "--profile cpu" in cure
 

@@ -8,10 +8,13 @@ from pathlib import Path
 import pytest
 from fake_run import FakeRun
 
+from artifacts.stages.coherence import COHERENCE
 from pipeline.core.errors import ServingError
-from pipeline.core.hardware import hardware
+from pipeline.core.hardware import hardware, this_node
 from pipeline.environments.definition import Accelerator
+from pipeline.plan.of_speed import Side, find_claims, speed_stages
 from pipeline.run.sitting import Sitting, check_hardware, hold
+from recipes.catalog import load_policy, load_profile
 
 
 def sitting(run: FakeRun) -> Sitting:
@@ -41,6 +44,34 @@ def test_a_node_that_the_verdict_would_not_be_about_serves_nothing(tmp_path: Pat
 def test_a_node_of_the_same_kind_serves(tmp_path: Path) -> None:
     of_here = FakeRun(tmp_path / "store", hardware=hardware("cpu").model_dump())
     check_hardware(sitting(of_here), of_here.store)
+
+
+@pytest.mark.parametrize(
+    ("machine", "is_right"),
+    [
+        (this_node().machine, True),
+        (this_node().kind("cpu"), True),
+        ("another machine's id", False),
+        ("AMD EPYC, 640 cores", False),
+    ],
+    ids=["this one", "its kind", "another one", "another kind"],
+)
+def test_speed_is_measured_on_what_it_will_be_kept_for(
+    tmp_path: Path, machine: str, is_right: bool
+) -> None:
+    run = FakeRun(tmp_path / "store", hardware=hardware("cpu").model_dump())
+    coherence = run.plan().baseline.stages["coherence"]
+    side = Side("baseline", COHERENCE.parameters_of(coherence), coherence)
+    claims = find_claims(load_policy("demo"), load_profile("cpu"))
+    stages = speed_stages(claims, side, side, tokenizer=tmp_path, environment="e", machine=machine)
+    loads = sitting(run).model_copy(update={"specs": list(stages.values())})
+    assert loads.specs
+    if is_right:
+        check_hardware(loads, run.store)
+    else:
+        with pytest.raises(ServingError) as caught:
+            check_hardware(loads, run.store)
+        assert machine in caught.value.what
 
 
 def test_it_is_read_back_as_it_was_written(tmp_path: Path) -> None:

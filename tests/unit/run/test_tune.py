@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_run import HARDWARE, IDENTITIES, FakeRun, equal, policy
+from fake_run import IDENTITIES, FakeRun, equal, policy
 from listener import Listener
 from pretend_stages import PretendExecutor, PretendModels
+from some_node import NODE
 
 from artifacts.ending import headline, next_command, next_steps
 from artifacts.evidence.source import StoredEvidence
@@ -23,12 +24,11 @@ from artifacts.tuning_report import RaceReport, TuningReport
 from eval_gates.speed.claimed_rule import Measuring
 from eval_gates.speed.load import LOADS, read_loads
 from pipeline.core.errors import ExitCode, ServingError, UsageError
-from pipeline.core.hardware import Hardware
 from pipeline.core.store import Store
 from pipeline.environments.settings import Settings
 from pipeline.forecast.machine import Machine
 from pipeline.plan.of_tuning import TuningPlanner, find_claim, make_entrant, make_stock
-from pipeline.plan.serving_profile import check_told_gain, fit_here
+from pipeline.plan.serving_profile import check_told_gain, fit_profile
 from pipeline.release.promotion import Order, choose_variants
 from pipeline.run.run_log import NotingProgress, RunLog
 from pipeline.run.stage_runner import StageRunner
@@ -77,7 +77,7 @@ class Tried:
         self.checkpoint = FakeRun(root / "store", models).checkpoint
 
     def run(self, to: Path | None = None) -> ExitCode:
-        stock = make_stock(self.profile, self.found)
+        stock = make_stock(self.profile, self.found, NODE)
         self.log = RunLog(self.store, "tune", {"checkpoint": "c"})
         planner = TuningPlanner(
             checkpoint=self.checkpoint,
@@ -86,7 +86,6 @@ class Tried:
             workload="chat",
             candidates=self.found,
             identities=IDENTITIES,
-            hardware=Hardware(**HARDWARE),
             store=self.store.root,
         )
         stages = StageRunner(
@@ -245,11 +244,11 @@ class TestWhatAProfileSays:
         made.run()
         profile = load_profile(str(made.log.folder / PROFILE))
         assert profile.tuned is not None
-        served = ServingArguments.of(fit_here(profile), is_baseline=False)
+        served = ServingArguments.of(fit_profile(profile, NODE), is_baseline=False)
         assert check_tuned(profile.tuned, served, made.store).state == "checked"
         arguments = {**profile.engine_arguments, "max-num-seqs": 7}
         edited = profile.model_copy(update={"engine_arguments": arguments})
-        served = ServingArguments.of(fit_here(edited), is_baseline=False)
+        served = ServingArguments.of(fit_profile(edited, NODE), is_baseline=False)
         assert check_tuned(profile.tuned, served, made.store).state == "differs"
 
     def test_no_model_is_prepared_with_what_its_run_does_not_say(self, tmp_path: Path) -> None:
@@ -257,12 +256,14 @@ class TestWhatAProfileSays:
         made.run(tmp_path / "tuned.yaml")
         settings = Settings(home=tmp_path / "home", store=made.store.root)
         profile = load_profile(str(tmp_path / "tuned.yaml"))
-        assert check_told_gain(profile, "tuned.yaml", settings) == "checked"
-        assert check_told_gain(made.profile, "cpu", settings) == ""
+        assert check_told_gain(profile, "tuned.yaml", settings, NODE) == "checked"
+        assert check_told_gain(made.profile, "cpu", settings, NODE) == ""
         assert profile.tuned is not None
         better = profile.tuned.model_copy(update={"gain_at_least": 2.0})
         with pytest.raises(UsageError) as error:
-            check_told_gain(profile.model_copy(update={"tuned": better}), "tuned.yaml", settings)
+            check_told_gain(
+                profile.model_copy(update={"tuned": better}), "tuned.yaml", settings, NODE
+            )
         assert error.value.where == "--profile tuned.yaml, key tuned"
 
 

@@ -1,0 +1,25 @@
+"""How much memory this machine has."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+CGROUP_LIMITS = (
+    Path("/sys/fs/cgroup/memory.max"),  # version 2: a container sees its own here
+    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),  # version 1
+)
+
+
+def memory_bytes() -> int:
+    """All memory, whoever uses it now; less where a container is limited."""
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([physical, *(limit for file in CGROUP_LIMITS if (limit := _limit(file)))])
+
+
+def _limit(file: Path) -> int | None:
+    try:
+        text = file.read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None  # "max" where there is none

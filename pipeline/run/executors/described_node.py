@@ -1,0 +1,59 @@
+"""A node describes itself, as a piece of work that `prepare stage run` does there."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from pipeline import __version__
+from pipeline.core.foreign.record import read_record
+from pipeline.core.hardware import NodeFacts, this_node
+from pipeline.core.needs import Needs
+from pipeline.core.stage_record import Task
+from pipeline.core.store import write_atomically
+from pipeline.run.executors.executor import Executor, Listener
+
+
+class Description(Task):
+    """What a node is asked, and where it answers."""
+
+    stage: Literal["describe"] = Field("describe", description="where a stage's spec has its name")
+    answer: str = Field(description="file that NodeFacts are written into")
+
+
+def describe_here(asked: Description) -> None:
+    """Answer, on the node."""
+    write_atomically(Path(asked.answer), this_node().model_dump_json())
+
+
+def submit_description(
+    executor: Executor, asked: Sequence[Needs], store: Path, listener: Listener
+) -> NodeFacts:
+    """What a node of the executor's says that has room for such work.
+
+    Args:
+        asked: as for `Executor.describe_node`.
+
+    Raises:
+        PrepareError: as `Executor.find_room` and `Job.wait`.
+    """
+    needs = next((each for each in asked if executor.count_room(each)), asked[-1])
+    place = executor.find_room(needs)
+    if place is None:
+        raise ValueError("an executor with a queue always has room")
+    store.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".node-", dir=store) as folder:
+        task = Path(folder, "node.json")
+        answer = task.with_suffix(".answer")
+        task.write_text(Description(prepare=__version__, answer=str(answer)).model_dump_json())
+        job = place.submit(task, task.with_suffix(".log"))
+        try:
+            job.wait(listener)
+        except BaseException:
+            job.cancel()
+            raise
+        return read_record(answer, NodeFacts).model_copy(update={"machine": ""})

@@ -1,0 +1,48 @@
+"""The node that a run is laid out for: one of the kind that its executor has serve."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from pipeline.core.events import Progress
+from pipeline.core.hardware import NodeFacts
+from pipeline.core.needs import Needs
+from pipeline.run.executors import Executor
+from pipeline.run.executors.events import OnlyProgress
+from recipes import catalog
+from recipes.engine_arguments import count_gpus
+from recipes.schema import ServingProfile
+
+ON_CPU = Needs(cpus="all")
+ON_WHAT_IS_THERE = (Needs(gpus=1), ON_CPU)
+
+
+def find_node(executor: Executor, profile: str, store: Path, progress: Progress) -> NodeFacts:
+    """What serves by the profile of that name; 'auto': where GPUs are, one with a GPU.
+
+    Raises:
+        UsageError: there is no such profile, or no node with as many GPUs.
+        StageError: no node of a cluster says what it is.
+    """
+    if profile == "auto":
+        return ask_node(executor, ON_WHAT_IS_THERE, store, progress)
+    return ask_node(executor, [needs_to_serve(catalog.load_profile(profile))], store, progress)
+
+
+def ask_node(
+    executor: Executor, asked: Sequence[Needs], store: Path, progress: Progress
+) -> NodeFacts:
+    """What a node says of itself that has room for the first of these that some node has."""
+    node = executor.describe_node(asked, store, OnlyProgress(progress))
+    if not node.machine:
+        kind = node.kind("cuda" if node.gpus else "cpu")
+        progress.note(f"laid out for nodes such as {node.name}: {kind}")
+    return node
+
+
+def needs_to_serve(profile: ServingProfile) -> Needs:
+    """Room for one server, nothing measured."""
+    if profile.accelerator == "cpu":
+        return ON_CPU
+    return Needs(gpus=count_gpus(profile.engine_arguments))

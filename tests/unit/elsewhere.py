@@ -1,0 +1,33 @@
+"""An executor whose nodes are not the machine that the tests run on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from some_node import node_of
+
+from pipeline.core.hardware import NodeFacts
+from pipeline.core.needs import Needs
+
+H100 = node_of({"gpu": "NVIDIA H100 80GB HBM3"}).model_copy(update={"machine": "", "name": "gpu7"})
+
+
+@dataclass
+class Elsewhere:
+    """Tells of the node; runs nothing."""
+
+    has_our_environments = False
+    node: NodeFacts
+    asked: list[list[Needs]] = field(default_factory=list)
+
+    def describe_node(self, asked: Sequence[Needs], store: Path, listener: Any) -> NodeFacts:
+        """It, and remember for what."""
+        self.asked.append(list(asked))
+        return self.node
+
+    def count_room(self, needs: Needs) -> int:
+        """One."""
+        return 1

@@ -1,0 +1,30 @@
+"""A node that tests lay runs out for, whatever machine they run on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pipeline.core.cpu_features import FEATURES
+from pipeline.core.gpus import VisibleGpu
+from pipeline.core.hardware import NodeFacts
+
+NODE = NodeFacts(
+    name="n1",
+    machine="m1",
+    cpu="AMD EPYC",
+    cores=2,
+    all_cores=2,
+    cpu_features=FEATURES,
+    cpu_limits={},
+    memory_bytes=2**34,
+    gpus=(),
+    visible_devices=None,
+)
+
+
+def node_of(hardware: Mapping[str, Any]) -> NodeFacts:
+    """One whose hardware is that."""
+    facts = {name: value for name, value in hardware.items() if name not in ("accelerator", "gpu")}
+    gpus = [VisibleGpu(hardware["gpu"], "GPU-1")] if "gpu" in hardware else []
+    return NodeFacts.model_validate({**NODE.model_dump(), **facts, "gpus": gpus})
