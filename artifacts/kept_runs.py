@@ -6,23 +6,16 @@ import json
 from pathlib import Path
 
 from artifacts.run_record import SCHEMA_VERSION, RunReport
-from pipeline.core.claims import Claims
 from pipeline.core.errors import StoreError, UsageError
-from pipeline.core.shelf import FolderShelf
 from pipeline.core.store import RUN_RECORD as RUN_RECORD
 from pipeline.core.store import Store
 
 ALIVE = "alive"
 
 
-def claims_in(folder: Path) -> Claims:
-    """Where the process that makes that run claims ALIVE as long as it lives."""
-    return Claims(FolderShelf(folder))
-
-
 def is_alive(folder: Path) -> bool:
     """Whether the process that made that run still lives; of one elsewhere, was heard of lately."""
-    return claims_in(folder).is_held(ALIVE)
+    return Store(folder.parents[1]).run_claims(folder).is_held(ALIVE)
 
 
 def read_run(folder: Path) -> RunReport:

@@ -26,7 +26,8 @@ def gc(
 
     It keeps what an alias or the history of a registry names, what a run younger
     than --days used, and all that these rest on. It asks every registry that
-    promotions and rechecks of this store went to; --registry adds one.
+    promotions and rechecks of this store went to; --registry adds one. Of a store in
+    an object store this node's cache is looked through, too.
 
     Examples
 
@@ -42,7 +43,7 @@ def gc(
     from pipeline.release.collection import find_garbage, remove
 
     found = Store(load_settings(store).store)
-    with open_display(as_json=as_json) as progress:
+    with open_display(as_json=as_json) as progress, found.collect(progress.note):
         garbage = find_garbage(found, [registry] if registry else [], days, progress)
         if not dry_run:
             for number, each in enumerate(garbage, start=1):
@@ -54,7 +55,10 @@ def gc(
         print_json({"schema_version": 1, "dry_run": dry_run, "bytes": size, "removed": removed})
         return
     if garbage:
-        rows = [[g.kind, format_megabytes(g.size, nothing="0 MB"), str(g.path)] for g in garbage]
+        rows = [
+            [g.kind, format_megabytes(g.size, nothing="0 MB"), g.object or str(g.path)]
+            for g in garbage
+        ]
         print_table(["what", "size", "where"], rows)
     words = "would be removed" if dry_run else "removed"
     print(f"{len(garbage)} things {words}, {size / 1e9:,.2f} GB, from {found.root}")

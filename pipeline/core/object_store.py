@@ -10,7 +10,8 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from datetime import timedelta
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -67,6 +68,14 @@ def check_url(url: str, where: str) -> str:
             cure=f"pip install '{EXTRA}'",
         ) from error
     return url.rstrip("/")
+
+
+@dataclass(frozen=True)
+class Listed:
+    """What a listing tells of an object."""
+
+    written: datetime  # by the store's clock
+    size: int  # bytes
 
 
 class ObjectStore:
@@ -148,13 +157,21 @@ class ObjectStore:
 
     def names(self, folder: str = "") -> list[str]:
         """See Shelf; what lies in folders of the folder comes with their names."""
+        return sorted(self.listed(folder))
+
+    def listed(self, folder: str = "") -> dict[str, Listed]:
+        """What lies in the folder, and in folders of it, by name."""
         start = self._name(f"{folder}/" if folder else "")
 
-        def names() -> list[str]:
-            found = [each["path"] for some in self._client.list(start or None) for each in some]
-            return [path.removeprefix(start) for path in found if path.startswith(start)]
+        def find() -> dict[str, Listed]:
+            found = [each for some in self._client.list(start or None) for each in some]
+            return {
+                each["path"].removeprefix(start): Listed(each["last_modified"], each["size"])
+                for each in found
+                if each["path"].startswith(start)
+            }
 
-        return sorted(name for name in self._try(names) if not name.startswith("."))
+        return {name: each for name, each in self._try(find).items() if not name.startswith(".")}
 
     def remove(self, name: str) -> None:
         """See Shelf."""

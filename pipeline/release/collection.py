@@ -16,16 +16,18 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from artifacts.kept_runs import RUN_RECORD, is_alive, read_run
+from artifacts.kept_runs import is_alive, read_run
 from artifacts.registry.hub_registry import SCHEME as HUB
 from artifacts.registry.mlflow_registry import EMBEDDED
-from artifacts.registry.registry import Registry, Version, open_registry
+from artifacts.registry.object_registry import SCHEME as OBJECTS
+from artifacts.registry.registry import EVIDENCE_TAG, Registry, Version, open_registry
 from artifacts.stages.promote import PROMOTE
 from eval_gates.answers import book_of_part
-from pipeline.core.errors import RegistryError, StoreError, UsageError
+from pipeline.core.errors import RegistryError, StoreError
 from pipeline.core.events import Progress
 from pipeline.core.stage_record import StageRecord, StageReference, StageSpec
 from pipeline.core.store import RECORD, Store
+from pipeline.release.object_collection import copies_to_go, objects_to_go, refuse_while_written
 from pipeline.release.recheck_record import rechecks_of
 from pipeline.stages.evaluate import book_key
 
@@ -45,13 +47,15 @@ class Kept:
 class Garbage:
     """One thing to remove."""
 
-    kind: str  # stage, unfinished stage, run or answers
-    path: Path  # folder or file
+    kind: str  # stage, unfinished stage, run or answers; of an object store also content
+    path: Path  # folder or file; of an object store, in this node's cache
     size: int  # bytes that come free when all that was found with it goes too
+    object: str | None = None  # its name in the object store, where it is there
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for `--json`."""
-        return {"kind": self.kind, "path": str(self.path), "bytes": self.size}
+        where = {"object": self.object} if self.object is not None else {}
+        return {"kind": self.kind, "path": str(self.path), "bytes": self.size, **where}
 
 
 def find_garbage(
@@ -65,29 +69,46 @@ def find_garbage(
     Raises:
         RegistryError: a registry cannot be asked, so it is not known what it names.
         StoreError: a run is going on.
-        UsageError: the store is an object store.
     """
-    if store.origin is not None:
-        raise UsageError(
-            "nothing is removed from an object store yet",
-            where=store.origin.objects.url,
-            cure="have the bucket's own rules of life cycle remove what is old",
-        )
     refuse_while_running(store)
+    refuse_while_written(store)
     oldest = datetime.now(UTC) - timedelta(days=days)
     kept = Kept()
     for uri in registries_of(store, registries):
         keep_named(store, open_registry(uri), kept)
     keep_of_runs(store, oldest, kept, progress)
     records = keep_inputs(store, kept)
+    objects = find_objects(store, kept, records, oldest)
+    placed = {each.path for each in objects}
+    if store.origin is not None:  # a copy here stays as long as what it is a copy of
+        kept.stages |= {
+            (stage, key)
+            for stage, key in store.origin.keys("*")
+            if store.root / "stages" / stage / key not in placed
+        }
+    gone = {each.path.name for each in objects if each.kind == "content"}
     found = [
         *stages_to_go(store, kept, oldest.timestamp()),
         *runs_to_go(store, kept, oldest.timestamp()),
         *answers_to_go(store, records, oldest.timestamp()),
+        *(("content", path) for path in copies_to_go(store, gone, oldest)),
     ]
+    found = [(kind, path) for kind, path in found if path not in placed]
     sizes = freed_bytes([path for _, path in found])
     garbage = [Garbage(kind, path, size) for (kind, path), size in zip(found, sizes, strict=True)]
-    return sorted(garbage, key=lambda each: each.size, reverse=True)
+    # Content last: a kill leaves no stage without it.
+    return sorted([*objects, *garbage], key=lambda each: (each.kind == "content", -each.size))
+
+
+def find_objects(
+    store: Store, kept: Kept, records: Iterable[StageRecord], oldest: datetime
+) -> list[Garbage]:
+    """What may go of an object store."""
+    books = {book_of(record, store) for record in records if record.stage == "evaluate"}
+    return [
+        Garbage(each.kind, each.path, each.size, each.name)
+        for each in objects_to_go(store, kept.stages, kept.runs, books, oldest)
+    ]
 
 
 def remove(garbage: Garbage, store: Store) -> None:
@@ -97,26 +118,36 @@ def remove(garbage: Garbage, store: Store) -> None:
         store.discard(path.parent.name, path.name, forget=True)
         return
     with store.explain_errors():
-        if garbage.kind == "run":
-            doomed = path.with_name(f".{path.name}.removed")
-            path.rename(doomed)
-            shutil.rmtree(doomed)
+        if garbage.kind in ("run", "content"):
+            _remove_object(garbage, store)
+            if path.is_dir():
+                doomed = path.with_name(f".{path.name}.removed")
+                path.rename(doomed)
+                shutil.rmtree(doomed)
+            else:
+                path.unlink(missing_ok=True)
             return
         # An unfinished stage, or a part of an answer book, unless it is being written again.
         key = path.name.partition(".")[0]
         with store.claims.hold_if_free(key, forget=True) as claim:
             if claim is None:
                 return
+            _remove_object(garbage, store)
             if path.is_dir():
                 shutil.rmtree(path)
             else:
                 path.unlink(missing_ok=True)
 
 
+def _remove_object(garbage: Garbage, store: Store) -> None:
+    if garbage.object is not None and store.origin is not None:
+        store.origin.objects.remove(garbage.object)
+
+
 def refuse_while_running(store: Store) -> None:
     """Raise StoreError while a run is going on: it counts on stages that its record lacks yet."""
-    for folder in store.run_folders():
-        if (folder / RUN_RECORD).is_file() and is_alive(folder):
+    for folder in store.open_runs():
+        if is_alive(folder):
             raise StoreError(
                 f"run {folder.name} is in progress, and what it will use is not known yet",
                 where=str(folder),
@@ -130,6 +161,8 @@ def registries_of(store: Store, others: Iterable[str]) -> list[str]:
     own = store.root.resolve() / "registry.db"
     if own.is_file():
         uris[f"{EMBEDDED}{own}"] = None
+    if store.origin is not None:
+        uris[f"{OBJECTS}{store.origin.objects.url}"] = None
     promoted = [PROMOTE.parameters_of(each).registry for each in store.records(PROMOTE.name)]
     for uri in (*promoted, *list_rechecked(store)):
         # A file that is gone names nothing; making an empty one would not help.
@@ -186,6 +219,8 @@ def stages_of(store: Store, version: Version) -> Iterator[Stage]:
     """The stages that a registered version names: its weights' and its verdict's."""
     if "prepare.verdict.stage" in version.tags:
         yield "judge", version.tags["prepare.verdict.stage"]
+    if store.origin is not None and EVIDENCE_TAG in version.tags:
+        yield "evidence", version.tags[EVIDENCE_TAG]
     stages = (store.root / "stages").resolve()
     source = Path(version.source)
     if source.is_absolute() and source.resolve().is_relative_to(stages):

@@ -2,28 +2,43 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from artifacts.kept_runs import ALIVE, RUN_RECORD, claims_in
+from artifacts.kept_runs import ALIVE, RUN_RECORD
 from artifacts.run_command import RunKind
 from artifacts.run_record import RunReport, StageReport, VariantReport
 from artifacts.tuning_report import TuningReport
 from pipeline.checkpoint.source_facts import CheckpointReport
-from pipeline.core.errors import PrepareError
+from pipeline.core.errors import PrepareError, StoreError
 from pipeline.core.events import Progress
 from pipeline.core.store import Store, write_atomically
 
 Ended = Literal["finished", "failed", "interrupted"]
 
 
-class RunLog:
-    """The growing RunReport of one run."""
+SENT_EVERY_SECONDS = 5.0
 
-    def __init__(self, store: Store, kind: RunKind, command: dict[str, Any]) -> None:
+
+class RunLog:
+    """The growing RunReport of one run.
+
+    Args:
+        waits: is told for what we wait before the run may begin.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        kind: RunKind,
+        command: dict[str, Any],
+        waits: Callable[[str], None] = lambda text: None,
+    ) -> None:
         now = datetime.now(UTC)
         # Microseconds make ids of runs that start together differ.
         self.run_id = now.strftime("%Y%m%d-%H%M%S-%f")
@@ -31,7 +46,9 @@ class RunLog:
         self.folder: Path = store.new_run_folder(self.run_id)
         # Held as long as we live, however we end: a run that says 'running' without it was killed.
         with store.explain_errors():
-            self._alive = claims_in(self.folder).begin(ALIVE)
+            self._alive = store.run_claims(self.folder).begin(ALIVE)
+            # Now that we are heard of: of who removes things and us one sees the other.
+            store.wait_for_collection(waits)
         self._started = time.monotonic()
         self._variants: dict[str, VariantReport] = {}
         self._report = RunReport(
@@ -47,7 +64,13 @@ class RunLog:
             stages=[],
             notes=[],
         )
+        self._saved = self._report
         self._save()
+        self._over = threading.Event()
+        self._sender: threading.Thread | None = None
+        if store.origin is not None:
+            self._sender = threading.Thread(target=self._send, daemon=True)
+            self._sender.start()
 
     def note_checkpoint(self, checkpoint: CheckpointReport, registered_name: str) -> None:
         """The checkpoint has been inspected."""
@@ -85,9 +108,25 @@ class RunLog:
     def finish(self, status: Ended, exit_code: int, error: PrepareError | None = None) -> None:
         """The run has ended."""
         self._update(status=status, exit_code=exit_code, error=error.to_dict() if error else None)
-        self._alive.release()
-        with self._store.explain_errors():
-            self._store.share_run(self.folder)
+        self._over.set()
+        if self._sender is not None:
+            self._sender.join()
+        try:
+            with self._store.explain_errors():
+                self._store.share_run(self.folder, is_over=True)
+        finally:
+            self._alive.release(forget=self._sender is not None)
+
+    def _send(self) -> None:
+        """Have other machines see the record while it grows."""
+        sent: RunReport | None = None
+        while True:
+            if (report := self._saved) is not sent:
+                with suppress(StoreError, OSError):  # the next time, or at the end
+                    self._store.share_run(self.folder, is_over=False)
+                    sent = report
+            if self._over.wait(SENT_EVERY_SECONDS):
+                return
 
     def report(self) -> RunReport:
         """The record as it stands."""
@@ -101,6 +140,7 @@ class RunLog:
     def _save(self) -> None:
         with self._store.explain_errors():
             write_atomically(self.folder / RUN_RECORD, self._report.model_dump_json(indent=1))
+        self._saved = self._report
 
 
 class NotingProgress:

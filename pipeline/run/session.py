@@ -44,7 +44,7 @@ class Session:
     ) -> None:
         store, executor = Store(settings.store), executor or executor_of(settings)
         self.settings = settings
-        self.log = RunLog(store, kind, command)
+        self.log = RunLog(store, kind, command, progress.note)
         self.progress = NotingProgress(progress, self.log)
         python_of = interpreters(accelerator, settings, self.progress)
         self.stages = StageRunner(store, executor, python_of, self.log, self.progress, accelerator)

@@ -61,13 +61,6 @@ def test_trials_are_counted_together(url: str, tmp_path: Path) -> None:
     assert len(latest.earlier) == 7
 
 
-def test_nothing_is_removed_from_it(url: str, tmp_path: Path) -> None:
-    site = node(url, tmp_path, "first")
-    site.run()
-    result = CliRunner().invoke(app, ["gc", "--store", str(site.root)])
-    assert url in str(result.exception)
-
-
 def test_its_registry_is_shared_as_it_is(url: str, tmp_path: Path) -> None:
     settings = Settings(home=tmp_path, store=cache_folder(url, tmp_path))
     own = registry_uri(None, settings)
