@@ -26,6 +26,7 @@ from artifacts.registry.registry import Registry, Version
 from pipeline.core.credentials import put_back
 from pipeline.core.errors import RegistryError
 from pipeline.core.foreign.file import open_regular
+from pipeline.core.private_files import is_shared
 
 HISTORY = ".history"
 HISTORY_OF_TAG = "prepare.history_of"
@@ -227,7 +228,9 @@ class MlflowRegistry(Registry):
         with ExitStack() as held:
             if self._file is not None:
                 with self._explain_errors():
-                    held.enter_context(FileLock(f"{self._file}.lock", is_singleton=True))
+                    mode = 0o660 if is_shared(self._file.parent) else 0o644
+                    lock = FileLock(f"{self._file}.lock", mode=mode, is_singleton=True)
+                    held.enter_context(lock)
             yield
 
     def entries(self, name: str) -> list[HistoryEntry]:
@@ -340,6 +343,9 @@ def check_openable(file: Path) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     if file.exists():
         open_regular(file, None).close()  # SQLite would wait for ever at a named pipe
+    elif is_shared(file.parent):
+        file.touch(mode=0o660)
+        file.chmod(0o660)
     with closing(sqlite3.connect(file)) as database:
         database.execute("PRAGMA schema_version")
 

@@ -83,7 +83,8 @@ def run_stage(file: Path, events: Progress) -> None:
 
     spec = read_task(file, StageSpec)
     # A registry may be a folder that others read.
-    with nullcontext() if spec.stage == "promote" else keep_private():
+    store = Path(spec.store)
+    with nullcontext() if spec.stage == "promote" else keep_private(store):
         advance(with_interpreter(spec, events), events)
 
 
@@ -92,8 +93,9 @@ def run_sitting(file: Path) -> None:
     from pipeline.core.private_files import keep_private
     from pipeline.run.sitting import Sitting, hold
 
-    with keep_private():
-        hold(read_task(file, Sitting), sys.stdout.fileno())
+    sitting = read_task(file, Sitting)
+    with keep_private(Path(sitting.store)):
+        hold(sitting, sys.stdout.fileno())
 
 
 def describe_node(file: Path) -> None:

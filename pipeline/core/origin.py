@@ -76,11 +76,22 @@ def cache_folder(url: str, home: Path) -> Path:
 
 
 def origin_url(folder: Path) -> str | None:
-    """The URL of the store that the folder is a cache of, if it says that it is one."""
+    """The URL of the store that the folder is a cache of, if it says that it is one.
+
+    Raises:
+        StoreError: we may not look into the folder.
+    """
     try:
         return (folder / FILE).read_text(encoding="utf-8").strip()
     except (FileNotFoundError, NotADirectoryError):
         return None
+    except PermissionError as error:
+        raise StoreError(
+            "the store is another user's, and we may not look into it",
+            where=str(folder),
+            cure="name a folder of your own with --store DIR, or have its owner share it with a "
+            f"group that you are in: `chgrp -R GROUP {folder}`, `chmod 2770 {folder}`",
+        ) from error
 
 
 def find_origin(folder: Path) -> Origin | None:

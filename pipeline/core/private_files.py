@@ -1,21 +1,40 @@
-"""Files and folders that nobody else may read: questions, answers and weights may be private."""
+"""Files and folders that nobody else may read: questions, answers and weights may be private.
+
+A folder whose owner has shared it with its group (`chmod 2770`: the group may write, and what is
+made in it is the group's, too) is the exception: what is made in it the whole group may read,
+change and remove. Nothing is shared because something above it is: that is said of one folder.
+"""
 
 from __future__ import annotations
 
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
 FOR_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+_SHARED = stat.S_ISGID | stat.S_IRWXG
+
+
+def withheld_in(folder: Path) -> int:
+    """The permission bits that nothing has which is made in that folder."""
+    return stat.S_IRWXO if is_shared(folder) else FOR_OTHERS
+
+
+def is_shared(folder: Path) -> bool:
+    """Whether the folder was shared with its group; one that is not there was not."""
+    try:
+        return folder.stat().st_mode & _SHARED == _SHARED
+    except (FileNotFoundError, NotADirectoryError):
+        return False
 
 
 @contextmanager
-def keep_private() -> Iterator[None]:
-    """What is made meanwhile is 0700 or 0600."""
-    before = os.umask(FOR_OTHERS)
+def keep_private(folder: Path | None = None) -> Iterator[None]:
+    """What is made meanwhile is 0700 or 0600; the group's, too, where the folder is shared."""
+    before = os.umask(withheld_in(folder) if folder is not None else FOR_OTHERS)
     try:
         yield
     finally:
@@ -23,8 +42,8 @@ def keep_private() -> Iterator[None]:
 
 
 def open_log(path: Path) -> IO[bytes]:
-    """The file, to be written at its end; a new one is ours alone."""
-    with keep_private():
+    """The file, to be written at its end; a new one is for who may read its folder."""
+    with keep_private(path.parent):
         return path.open("ab")
 
 
@@ -38,5 +57,29 @@ def make_private(folder: Path) -> None:
     with keep_private():
         folder.mkdir(parents=True, exist_ok=True)
     mode = stat.S_IMODE(folder.stat().st_mode)
-    if mode & FOR_OTHERS:
-        folder.chmod(mode & ~FOR_OTHERS)
+    if wrongly := mode & withheld_in(folder):
+        folder.chmod(mode & ~wrongly)
+
+
+def make_folder(folder: Path) -> None:
+    """Make the folder in one that is there, with the rights that this says, whatever the umask."""
+    withheld = withheld_in(folder.parent)
+    try:
+        folder.mkdir(mode=0o777 & ~withheld)
+    except FileExistsError:
+        return
+    if withheld != FOR_OTHERS:
+        folder.chmod(_SHARED | stat.S_IRWXU)
+
+
+def share_with_group(folder: Path) -> None:
+    """Give the group what the owner may, and others nothing, of all below that is ours.
+
+    The umask does so, but for what libraries make with rights of their own choice.
+    """
+    for path in (folder, *folder.rglob("*")):
+        found = path.lstat()
+        wanted = (found.st_mode | (found.st_mode & stat.S_IRWXU) >> 3) & ~stat.S_IRWXO
+        if not stat.S_ISLNK(found.st_mode) and wanted != found.st_mode:
+            with suppress(PermissionError):  # another's, who had it before us
+                path.chmod(stat.S_IMODE(wanted))

@@ -6,6 +6,7 @@ lists a folder afterwards sees what was created. So it may lie on NFS, where `fl
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import uuid
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from pipeline.core.folder_flush import flush_folder
+from pipeline.core.private_files import is_shared, make_folder
 
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
 
@@ -54,7 +56,7 @@ class FolderShelf:
         """See Shelf."""
         path = self._root / name
         for folder in (self._root.parent, self._root, path.parent):
-            folder.mkdir(mode=0o700, exist_ok=True)
+            make_folder(folder)
         created = create_exclusively(path, content, flush=self._flush)
         if created and self._flush:
             flush_folder(path.parent)
@@ -146,6 +148,9 @@ def _write_new(path: Path, content: bytes, how: int, *, flush: bool) -> None:
     # The mode is said here: the umask is the whole process's, and a claim beats in a thread.
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | how, 0o600)
     with os.fdopen(descriptor, "wb") as file:
+        if is_shared(path.parent):
+            with contextlib.suppress(PermissionError):  # another made it, and has done so
+                os.fchmod(descriptor, 0o660)
         file.write(content)
         if flush:
             file.flush()

@@ -7,7 +7,8 @@ Layout::
     STORE/claims/<key>/                   who writes the stage, or did last: claims.py
     STORE/runs/<run id>/                  run.json and the logs of one `prepare model`
 
-It is its owner's alone (0700), and so is what lies in it. A folder is whole if and only if it lies
+It is its owner's alone (0700), and so is what lies in it, unless the owner has shared it with a
+group (private_files.py). A folder is whole if and only if it lies
 under its final name: `rename` is the last step. Two runs on one store are safe: whoever comes
 second to a stage waits for the first, then reuses. The folder may lie on NFS: nothing rests on
 `flock`.
@@ -39,7 +40,7 @@ from pipeline.core.errors import StoreError
 from pipeline.core.folder_flush import flush_folder
 from pipeline.core.object_store import ObjectStore
 from pipeline.core.origin import Origin, find_origin
-from pipeline.core.private_files import keep_private, make_private
+from pipeline.core.private_files import is_shared, keep_private, make_private, share_with_group
 from pipeline.core.shelf import FolderShelf, Shelf
 from pipeline.core.stage_record import StageRecord
 
@@ -137,7 +138,10 @@ class Store:
             return None
         except OSError as error:
             raise StoreError(
-                f"a stage's record cannot be read: {error}", where=str(path)
+                f"a stage's record cannot be read: {error.strerror or error}",
+                where=str(path),
+                cure=f"have its owner share it: `chmod -R g+rwX {path.parent}`, or name a folder "
+                "of your own with --store DIR",
             ) from error
         try:
             record = StageRecord.model_validate_json(text)
@@ -258,7 +262,7 @@ class Store:
                     if not claim.is_ours():  # or it was published just now
                         raise claim.lost()
                     shutil.rmtree(final)
-                with keep_private():
+                with keep_private(self.root):
                     final.parent.mkdir(parents=True, exist_ok=True)
                     _empty(partial, resumed)
                 handed_out = partial.stat()
@@ -277,6 +281,8 @@ class Store:
                         self._leave_unfinished(partial, resumed)
                         return
                     raise StoreError("a stage ended without a record", where=str(partial))
+                if is_shared(self.root):
+                    share_with_group(partial)
                 flush_to_disk(partial)
                 self._publish(partial, handed_out, final, claim)
                 flush_folder(final.parent)
@@ -355,7 +361,7 @@ class Store:
         if self.origin is not None:
             self.origin.objects.check()
         self._make_private()
-        with self.explain_errors(), keep_private():
+        with self.explain_errors(), keep_private(self.root):
             folder.mkdir(parents=True)
         return folder
 
@@ -404,7 +410,9 @@ class Store:
                 raise StoreError(
                     f"the store cannot be written: {error.strerror}",
                     where=str(error.filename or self.root),
-                    cure="name a folder that you may write with --store DIR",
+                    cure="name a folder that you may write with --store DIR; one of another user "
+                    f"is shared with a group by `chgrp -R GROUP {self.root}`, `chmod -R g+rwX` and "
+                    "`chmod g+s` of its folders",
                 ) from error
             raise
 
@@ -434,8 +442,9 @@ class Store:
                 raise StoreError(
                     "the store is another user's, and others may look into it",
                     where=str(self.root),
-                    cure=f"have its owner run `chmod go= {self.root}`, or name a folder of your "
-                    "own with --store DIR",
+                    cure=f"have its owner run `chmod go= {self.root}`, or share it with a group "
+                    f"that you are in: `chmod 2770 {self.root}`; or name a folder of your own with "
+                    "--store DIR",
                 ) from error
 
     def _disk_full(self) -> StoreError:
@@ -487,7 +496,7 @@ def _means_full_disk(error: OSError) -> bool:
 def write_atomically(path: Path, text: str) -> None:
     """Write `text` beside `path`, flush it to disk and rename it into place."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
-    with keep_private():
+    with keep_private(path.parent):
         opened = beside.open("w", encoding="utf-8")
     with opened as file:
         file.write(text)

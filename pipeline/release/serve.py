@@ -15,7 +15,7 @@ from pipeline.checkpoint.folder import inspect_folder
 from pipeline.core.errors import RegistryError, ServingError, UsageError
 from pipeline.core.events import Progress
 from pipeline.core.hardware import hardware
-from pipeline.core.private_files import make_private
+from pipeline.core.private_files import make_folder, make_private
 from pipeline.core.store import Store
 from pipeline.environments.environment import Environment, ensure, identity
 from pipeline.environments.settings import Settings
@@ -133,7 +133,8 @@ class Deployment:
                 f"port {port} is taken", where=f"127.0.0.1:{port}", cure="choose another --port"
             )
         folder = self._settings.store / "served"
-        make_private(folder)
+        make_private(folder.parent)
+        make_folder(folder)
         server = Server(
             self._environment(self.judged).python,
             self.weights,

@@ -147,7 +147,7 @@ class StageRunner:
     def submit(self, place: Place, name: str, task: Task) -> Job:
         """Start a piece of work, whose file and log of that name are kept with the run."""
         folder = self.log.folder / "stages"
-        with keep_private():
+        with keep_private(folder.parent):
             folder.mkdir(exist_ok=True)
         file = folder / f"{name}.json"
         ours = task.model_copy(update={"prepare": __version__})

@@ -16,6 +16,7 @@ from eval_gates.answers import parts_of
 from pipeline.core.claims import Claim
 from pipeline.core.errors import StoreError
 from pipeline.core.object_store import ObjectStore
+from pipeline.core.private_files import make_folder
 from pipeline.core.store import Store
 
 FOLDER = "answers"
@@ -38,7 +39,7 @@ def book_file(store: Store, key: str) -> Path:
 def open_book(store: Store, book: Path, waits: Callable[[str], None]) -> Iterator[Claim]:
     """Have a book to oneself, to add to it; what is added is sent to others meanwhile."""
     with store.hold(book.stem, waits) as claim:
-        book.parent.mkdir(mode=0o700, exist_ok=True)
+        make_folder(book.parent)
         if store.origin is None:
             yield claim
             return

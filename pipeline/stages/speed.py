@@ -74,7 +74,7 @@ def course_of(spec: StageSpec, store: Store, folder: Path | None = None) -> Cour
     parameters = SPEED.parameters_of(spec)
     folder = folder or store.unfinished_folder(spec.stage, spec.key)
     rests_on = {role: digest_json(record_of(spec, store, role).result) for role in spec.inputs}
-    with store.explain_errors(), keep_private():
+    with store.explain_errors(), keep_private(store.root):
         folder.mkdir(parents=True, exist_ok=True)
         book = LoadBook(folder)
         begun = book.open(rests_on)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -280,14 +281,18 @@ def test_a_marker_that_leads_outside_is_refused(here: Node, path: str) -> None:
 # --- runs, trials, books ------------------------------------------------------------------------
 
 
-def test_the_record_of_a_run_that_is_over_is_shared(here: Node, there: Node) -> None:
+def test_the_record_of_a_run_is_shared_as_it_grows(here: Node, there: Node) -> None:
     folder = here.store.new_run_folder("20261122-100000-000001")
-    (folder / "run.json").write_text("{}")
     assert there.store.run_folders() == []
-    here.store.share_run(folder)
-    [found] = there.store.run_folders()
-    assert (found.name, (found / "run.json").read_text()) == (folder.name, "{}")
-    assert there.store.run_folders() == [found]
+    for text, is_over in (("{}", False), ("{1}", False), ("{2}", True)):
+        (folder / "run.json").write_text(text)
+        here.store.share_run(folder, is_over=is_over)
+        [found] = there.store.run_folders()
+        assert (found.name, (found / "run.json").read_text()) == (folder.name, text)
+        assert there.store.open_runs() == ([] if is_over else [found])
+    (folder / "run.json").write_text("of this node")
+    assert here.store.run_folders() == [folder]
+    assert (folder / "run.json").read_text() == "of this node"
 
 
 def row(number: int) -> dict[str, Any]:
@@ -378,7 +383,8 @@ class Outage:
 
 def test_an_outage_is_waited_for_and_told_once(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     slept, told = list[float](), list[str]()
-    monkeypatch.setattr(object_store.time, "sleep", slept.append)
+    clock = SimpleNamespace(sleep=slept.append, monotonic=time.monotonic)
+    monkeypatch.setattr(object_store, "time", clock)  # other threads may sleep meanwhile
     objects = ObjectStore(url, tell=told.append)
     objects.__dict__["_client"] = Outage(objects._client, 5)
     assert objects.create("claims/x", b"1")
