@@ -7,15 +7,15 @@ was asked for.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
 from eval_gates.speed.bracket import Bracket, Reach
 from eval_gates.speed.drift import undoes
 from eval_gates.speed.load import Side
-from eval_gates.speed.share import log_evidence
+from eval_gates.speed.share import log_evidence_of
 
 if TYPE_CHECKING:
     from eval_gates.speed.goodput import GoodputRule
@@ -41,6 +41,7 @@ class RatesTest:
     evidence: list[tuple[float, float]] = field(default_factory=list)
     """Log evidence of the claim, and of its contrary, after each round: it never falls."""
     _largest: dict[tuple[Side, bool], float] = field(default_factory=dict)
+    _counts: Counter[tuple[Side, bool]] = field(default_factory=Counter)  # side, kept
 
     def add(self, margins: Mapping[Side, float]) -> None:
         """Take a round of both sides. What has two parts has the evidence of the weaker one.
@@ -49,9 +50,11 @@ class RatesTest:
         """
         for side in BOTH:
             self.margins[side].append(margins[side])
+            if not math.isnan(margins[side]):
+                self._counts[side, margins[side] > 0] += 1
             for keeps in (True, False):
                 did, of = self.rounds_that(side, keeps), len(self.margins[side])
-                found = _evidence(did, of, self.share if keeps else 1 - self.share)
+                found = log_evidence_of(did, of, self.share if keeps else 1 - self.share)
                 self._largest[side, keeps] = max(found, self._settled_by(side, keeps))
         self.evidence.append(
             (
@@ -64,7 +67,7 @@ class RatesTest:
 
     def rounds_that(self, side: Side, keeps: bool) -> int:
         """How many rounds of a side kept the limits, or did not."""
-        return sum(each > 0 if keeps else each <= 0 for each in self.margins[side])
+        return self._counts[side, keeps]
 
     def rounds_of(self, side: Side) -> int:
         """How many rounds of a side were measured."""
@@ -102,14 +105,6 @@ class RatesTest:
 
     def _settled_by(self, side: Side, keeps: bool) -> float:
         return self._largest.get((side, keeps), 0.0)
-
-
-@lru_cache(maxsize=65_536)
-def _evidence(happened: int, of: int, share: float) -> float:
-    """That it happens in more than that share of rounds; their order has no influence."""
-    import numpy as np
-
-    return float(log_evidence(np.repeat([True, False], [happened, of - happened]), share)[-1])
 
 
 class Course:

@@ -42,7 +42,8 @@ Of P95 of the time to first token of 300 requests, of queues with 1, 16 and 64 s
 GOODPUT_AHEAD = (0.1, 0.25, 0.5)
 """As `AHEAD`, of goodputs."""
 
-_GOODPUT_REPLAYS = 100
+_GOODPUT_REPLAYS, _FEWEST_GOODPUT_REPLAYS = 100, 10
+_MOST_ROUNDS = 20_000  # of one truth: fewer replays of a rule with a large cap
 _REPLAYS, _FEWEST_REPLAYS, _SEED = 1_000, 50, 20261122
 _MOST_VALUES = 300_000  # of one truth: fewer replays of a rule with a large cap
 
@@ -109,12 +110,13 @@ def _chance(rule: RatioRule | SloRule, margins: NDArray[np.float64], truth: floa
 
 def _power_of_goodput(rule: GoodputRule) -> SpeedPower:
     chances = []
+    wanted = max(_FEWEST_GOODPUT_REPLAYS, min(_GOODPUT_REPLAYS, _MOST_ROUNDS // rule.cap))
     for ahead in GOODPUT_AHEAD:
         chance = random.Random(_SEED)  # noqa: S311  # imagined rounds, no secret
         ratio = rule.minimum * (1 + ahead)
         replays = [
             replay_goodput(rule, chance, rule.start, ratio * rule.start)
-            for _ in range(_GOODPUT_REPLAYS)
+            for _ in range(wanted)
         ]
         passes = sum(rule.finding_of(each).state == "pass" for each in replays) / len(replays)
         chances.append(Chance(ratio, passes, sum(c.rounds for c in replays) / len(replays)))

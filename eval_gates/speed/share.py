@@ -53,6 +53,18 @@ def log_evidence(happened: NDArray[Any], share: float) -> FloatArray:
     return total
 
 
+def log_evidence_of(happened: int, of: int, share: float) -> float:
+    """As `log_evidence`, after so many cases; their order has no influence."""
+    parts = [
+        math.log(stake)
+        + happened * math.log1p(bet * (1 / share - 1))
+        + (of - happened) * math.log1p(-bet)
+        for bet, stake in STAKES.items()
+    ]
+    largest = max(parts)
+    return largest + math.log(sum(math.exp(part - largest) for part in parts))
+
+
 def surely_more_than(happened: NDArray[Any], alpha: float) -> float:
     """The share that it surely happens in more than: wrong, after any case, with chance alpha.
 

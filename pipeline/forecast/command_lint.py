@@ -23,8 +23,13 @@ from recipes.schema import AcceleratorName
 Severity = Literal["fails", "harms", "idle", "note"]
 WHERE = "--lint"
 MOST_LETTERS = 20_000
-_VARIABLE = re.compile(r"([A-Z_][A-Z0-9_]*)=(.*)", re.DOTALL)
+# Also as docker takes it.
+_VARIABLE = re.compile(r"(?:-e|--env=)?([A-Z_][A-Z0-9_]*)=(.*)", re.DOTALL)
 _MODULE = re.compile(r"vllm\.entrypoints\.[\w.]+")
+_IMAGE = re.compile(r"(.+/)?vllm/vllm-openai([-:@].+)?")  # whose entry point is the server
+_CONTINUED = re.compile(r"\\\r?\n")
+_TRUTHS = ("true", "false")
+_ENDS = ";|&<>()\n"  # of a command, in a shell
 _NUMBER = re.compile(r"-?\d+(\.\d+)?")
 _SMALLER_IS_LESS = ("max-num-seqs", "max-num-batched-tokens", "gpu-memory-utilization")
 
@@ -101,13 +106,20 @@ def take_apart(text: str) -> ForeignCommand:
     Raises:
         UsageError: it has none, or its quotes do not close.
     """
-    lexer = shlex.shlex(text[:MOST_LETTERS], posix=True, punctuation_chars=True)
-    lexer.whitespace_split, lexer.commenters = True, ""
+    whole = _CONTINUED.sub("", text[:MOST_LETTERS])
+    lexer = shlex.shlex(whole, posix=True, punctuation_chars=_ENDS)
+    lexer.whitespace_split, lexer.commenters, lexer.whitespace = True, "", " \t\r"
     try:
         words = list(lexer)
     except ValueError as error:
-        raise UsageError(f"the command line cannot be read: {error}", where=WHERE) from error
+        raise UsageError(
+            f"the command line cannot be read: {error}",
+            where=WHERE,
+            cure="close each quote, and write none alone",
+        ) from error
     begin = next((n for n, word in enumerate(words) if _is_server(words, n, word)), None)
+    if begin is None:
+        begin = next((n for n, word in enumerate(words) if _IMAGE.fullmatch(word)), None)
     if begin is None:
         raise UsageError(
             "there is no vLLM server in that command line",
@@ -130,8 +142,10 @@ def _is_server(words: list[str], place: int, word: str) -> bool:
 def _pair_options(words: list[str]) -> Iterator[tuple[str, str]]:
     """Each option as it was written, with its values."""
     name, values = "", list[str]()
-    for word in words:
-        if re.fullmatch(r"[;|&<>()]+", word):
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        if not word.strip("\n") and following.startswith("-"):
+            continue  # folded, as in YAML
+        if not word.strip(_ENDS):
             break
         if word.startswith("-") and not _NUMBER.fullmatch(word):
             if name:
@@ -171,6 +185,14 @@ class _Linter:
                 )
             if whole in self.facts.idle:
                 yield LintFinding(written, "idle", self.facts.idle[whole], "leave it out")
+                continue
+            if value.lower() in _TRUTHS and self.defaults.get(whole) in _TRUTHS:
+                yield LintFinding(
+                    written,
+                    "fails",
+                    f"a switch takes no value: {self.options.version} does not start with it",
+                    _switch(whole, value),
+                )
                 continue
             name, value = self._canonical(whole, value or _level(written))
             place = f"{name}.{written.partition('.')[2]}"  # keys of a mapping come together
@@ -234,6 +256,10 @@ class _Linter:
                 f"{value} is below the default of {default}",
                 "leave it out, unless you measured why not",
             )
+        elif name == "config":
+            yield LintFinding(
+                written, "note", "what that file says is not looked at", "write its keys as options"
+            )
         elif name in self.facts.changes_answers:
             yield LintFinding(
                 written,
@@ -241,6 +267,12 @@ class _Linter:
                 "it changes answers",
                 "gate them: `prepare model` with a profile that has it, or `prepare gate`",
             )
+
+
+def _switch(name: str, value: str) -> str:
+    if value.lower() == "true":
+        return f"write --{name} alone"
+    return f"write --{name.removeprefix('no-') if name.startswith('no-') else 'no-' + name}"
 
 
 def _level(written: str) -> str:

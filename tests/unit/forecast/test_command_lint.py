@@ -115,6 +115,42 @@ def test_what_is_around_the_server_is_no_part_of_it() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "vllm serve x \\\n  --max-num-seqs 64 \\\n  --swap-space 4\ncurl --portt 80",
+        "vllm serve x --max-num-seqs 64 \\\n--swap-space 4; curl --portt 80",
+        "vllm serve x \\\r\n --max-num-seqs 64 \\\r\n --swap-space 4\r\n\r\ncurl --portt 80",
+        "vllm serve x\n  --max-num-seqs 64\n  --swap-space 4\n",  # folded by YAML
+        "docker run --gpus all -p 80:80 vllm/vllm-openai:v0.6.0 --model x --max-num-seqs 64"
+        " --swap-space 4",
+    ],
+)
+def test_a_line_is_read_as_a_shell_does(text: str) -> None:
+    assert severities(on_h100(text)) == {"--max-num-seqs": "harms", "--swap-space": "fails"}
+
+
+def test_a_line_end_in_quotes_is_no_end() -> None:
+    text = "vllm serve x --speculative-config '{\n \"method\": \"ngram\"}' --swap-space 4"
+    assert severities(on_h100(text)) == {"--speculative-config": "note", "--swap-space": "fails"}
+
+
+def test_variables_of_a_container_are_seen() -> None:
+    text = "docker run --env=VLLM_USE_V1=0 -eVLLM_FP8_PADDING=1 vllm/vllm-openai x"
+    assert severities(on_h100(text)) == {"VLLM_USE_V1": "idle", "VLLM_FP8_PADDING": "idle"}
+
+
+def test_what_a_file_says_is_said_to_be_unseen() -> None:
+    assert severities(on_h100("vllm serve --config x.yaml")) == {"--config": "note"}
+
+
+@pytest.mark.parametrize("value", ["=false", " false", "=True"])
+def test_a_switch_with_a_value_fails(value: str) -> None:
+    # As vLLM's own parser: "ignored explicit argument", "unrecognized arguments".
+    words = f"vllm serve x --enable-prefix-caching{value}"
+    assert severities(on_h100(words)) == {"--enable-prefix-caching": "fails"}
+
+
 def test_an_option_given_twice_is_told() -> None:
     found = on_h100("vllm serve x --enable-prefix-caching --no-enable-prefix-caching").findings
     assert [each.severity for each in found] == ["idle", "note", "harms"]
