@@ -9,13 +9,16 @@ from typing import Any
 
 from pipeline.core.digest import digest_file
 from pipeline.core.errors import UsageError
-from pipeline.core.foreign.json import ForeignJsonError, parse_json, read_json_file
+from pipeline.core.foreign.json import ForeignJsonError, parse_json, read_json_items
 from pipeline.core.foreign.lines import ForeignLinesError, read_lines
 from recipes.workload import AnyWorkload, FileWorkload, TraceWorkload
 
 TRACE_KEYS = ("timestamp", "input_length", "output_length")
 LARGEST = 10**15  # of a number in a trace
+LARGEST_FILE = 1 << 30  # bytes of conversations
 A_LINE = '{"timestamp": 0, "input_length": 600, "output_length": 80, "hash_ids": [0, 1]}'
+A_PROMPT = 'a prompt a line, as {"prompt": "..."}; a list of conversations has a name in .json'
+A_CONVERSATION = '[{"conversations": [{"from": "human", "value": "..."}]}, ...]'
 
 
 @dataclass(frozen=True)
@@ -96,12 +99,22 @@ def trace_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     for number, line in enumerate(read_lines(path), start=1):
         if line.strip():
             place = f"{path}, line {number}"
-            row = parse_json(line)
+            row = _parse(line, place)
             if not isinstance(row, dict):
                 raise UsageError(
                     "a line of the trace is no JSON object", where=place, cure=f"write {A_LINE}"
                 )
             yield place, row
+
+
+def _parse(line: str, place: str) -> Any:
+    try:
+        return parse_json(line)
+    except ForeignJsonError as error:
+        words = str(error).replace("line 1 column", "column")  # of this line
+        raise UsageError(
+            f"the line is no JSON: {words}", where=place, cure="write one object a line"
+        ) from error
 
 
 def _trace(workload: TraceWorkload, path: Path) -> TrafficFile:
@@ -181,26 +194,28 @@ def prompts_of(path: Path) -> Iterator[str]:
         OSError, ForeignJsonError, ForeignLinesError: the file cannot be read.
     """
     if path.name.endswith(".json"):
-        conversations = read_json_file(path, limit=1 << 30)
-        rows = conversations if isinstance(conversations, list) else []
-        for number, row in enumerate(rows, start=1):
+        for number, row in enumerate(read_json_items(path, limit=LARGEST_FILE), start=1):
             turns = row.get("conversations") if isinstance(row, dict) else None
             first = turns[0] if isinstance(turns, list) and turns else {}
             value = first.get("value") if isinstance(first, dict) else None
-            yield _text(value, f"{path}, conversation {number}", "conversations[0].value")
+            if turns == [] or (isinstance(value, str) and not value.strip()):
+                continue  # ShareGPT has some, which vLLM's own reader leaves out, too
+            place = f"{path}, conversation {number}"
+            yield _text(value, place, "conversations[0].value", A_CONVERSATION)
         return
     for number, line in enumerate(read_lines(path), start=1):
         if line.strip():
-            row = parse_json(line)
+            place = f"{path}, line {number}"
+            row = _parse(line, place)
             value = row.get("prompt") if isinstance(row, dict) else None
-            yield _text(value, f"{path}, line {number}", "prompt")
+            yield _text(value, place, "prompt", A_PROMPT)
 
 
-def _text(value: Any, place: str, key: str) -> str:
+def _text(value: Any, place: str, key: str, example: str) -> str:
     if not isinstance(value, str) or not value.strip():
         raise UsageError(
             f"'{key}' is no text" if value is not None else f"'{key}' is missing",
             where=f"{place}, key {key}",
-            cure='write a prompt a line, as {"prompt": "..."}',
+            cure=f"write {example}",
         )
     return value

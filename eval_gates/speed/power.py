@@ -115,8 +115,7 @@ def _power_of_goodput(rule: GoodputRule) -> SpeedPower:
         chance = random.Random(_SEED)  # noqa: S311  # imagined rounds, no secret
         ratio = rule.minimum * (1 + ahead)
         replays = [
-            replay_goodput(rule, chance, rule.start, ratio * rule.start)
-            for _ in range(wanted)
+            replay_goodput(rule, chance, rule.start, ratio * rule.start) for _ in range(wanted)
         ]
         passes = sum(rule.finding_of(each).state == "pass" for each in replays) / len(replays)
         chances.append(Chance(ratio, passes, sum(c.rounds for c in replays) / len(replays)))

@@ -106,6 +106,7 @@ def check(
     from pipeline.plan.choices import DEFAULT_RECIPES, check_margins
     from pipeline.plan.data_sources import SourceResolver
     from pipeline.plan.gate_power import check_decidable, joint_power, policy_power
+    from pipeline.plan.of_speed import check_own_workloads
     from pipeline.plan.speed_power import check_claims_decidable, claim_powers
     from recipes import catalog
     from recipes.traffic_file import check_workload
@@ -113,6 +114,7 @@ def check(
     policy = catalog.load_policy(name)
     for own, workload in (policy.speed.workloads if policy.speed else {}).items():
         check_workload(workload, f"policy key speed.workloads.{own}", max_length=None)
+    check_own_workloads(policy)
     recipes = [catalog.load_recipe(recipe) for recipe in recipe or DEFAULT_RECIPES]
     for one in recipes:
         check_margins(one, policy)

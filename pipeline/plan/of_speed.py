@@ -79,9 +79,12 @@ def find_claims(
     speed, level = policy.speed, policy.alpha if alpha is None else alpha
     if speed is None:
         return []
-    claimed = speed.claims_on(profile.accelerator if profile is not None else None)
+    accelerator = profile.accelerator if profile is not None else None
+    claimed = speed.claims_on(accelerator)
     measuring = _measuring_of(speed, claimed, profile)
-    claims = [_find_claim(speed, claim, profile, measuring, level) for claim in claimed]
+    claims = [
+        _find_claim(speed, claim, profile, measuring, accelerator, level) for claim in claimed
+    ]
     for claim in claims:
         if "acceptance" in claim.rule and profile is not None and profile.speculative is None:
             raise UsageError(
@@ -90,10 +93,28 @@ def find_claims(
                 where=f"policy key {ROLE}{claim.gate}, profile {profile.name}",
                 cure="give the profile the key 'speculative', or leave acceptance_at_least out",
             )
-        check_workload(claim.workload, claim.where, max_length)
-        _check_size(claim.workload, claim.where)
-        _check_evidence(claim)
+        _check_load(claim, max_length)
     return claims
+
+
+def check_own_workloads(policy: Policy) -> None:
+    """See that the policy's claims on workloads of its own can be measured, whatever serves.
+
+    Raises:
+        UsageError: one cannot; file and key are named.
+    """
+    speed = policy.speed
+    for claim in speed.claims if speed is not None else ():
+        if speed is not None and claim.workload in speed.workloads:
+            some = next(iter(claim.gate.minimum)) if isinstance(claim.gate, RatioGate) else None
+            measuring = _measuring_of(speed, [claim], None)
+            _check_load(_find_claim(speed, claim, None, measuring, some, policy.alpha), None)
+
+
+def _check_load(claim: Claim, max_length: int | None) -> None:
+    check_workload(claim.workload, claim.where, max_length)
+    _check_size(claim.workload, claim.where)
+    _check_evidence(claim)
 
 
 def measuring_of(policy: Policy, profile: ServingProfile | None) -> Measuring | None:
@@ -142,12 +163,13 @@ def _find_claim(
     claim: SpeedClaim,
     profile: ServingProfile | None,
     measuring: Measuring,
+    accelerator: AcceleratorName | None,
     alpha: float,
 ) -> Claim:
     found, where = _find_workload(speed, claim, profile)
     workload = arrive_as_claimed(claim, found)
     _check_arrivals(claim, workload, where)
-    accelerator = profile.accelerator if profile is not None else None
+    _check_answers(claim, workload, where)
     rule = lay_out_rule(claim, workload, measuring, accelerator, alpha)
     if isinstance(claim.gate, GoodputGate):
         _check_reach(claim.gate, workload, where, rule["lowest"], rule["highest"])
@@ -173,6 +195,18 @@ def _check_arrivals(claim: SpeedClaim, workload: AnyWorkload, where: str) -> Non
             "requests that come whether earlier ones are answered or not",
             where=f"policy key {ROLE}{claim.name}",
             cure="add 'rate: 12' there",
+        )
+
+
+def _check_answers(claim: SpeedClaim, workload: AnyWorkload, where: str) -> None:
+    limits = {} if isinstance(claim.gate, RatioGate) else claim.gate.limits or {}
+    of_tokens = next((name for name in limits if name.startswith("tpot")), None)
+    if of_tokens is not None and getattr(workload, "output_tokens", None) == 1:
+        raise UsageError(
+            f"{claim.name} limits {of_tokens}, the time of each token after the first, and answers "
+            "have one token",
+            where=f"{where}, key output_tokens",
+            cure="give at least 2, or limit ttft_ms alone",
         )
 
 

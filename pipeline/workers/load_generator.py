@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core.errors import ServingError
+from pipeline.core.foreign.lines import read_lines
 from pipeline.workers.bounded_load import BACKEND, bound_load
 from pipeline.workers.engine_metrics import Watch
 from pipeline.workers.unix_socket import connect_through
@@ -184,8 +185,8 @@ class LoadGenerator:
         """
         path = self._folder / "trace.jsonl"
         first: float | None = None
-        with Path(self._workload["file"]).open() as lines, path.open("w") as changed:
-            for line in filter(str.strip, lines):
+        with path.open("w") as changed:
+            for line in filter(str.strip, read_lines(Path(self._workload["file"]))):
                 row = json.loads(line)
                 first = row["timestamp"] if first is None else first
                 row["timestamp"] -= first

@@ -9,18 +9,21 @@ Standard library only: workers and suites read with it too.
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from pipeline.core.foreign.file import MEBIBYTE, read_regular
+from pipeline.core.foreign.file import MEBIBYTE, open_regular, read_regular
 
 MAX_BYTES = 32 * MEBIBYTE
 MAX_VALUES = 1_000_000  # some 250 MB where they are small objects, 1 s
 MAX_DEPTH = 64
+MAX_ITEM_LETTERS = 8_000_000  # of one item of a long list
+PART_LETTERS = 1_000_000  # read at a time
 
 _HALF_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
 
@@ -77,6 +80,91 @@ def parse_json(
     if whole_text and _HALF_PAIR.search(text):
         _check_text(found)
     return found
+
+
+def read_json_items(path: Path, *, limit: int) -> Iterator[Any]:
+    """Each item of the one list that a long foreign JSON file is; the others are not kept.
+
+    Args:
+        limit: bytes of the file.
+    """
+    decoder = json.JSONDecoder(
+        object_pairs_hook=_refuse_repeated,
+        parse_constant=_refuse_non_finite,
+        parse_float=_parse_finite,
+    )
+    with open_regular(path, limit) as file:
+        text = _LongText(io.TextIOWrapper(io.BufferedReader(file), encoding="utf-8"))
+        if text.skip() != "[":
+            raise ForeignJsonError("it is no list")
+        text.take(1)
+        number, mark = 0, text.skip()
+        while mark != "]":
+            number += 1
+            yield text.take_item(decoder, number)
+            mark = text.skip()
+            if mark not in (",", "]"):
+                raise ForeignJsonError(f"the list does not go on, or end, after item {number}")
+            if mark == ",":
+                text.take(1)
+                text.skip()
+        text.take(1)
+        if text.skip():
+            raise ForeignJsonError("something follows the list")
+
+
+class _LongText:
+    """A text of which the beginning is there, and of that what was not taken yet."""
+
+    def __init__(self, file: io.TextIOWrapper) -> None:
+        self._file = file
+        self._text, self._place = "", 0
+
+    def skip(self) -> str:
+        """Go to the next letter that is no space; '' at the end."""
+        while True:
+            while self._place < len(self._text):
+                letter = self._text[self._place]
+                if letter not in " \t\r\n":
+                    return letter
+                self._place += 1
+            if not self._read_on():
+                return ""
+
+    def take(self, letters: int) -> None:
+        self._place += letters
+
+    def take_item(self, decoder: json.JSONDecoder, number: int) -> Any:
+        while True:
+            try:
+                item, end = decoder.raw_decode(self._text, self._place)
+            except RecursionError as error:
+                raise _depth_error() from error
+            except ForeignJsonError as error:
+                raise ForeignJsonError(f"item {number}: {error}") from error
+            except json.JSONDecodeError as error:  # damaged, or not there as a whole
+                left = len(self._text) - self._place
+                if left > MAX_ITEM_LETTERS or not self._read_on(at_least=left):
+                    raise ForeignJsonError(f"item {number}: {error.msg}") from error
+            except ValueError as error:
+                raise ForeignJsonError(f"item {number} has a number of too many digits") from error
+            else:
+                # A number that ends with what was read may go on.
+                if end < len(self._text) or not self._read_on():
+                    if _is_deeper(item, MAX_DEPTH - 1):
+                        raise _depth_error()
+                    if _HALF_PAIR.search(self._text, self._place, end):
+                        _check_text(item)
+                    self._place = end
+                    return item
+
+    def _read_on(self, at_least: int = 0) -> bool:
+        try:
+            more = self._file.read(max(PART_LETTERS, at_least))
+        except UnicodeDecodeError as error:
+            raise ForeignJsonError(f"it is not UTF-8 text: {error.reason}") from error
+        self._text, self._place = self._text[self._place :] + more, 0
+        return bool(more)
 
 
 def _refuse_repeated(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:

@@ -8,15 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipeline.core.foreign.json import (
     MAX_DEPTH,
+    MAX_ITEM_LETTERS,
     MAX_VALUES,
     ForeignJsonError,
     parse_json,
     read_json_file,
+    read_json_items,
 )
 
 REFUSED = {
@@ -88,3 +90,43 @@ def test_what_json_writes_is_read_as_it_was(value: Any) -> None:
 def test_only_its_own_error_comes_out(content: bytes | str) -> None:
     with contextlib.suppress(ForeignJsonError):
         parse_json(content)
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(10**12), 10**12) | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=8,
+)
+
+
+class TestLongLists:
+    @given(items=st.lists(JSON_VALUES, max_size=8), part=st.integers(1, 40), spaced=st.booleans())
+    @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+    def test_items_are_those_of_the_whole_wherever_reading_pauses(
+        self, tmp_path: Path, items: list[Any], part: int, spaced: bool
+    ) -> None:
+        path = tmp_path / "long.json"
+        path.write_text(json.dumps(items, indent=2 if spaced else None), encoding="utf-8")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("pipeline.core.foreign.json.PART_LETTERS", part)
+            assert list(read_json_items(path, limit=10**6)) == items
+
+    @pytest.mark.parametrize(
+        "content",
+        [
+            *(b"", b"{}", b"[", b"[1", b"[1 2]", b"[1,]", b"[1] 2", b"[1,,2]", b'["a]', b"[NaN]"),
+            *(b'[{"a": 1, "a": 2}]', b"[1e999]", b"[" * 100 + b"]" * 100, b"[" * 100_000),
+            *(b'["\\ud800"]', b'["\xff"]', b"[" + b"9" * 10_000 + b"]"),
+        ],
+    )
+    def test_what_is_no_such_list_is_refused(self, tmp_path: Path, content: bytes) -> None:
+        path = tmp_path / "long.json"
+        path.write_bytes(content)
+        with pytest.raises(ForeignJsonError):
+            list(read_json_items(path, limit=10**6))
+
+    def test_one_item_without_an_end_is_not_read_to_its_end(self, tmp_path: Path) -> None:
+        path = tmp_path / "long.json"
+        path.write_bytes(b'["' + b"a" * (4 * MAX_ITEM_LETTERS) + b'"]')
+        with pytest.raises(ForeignJsonError, match="item 1"):
+            list(read_json_items(path, limit=10**9))

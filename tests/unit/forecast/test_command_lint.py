@@ -131,7 +131,7 @@ def test_a_line_is_read_as_a_shell_does(text: str) -> None:
 
 
 def test_a_line_end_in_quotes_is_no_end() -> None:
-    text = "vllm serve x --speculative-config '{\n \"method\": \"ngram\"}' --swap-space 4"
+    text = 'vllm serve x --speculative-config \'{\n "method": "ngram"}\' --swap-space 4'
     assert severities(on_h100(text)) == {"--speculative-config": "note", "--swap-space": "fails"}
 
 

@@ -16,7 +16,13 @@ from eval_gates.speed.goodput import GoodputRule
 from eval_gates.speed.rule import rule_of
 from pipeline.core.errors import UsageError
 from pipeline.core.stage_record import StageSpec
-from pipeline.plan.of_speed import Side, find_claims, measuring_of, speed_stages
+from pipeline.plan.of_speed import (
+    Side,
+    check_own_workloads,
+    find_claims,
+    measuring_of,
+    speed_stages,
+)
 from recipes.catalog import load_policy, load_profile, policy_names, profile_names
 from recipes.policy import Policy
 from recipes.schema import ServingProfile
@@ -102,6 +108,48 @@ def test_what_cannot_be_measured_is_refused_with_its_key(speed: dict[str, Any], 
     with pytest.raises(UsageError) as caught:
         find_claims(policy(**speed), profile(steady=steady))
     assert where in caught.value.where
+
+
+@pytest.mark.parametrize(
+    ("claim", "workload", "where"),
+    [
+        (
+            {"ratio": {"minimum": {"cuda": 1.0}, "workloads": ["w"]}},
+            {"arrivals": {"rate": 4.0}},
+            "arrivals",
+        ),
+        (
+            {"ratio": {"minimum": {"cuda": 1.0, "cpu": 0.1}, "workloads": ["w"]}},
+            {"arrivals": {"concurrency": 100_000}},
+            "arrivals",
+        ),
+        ({"slo": [{**SLO, "limits": {"ttft_ms_p99": 9.0}, "workload": "w"}]}, {}, "seconds"),
+        (
+            {"slo": [{**SLO, "limits": {"tpot_ms_p50": 9.0}, "workload": "w"}]},
+            {"output_tokens": 1},
+            "output_tokens",
+        ),
+        (
+            {"goodput": {"workload": "w", "at_least_ratio": 1.2, "limits": {"tpot_ms_p50": 9.0}}},
+            {"output_tokens": 1},
+            "output_tokens",
+        ),
+    ],
+)
+def test_what_no_profile_could_measure_is_refused_without_one(
+    claim: dict[str, Any], workload: dict[str, Any], where: str
+) -> None:
+    own = {"workloads": {"w": {**SMALL, **workload}}}
+    with pytest.raises(UsageError) as caught:
+        check_own_workloads(policy(**claim, **own))
+    assert caught.value.where == f"policy key speed.workloads.w, key {where}"
+
+
+def test_workloads_of_others_are_left_to_who_has_them() -> None:
+    check_own_workloads(policy(slo=[{**SLO, "workload": "of-a-profile"}]))
+    check_own_workloads(
+        policy(slo=[{**SLO, "workload": "w"}], workloads={"w": {**SMALL, "seconds": 60}})
+    )
 
 
 def test_a_workload_longer_than_the_context_is_refused() -> None:

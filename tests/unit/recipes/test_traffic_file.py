@@ -10,6 +10,7 @@ import pytest
 
 from pipeline.core.digest import digest_file
 from pipeline.core.errors import UsageError
+from pipeline.core.foreign.json import MAX_VALUES
 from recipes.traffic_file import check_workload, read_traffic
 from recipes.workload import Arrivals, RequestsWorkload, TraceWorkload
 
@@ -74,7 +75,7 @@ def test_an_empty_trace_a_missing_one_and_one_that_is_no_json_are_refused(tmp_pa
     (tmp_path / "trace.jsonl").write_text("{")
     with pytest.raises(UsageError) as caught:
         read_traffic(missing.model_copy(update={"file": str(tmp_path / "trace.jsonl")}), "w")
-    assert caught.value.where == f"w, key file: {tmp_path / 'trace.jsonl'}"
+    assert caught.value.where == f"{tmp_path / 'trace.jsonl'}, line 1"
     with pytest.raises(UsageError) as caught:
         read_traffic(trace(tmp_path, [1]), "w")
     assert caught.value.where == f"{tmp_path / 'trace.jsonl'}, line 1"
@@ -102,13 +103,37 @@ def test_prompts_are_read_from_lines_and_from_conversations(tmp_path: Path) -> N
     assert read_traffic(requests(tmp_path / "b.json", turns), "w").requests == 1
 
 
+def test_conversations_may_be_as_many_as_sharegpt_has_and_some_have_no_turn(tmp_path: Path) -> None:
+    said = {"from": "human", "value": "well, " * 4_000}
+    talk = json.dumps({"conversations": [said] * 3})
+    silent = json.dumps({"conversations": [{"from": "human", "value": " "}]})
+    text = "[" + ", ".join([talk, '{"conversations": []}', silent] * 100) + "]"
+    assert text.count(",") > MAX_VALUES
+    assert read_traffic(requests(tmp_path / "b.json", text), "w").requests == 100
+
+
+@pytest.mark.parametrize("text", ["{", "{}", '{"prompt": "Hi"}\n{"prompt": "Hi"}\n', "[1", "[] 1"])
+def test_a_file_that_is_no_list_of_conversations_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        read_traffic(requests(tmp_path / "b.json", text), "w")
+    assert str(tmp_path / "b.json") in caught.value.where
+
+
+@pytest.mark.parametrize("text", ['{"prompt": "Hi"}\n{"prompt": NaN}\n', '{"prompt": "Hi"}\n{\n'])
+def test_a_damaged_line_is_named(tmp_path: Path, text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        read_traffic(requests(tmp_path / "a.jsonl", text), "w")
+    assert caught.value.where == f"{tmp_path / 'a.jsonl'}, line 2"
+
+
 @pytest.mark.parametrize(
     ("name", "text", "place"),
     [
         ("a.jsonl", '{"prompt": "Hi"}\n{"text": "Hi"}\n', "line 2, key prompt"),
         ("a.jsonl", '{"prompt": ""}\n', "line 1, key prompt"),
         ("a.jsonl", "3\n", "line 1, key prompt"),
-        ("b.json", '[{"conversations": []}]', "conversation 1, key conversations[0].value"),
+        ("b.json", '[{"conversations": [{}]}]', "conversation 1, key conversations[0].value"),
+        ("b.json", '[{"conversations": []}, {}]', "conversation 2, key conversations[0].value"),
         ("b.json", "[1]", "conversation 1, key conversations[0].value"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 from pathlib import Path
@@ -173,6 +174,15 @@ def test_a_trace_begins_at_once(tmp_path: Path) -> None:
     trace = {"kind": "trace", "file": str(file), "block_tokens": 16, "arrivals": IN_THEIR_TIME}
     lines = Path(options(tmp_path, trace)["--dataset-path"]).read_text().splitlines()
     assert [json.loads(line)["timestamp"] for line in lines] == [0, 500]
+
+
+def test_a_packed_trace_is_read_as_the_check_reads_it(tmp_path: Path) -> None:
+    file = tmp_path / "given.jsonl.gz"
+    row = {"timestamp": 0, "input_length": 8, "output_length": 4, "hash_ids": [-1]}
+    file.write_bytes(gzip.compress(json.dumps(row).encode()))
+    trace = {"kind": "trace", "file": str(file), "block_tokens": 16, "arrivals": IN_THEIR_TIME}
+    (line,) = Path(options(tmp_path, trace)["--dataset-path"]).read_text().splitlines()
+    assert json.loads(line)["input_length"] == 8
 
 
 def test_a_trace_shares_the_same_blocks_under_other_names_in_every_load(tmp_path: Path) -> None:

@@ -11,7 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from eval_gates.speed.share import STAKES, log_evidence, surely_more_than, surely_typical
+from eval_gates.speed.share import (
+    STAKES,
+    log_evidence,
+    log_evidence_of,
+    surely_more_than,
+    surely_typical,
+)
 
 RUNS, BLOCKS = 6_000, 20
 Noise = Callable[[np.random.Generator], NDArray[np.float64]]
@@ -164,3 +170,11 @@ def test_nothing_and_too_few_say_nothing() -> None:
     assert surely_typical(np.ones(4), 0.05) == -math.inf
     assert surely_typical(np.ones(5), 0.05) == 1
     assert surely_more_than(np.zeros(20, dtype=bool), 0.05) == pytest.approx(0, abs=1e-6)
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=300), st.floats(0.01, 0.99))
+def test_the_number_of_cases_is_enough_for_the_last_evidence(
+    happened: list[bool], share: float
+) -> None:
+    last = log_evidence(np.array(happened), share)[-1]
+    assert log_evidence_of(sum(happened), len(happened), share) == pytest.approx(last, abs=1e-9)
