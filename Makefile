@@ -15,7 +15,7 @@ demo: $(VENV)/.installed
 test: unit
 	$(BIN)/python -m pytest tests/e2e --durations=20
 
-# Everything, and 100,000 damaged inputs for each reader of what others wrote: half an hour more.
+# Everything, and 100,000 damaged inputs for each reader of what others wrote: an hour more.
 test-all: unit
 	$(BIN)/python -m pytest tests/e2e --everything
 	$(MAKE) fuzz

@@ -13,7 +13,7 @@ from typing import Any
 from store_processes import parent_of
 
 STORE_BYTES = 80 * 2**20
-CLONE_NEWNS = 0x00020000  # of sched.h
+CLONE_FS, CLONE_NEWNS = 0x00000200, 0x00020000  # of sched.h
 
 
 class RayNodes:
@@ -119,6 +119,7 @@ class RayNodes:
                     subprocess.run(["mount", *command], check=True)
                 yield
             finally:
-                if library.setns(before.fileno(), CLONE_NEWNS):
+                # Threads that were begun meanwhile share with us what is to be changed.
+                if library.unshare(CLONE_FS) or library.setns(before.fileno(), CLONE_NEWNS):
                     raise OSError(ctypes.get_errno(), "setns")
                 os.chdir(here)

@@ -1,0 +1,359 @@
+"""Whole runs of the demo model, to a promoted alias, on a Ray cluster, on Slurm, on an S3 store.
+
+Each once undisturbed, and once with a node killed while the variant's server answers; then the same
+command elsewhere, which finds everything done. Real quantizer, real servers: some 20 minutes on two
+cores. Environments are the user's own.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray_nodes import RayNodes
+from s3_server import BUCKET, S3Server, install
+from slurm_nodes import SlurmNodes, missing
+from store_processes import left_after
+from tiny_stages import wait_until
+from whole_run import (
+    ASKED_AND_JUDGED,
+    MADE,
+    RECIPE,
+    Ended,
+    WholeRun,
+    copy_store,
+    guards_of_servers,
+)
+
+from eval_gates.answers import book_of_part
+from pipeline.core.errors import PrepareError
+from pipeline.core.origin_variable import ORIGIN
+from pipeline.core.store import Store
+from pipeline.environments.settings import load_settings
+
+pytestmark = [pytest.mark.e2e, pytest.mark.of_everything, pytest.mark.timeout(1200)]
+needs_slurm = pytest.mark.skipif(bool(missing()), reason=missing())
+DISTURBED_AT = 8
+SECONDS_AWAY = 5
+
+
+# --- on Ray ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def ray_nodes() -> Iterator[RayNodes]:
+    pytest.importorskip("ray", reason="the extra 'ray' is not installed")
+    made = RayNodes(2)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture(scope="module")
+def done_on_ray(
+    ray_nodes: RayNodes, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[WholeRun, Ended]:
+    """A run that began with nothing."""
+    folder = tmp_path_factory.mktemp("ray")
+    run = WholeRun(folder, on_ray(ray_nodes), str(folder / "store"))
+    seen: list[str] = []
+    ended = run.disturb(answers, lambda: seen.append(node_of_server(ray_nodes, run)))
+    assert seen  # it was served under a raylet
+    return run, ended
+
+
+def on_ray(nodes: RayNodes) -> dict[str, str]:
+    return {"kind": "ray", "address": nodes.address}
+
+
+def node_of_server(nodes: RayNodes, run: WholeRun) -> str:
+    [guard] = guards_of_servers(run.place)
+    return nodes.node_above(guard)
+
+
+def test_a_ray_cluster_undisturbed(done_on_ray: tuple[WholeRun, Ended]) -> None:
+    run, ended = done_on_ray
+    check_promoted(run, ended)
+    assert set(ended.statuses().values()) == {"ran"}
+    assert left_after(run.place) == []
+
+
+def test_a_node_of_ray_killed_while_its_server_answers(
+    done_on_ray: tuple[WholeRun, Ended], ray_nodes: RayNodes, tmp_path: Path
+) -> None:
+    copy_store(done_on_ray[0].place, tmp_path / "store", forget=ASKED_AND_JUDGED)
+    run = WholeRun(tmp_path, on_ray(ray_nodes), str(tmp_path / "store"))
+    planned = to_run(run.plan())
+
+    def kill() -> None:
+        [guard] = guards_of_servers(run.place)
+        ray_nodes.kill(ray_nodes.node_above(guard))
+        wait_until(lambda: not Path(f"/proc/{guard}").exists())
+
+    ended = run.disturb(answers, kill)
+    ray_nodes.add()
+    assert any("lost" in note for note in ended.notes)
+    check_promoted(run, ended)
+    check_went_on(run, ended, planned)
+
+
+@needs_slurm
+def test_what_ray_did_slurm_finds_done(
+    done_on_ray: tuple[WholeRun, Ended], slurm: SlurmNodes, tmp_path: Path
+) -> None:
+    check_all_reused(done_on_ray[0].elsewhere(tmp_path, *on_slurm(slurm)))
+
+
+# --- on Slurm -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmNodes]:
+    made = SlurmNodes(tmp_path_factory.mktemp("slurm"))
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture(scope="module")
+def done_on_slurm(
+    slurm: SlurmNodes,
+    done_on_ray: tuple[WholeRun, Ended],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[WholeRun, Ended]:
+    """A run that began with the baseline asked, and was followed from another process."""
+    folder = tmp_path_factory.mktemp("slurm-run")
+    copy_store(done_on_ray[0].place, folder / "store", forget=(*MADE, *ASKED_AND_JUDGED))
+    executor, variables = on_slurm(slurm)
+    run = WholeRun(folder, executor, str(folder / "store"), variables)
+    with ThreadPoolExecutor() as threads:
+        followers: list[Future[subprocess.CompletedProcess[bytes]]] = []
+        ended = run.disturb(
+            answers,
+            lambda: followers.append(threads.submit(run.prepare, "runs", "attach", "--json")),
+        )
+        [attached] = [follower.result(timeout=60) for follower in followers]
+    assert attached.returncode == 0
+    assert json.loads(attached.stdout) == ended.report
+    return run, ended
+
+
+def on_slurm(nodes: SlurmNodes) -> tuple[dict[str, str], dict[str, str]]:
+    executor = {"kind": "slurm", "partition": "all", "time": "20"}
+    return executor, {"SLURM_CONF": str(nodes.configuration)}
+
+
+@needs_slurm
+def test_slurm_undisturbed_and_followed(done_on_slurm: tuple[WholeRun, Ended]) -> None:
+    run, ended = done_on_slurm
+    check_promoted(run, ended)
+    check_variant_ran(ended)
+    assert left_after(run.place) == []
+
+
+@needs_slurm
+def test_a_node_of_slurm_killed_while_its_server_answers(
+    done_on_slurm: tuple[WholeRun, Ended], slurm: SlurmNodes, tmp_path: Path
+) -> None:
+    copy_store(done_on_slurm[0].place, tmp_path / "store", forget=ASKED_AND_JUDGED)
+    executor, variables = on_slurm(slurm)
+    run = WholeRun(tmp_path, executor, str(tmp_path / "store"), variables)
+    planned = to_run(run.plan())
+    killed: list[str] = []
+
+    def kill() -> None:
+        [guard] = guards_of_servers(run.place)
+        killed.append(slurm.node_above(guard))
+        slurm.kill(killed[0])
+        wait_until(lambda: not Path(f"/proc/{guard}").exists())
+
+    ended = run.disturb(answers, kill)
+    slurm.start(killed[0])
+    assert any("requeued" in note for note in ended.notes)
+    check_promoted(run, ended)
+    check_went_on(run, ended, planned)
+
+
+def test_what_slurm_did_is_done_for_this_machine_alone(
+    done_on_slurm: tuple[WholeRun, Ended], tmp_path: Path
+) -> None:
+    check_all_reused(done_on_slurm[0].elsewhere(tmp_path, {"kind": "local"}))
+
+
+# --- on an S3 store -------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    folder = tmp_path_factory.mktemp("s3")
+    try:
+        program = install(folder)
+    except PrepareError as error:
+        pytest.skip(f"the S3 server cannot be installed: {error.what}")
+    server = S3Server(program, folder)
+    server.start()
+    yield server
+    server.stop()
+
+
+def on_s3(server: S3Server, folder: Path, executor: Mapping[str, str]) -> WholeRun:
+    """A run on the store there, on a machine that has nothing of it yet."""
+    home = folder / "home"
+    home.mkdir()
+    (home / "environments").symlink_to(load_settings().home / "environments")
+    return WholeRun(
+        folder,
+        executor,
+        f"s3://{BUCKET}/whole",
+        {**server.variables, ORIGIN: "", "PREPARE_HOME": str(home)},
+    )
+
+
+@pytest.fixture(scope="module")
+def done_on_s3(
+    s3: S3Server,
+    done_on_ray: tuple[WholeRun, Ended],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[tuple[WholeRun, Ended]]:
+    """A run that began with the baseline asked, on nodes of Ray that share no folder."""
+    folder = tmp_path_factory.mktemp("s3-run")
+    copy_store(done_on_ray[0].place, folder / "begun", forget=(*MADE, *ASKED_AND_JUDGED))
+    run = on_s3(s3, folder, {})
+    with told(s3):
+        send_stages(folder / "begun", Store(run.place))
+    nodes = RayNodes(2, own=run.place)
+    try:
+        run.executor = on_ray(nodes)
+        yield run, run.run()
+    finally:
+        nodes.close()
+
+
+def test_nodes_of_ray_share_an_object_store_alone(done_on_s3: tuple[WholeRun, Ended]) -> None:
+    run, ended = done_on_s3
+    check_promoted(run, ended)
+    check_variant_ran(ended)
+    assert left_after(run.place) == []
+    folder = run.place / "runs" / ended.report["run"]
+    assert b"APIServer" in (folder / f"server.{RECIPE}.log").read_bytes()  # it came back
+
+
+def test_what_is_in_the_object_store_another_machine_finds_done(
+    done_on_s3: tuple[WholeRun, Ended], s3: S3Server, tmp_path: Path
+) -> None:
+    check_all_reused(on_s3(s3, tmp_path, {"kind": "local"}))
+
+
+def test_the_object_store_killed_while_a_server_answers(
+    done_on_s3: tuple[WholeRun, Ended], s3: S3Server, tmp_path: Path
+) -> None:
+    run = on_s3(s3, tmp_path, {"kind": "local"})
+    with told(s3):
+        forget_what_the_variant_was_asked(Store(run.place))
+    planned = to_run(run.plan())
+
+    def kill_and_start() -> None:
+        s3.kill()
+        time.sleep(SECONDS_AWAY)
+        s3.start()
+
+    ended = run.disturb(answers, kill_and_start)
+    assert any("does not answer" in note for note in ended.notes)
+    check_promoted(run, ended)
+    check_went_on(run, ended, planned)
+
+
+@contextmanager
+def told(server: S3Server) -> Iterator[None]:
+    """We ourselves may use it meanwhile."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {**server.variables, ORIGIN: ""}.items():
+            patch.setenv(name, value)
+        yield
+
+
+def send_stages(begun: Path, store: Store) -> None:
+    """Have the stages of a folder in an object store."""
+    assert store.origin is not None
+    for record in Store(begun).records():
+        folder = begun / "stages" / record.stage / record.key
+        assert store.origin.publish(folder, record, lambda: True)
+
+
+def forget_what_the_variant_was_asked(store: Store) -> None:
+    assert store.origin is not None
+    for name in store.origin.objects.names("answers"):
+        store.origin.objects.remove(f"answers/{name}")
+    for record in list(store.records()):
+        if record.stage in ASKED_AND_JUDGED and record.variant != "baseline":
+            store.origin.forget(record.stage, record.key)
+
+
+# --- what all are held to -------------------------------------------------------------------------
+
+
+def answers(task: str, done: int) -> bool:
+    """Whether the variant's server has answered some of its questions."""
+    return task == f"{RECIPE}: quiz" and done >= DISTURBED_AT
+
+
+def check_promoted(run: WholeRun, ended: Ended) -> None:
+    """The variant has the alias, on evidence from which its verdict follows."""
+    assert ended.code == 0, ended.report.get("error") or ended.notes
+    [variant] = ended.report["variants"]
+    assert variant["promoted"]
+    versions = json.loads(run.prepare("registry", "list", "--json").stdout)
+    [champion] = [version for version in versions if "champion" in version["aliases"]]
+    assert champion["version"] == variant["registry_version"]
+    assert json.loads(run.prepare("verify", "latest", "--json").stdout)["same"]
+
+
+def check_variant_ran(ended: Ended) -> None:
+    """Nothing of the variant was there before."""
+    of_it = {name: status for (name, side), status in ended.statuses().items() if side == RECIPE}
+    assert {*MADE, *ASKED_AND_JUDGED[2:]} - {"promote"} <= {*of_it}
+    assert set(of_it.values()) == {"ran"}
+
+
+def to_run(plan: dict[str, Any]) -> set[tuple[str, str]]:
+    """The stages that a plan says are to be run."""
+    return {(each["name"], each["variant"]) for each in plan["stages"] if not each["cached"]}
+
+
+def check_went_on(run: WholeRun, ended: Ended, planned: set[tuple[str, str]]) -> None:
+    """What was planned was run, nothing that was done was done again, and nothing is left."""
+    of_the_end = {("evidence", RECIPE), ("promote", "registry")}
+    ran = [(s["name"], s["variant"]) for s in ended.report["stages"] if s["status"] == "ran"]
+    assert {*ran} - of_the_end == planned
+    repeated = {stage for stage in ran if ran.count(stage) > 1}
+    assert repeated <= {("serve", RECIPE)}
+    assert asked_twice(run.place) == []
+    assert left_after(run.place) == []
+
+
+def asked_twice(store: Path) -> list[tuple[str, str]]:
+    """Book and question of those that a model was asked more than once."""
+    asked = Counter(
+        (book_of_part(file), json.loads(line)["id"])
+        for file in (store / "answers").glob("*.jsonl")
+        for line in file.read_text().splitlines()
+    )
+    return [question for question, times in asked.items() if times > 1]
+
+
+def check_all_reused(run: WholeRun) -> None:
+    """Nothing is done again, and no server starts."""
+    ended = run.run()
+    check_promoted(run, ended)
+    assert set(ended.statuses().values()) == {"reused"}
+    assert left_after(run.place) == []
