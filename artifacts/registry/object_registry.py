@@ -30,6 +30,7 @@ from artifacts.registry.history import HistoryEntry, replay
 from artifacts.registry.journal import no_version
 from artifacts.registry.registry import Registry, Version
 from pipeline.core.errors import RegistryError, StoreError, UsageError
+from pipeline.core.foreign.record import parse_record
 from pipeline.core.foreign.text import clip
 from pipeline.core.object_store import ObjectStore, check_url
 from pipeline.core.origin import Blob, Files, fetch_blob, give_blob
@@ -226,7 +227,7 @@ class ObjectRegistry(Registry):
             return None
         self._kept[name] = content
         try:
-            return shape.model_validate_json(content)
+            return parse_record(content, shape)
         except ValueError as error:
             raise RegistryError(
                 f"what the registry holds is damaged: {clip(str(error), 500)}",

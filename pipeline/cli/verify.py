@@ -132,7 +132,7 @@ def registered_folder(reference: str, registry: str | None, store: Path | None) 
 
     settings = load_settings(store)
     _, version = find_asked(reference, registry, settings)
-    folder = folder_of(version, None, "prepare verify FOLDER")
+    folder = folder_of(version, None, settings.store, "prepare verify FOLDER")
     # What is remembered of the weights will do: the check of the bundle reads them all.
     check_files(version, folder, settings.digests)
     return folder

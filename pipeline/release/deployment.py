@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Protocol
@@ -20,6 +21,9 @@ from pipeline.checkpoint.weight_files import weights_digest
 from pipeline.core.digest import FileDigests, digest_file
 from pipeline.core.errors import RegistryError, UsageError
 from pipeline.core.foreign.text import clip
+from pipeline.core.store import Store
+
+KEY = re.compile("[0-9a-f]{64}")
 
 
 class HoldsFiles(Protocol):
@@ -29,12 +33,16 @@ class HoldsFiles(Protocol):
         """Copy the version's files into that folder, which exists and is empty."""
 
 
-def folder_of(version: Version, weights: Path | None, command: str) -> Path:
+def folder_of(version: Version, weights: Path | None, store: Path, command: str) -> Path:
     """The folder of a version's files: `weights`, which `prepare pull` made, else its own source.
+
+    Of a store in an object store that is the stage that wrote them; it is brought to this node.
 
     Raises:
         RegistryError: its files are not on this machine; the cure ends in `command`.
     """
+    if weights is None and not Path(version.source).is_dir():
+        weights = _find_evidence(version, Store(store))
     if weights is None and not Path(version.source).is_dir():
         reference = f"{version.name}@{version.version}"
         raise RegistryError(
@@ -43,6 +51,13 @@ def folder_of(version: Version, weights: Path | None, command: str) -> Path:
             cure=f"prepare pull {reference} FOLDER, then {command.format(reference=reference)}",
         )
     return (weights or Path(version.source)).absolute()
+
+
+def _find_evidence(version: Version, store: Store) -> Path | None:
+    key = version.tags.get(EVIDENCE_TAG, "")
+    if store.origin is None or not KEY.fullmatch(key) or store.find("evidence", key) is None:
+        return None
+    return store.stage_folder("evidence", key) / "output"
 
 
 def find_version(registry: Registry, reference: str) -> Version:

@@ -63,7 +63,8 @@ class Deployment:
         draft: Path | None = None,
     ) -> None:
         self.version = version
-        self.weights = folder_of(version, weights, "prepare serve {reference} --weights FOLDER")
+        command = "prepare serve {reference} --weights FOLDER"
+        self.weights = folder_of(version, weights, settings.store, command)
         self._settings = settings
         self._progress = progress
         # Once each: of the tuples that are tried, some may be of another kind of machine.

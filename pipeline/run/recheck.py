@@ -135,7 +135,7 @@ def run_recheck(request: RecheckRequest, settings: Settings, progress: Progress)
     """
     registry = open_registry(registry_uri(request.registry, settings))
     version = find_version(registry, request.reference)
-    folder = folder_of(version, request.weights, WEIGHTS_COMMAND)
+    folder = folder_of(version, request.weights, settings.store, WEIGHTS_COMMAND)
     check_files(version, folder, settings.digests)
     past = read_past(version, folder)
     if not request.trust_remote_code:

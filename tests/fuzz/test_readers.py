@@ -21,6 +21,8 @@ from artifacts.command_line import command_line
 from artifacts.deployable import Deployable
 from artifacts.evidence.manifest import MANIFEST, read_manifest
 from artifacts.registry import model_pack
+from artifacts.registry.history import HistoryEntry, replay
+from artifacts.registry.object_registry import KeptVersion, ObjectRegistry
 from artifacts.registry.registry import Version
 from artifacts.run_command import kind_of
 from artifacts.stages.coherence import COHERENCE
@@ -233,6 +235,19 @@ def answer_in(content: bytes) -> object:
     return read_answer(answer, Item((1,), ((0, 7),)))
 
 
+REGISTRY = ObjectRegistry("store+file:///nowhere")
+
+
+def registered_in(path: Path) -> None:
+    """A version, and an entry of the history, of that content, as if the store had it."""
+    REGISTRY._kept = {"object": path.read_bytes()}
+    with contextlib.suppress(PrepareError):
+        REGISTRY._read("object", KeptVersion)
+    entry = REGISTRY._read("object", HistoryEntry)
+    assert entry is not None
+    replay([entry])
+
+
 def kept_rows_of(path: Path) -> None:
     with contextlib.suppress(ForeignLinesError):
         list(read_kept_rows(path))
@@ -255,6 +270,18 @@ READERS: dict[str, tuple[str, bytes, Reader]] = {
     "profile": ("a.yaml", carried("profiles/h100.yaml"), lambda p: load_profile(str(p))),
     "ladder": ("a.yaml", carried("ladders/awq-ladder.yaml"), lambda p: load_ladder(str(p))),
     "gpu": ("a.yaml", carried("gpus/h100.yaml"), lambda p: load_gpu(str(p))),
+    "version in an object store": (
+        "version.json",
+        b'{"files": {"a/b": {"sha256": "' + b"0" * 64 + b'", "size": 1}}, "tags": {"a": "b"}}',
+        registered_in,
+    ),
+    "entry in an object store": (
+        "entry.json",
+        b'{"id": "i", "after": 0, "action": "promote", "alias": "champion", "version": "1",'
+        b'"previous_alias": "previous", "replaced": null, "changes": {"champion": "1"},'
+        b'"when": "w", "who": "w", "run": "r", "verdict": "pass", "reason": ""}',
+        registered_in,
+    ),
     "settings": (
         "a.yaml",
         b"home: ~/x\nenvironments: {serve: {python: /bin/true}}\n",

@@ -78,6 +78,12 @@ def test_its_registry_is_shared_as_it_is(url: str, tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert (tmp_path / "pulled" / "model.safetensors").is_file()
     assert open_registry(own).history("model")[0].run == first.report.run
+    # A node that has nothing of it yet takes the files into its cache.
+    fresh = cache_folder(url, tmp_path / "fresh")
+    verify = ["verify", "model@champion", "--store", str(fresh)]
+    result = CliRunner().invoke(app, verify)
+    assert result.exit_code == 0, result.output
+    assert list(fresh.glob("stages/evidence/*/output/model.safetensors"))
 
 
 @pytest.mark.parametrize("how", ["option", "variable", "settings"])
