@@ -43,10 +43,12 @@ def gc(
     from pipeline.release.collection import find_garbage, remove
 
     found = Store(load_settings(store).store)
-    with open_display(as_json=as_json) as progress, found.collect(progress.note):
+    with open_display(as_json=as_json) as progress, found.collect(progress.note) as claim:
         garbage = find_garbage(found, [registry] if registry else [], days, progress)
         if not dry_run:
             for number, each in enumerate(garbage, start=1):
+                if not claim.is_ours():
+                    raise claim.lost()
                 remove(each, found)
                 progress.advance("remove", number, len(garbage))
     size = sum(each.size for each in garbage)

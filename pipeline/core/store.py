@@ -381,13 +381,14 @@ class Store:
         return [self.root / "runs" / name for name in sorted(begun)]
 
     @contextmanager
-    def collect(self, waits: Callable[[str], None] = lambda text: None) -> Iterator[None]:
+    def collect(self, waits: Callable[[str], None] = lambda text: None) -> Iterator[Claim]:
         """Have all who would begin to use the store wait, so that something may be removed.
 
-        Who is at that already is waited for.
+        Who is at that already is waited for. Where the claim is not ours any more, what we found
+        may be in use again.
         """
-        with self.hold(COLLECTION, waits, forget=True):
-            yield
+        with self.hold(COLLECTION, waits, forget=True) as claim:
+            yield claim
 
     def wait_for_collection(self, waits: Callable[[str], None] = lambda text: None) -> None:
         """Wait while somebody removes things; whoever is announced before it asks is heeded."""

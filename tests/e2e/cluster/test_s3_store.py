@@ -27,6 +27,7 @@ from pipeline.core.origin_variable import ORIGIN
 from pipeline.core.store import Store
 
 WRITER = Path(__file__).with_name("s3_writer.py")
+COLLECTION = Path(__file__).with_name("beside_collection.py")
 pytestmark = [pytest.mark.e2e, pytest.mark.of_everything, pytest.mark.timeout(300)]
 
 
@@ -212,3 +213,35 @@ def test_a_registry_in_a_bucket_that_is_not_there(url: str) -> None:
     with pytest.raises(RegistryError) as caught:
         check_registry("store+s3://no-such-bucket/x", "model")
     assert caught.value.where == "store+s3://no-such-bucket/x"
+
+
+def test_runs_beside_collections_that_are_killed(url: str, tmp_path: Path) -> None:
+    """What a run has found or done is there as long as it goes on."""
+    chance = random.Random(2)
+
+    def start(role: str, node: str, rounds: int) -> subprocess.Popen[str]:
+        cache = cache_folder(url, tmp_path / node)
+        command = [sys.executable, str(COLLECTION), role, str(cache), str(rounds)]
+        environment = {**os.environ, "PREPARE_CLAIM_SECONDS": "3"}
+        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+
+    runs, collector = start("run", "one", 12), start("collect", "two", 1000)
+    try:
+        while runs.poll() is None:
+            time.sleep(chance.uniform(3, 6))
+            collector.kill()
+            collector.communicate()
+            collector = start("collect", chance.choice(["one", "two"]), 1000)
+        collector.kill()
+        collector.communicate()
+        done = int(runs.communicate()[0])
+        assert runs.returncode == 0
+        assert done > 4  # else nothing was removed
+        last = start("collect", "two", 1)
+        assert int(last.communicate(timeout=60)[0]) > 0
+        left = ObjectStore(url).names()
+        assert {name.partition("/")[0] for name in left} <= {"claims", "fetching"}
+    finally:
+        for process in (runs, collector):
+            process.kill()
+            process.wait()
