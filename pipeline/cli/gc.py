@@ -43,14 +43,18 @@ def gc(
     from pipeline.release.collection import find_garbage, remove
 
     found = Store(load_settings(store).store)
-    with open_display(as_json=as_json) as progress, found.collect(progress.note) as claim:
-        garbage = find_garbage(found, [registry] if registry else [], days, progress)
-        if not dry_run:
-            for number, each in enumerate(garbage, start=1):
-                if not claim.is_ours():
-                    raise claim.lost()
-                remove(each, found)
-                progress.advance("remove", number, len(garbage))
+    registries = [registry] if registry else []
+    with open_display(as_json=as_json) as progress:
+        if dry_run:  # also of a store that may only be read
+            garbage = find_garbage(found, registries, days, progress)
+        else:
+            with found.collect(progress.note) as claim:
+                garbage = find_garbage(found, registries, days, progress)
+                for number, each in enumerate(garbage, start=1):
+                    if not claim.is_ours():
+                        raise claim.lost()
+                    remove(each, found)
+                    progress.advance("remove", number, len(garbage))
     size = sum(each.size for each in garbage)
     if as_json:
         removed = [each.to_dict() for each in garbage]

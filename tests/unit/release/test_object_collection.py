@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fake_run import ONE, TWO, FakeRun
@@ -150,18 +151,23 @@ def test_who_begins_meanwhile_waits(url: str, tmp_path: Path, what: str) -> None
     assert [text for text in told if "gc" in text]
 
 
-def test_two_at_once_take_turns(url: str, tmp_path: Path) -> None:
+def test_the_command_says_what_it_removed(url: str, tmp_path: Path) -> None:
     sites = [node(url, tmp_path, name, ONE) for name in ("first", "second")]
     sites[0].run()
     commands = [["gc", "--days", "0", "--json", "--store", str(site.root)] for site in sites]
-    told: list[dict[str, object]] = []
+    told: list[dict[str, Any]] = []
 
     def remove_all(command: list[str]) -> None:
         told.append(json.loads(CliRunner().invoke(app, command, catch_exceptions=False).stdout))
 
+    with sites[0].store.collect():  # while it is removed it can be looked at
+        remove_all([*commands[1], "--dry-run"])
     remove_all(commands[0])
     remove_all(commands[1])
-    assert [bool(each["removed"]) for each in told] == [True, False]
+    in_store = [{each.get("object") for each in one["removed"]} - {None} for one in told]
+    assert in_store[0] == in_store[1]
+    assert [len(each) > 0 for each in in_store] == [True, True, False]
+    assert {each["kind"] for each in told[2]["removed"]} == {"run"}  # the copy that was looked at
     assert names(url) == []
 
 
@@ -192,3 +198,23 @@ def test_a_record_is_seen_elsewhere_while_its_run_goes_on(
     killed._alive.release()
     found = CliRunner().invoke(app, ["runs", "list", "--json", "--store", str(second.root)])
     assert [run["status"] for run in json.loads(found.stdout)] == ["failed", "killed"]
+
+
+def test_two_at_once_take_turns(url: str, tmp_path: Path) -> None:
+    first, second = node(url, tmp_path, "first", ONE), node(url, tmp_path, "second", ONE)
+    held, told, order = threading.Event(), list[str](), list[str]()
+
+    def collect_too() -> None:
+        held.wait(20)
+        with second.store.collect(told.append):
+            order.append("second")
+
+    thread = threading.Thread(target=collect_too)
+    thread.start()
+    with first.store.collect():
+        held.set()
+        time.sleep(0.5)
+        order.append("first")
+    thread.join(20)
+    assert order == ["first", "second"]
+    assert told
