@@ -1,80 +1,20 @@
-"""From options to choices, and which checkpoints are refused before any work is done.
-
-The GPU's driver is a program on the PATH, so a test's PATH decides which GPU there is.
-"""
+"""From options to choices, and which are refused before any work is done."""
 
 from __future__ import annotations
 
-import json
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from listener import Listener
-from quantized_checkpoint import quantization_config, source_files
-from small_checkpoint import checkpoint_files, write_files
+from asked_run import refused, request_for, write_policy
 
-from pipeline.checkpoint.folder import Checkpoint
-from pipeline.core.errors import CheckpointError, UsageError
-from pipeline.core.stage_record import StageSpec
+from pipeline.core.errors import CheckpointError
 from pipeline.environments.settings import Settings
-from pipeline.plan.choices import Choices, Request, choose
-from pipeline.plan.chosen_plan import find_data, make_plan
-from pipeline.plan.located_checkpoint import locate, locate_draft
-from recipes.catalog import RECIPES, load_profile
+from pipeline.plan.choices import choose
+from recipes.catalog import load_profile
 
-
-@pytest.fixture(autouse=True)
-def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The only folder on the PATH; without a driver at first."""
-    folder = tmp_path / "programs"
-    folder.mkdir()
-    monkeypatch.setenv("PATH", str(folder))
-    return folder
-
-
-def install_driver(programs: Path, gpu: str, capability: str) -> None:
-    """A driver's program that answers for this GPU, as nvidia-smi does."""
-    program = programs / "nvidia-smi"
-    program.write_text(
-        "#!/bin/sh\n"
-        'case "$1" in\n'
-        f'-L) echo "GPU 0: {gpu} (UUID: GPU-1)"; echo "GPU 1: {gpu} (UUID: GPU-2)";;\n'
-        f'--query-gpu=name,*) echo "{gpu}, 580.9, 1 MiB"; echo "{gpu}, 580.9, 1 MiB";;\n'
-        f'--query-gpu=compute_cap) echo "{capability}"; echo "{capability}";;\n'
-        "*) exit 2;;\n"
-        "esac\n"
-    )
-    program.chmod(0o755)
-
-
-@pytest.fixture
-def settings(tmp_path: Path) -> Settings:
-    return Settings(home=tmp_path / "home", store=tmp_path / "store")
-
-
-def request_for(checkpoint: str = "org/model", **options: Any) -> Request:
-    defaults: dict[str, Any] = {
-        "recipes": (),
-        "profile": "auto",
-        "policy": None,
-        "name": None,
-        "registry": None,
-        "eval_data": None,
-        "trust_remote_code": False,
-    }
-    return Request(checkpoint=checkpoint, **(defaults | options))
-
-
-def refused(request: Request, settings: Settings) -> UsageError:
-    with pytest.raises(UsageError) as caught:
-        choose(request, settings)
-    assert caught.value.where
-    assert caught.value.cure
-    return caught.value
+pytestmark = pytest.mark.usefixtures("programs")
 
 
 class TestDefaults:
@@ -169,43 +109,6 @@ class TestDefaults:
         assert not settings.store.exists()
 
 
-class TestProfile:
-    def test_auto_without_a_gpu(self, settings: Settings) -> None:
-        assert choose(request_for(), settings).profile.name == "cpu"
-
-    @pytest.mark.parametrize(
-        ("gpu", "profile"),
-        [
-            ("NVIDIA H100 80GB HBM3", "h100"),
-            ("NVIDIA H100 NVL", "h100"),
-            ("NVIDIA H200", "h200"),
-            ("NVIDIA H20", "h20"),
-            ("NVIDIA L40S", "l40s"),
-            ("NVIDIA B200", "b200"),
-        ],
-    )
-    def test_auto_by_the_gpus_name(
-        self, settings: Settings, programs: Path, gpu: str, profile: str
-    ) -> None:
-        install_driver(programs, gpu, "9.0")
-        assert choose(request_for(), settings).profile.name == profile
-
-    def test_auto_on_an_unknown_gpu(self, settings: Settings, programs: Path) -> None:
-        install_driver(programs, "NVIDIA T4", "7.5")
-        error = refused(request_for(), settings)
-        assert "'NVIDIA T4'" in error.what
-        assert "a100, b200, cpu, h100, h100-kv16, h20, h200, l40s" in error.cure
-
-    def test_a_driver_that_fails_is_no_gpu(self, settings: Settings, programs: Path) -> None:
-        (programs / "nvidia-smi").write_text("#!/bin/sh\necho no devices; exit 9\n")
-        (programs / "nvidia-smi").chmod(0o755)
-        assert choose(request_for(), settings).profile.name == "cpu"
-
-    def test_what_is_asked_for_wins_over_the_gpu(self, settings: Settings, programs: Path) -> None:
-        install_driver(programs, "NVIDIA A100", "8.0")
-        assert choose(request_for(profile="cpu"), settings).profile.name == "cpu"
-
-
 class TestUsage:
     @pytest.mark.parametrize(
         ("options", "words"),
@@ -278,175 +181,3 @@ class TestUsage:
     ) -> None:
         assert refused(request_for(name=name, registry=registry), settings).where == "--name"
         assert choose(request_for(name=name), settings).name == name  # MLflow takes it
-
-
-def write_policy(folder: Path, mmlu: dict[str, Any], speed: dict[str, Any] | None = None) -> str:
-    path = folder / "policy.yaml"
-    policy = {
-        "name": "mine",
-        "summary": "one suite",
-        "suites": {"mmlu": {"kind": "mmlu", **mmlu}},
-        **({"speed": speed} if speed else {}),
-    }
-    path.write_text(yaml.safe_dump(policy))
-    return str(path)
-
-
-class Checkpoints:
-    """Writes a checkpoint with a config of the test's, and looks for it as a run does."""
-
-    def __init__(self, folder: Path, settings: Settings) -> None:
-        self.folder = folder
-        self.settings = settings
-
-    def write(self, **config: Any) -> None:
-        files = source_files()
-        changed = json.loads(files["config.json"]) | config
-        write_files(self.folder, files | {"config.json": json.dumps(changed).encode()})
-
-    def choices(self, checkpoint: str | None = None, **options: Any) -> Choices:
-        return choose(request_for(checkpoint or str(self.folder), **options), self.settings)
-
-    def located(self, choices: Choices) -> Checkpoint:
-        return locate(choices, self.settings, self.make_demo, Listener())
-
-    def make_demo(self, spec: StageSpec) -> Path:
-        assert spec.stage == "demo_checkpoint"
-        return self.folder
-
-    def fault(self, **options: Any) -> CheckpointError:
-        with pytest.raises(CheckpointError) as caught:
-            self.located(self.choices(**options))
-        assert str(self.folder) in caught.value.where
-        assert caught.value.cure
-        return caught.value
-
-
-@pytest.fixture
-def checkpoints(tmp_path: Path, settings: Settings) -> Checkpoints:
-    return Checkpoints(tmp_path / "model", settings)
-
-
-class TestCheckpoint:
-    def test_a_folder(self, checkpoints: Checkpoints) -> None:
-        checkpoints.write()
-        found = checkpoints.located(checkpoints.choices())
-        assert (found.kind, found.path) == ("folder", checkpoints.folder)
-        assert found.ref == str(checkpoints.folder)
-
-    def test_the_demo_is_made_by_a_stage(self, checkpoints: Checkpoints) -> None:
-        checkpoints.write()
-        found = checkpoints.located(checkpoints.choices("demo:smollm2-135m"))
-        assert (found.kind, found.ref) == ("demo", "demo:smollm2-135m")
-
-    def test_missing(self, checkpoints: Checkpoints) -> None:
-        assert "no such folder" in checkpoints.fault().what
-
-    def test_already_quantized(self, checkpoints: Checkpoints) -> None:
-        checkpoints.write(quantization_config=quantization_config("awq"))
-        assert checkpoints.fault().what == "the checkpoint is already quantized"
-
-    @pytest.mark.parametrize(
-        "architecture",
-        ["T5ForConditionalGeneration", "BertModel", "LlavaForConditionalGeneration"],
-    )
-    def test_an_architecture_that_is_not_supported(
-        self, checkpoints: Checkpoints, architecture: str
-    ) -> None:
-        checkpoints.write(architectures=[architecture])
-        assert f"'{architecture}' is not supported" in checkpoints.fault().what
-
-    @pytest.mark.parametrize("architecture", ["GPT2LMHeadModel", "Qwen3ForCausalLM"])
-    def test_architectures_that_are(self, checkpoints: Checkpoints, architecture: str) -> None:
-        checkpoints.write(architectures=[architecture])
-        assert checkpoints.located(checkpoints.choices()).architecture == architecture
-
-    def test_code_of_its_own_only_when_allowed(self, checkpoints: Checkpoints) -> None:
-        checkpoints.write(auto_map={"AutoModelForCausalLM": "modeling_mine.MineForCausalLM"})
-        error = checkpoints.fault()
-        assert "Python code of its own" in error.what
-        assert "--yes-trust-remote-code" in error.cure
-        allowed = checkpoints.choices(trust_remote_code=True)
-        assert checkpoints.located(allowed).needs_remote_code
-
-
-class TestPlan:
-    def test_it_is_of_what_was_chosen(self, checkpoints: Checkpoints, settings: Settings) -> None:
-        checkpoints.write()
-        choices = checkpoints.choices(policy="demo", recipes=("fp8-dynamic",))
-        checkpoint = checkpoints.located(choices)
-        listener = Listener()
-        sources = find_data(choices, settings, listener)
-        plan = make_plan(choices, checkpoint, settings, sources)
-        assert [variant.recipe.name for variant in plan.variants] == ["fp8-dynamic"]
-        checked = plan.baseline.stages["coherence"].parameters["checkpoint"]
-        assert checked == checkpoint.digest
-        parameters = plan.baseline.stages["coherence"].parameters
-        assert parameters["hardware"]["accelerator"] == "cpu"
-        assert parameters["hardware"]["cores"] >= 1
-        assert listener.notes == []
-        assert not settings.store.exists()
-
-    def test_the_gpu_is_part_of_it(
-        self, checkpoints: Checkpoints, settings: Settings, programs: Path
-    ) -> None:
-        install_driver(programs, "NVIDIA H100 80GB HBM3", "9.0")
-        checkpoints.write()
-        choices = checkpoints.choices(policy="demo", recipes=("fp8-dynamic",))
-        sources = find_data(choices, settings, Listener())
-        plan = make_plan(choices, checkpoints.located(choices), settings, sources)
-        hardware = plan.variants[0].stages["coherence"].parameters["hardware"]
-        assert hardware == {"accelerator": "cuda", "gpu": "NVIDIA H100 80GB HBM3"}
-
-
-class TestSpeculative:
-    """A profile with speculative decoding is seen through before anything is fetched."""
-
-    def profile(self, folder: Path, **keys: Any) -> str:
-        data = yaml.safe_load((RECIPES / "profiles" / "cpu.yaml").read_text())
-        file = folder / "mine.yaml"
-        speculative = {"method": "ngram", "num_speculative_tokens": 4, **keys}
-        file.write_text(yaml.safe_dump({**data, "speculative": speculative}))
-        return str(file)
-
-    def test_it_is_told(self, tmp_path: Path, settings: Settings) -> None:
-        choices = choose(request_for(profile=self.profile(tmp_path)), settings)
-        assert "ngram, 4 tokens a step" in choices.to_dict()["speculation"]
-
-    def test_what_accepts_by_chance_is_not_promoted(
-        self, tmp_path: Path, settings: Settings
-    ) -> None:
-        rule = {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2.0}
-        asked = request_for(profile=self.profile(tmp_path, **rule))
-        error = refused(asked, settings)
-        assert "mine.yaml" in error.where
-        assert "speculative.rejection_sample_method" in error.where
-        choices = choose(replace(asked, promote=False), settings)
-        assert "lossy" in choices.to_dict()["speculation"]
-
-    @pytest.mark.parametrize("draft", ["no such thing", "./nothing-here"])
-    def test_a_draft_that_is_none(self, draft: str, tmp_path: Path, settings: Settings) -> None:
-        asked = request_for(profile=self.profile(tmp_path, method="draft_model", draft=draft))
-        assert "speculative.draft" in refused(asked, settings).where
-
-    def test_a_draft_is_found_as_a_checkpoint(self, tmp_path: Path, settings: Settings) -> None:
-        small = tmp_path / "small"
-        write_files(small, checkpoint_files())
-        named = self.profile(tmp_path, method="draft_model", draft=str(small))
-        choices = choose(request_for(profile=named), settings)
-        draft = locate_draft(
-            choices.profile, settings, lambda _: small, Listener(), trust_remote_code=False
-        )
-        assert draft is not None
-        assert draft.path == small
-
-    def test_what_it_accepts_is_no_claim_without_it(
-        self, tmp_path: Path, settings: Settings
-    ) -> None:
-        policy = yaml.safe_load((RECIPES / "policies" / "demo.yaml").read_text())
-        claim = {"workload": "chat", "rate": 2, "acceptance_at_least": 1.5}
-        file = tmp_path / "policy.yaml"
-        file.write_text(yaml.safe_dump({**policy, "speed": {"slo": [claim]}}))
-        error = refused(request_for(profile="cpu", policy=str(file)), settings)
-        assert "speed.slo.0" in error.where
-        choose(request_for(profile=self.profile(tmp_path), policy=str(file)), settings)

@@ -1,0 +1,111 @@
+"""What is asked of a run, before anything is done: requests, and what they name, written down.
+
+The GPU's driver is a program on the PATH, so a test's PATH decides which GPU there is.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from listener import Listener
+from quantized_checkpoint import source_files
+from small_checkpoint import write_files
+
+from pipeline.checkpoint.folder import Checkpoint
+from pipeline.core.errors import CheckpointError, UsageError
+from pipeline.core.stage_record import StageSpec
+from pipeline.environments.settings import Settings
+from pipeline.plan.choices import Choices, Request, choose
+from pipeline.plan.located_checkpoint import locate
+from recipes.catalog import RECIPES
+
+
+def request_for(checkpoint: str = "org/model", **options: Any) -> Request:
+    defaults: dict[str, Any] = {
+        "recipes": (),
+        "profile": "auto",
+        "policy": None,
+        "name": None,
+        "registry": None,
+        "eval_data": None,
+        "trust_remote_code": False,
+    }
+    return Request(checkpoint=checkpoint, **(defaults | options))
+
+
+def refused(request: Request, settings: Settings) -> UsageError:
+    with pytest.raises(UsageError) as caught:
+        choose(request, settings)
+    assert caught.value.where
+    assert caught.value.cure
+    return caught.value
+
+
+def install_driver(programs: Path, gpu: str, capability: str) -> None:
+    """A driver's program that answers for this GPU, as nvidia-smi does."""
+    program = programs / "nvidia-smi"
+    program.write_text(
+        "#!/bin/sh\n"
+        'case "$1" in\n'
+        f'-L) echo "GPU 0: {gpu} (UUID: GPU-1)"; echo "GPU 1: {gpu} (UUID: GPU-2)";;\n'
+        f'--query-gpu=name,*) echo "{gpu}, 580.9, 1 MiB"; echo "{gpu}, 580.9, 1 MiB";;\n'
+        f'--query-gpu=compute_cap) echo "{capability}"; echo "{capability}";;\n'
+        "*) exit 2;;\n"
+        "esac\n"
+    )
+    program.chmod(0o755)
+
+
+def write_policy(folder: Path, mmlu: dict[str, Any], speed: dict[str, Any] | None = None) -> str:
+    path = folder / "policy.yaml"
+    policy = {
+        "name": "mine",
+        "summary": "one suite",
+        "suites": {"mmlu": {"kind": "mmlu", **mmlu}},
+        **({"speed": speed} if speed else {}),
+    }
+    path.write_text(yaml.safe_dump(policy))
+    return str(path)
+
+
+def speculative_profile(folder: Path, **keys: Any) -> str:
+    """A profile of one's own with speculative decoding."""
+    data = yaml.safe_load((RECIPES / "profiles" / "cpu.yaml").read_text())
+    file = folder / "mine.yaml"
+    speculative = {"method": "ngram", "num_speculative_tokens": 4, **keys}
+    file.write_text(yaml.safe_dump({**data, "speculative": speculative}))
+    return str(file)
+
+
+class Checkpoints:
+    """Writes a checkpoint with a config of the test's, and looks for it as a run does."""
+
+    def __init__(self, folder: Path, settings: Settings) -> None:
+        self.folder = folder
+        self.settings = settings
+
+    def write(self, **config: Any) -> None:
+        files = source_files()
+        changed = json.loads(files["config.json"]) | config
+        write_files(self.folder, files | {"config.json": json.dumps(changed).encode()})
+
+    def choices(self, checkpoint: str | None = None, **options: Any) -> Choices:
+        return choose(request_for(checkpoint or str(self.folder), **options), self.settings)
+
+    def located(self, choices: Choices) -> Checkpoint:
+        return locate(choices, self.settings, self.make_demo, Listener())
+
+    def make_demo(self, spec: StageSpec) -> Path:
+        assert spec.stage == "demo_checkpoint"
+        return self.folder
+
+    def fault(self, **options: Any) -> CheckpointError:
+        with pytest.raises(CheckpointError) as caught:
+            self.located(self.choices(**options))
+        assert str(self.folder) in caught.value.where
+        assert caught.value.cure
+        return caught.value

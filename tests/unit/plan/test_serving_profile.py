@@ -1,0 +1,83 @@
+"""The profile that a run takes: by the GPU there is, by name, and with speculative decoding."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+from asked_run import install_driver, refused, request_for, speculative_profile
+
+from pipeline.environments.settings import Settings
+from pipeline.plan.choices import choose
+from recipes.catalog import RECIPES
+
+pytestmark = pytest.mark.usefixtures("programs")
+
+
+class TestProfile:
+    def test_auto_without_a_gpu(self, settings: Settings) -> None:
+        assert choose(request_for(), settings).profile.name == "cpu"
+
+    @pytest.mark.parametrize(
+        ("gpu", "profile"),
+        [
+            ("NVIDIA H100 80GB HBM3", "h100"),
+            ("NVIDIA H100 NVL", "h100"),
+            ("NVIDIA H200", "h200"),
+            ("NVIDIA H20", "h20"),
+            ("NVIDIA L40S", "l40s"),
+            ("NVIDIA B200", "b200"),
+        ],
+    )
+    def test_auto_by_the_gpus_name(
+        self, settings: Settings, programs: Path, gpu: str, profile: str
+    ) -> None:
+        install_driver(programs, gpu, "9.0")
+        assert choose(request_for(), settings).profile.name == profile
+
+    def test_auto_on_an_unknown_gpu(self, settings: Settings, programs: Path) -> None:
+        install_driver(programs, "NVIDIA T4", "7.5")
+        error = refused(request_for(), settings)
+        assert "'NVIDIA T4'" in error.what
+        assert "a100, b200, cpu, h100, h100-kv16, h20, h200, l40s" in error.cure
+
+    def test_a_driver_that_fails_is_no_gpu(self, settings: Settings, programs: Path) -> None:
+        (programs / "nvidia-smi").write_text("#!/bin/sh\necho no devices; exit 9\n")
+        (programs / "nvidia-smi").chmod(0o755)
+        assert choose(request_for(), settings).profile.name == "cpu"
+
+    def test_what_is_asked_for_wins_over_the_gpu(self, settings: Settings, programs: Path) -> None:
+        install_driver(programs, "NVIDIA A100", "8.0")
+        assert choose(request_for(profile="cpu"), settings).profile.name == "cpu"
+
+
+class TestSpeculative:
+    """A profile with speculative decoding is seen through before anything is fetched."""
+
+    def test_it_is_told(self, tmp_path: Path, settings: Settings) -> None:
+        choices = choose(request_for(profile=speculative_profile(tmp_path)), settings)
+        assert "ngram, 4 tokens a step" in choices.to_dict()["speculation"]
+
+    def test_what_accepts_by_chance_is_not_promoted(
+        self, tmp_path: Path, settings: Settings
+    ) -> None:
+        rule = {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2.0}
+        asked = request_for(profile=speculative_profile(tmp_path, **rule))
+        error = refused(asked, settings)
+        assert "mine.yaml" in error.where
+        assert "speculative.rejection_sample_method" in error.where
+        choices = choose(replace(asked, promote=False), settings)
+        assert "lossy" in choices.to_dict()["speculation"]
+
+    def test_what_it_accepts_is_no_claim_without_it(
+        self, tmp_path: Path, settings: Settings
+    ) -> None:
+        policy = yaml.safe_load((RECIPES / "policies" / "demo.yaml").read_text())
+        claim = {"workload": "chat", "rate": 2, "acceptance_at_least": 1.5}
+        file = tmp_path / "policy.yaml"
+        file.write_text(yaml.safe_dump({**policy, "speed": {"slo": [claim]}}))
+        error = refused(request_for(profile="cpu", policy=str(file)), settings)
+        assert "speed.slo.0" in error.where
+        choose(request_for(profile=speculative_profile(tmp_path), policy=str(file)), settings)
