@@ -38,7 +38,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 NAPS = ROOT / "benchmarks" / "naps"
 CLUSTER = ROOT / "tests" / "e2e" / "cluster"
-sys.path[:0] = [str(NAPS), str(CLUSTER)]
+sys.path[:0] = [str(NAPS), str(CLUSTER), str(CLUSTER.parent)]
 os.environ["PYTHONPATH"] = str(NAPS)  # of all that we start
 from nap_plan import LITTLE, ON_A_GPU, Nap, Plan, Site, a_node  # noqa: E402
 from random_kills import Killing, Victim, measure_kills  # noqa: E402

@@ -67,9 +67,21 @@ def end_group(grace_seconds: float) -> None:
             time.sleep(POLL_SECONDS * 4)
 
 
-def adopt_orphans() -> None:
-    """From now on, have whatever a descendant of ours leaves behind for a child of our own."""
-    LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1)
+def adopt_orphans() -> bool:
+    """From now on, have whatever a descendant of ours leaves behind for a child of our own.
+
+    Whether the kernel does that.
+    """
+    return bool(LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1) == 0)
+
+
+def has_children() -> bool:
+    """Whether a child of ours is left that runs, or has not been waited for."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
 
 
 def end_adopted(grace_seconds: float) -> None:
@@ -128,7 +140,7 @@ def guard(descriptors: list[int], grace_seconds: float, start: Callable[[], Chil
     # The command inherits whatever descriptors it was meant to get, but none of these.
     for descriptor in descriptors:
         os.set_inheritable(descriptor, False)
-    adopt_orphans()
+    adopts = adopt_orphans()
     try:
         child = start()
     except OSError as error:
@@ -142,10 +154,12 @@ def guard(descriptors: list[int], grace_seconds: float, start: Callable[[], Chil
     code = child.poll()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    end_group(grace_seconds)
-    if code is None:
-        code = child.wait()
-    end_adopted(grace_seconds)
+    # All that it has left would be our children: to look through all processes takes a while.
+    if code is None or not adopts or has_children():
+        end_group(grace_seconds)
+        if code is None:
+            code = child.wait()
+        end_adopted(grace_seconds)
     return 128 - code if code < 0 else code
 
 

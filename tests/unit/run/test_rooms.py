@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from fake_run import FakeRun, equal, flipping, lost, policy
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from pretend_stages import PretendExecutor, PretendJob, PretendModels, Score
 
@@ -123,7 +123,7 @@ def slow_to_tell(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("slow_to_tell")
-@settings(max_examples=6)
+@settings(max_examples=6, phases=[Phase.generate])  # a run takes a second: not for shrinking
 @given(asked=RUNS, rooms=st.integers(2, 6))
 def test_verdicts_and_counts_are_the_same_in_whatever_room(
     asked: Asked, rooms: int, tmp_path_factory: pytest.TempPathFactory
@@ -131,4 +131,5 @@ def test_verdicts_and_counts_are_the_same_in_whatever_room(
     folder = tmp_path_factory.mktemp("rooms")
     alone, made = asked.run(folder / "one", 1), asked.run(folder / "more", rooms)
     assert told(made) == told(alone)
-    assert all(not check.differences for check in check_run(made.report, made.store))
+    if any(each.gates for each in made.report.variants):
+        assert all(not check.differences for check in check_run(made.report, made.store))
