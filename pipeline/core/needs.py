@@ -21,3 +21,6 @@ class Needs(Record):
     exclusive: bool = Field(
         False, description="nothing else of ours may run on the node: it measures speed"
     )
+    memory_bytes: int = Field(
+        0, ge=0, description="of the node's memory, by estimate; 0: little, or nobody knows"
+    )

@@ -14,7 +14,7 @@ from pipeline.forecast import checks
 from pipeline.forecast.fit import Site
 from pipeline.forecast.gpu_plan import candidates_of, cure
 from pipeline.forecast.machine import Machine
-from pipeline.forecast.stage_needs import SMALL_FILES_BYTES, serve_need, stage_needs
+from pipeline.forecast.stage_needs import SMALL_FILES_BYTES, quantize_need, serve_need, stage_needs
 from pipeline.inspection.inspection import Inspection, inspect
 from pipeline.inspection.source import Source
 from pipeline.inspection.variant_size import VariantWeights, variant_weights
@@ -115,6 +115,16 @@ class Preflight:
             if need.host_bytes is not None
             and need.host_bytes <= memory < need.host_bytes + baseline
         ]
+
+    def quantize_bytes(self) -> dict[str, int]:
+        """Memory of the machine that quantizing takes, by recipe; of those that are known."""
+        if (inspection := self._inspection) is None:
+            return {}
+        needs = [
+            quantize_need(inspection, recipe, self.weights[recipe.name], self.profile)
+            for recipe in self.recipes
+        ]
+        return {each.variant: each.host_bytes for each in needs if each and each.host_bytes}
 
     @property
     def architecture(self) -> str:

@@ -7,7 +7,7 @@ loads are a piece of their own where several models could be asked side by side.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from artifacts.serving_arguments import ServingArguments
@@ -46,6 +46,7 @@ class ExpectedWork:
 
     Args:
         count_room: how many such pieces fit side by side.
+        quantize_bytes: memory that quantizing takes, by recipe, where it is known.
         start_seconds: that a server takes to start; None where it is not known.
         find: the record of a finished stage.
     """
@@ -56,7 +57,9 @@ class ExpectedWork:
         count_room: Callable[[Needs], int],
         start_seconds: float | None,
         find: Find,
+        quantize_bytes: Mapping[str, int] | None = None,
     ) -> None:
+        self._quantize_bytes = quantize_bytes or {}
         self._plan = plan
         self._count_room = count_room
         self._start_seconds = start_seconds
@@ -120,7 +123,9 @@ class ExpectedWork:
     def _making(self, spec: StageSpec) -> Needs:
         if spec.stage not in (QUANTIZE.name, DRY_RUN.name):
             return Needs()
-        return Needs(gpus=1) if self._plan.accelerator == "cuda" else Needs(cpus="all")
+        is_whole = spec.stage == QUANTIZE.name
+        memory = self._quantize_bytes.get(spec.variant, 0) if is_whole else 0
+        return needs_to_make(self._plan.accelerator, memory)
 
     def _is_apart(self, spec: StageSpec) -> bool:
         return self._count_room(self._room(spec.variant, is_load=False)) > 1
@@ -140,6 +145,13 @@ class ExpectedWork:
     def _variant(self, name: str) -> VariantPlan:
         sides = (self._plan.baseline, *self._plan.variants)
         return next(each for each in sides if each.recipe.name == name)
+
+
+def needs_to_make(accelerator: str, memory_bytes: int = 0) -> Needs:
+    """Room to quantize."""
+    if accelerator == "cuda":
+        return Needs(gpus=1, memory_bytes=memory_bytes)
+    return Needs(cpus="all", memory_bytes=memory_bytes)
 
 
 def _count_gpus(arguments: ServingArguments | None) -> int:

@@ -6,7 +6,7 @@ What is cached, sizes, expected times, and what the gates can show with the ques
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -207,6 +207,7 @@ def needs_words(needs: Needs) -> str:
     """What room a piece of work takes."""
     words = [f"{needs.gpus} GPU{'s' * (needs.gpus > 1)}"] if needs.gpus else []
     words += ["the whole node"] if needs.exclusive else ["all cores"] * (needs.cpus == "all")
+    words += [f"{needs.memory_bytes / 1e9:.1f} GB"] * bool(needs.memory_bytes)
     return ", ".join(words) or "little"
 
 
@@ -272,7 +273,9 @@ def forecast(request: Request, settings: Settings, progress: Progress) -> Foreca
         trial, level = trial_words(plan), plan.alpha / len(plan.counted)
         specs = plan.stages(find)
         may_ask_more = rounds_may_follow(plan, find)
-        timeline = play_through(plan, specs, store, seen, executor)
+        timeline = play_through(
+            plan, specs, store, seen, executor, preflight.quantize_bytes() if preflight else {}
+        )
         faults += late_faults(preflight, plan, find) if preflight is not None else []
     except NotHereYetError as reason:
         not_here = str(reason)
@@ -303,7 +306,12 @@ def forecast(request: Request, settings: Settings, progress: Progress) -> Foreca
 
 
 def play_through(
-    plan: Plan, specs: list[StageSpec], store: Store, seen: Seen, executor: Executor
+    plan: Plan,
+    specs: list[StageSpec],
+    store: Store,
+    seen: Seen,
+    executor: Executor,
+    quantize_bytes: Mapping[str, int],
 ) -> Timeline | None:
     """When what is not done yet would run; None where something of it fits nowhere."""
     to_run = []
@@ -316,7 +324,7 @@ def play_through(
     def find(spec: StageSpec) -> StageRecord | None:
         return store.find_current(spec.stage, spec.key)
 
-    work = ExpectedWork(plan, executor.count_room, start_seconds(seen), find)
+    work = ExpectedWork(plan, executor.count_room, start_seconds(seen), find, quantize_bytes)
     try:
         gpus = executor.count_room(Needs(gpus=1)) if plan.accelerator == "cuda" else 0
         return play(work.pieces(to_run), executor.count_room, gpus)

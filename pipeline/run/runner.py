@@ -8,7 +8,7 @@ round leaves open get another one, with twice the questions.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 
 from artifacts.run_record import VariantReport, report_judged, report_unjudged
 from artifacts.selection import correct
@@ -19,10 +19,10 @@ from eval_gates.sandbox import choose_isolation
 from pipeline.core.errors import PrepareError
 from pipeline.core.needs import Needs
 from pipeline.core.stage_record import StageSpec
-from pipeline.environments.definition import Accelerator
 from pipeline.plan.independence import check_laid_out
 from pipeline.plan.plan import Plan, VariantPlan
 from pipeline.run.asking import Asking, IncoherentModelError, raise_failure
+from pipeline.run.expected_work import needs_to_make
 from pipeline.run.run_log import RunLog
 from pipeline.run.schedule import Schedule, Work
 from pipeline.run.stage_runner import StageRunner, name_of
@@ -34,9 +34,20 @@ Open = dict[str, int]
 
 
 class Runner:
-    """Runs one plan."""
+    """Runs one plan.
 
-    def __init__(self, plan: Plan, stages: StageRunner, log: RunLog) -> None:
+    Args:
+        quantize_bytes: memory that quantizing takes, by recipe, where it is known.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        stages: StageRunner,
+        log: RunLog,
+        quantize_bytes: Mapping[str, int] | None = None,
+    ) -> None:
+        self._quantize_bytes = quantize_bytes or {}
         self._plan = plan
         self._stages = stages
         self._log = log
@@ -116,13 +127,15 @@ class Runner:
             if variant.wants_dry_run(self._stages.find_reusable):
                 spec = variant.stages["dry_run"]
                 if self._stages.reuse(spec) is None:
-                    yield self._stage(spec, variant, self._making_needs)
+                    yield self._stage(spec, variant, self._needs_to_make())
 
     def _find_making(self) -> Iterator[Work]:
         for variant in self._going:
             if undone := self._unmade(variant):
                 is_light = undone.stage != QUANTIZE.name
-                yield self._stage(undone, variant, LITTLE if is_light else self._making_needs)
+                memory = self._quantize_bytes.get(variant.recipe.name, 0)
+                needs = LITTLE if is_light else self._needs_to_make(memory)
+                yield self._stage(undone, variant, needs)
 
     def _find_verdicts(self) -> Iterator[Work]:
         for variant in list(self._going):
@@ -205,11 +218,9 @@ class Runner:
     def _stage(self, spec: StageSpec, variant: VariantPlan | None, needs: Needs = LITTLE) -> Work:
         return Work(name_of(spec), lambda: self._stages.add_runtime(spec, {}), needs, variant)
 
-    @property
-    def _making_needs(self) -> Needs:
+    def _needs_to_make(self, memory_bytes: int = 0) -> Needs:
         """Room to quantize."""
-        is_cpu = self._stages.accelerator is Accelerator.CPU
-        return Needs(cpus="all") if is_cpu else Needs(gpus=1)
+        return needs_to_make(self._stages.accelerator, memory_bytes)
 
     # --- what came of it ----------------------------------------------------------------------
 

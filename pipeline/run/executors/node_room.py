@@ -16,6 +16,7 @@ from functools import cached_property
 
 from pipeline.core.errors import UsageError
 from pipeline.core.gpus import VisibleGpu, allottable_gpus, busy_gpus
+from pipeline.core.memory import memory_bytes
 from pipeline.core.needs import Needs
 from pipeline.core.node_locks import NodeLocks
 
@@ -38,6 +39,10 @@ class NodeRoom:
         self._held.callback(os.close, descriptor)
         self.descriptors += (descriptor,)
 
+    def hold_memory(self, give_back: Callable[[], None]) -> None:
+        """Keep memory that was counted as ours."""
+        self._held.callback(give_back)
+
     def variables(self) -> dict[str, str]:
         """What tells a process which GPUs are its own; nothing where it was given none."""
         names = ",".join(gpu.uuid for gpu in self.gpus)
@@ -55,6 +60,7 @@ class Node:
     def __init__(self) -> None:
         self.obstacle = ""  # what was in the way when room was last looked for in vain
         self._locks = NodeLocks()
+        self._lent_bytes = 0  # of memory, to work of this process
         self._busy: set[str] = set()
         self._asked = -math.inf
 
@@ -70,7 +76,9 @@ class Node:
         if needs.exclusive or needs.cpus == "all":
             return 1
         if needs.gpus:
-            return len(self.gpus) // needs.gpus
+            rooms = len(self.gpus) // needs.gpus
+            memory = memory_bytes() // needs.memory_bytes if needs.memory_bytes else rooms
+            return max(1, min(rooms, memory))  # how much it takes is an estimate
         return len(os.sched_getaffinity(0))
 
     def find_room(self, needs: Needs) -> NodeRoom | None:
@@ -92,6 +100,7 @@ class Node:
         room = NodeRoom()
         steps: Sequence[Callable[[Needs, NodeRoom], str]] = (
             self._take_node,
+            self._take_memory,
             self._take_gpus,
             self._take_cpus,
         )
@@ -118,6 +127,21 @@ class Node:
             self._locks.wish(WHOLE_NODE)
             return "all other work on this node, to measure speed alone"
         return "a measurement of speed, which has this node alone"
+
+    def _take_memory(self, needs: Needs, room: NodeRoom) -> str:
+        """Of one run's work alone: other runs' is not known here."""
+        size = needs.memory_bytes
+        if size and self._lent_bytes and self._lent_bytes + size > memory_bytes():
+            return (
+                f"{size / 1e9:.1f} GB of memory: other work of this run has "
+                f"{self._lent_bytes / 1e9:.1f} GB"
+            )
+        self._lent_bytes += size
+        room.hold_memory(lambda: self._give_back(size))
+        return ""
+
+    def _give_back(self, size: int) -> None:
+        self._lent_bytes -= size
 
     def _take_gpus(self, needs: Needs, room: NodeRoom) -> str:
         if needs.gpus == 0:

@@ -177,6 +177,7 @@ class RayPlace:
         self.room = room
         self.options = options
         taken = {"CPU": room.cpus, "GPU": room.gpus}
+        taken["memory"] = int(room.memory_bytes)
         if room.gpu_kind:
             taken[KIND + room.gpu_kind] = SHARE_OF_KIND
         bundle = {name: count for name, count in taken.items() if count}
@@ -305,7 +306,7 @@ class SentLog:
 def resources_of(has: Mapping[str, float]) -> Resources:
     """What a node has, as Ray lists it."""
     kinds = sorted(name.removeprefix(KIND) for name in has if name.startswith(KIND))
-    return Resources(has.get("CPU", 0), has.get("GPU", 0), ", ".join(kinds))
+    return Resources(has.get("CPU", 0), has.get("GPU", 0), ", ".join(kinds), has.get("memory", 0))
 
 
 def describe_here(given: Mapping[str, str]) -> str:

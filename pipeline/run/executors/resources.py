@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from pipeline.core.needs import Needs
 
@@ -16,6 +16,8 @@ class Resources:
     cpus: float
     gpus: float
     gpu_kind: str = ""  # as the cluster calls it; "" where it does not say, or it does not matter
+    # That differs a little between nodes of one kind; 0 where the cluster does not count it.
+    memory_bytes: float = field(default=0, compare=False)
 
     def holds(self, needs: Needs) -> bool:
         """Whether the work could run on a node that has this much."""
@@ -24,13 +26,16 @@ class Resources:
     def taken_by(self, needs: Needs) -> Resources:
         """What the work takes of a node that has this much."""
         if needs.exclusive:
-            return self
+            return replace(self, memory_bytes=0)
         cpus = self.cpus if needs.cpus == "all" else 1
-        return Resources(cpus, needs.gpus, self.gpu_kind if needs.gpus else "")
+        # An estimate, which what a cluster gives away of a node may fall short of.
+        memory = min(needs.memory_bytes, self.memory_bytes)
+        return Resources(cpus, needs.gpus, self.gpu_kind if needs.gpus else "", memory)
 
     def count(self, part: Resources) -> int:
         """How often the part is in it."""
         times = [self.cpus // part.cpus, *([self.gpus // part.gpus] if part.gpus else [])]
+        times += [self.memory_bytes // part.memory_bytes] if part.memory_bytes else []
         return int(min(times))
 
 
@@ -53,4 +58,6 @@ def words_of(needs: Needs) -> str:
     gpus = {0: "a core", 1: "1 GPU"}.get(needs.gpus, f"{needs.gpus} GPUs")
     if needs.exclusive:
         return "a node of its own" + f" with {gpus}" * bool(needs.gpus)
-    return "all cores of a node" if needs.cpus == "all" and not needs.gpus else gpus
+    memory = f" and {needs.memory_bytes / 1e9:.1f} GB of memory" * bool(needs.memory_bytes)
+    cores = "all cores of a node" if needs.cpus == "all" and not needs.gpus else gpus
+    return cores + memory

@@ -107,10 +107,15 @@ class SlurmOptions(Options):
             "time": self.time,
             "gres": f"gpu:{kind}{needs.gpus}" if needs.gpus else None,
             "cpus-per-gpu": self.cpus_per_gpu if needs.gpus else None,
-            "mem": "0" if whole else None,  # all of the node's
+            "mem": "0" if whole else _mebibytes(needs.memory_bytes),  # "0": all of the node's
         }
         flags = [f"--{name}={value}" for name, value in said.items() if value is not None]
         return [*flags, *(["--exclusive"] if whole else []), *self.flags]
+
+
+def _mebibytes(size: int) -> str | None:
+    """As Slurm takes it; None where the site's own default is to hold."""
+    return f"{-(-size // 2**20)}M" if size else None
 
 
 class SlurmExecutor:

@@ -241,6 +241,12 @@ class TestGpu:
         assert "'baseline' cannot be served on one h100" in fault.what
         assert fault.cure == "tensor-parallel-size 2; or a GPU such as b200"
 
+    def test_how_much_memory_quantizing_is_to_be_given(self) -> None:
+        found = preflight(LLAMA_3_70B, H100, profile="h100", recipes=(AWQ, FP8))
+        reserved = found.quantize_bytes()
+        assert reserved.keys() == {AWQ, FP8}
+        assert reserved[AWQ] > 140e9  # calibrated with all weights in memory
+
     def test_a_mixture_is_refused_only_where_it_surely_does_not_fit(self) -> None:
         """The plan's upper estimate of its reserve leaves it no cache; the lower one does."""
         four, model = replace(H100, gpus=4), mixtral(MIXTRAL_8X22B)

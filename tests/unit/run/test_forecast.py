@@ -16,6 +16,7 @@ from sample_stages import PARAMETERS, RESULTS
 from small_checkpoint import write_files
 
 from pipeline.core.errors import CheckpointError, UsageError
+from pipeline.core.needs import Needs
 from pipeline.core.stage_record import StageSpec
 from pipeline.core.store import Store
 from pipeline.environments.settings import Settings
@@ -33,6 +34,7 @@ QUESTIONS = tuple(f"questions {suite}" for suite in SUITES)
 SPEED = "speed ratio.short"
 STAGES = (*QUESTIONS, "quantize", "check_weights", *OF_BASELINE, *SERVED, SPEED, "judge")
 MORE = "more rounds of questions may follow while gates are open"
+ALONE = Needs(cpus="all", exclusive=True)
 SERVER_FACTS = {"server": {"ready_seconds": 50.0}}
 
 
@@ -392,7 +394,7 @@ class TestSchedule:
         assert set(work[made[1]]["waits_for"]) == {made[0], *shared}
         assert {"baseline: asked", made[1]} <= set(work[asked[1]]["waits_for"])
         assert work[asked[1]]["stages"] == [*SERVED, SPEED]
-        assert work[asked[1]]["needs"] == {"gpus": 0, "cpus": "all", "exclusive": True}
+        assert work[asked[1]]["needs"] == ALONE.model_dump()
         assert work[asked[1]]["beside"] == []
         assert {name for name, each in work.items() if each["needs"]["cpus"] == "all"} == {
             made[0],
@@ -433,9 +435,7 @@ class TestSchedule:
         assert found.to_dict()["schedule"]["gpus"] == 2
         for name in recipes:
             assert work[f"{name}: quantize"]["needs"]["gpus"] == 1
-            assert work[f"{name}: loads"]["needs"] == {
-                **{"gpus": 1, "cpus": "one", "exclusive": True}
-            }
+            assert work[f"{name}: loads"]["needs"] == Needs(gpus=1, exclusive=True).model_dump()
             assert work[f"{name}: loads"]["beside"] == []
             assert f"{name}: asked" in work[f"{name}: loads"]["waits_for"]
         assert f"{recipes[1]}: quantize" in work[f"{recipes[0]}: quantize"]["beside"]

@@ -16,6 +16,7 @@ from pipeline.core import gpus, node_locks
 from pipeline.core.errors import UsageError
 from pipeline.core.needs import Needs
 from pipeline.core.processes import GuardedProcess
+from pipeline.run.executors import node_room
 from pipeline.run.executors.forks import Forks
 from pipeline.run.executors.local import LocalExecutor
 from pipeline.run.executors.node_room import Node, NodeRoom
@@ -207,6 +208,26 @@ class TestGpus:
         assert node.count_room(Needs(gpus=1, cpus="all")) == 1
         assert node.count_room(ALONE) == 1
         assert node.count_room(ONE) == len(os.sched_getaffinity(0))
+
+    def test_one_runs_work_shares_the_memory(
+        self, driver: Driver, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        driver(*h100s(4))
+        monkeypatch.setattr(node_room, "memory_bytes", lambda: 100)
+        node, large = Node(), Needs(gpus=1, memory_bytes=60)
+        assert node.count_room(large) == 1
+        first = take(node, large)
+        assert node.find_room(large) is None
+        assert "memory" in node.obstacle
+        small = take(node, Needs(gpus=1, memory_bytes=40))
+        others = take(node, Needs(gpus=1))
+        first.release()
+        first.release()
+        take(node, large).release()
+        small.release()
+        others.release()
+        # An estimate: what is alone may try.
+        take(node, Needs(gpus=1, memory_bytes=1000)).release()
 
     def test_two_drivers_and_one_is_killed(self, driver: Driver) -> None:
         driver(*h100s(2))

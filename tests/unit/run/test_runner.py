@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pretend_stages
 import pytest
 from fake_run import ONE, SERVING, TWO, FakeRun, equal, flipping, lost, policy
+from listener import Listener
 from measured_loads import requests_in_waves
-from pretend_stages import PretendContext, PretendModels, edit
+from pretend_stages import PretendContext, PretendExecutor, PretendModels, edit
 
 from artifacts.evidence.load_check import find_misdrawn, find_misruled
 from artifacts.evidence.recompute import check_run
@@ -22,7 +23,11 @@ from eval_gates.speed.claimed_rule import Measuring
 from eval_gates.speed.load import LOADS, MeasuredLoad, lines_of, read_loads
 from pipeline.core.digest import digest_file
 from pipeline.core.errors import PrepareError, ServingError, UsageError
+from pipeline.core.needs import Needs
 from pipeline.core.store import Store
+from pipeline.run.run_log import NotingProgress, RunLog
+from pipeline.run.runner import Runner
+from pipeline.run.stage_runner import StageRunner
 from recipes.catalog import load_policy
 from recipes.speed import Speed
 
@@ -30,6 +35,30 @@ from recipes.speed import Speed
 @pytest.fixture
 def bench(tmp_path: Path) -> FakeRun:
     return FakeRun(tmp_path / "store", PretendModels(equal), policy())
+
+
+@dataclass
+class Remembers(PretendExecutor):
+    """An executor that keeps what it was asked for."""
+
+    asked: list[Needs] = field(default_factory=list)
+
+    def find_room(self, needs: Needs) -> PretendExecutor | None:
+        self.asked.append(needs)
+        return super().find_room(needs)
+
+
+def test_quantizing_asks_for_the_memory_that_it_takes(tmp_path: Path) -> None:
+    bench = FakeRun(tmp_path / "store", PretendModels(equal))
+    executor = Remembers(bench.store, bench.models)
+    log = RunLog(bench.store, "model", {"checkpoint": "c"})
+    stages = StageRunner(
+        bench.store, executor, lambda _: Path("python"), log, NotingProgress(Listener(), log)
+    )
+    Runner(bench.plan(), stages, log, {ONE: 7}).run()
+    assert [each for each in executor.asked if each.memory_bytes] == [
+        Needs(cpus="all", memory_bytes=7)
+    ]
 
 
 class TestRounds:
