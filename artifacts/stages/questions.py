@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from pydantic import Field
 
+from eval_gates.suites.question_source import QuestionSource
 from pipeline.core.record import Record
 from pipeline.core.stage import Stage, WorkerRuntime
 from recipes.policy import AnyAsked
@@ -15,7 +14,7 @@ class QuestionsParameters(Record):
     """Which questions."""
 
     suite: AnyAsked = Field(description="of the policy")
-    source: dict[str, Any] = Field(description="identity of what they are read from")
+    source: QuestionSource
     seed: int = Field(description="of their order")
 
     @property
@@ -38,7 +37,7 @@ class QuestionsResult(Record):
     questions_digest: str
     guessing: float = Field(description="mean score of one who guesses")
     clusters: int | None = Field(None, description="of questions that belong together")
-    source: dict[str, Any] = Field({}, description="as in the parameters")
+    source: QuestionSource | None = Field(None, description="as in the parameters")
     dropped: int = 0
     dropped_why: str = ""
     task: str | None = Field(None, description="of lm-eval, as its metric and revision")

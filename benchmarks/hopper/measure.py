@@ -145,7 +145,8 @@ def main() -> int:
     pair.set_defaults(run=compare_speed)
 
     arguments = parser.parse_args()
-    found = {"machine": hardware(choose_profile(arguments.profile).accelerator)}
+    here = hardware(choose_profile(arguments.profile).accelerator)
+    found = {"machine": here.model_dump()}
     found |= arguments.run(arguments)
     if arguments.run is find_weights:
         print(found["output"])

@@ -7,7 +7,6 @@ so it can be part of a stage's key.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import eval_gates
 import recipes
 from eval_gates.suites.json_lines import data_lines, find_files
 from eval_gates.suites.lm_eval_files import is_task_file, read_task_file
+from eval_gates.suites.question_source import QuestionSource
 from pipeline.checkpoint.hub import resolve_dataset_revision
 from pipeline.core.digest import FileDigests, digest_json
 from pipeline.core.errors import EvaluationDataError, UsageError
@@ -29,9 +29,11 @@ from recipes.schema import CalibrationLimit
 FOLDER_STEMS = {"mmlu": "mmlu", "mbpp": "mbpp", "rouge": "summarization"}
 EXAMPLES_STEM = "mmlu_dev"  # worked examples, which are not asked
 HUB_DATASETS = {
-    "mmlu": {"id": "cais/mmlu", "config": "all", "split": "test", "shots_split": "dev"},
-    "mbpp": {"id": "evalplus/mbppplus", "config": "default", "split": "test"},
-    "rouge": {"id": "abisee/cnn_dailymail", "config": "3.0.0", "split": "test"},
+    "mmlu": QuestionSource(
+        kind="hub", id="cais/mmlu", config="all", split="test", shots_split="dev"
+    ),
+    "mbpp": QuestionSource(kind="hub", id="evalplus/mbppplus", config="default", split="test"),
+    "rouge": QuestionSource(kind="hub", id="abisee/cnn_dailymail", config="3.0.0", split="test"),
 }
 # For planning before anything is read; a dataset that has other numbers is asked as it is.
 HUB_QUESTIONS = {"mmlu": 14_042, "mbpp": 378, "rouge": 11_490}
@@ -49,7 +51,7 @@ class SuiteSource:
     is known without reading them.
     """
 
-    identity: dict[str, Any]
+    identity: QuestionSource
     folder: Path | None = None
     questions: int | None = None
 
@@ -120,7 +122,8 @@ class SourceResolver:
         """Where HumanEval's problems are asked with the others, what carries them counts, too."""
         if not _asks_humaneval_too(suite):
             return found
-        return replace(found, identity={**found.identity, "humaneval": self._evaluate_environment})
+        identity = found.identity.model_copy(update={"humaneval": self._evaluate_environment})
+        return replace(found, identity=identity)
 
     def counts(self, policy: Policy) -> dict[str, int | None]:
         """By suite, how many questions its source has; None where that is not known yet.
@@ -190,17 +193,16 @@ class SourceResolver:
             return self._folder(suite)
         if source == "hub":
             dataset = HUB_DATASETS.get(suite.kind)
-            revision = self._revision(dataset["id"]) if dataset else None
+            revision = self._revision(str(dataset.id)) if dataset else None
             if dataset is None or revision is None:
                 return None
-            return _source({"kind": "hub", **dataset, "revision": revision}, None, suite)
+            return _source(dataset.model_copy(update={"revision": revision}), None, suite)
         if source == "packages" and suite.kind in PACKAGED_QUESTIONS:
-            identity = {"kind": "packages", "environment": self._evaluate_environment}
+            identity = QuestionSource(kind="packages", environment=self._evaluate_environment)
             return _source(identity, None, suite)
         if source == "carried" and suite.kind in CARRIED_QUESTIONS:
             digest = self._digests.of(CARRIED_QUESTIONS[suite.kind])
-            identity = {"kind": "carried", "digest": digest}
-            return _source(identity, None, suite)
+            return _source(QuestionSource(kind="carried", digest=digest), None, suite)
         return None
 
     def _folder(self, suite: AnySuite) -> SuiteSource | None:
@@ -210,20 +212,21 @@ class SourceResolver:
             return None
         files = find_files(self._eval_data, FOLDER_STEMS[suite.kind])  # examples, too
         digest = digest_json([[path.name, self._digests.of(path)] for path in files])
-        return _source({"kind": "folder", "digest": digest}, self._eval_data, suite)
+        return _source(QuestionSource(kind="folder", digest=digest), self._eval_data, suite)
 
     def _lm_eval(self, name: str, suite: LmEvalSuite) -> SuiteSource:
         """A task by name, which the environment's lm-eval knows, or the user's file of one."""
         if not is_task_file(suite.task):
-            identity = {"kind": "hub", "task": suite.task}
-            return SuiteSource({**identity, "environment": self._evaluate_environment})
+            return SuiteSource(
+                QuestionSource(kind="hub", task=suite.task, environment=self._evaluate_environment)
+            )
         file = read_task_file(Path(suite.task))
         folder = file.path.parent
         parts = [
             [os.path.relpath(path, folder), self._digests.of(path)]
             for path in (*file.code, *file.data)
         ]
-        identity = {"kind": "task", "digest": digest_json(parts)}
+        revision = None
         if file.dataset is not None:
             revision = self._revision(file.dataset)
             if revision is None:
@@ -233,8 +236,12 @@ class SourceResolver:
                     cure="run where the Hub can be reached, or name local files there "
                     "(dataset_path: json, dataset_kwargs: {data_files: ...})",
                 )
-            identity |= {"dataset": file.dataset, "revision": revision}
-        return SuiteSource(identity, folder)
+        return SuiteSource(
+            QuestionSource(
+                kind="task", digest=digest_json(parts), dataset=file.dataset, revision=revision
+            ),
+            folder,
+        )
 
     def _revision(self, dataset: str) -> str | None:
         if dataset not in self._revisions:
@@ -242,21 +249,20 @@ class SourceResolver:
         return self._revisions[dataset]
 
 
-def question_count(suite: AnySuite, identity: Mapping[str, Any], folder: Path | None) -> int | None:
+def question_count(suite: AnySuite, identity: QuestionSource, folder: Path | None) -> int | None:
     """How many questions that source has for the suite; None where only reading it would show.
 
     Raises:
         EvaluationDataError: the folder's files cannot be read, or hold nothing.
     """
-    kind = identity["kind"]
     if isinstance(suite, LmEvalSuite):
         return None
     if isinstance(suite, CodeSuite) and suite.problems:
         return len(suite.problems)
     more = PACKAGED_QUESTIONS["humaneval"] if _asks_humaneval_too(suite) else 0
-    if kind == "hub":
+    if identity.kind == "hub":
         return HUB_QUESTIONS[suite.kind] + more
-    if kind == "packages":
+    if identity.kind == "packages":
         return PACKAGED_QUESTIONS[suite.kind]
     if folder is None:
         return _lines(CARRIED_QUESTIONS[suite.kind])
@@ -285,7 +291,7 @@ def _asks_humaneval_too(suite: AnySuite) -> bool:
     return isinstance(suite, MbppSuite) and suite.humaneval
 
 
-def _source(identity: dict[str, Any], folder: Path | None, suite: AnySuite) -> SuiteSource:
+def _source(identity: QuestionSource, folder: Path | None, suite: AnySuite) -> SuiteSource:
     return SuiteSource(identity, folder, question_count(suite, identity, folder))
 
 

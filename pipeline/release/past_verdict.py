@@ -20,6 +20,7 @@ from artifacts.registry.registry import POLICY_TAG, TUPLE_TAG, WEIGHTS_TAG, Vers
 from artifacts.serving_arguments import KV_DTYPE, ServingArguments
 from artifacts.stages.judge import JUDGE, policy_digest
 from artifacts.stages.questions import QUESTIONS
+from eval_gates.suites.question_source import QuestionSource
 from pipeline.core.errors import CheckpointError, EvidenceError, RegistryError
 from pipeline.environments.definition import Accelerator
 from recipes.policy import Policy
@@ -45,7 +46,7 @@ class PastVerdict:
     deployable: Deployable
     source: str  # name of the source checkpoint, with its commit where it is on the Hub
     families: Mapping[str, Family]  # of the recipes that were tried with it and judged
-    sources: Mapping[str, Any]  # where each suite's questions came from
+    sources: Mapping[str, QuestionSource]  # where each suite's questions came from
 
     @property
     def policy(self) -> Policy:
@@ -244,7 +245,7 @@ def source_of(version: Version, verdict: BundleVerdict) -> str:
     return f"{ref.partition('@')[0]}@{revision}" if revision and not is_folder else ref
 
 
-def sources_of(judged: JudgedVariant, find: Find) -> dict[str, Any]:
+def sources_of(judged: JudgedVariant, find: Find) -> dict[str, QuestionSource]:
     """Where each suite's questions came from, as its stage's parameters say."""
     return {
         suite: QUESTIONS.parameters_of(

@@ -189,7 +189,8 @@ class Remeasurement:
             now = QUESTIONS.parameters_of(plan.shared[f"questions.{suite}"]).source
             if now != then:
                 progress.note(
-                    f"{suite}: its questions come from another source than then: {now}, not {then}"
+                    f"{suite}: its questions come from another source than then: "
+                    f"{now.model_dump()}, not {then.model_dump()}"
                 )
 
     def _correct(self, log: RunLog) -> None:

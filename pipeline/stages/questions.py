@@ -19,11 +19,11 @@ def run(context: StageContext[QuestionsParameters, QuestionsRuntime]) -> Questio
         "questions",
         {
             "suite": parameters.suite.model_dump(),
-            "source": source,
+            "source": source.model_dump(),
             "seed": parameters.seed,
             "folder": context.runtime.folder,
         },
-        needs=[Need.HUB] if source["kind"] == "hub" or source.get("dataset") else [],
+        needs=[Need.HUB] if source.kind == "hub" or source.dataset else [],
     )
     digest = digest_bytes((context.folder / QUESTIONS).read_bytes())
     found = QuestionsResult(**facts, questions_digest=digest)

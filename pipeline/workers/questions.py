@@ -9,8 +9,9 @@ import json
 import random
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from eval_gates.clusters import labels_of
 from eval_gates.suites import humaneval, mbpp, mmlu, rouge
@@ -22,6 +23,9 @@ from eval_gates.suites.lm_eval_task import ASKED, FIELDS, lay_out
 from pipeline.core.errors import EvaluationDataError, raise_as
 from pipeline.core.events import Progress
 
+if TYPE_CHECKING:
+    from eval_gates.suites.question_source import QuestionSource
+
 LARGEST_SHARE_OF_COPIES = 0.05  # MMLU's own is 0.007
 # Keys of a row that hold what is asked: of documents (of lm-eval: their digest), choices, programs.
 _ASKS = (ASKED, "document", "subject", "question", "choices", "request")
@@ -29,32 +33,50 @@ Rows = list[dict[str, Any]]
 Read = tuple[Rows, dict[str, Any]]  # the questions, and what the record should say of them
 
 
+@dataclass(frozen=True)
+class Order:
+    """What is to be laid out."""
+
+    suite: dict[str, Any]  # its keys in the policy
+    source: QuestionSource
+    folder: Path | None  # of --eval-data, or of an lm-eval task's YAML file
+    seed: int
+
+
 def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any]:
     """Write questions.jsonl, each row with an `id`.
 
     Args:
-        spec: suite (its keys in the policy), source, folder (of --eval-data, or of an lm-eval
-            task's YAML file), seed.
+        spec: an `Order`, as plain data.
 
     Raises:
         EvaluationDataError: the source has no such questions, or they are malformed.
     """
-    rows, facts = READERS[spec["suite"]["kind"]](spec, progress, output)
+    order = order_of(spec["suite"], spec["source"], spec["folder"], spec["seed"])
+    rows, facts = READERS[order.suite["kind"]](order, progress, output)
     choices = facts.pop("choices", {})
-    if cluster := spec["suite"].get("cluster"):
+    if cluster := order.suite.get("cluster"):
         rows = with_clusters(rows, cluster)
     rows = without_copies(rows, progress)
     if cluster:
         facts["clusters"] = len({row["cluster"] for row in rows})
-    write_rows(output / "questions.jsonl", shuffle(rows, spec["seed"]))
+    write_rows(output / "questions.jsonl", shuffle(rows, order.seed))
     return {
         "questions": len(rows),
-        "source": spec["source"],
+        "source": order.source.model_dump(),
         "dropped": 0,
         "guessing": guessing(rows, choices),
         "dropped_why": "questions were left out: the package's text of them is not whole",
         **facts,
     }
+
+
+def order_of(suite: dict[str, Any], source: dict[str, Any], folder: str | None, seed: int) -> Order:
+    """The order in its shapes, whose library the environment has."""
+    from eval_gates.suites.question_source import QuestionSource
+
+    found = QuestionSource.model_validate(source)
+    return Order(suite, found, Path(folder) if folder else None, seed)
 
 
 def without_copies(rows: Rows, progress: Progress) -> Rows:
@@ -142,23 +164,22 @@ def shuffle(rows: Rows, seed: int) -> Rows:
     return [row for cluster in order for row in cluster]
 
 
-def mmlu_rows(spec: dict[str, Any], progress: Progress, output: Path) -> Read:
+def mmlu_rows(order: Order, progress: Progress, output: Path) -> Read:
     """MMLU's questions, each with the examples that its prompt begins with."""
-    suite, source, dropped = spec["suite"], spec["source"], 0
-    if source["kind"] == "folder":
-        folder = Path(spec["folder"])
-        questions, pool = mmlu.read_folder(folder), mmlu.read_examples(folder)
-    elif source["kind"] == "hub":
-        questions = hub_rows(source, source["split"])
-        pool = hub_rows(source, source["shots_split"])
-    elif source["kind"] == "carried":
+    suite, source, dropped = order.suite, order.source, 0
+    if source.kind == "folder" and order.folder:
+        questions, pool = mmlu.read_folder(order.folder), mmlu.read_examples(order.folder)
+    elif source.kind == "hub":
+        questions = hub_rows(source, source.split)
+        pool = hub_rows(source, source.shots_split)
+    elif source.kind == "carried":
         questions = pool = mmlu.read_quiz()
     else:
         carried = mmlu.read_carried()
         questions, dropped = carried.questions, len(carried.skipped)
         pool = questions
     shots = suite["shots"]
-    if source["kind"] == "packages":
+    if source.kind == "packages":
         # One subject has three questions there, and a question is not its own example.
         shots = min(shots, min(Counter(row["subject"] for row in pool).values()) - 1)
         if shots < suite["shots"]:
@@ -170,39 +191,40 @@ def mmlu_rows(spec: dict[str, Any], progress: Progress, output: Path) -> Read:
     return numbered, {"dropped": dropped, "choices": mmlu.scored_choices(numbered, suite["form"])}
 
 
-def humaneval_rows(spec: dict[str, Any], progress: Progress, output: Path) -> Read:
+def humaneval_rows(order: Order, progress: Progress, output: Path) -> Read:
     """HumanEval's problems."""
-    return code_rows(spec, humaneval.read_problems(), "HumanEval"), {}
+    return code_rows(order, humaneval.read_problems(), "HumanEval"), {}
 
 
-def mbpp_rows(spec: dict[str, Any], progress: Progress, output: Path) -> Read:
+def mbpp_rows(order: Order, progress: Progress, output: Path) -> Read:
     """MBPP+'s problems, and HumanEval's if wanted; of the Hub's, those that can be judged."""
-    source, left_out = spec["source"], list[str]()
-    if source["kind"] == "folder":
-        problems = mbpp.read_folder(Path(spec["folder"]))
+    source, left_out = order.source, list[str]()
+    if source.kind == "folder" and order.folder:
+        problems = mbpp.read_folder(order.folder)
     else:
-        problems, left_out = mbpp.select_usable(hub_rows(source, source["split"]), source["id"])
-    if spec["suite"]["humaneval"]:
+        rows = hub_rows(source, source.split)
+        problems, left_out = mbpp.select_usable(rows, str(source.id))
+    if order.suite["humaneval"]:
         problems += [mbpp.from_humaneval(problem) for problem in humaneval.read_problems()]
     facts = {
         "dropped": len(left_out),
         "dropped_why": f"problems were left out: {'; '.join(left_out)}",
     }
-    return code_rows(spec, problems, "MBPP"), facts
+    return code_rows(order, problems, "MBPP"), facts
 
 
-def code_rows(spec: dict[str, Any], problems: list[Problem], benchmark: str) -> Rows:
+def code_rows(order: Order, problems: list[Problem], benchmark: str) -> Rows:
     """The problems, all or those that the policy names, each with what the model is sent."""
     named = {problem.task_id: problem for problem in problems}
-    wanted = spec["suite"]["problems"]
+    wanted = order.suite["problems"]
     unknown = [name for name in wanted if name not in named]
     if unknown:
         raise EvaluationDataError(
             f"{benchmark} has no problem '{unknown[0]}'",
-            where=f"policy key suites.{spec['suite']['kind']}.problems",
+            where=f"policy key suites.{order.suite['kind']}.problems",
             cure=f"ids are {problems[0].task_id} to {problems[-1].task_id}",
         )
-    form = spec["suite"]["form"]
+    form = order.suite["form"]
     return [
         {
             "id": problem.task_id,
@@ -213,31 +235,31 @@ def code_rows(spec: dict[str, Any], problems: list[Problem], benchmark: str) -> 
     ]
 
 
-def rouge_rows(spec: dict[str, Any], progress: Progress, output: Path) -> Read:
+def rouge_rows(order: Order, progress: Progress, output: Path) -> Read:
     """Documents with their reference summaries."""
-    source = spec["source"]
-    if source["kind"] == "folder":
-        documents = rouge.read_folder(Path(spec["folder"]))
-    elif source["kind"] == "hub":
+    source = order.source
+    if source.kind == "folder" and order.folder:
+        documents = rouge.read_folder(order.folder)
+    elif source.kind == "hub":
         documents = [
             {"document": row["article"], "references": [row["highlights"]], "title": ""}
-            for row in hub_rows(source, source["split"])
+            for row in hub_rows(source, source.split)
         ]
     else:
         documents = rouge.read_carried()
     return [{**row, "id": row.get("id") or f"document/{n}"} for n, row in enumerate(documents)], {}
 
 
-def lm_eval_rows(spec: dict[str, Any], progress: Progress, output: Path) -> Read:
+def lm_eval_rows(order: Order, progress: Progress, output: Path) -> Read:
     """The documents of any lm-eval task, by number; what else it needs is laid beside them."""
-    suite, source = spec["suite"], spec["source"]
-    in_file = source["kind"] == "task"
-    file = Path(spec["folder"]) / Path(suite["task"]).name if in_file else None
-    laid_out = lay_out(suite, file, source.get("revision"), output)
+    suite, source = order.suite, order.source
+    is_file = source.kind == "task"
+    file = order.folder / Path(suite["task"]).name if order.folder and is_file else None
+    laid_out = lay_out(suite, file, source.revision, output)
     return laid_out.rows, laid_out.facts
 
 
-READERS: dict[str, Callable[[dict[str, Any], Progress, Path], Read]] = {
+READERS: dict[str, Callable[[Order, Progress, Path], Read]] = {
     "mmlu": mmlu_rows,
     "humaneval": humaneval_rows,
     "mbpp": mbpp_rows,
@@ -246,18 +268,16 @@ READERS: dict[str, Callable[[dict[str, Any], Progress, Path], Read]] = {
 }
 
 
-def hub_rows(source: dict[str, Any], split: str) -> Rows:
+def hub_rows(source: QuestionSource, split: str | None) -> Rows:
     """The rows of a Hub dataset at the pinned revision."""
     from datasets import load_dataset
 
     with raise_as(
         EvaluationDataError,
         "the Hub's dataset cannot be read",
-        f"{source['id']}, split {split}",
+        f"{source.id}, split {split}",
         "try again, or give a folder with --eval-data",
         errors=(OSError, ValueError),
     ):
-        dataset = load_dataset(
-            source["id"], source["config"], split=split, revision=source["revision"]
-        )
+        dataset = load_dataset(source.id, source.config, split=split, revision=source.revision)
     return [dict(row) for row in dataset]

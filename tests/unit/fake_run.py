@@ -39,6 +39,7 @@ from artifacts.registry.mlflow_registry import MlflowRegistry
 from artifacts.registry.registry import EVIDENCE_TAG, FILES_TAG, Version
 from artifacts.run_record import RunReport, VariantReport
 from artifacts.stages.judge import policy_digest
+from eval_gates.suites.question_source import QuestionSource
 from pipeline.checkpoint.folder import Checkpoint, inspect_folder
 from pipeline.checkpoint.source_facts import CheckpointReport, source_of
 from pipeline.core.digest import FileDigests
@@ -154,7 +155,8 @@ class Sources:
 
     def suite(self, name: str, suite: Any) -> SuiteSource:
         """Where the suite's questions come from."""
-        return SuiteSource({"kind": "pretended"}, questions=len(self.models.questions_of(name)))
+        known = len(self.models.questions_of(name))
+        return SuiteSource(QuestionSource(kind="carried"), questions=known)
 
     def calibration(self, wanted: Calibration, *_: Any) -> tuple[Calibration, dict[str, Any], Path]:
         """The texts that a recipe calibrates with, what they are, and their file."""

@@ -79,7 +79,7 @@ def test_another_order() -> None:
 def test_what_the_questions_are_said_to_be(kind: str, result: dict[str, Any], fault: str) -> None:
     laid_out = record(
         "questions",
-        {"suite": {"kind": kind, "cluster": "passage"}, "source": {}, "seed": 0},
+        {"suite": {"kind": kind, "cluster": "passage"}, "source": {"kind": "carried"}, "seed": 0},
         **{"questions_digest": "", "guessing": 0.0, **result},
     )
     assert fault in "\n".join(find_miscounted("r", laid_out, QUESTIONS))

@@ -57,10 +57,10 @@ for what, settings in asked:
     try:
         if what == "suite":
             found = resolver.suite("mmlu", MmluSuite.model_validate(settings))
-            answers.append({"identity": found.identity, "questions": found.questions})
+            answers.append({"identity": found.identity.model_dump(), "questions": found.questions})
         elif what == "task":
             found = resolver.suite("mine", LmEvalSuite.model_validate(settings))
-            answers.append({"identity": found.identity, "questions": found.questions})
+            answers.append({"identity": found.identity.model_dump(), "questions": found.questions})
         else:
             wanted = Calibration.model_validate(settings)
             used, identity, file = resolver.calibration(wanted, None, "awq")
@@ -126,20 +126,20 @@ class TestSuite:
         resolving = Resolving(tmp_path, data)
         found = resolving.resolver.suite("mmlu", MmluSuite(margins=MARGINS))
         assert found.folder == data
-        assert found.identity["kind"] == "folder"
-        assert str(data) not in json.dumps(found.identity)
+        assert found.identity.model_dump()["kind"] == "folder"
+        assert str(data) not in json.dumps(found.identity.model_dump())
         assert resolving.notes == []
 
     def test_the_policys_order_holds(self, tmp_path: Path, data: Path) -> None:
         suite = MmluSuite(margins=MARGINS, sources=["packages", "eval-data"])
         found = Resolving(tmp_path, data).resolver.suite("mmlu", suite)
-        assert (found.identity, found.folder) == (PACKAGES, None)
+        assert (found.identity.model_dump(), found.folder) == (PACKAGES, None)
 
     def test_the_folders_content_is_its_identity(self, tmp_path: Path, data: Path) -> None:
         suite = MmluSuite(margins=MARGINS)
 
         def identity() -> dict[str, Any]:
-            return Resolving(tmp_path, data).resolver.suite("mmlu", suite).identity
+            return Resolving(tmp_path, data).resolver.suite("mmlu", suite).identity.model_dump()
 
         before = identity()
         (data / "notes.txt").write_text("not a question")
@@ -155,25 +155,28 @@ class TestSuite:
         suite = RougeSuite(margins=MARGINS, sources=["eval-data", "carried"])
         found = resolving.resolver.suite("summaries", suite)
         digest = digest_bytes(CARRIED_QUESTIONS["rouge"].read_bytes())
-        assert (found.identity, found.folder) == ({"kind": "carried", "digest": digest}, None)
+        assert (found.identity.model_dump(), found.folder) == (
+            {"kind": "carried", "digest": digest},
+            None,
+        )
         words = f"summaries: {data} has no summarization*.jsonl[.gz] for it; looking elsewhere"
         assert resolving.notes == [words]
 
     def test_no_folder_given_is_nothing_to_say(self, resolving: Resolving) -> None:
         suite = MmluSuite(margins=MARGINS, sources=["eval-data", "packages"])
-        assert resolving.resolver.suite("mmlu", suite).identity == PACKAGES
+        assert resolving.resolver.suite("mmlu", suite).identity.model_dump() == PACKAGES
         assert resolving.notes == []
 
     def test_humaneval_is_in_the_packages(self, resolving: Resolving) -> None:
         found = resolving.resolver.suite("humaneval", HumanEvalSuite(margins=MARGINS))
-        assert found.identity == PACKAGES
+        assert found.identity.model_dump() == PACKAGES
 
     def test_humanevals_problems_beside_a_folders(self, tmp_path: Path) -> None:
         folder = write_files(tmp_path / "data", {"mbpp.jsonl": b"{}"})
 
         def found(**changes: Any) -> dict[str, Any]:
             suite = MbppSuite(margins=MARGINS, **changes)
-            return Resolving(tmp_path, folder).resolver.suite("code", suite).identity
+            return Resolving(tmp_path, folder).resolver.suite("code", suite).identity.model_dump()
 
         assert found(humaneval=True) == {**found(), "humaneval": PACKAGES["environment"]}
 
@@ -196,12 +199,18 @@ class TestSuite:
     def test_the_carried_quiz(self, resolving: Resolving) -> None:
         found = resolving.resolver.suite("quiz", MmluSuite(margins=MARGINS, sources=["carried"]))
         digest = digest_bytes(CARRIED_QUESTIONS["mmlu"].read_bytes())
-        assert (found.identity, found.questions) == ({"kind": "carried", "digest": digest}, 120)
+        assert (found.identity.model_dump(), found.questions) == (
+            {"kind": "carried", "digest": digest},
+            120,
+        )
 
     def test_examples_alone_are_no_questions(self, tmp_path: Path) -> None:
         folder = write_files(tmp_path / "data", {"mmlu_dev.jsonl": b"{}"})
         suite = MmluSuite(margins=MARGINS, sources=["eval-data", "packages"])
-        assert Resolving(tmp_path, folder).resolver.suite("mmlu", suite).identity == PACKAGES
+        assert (
+            Resolving(tmp_path, folder).resolver.suite("mmlu", suite).identity.model_dump()
+            == PACKAGES
+        )
 
     def test_one_file_plain_and_gzipped_is_refused(self, tmp_path: Path, data: Path) -> None:
         (data / "mmlu_test.jsonl.gz").write_bytes(gzip.compress(b"{}"))
@@ -298,7 +307,7 @@ TASK_FILES = {"mine.yaml": TASK, "base.yaml": BASE, "qa_1.jsonl": b"{}"}
 class TestLmEvalTask:
     def identity(self, tmp_path: Path, task: Path | str) -> dict[str, Any]:
         suite = LmEvalSuite(margins=MARGINS, task=str(task))
-        return Resolving(tmp_path).resolver.suite("mine", suite).identity
+        return Resolving(tmp_path).resolver.suite("mine", suite).identity.model_dump()
 
     def test_a_name_is_the_environments(self, tmp_path: Path) -> None:
         assert self.identity(tmp_path, "arc_easy") == {

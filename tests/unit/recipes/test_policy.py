@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from artifacts.stages.questions import QuestionsParameters
+from eval_gates.suites.question_source import QuestionSource
 from recipes.policy import (
     RESERVED_SUITE_NAMES,
     AnySuite,
@@ -174,7 +175,7 @@ class TestSuites:
         for kind, model in {**KINDS, "lm_eval": LmEvalSuite}.items():
             task = {"task": "x"} if kind == "lm_eval" else {}
             suite = model.model_validate({"margins": MARGINS, **task})
-            asked = QuestionsParameters(suite=suite, source={}, seed=1)
+            asked = QuestionsParameters(suite=suite, source=QuestionSource(kind="carried"), seed=1)
             kept = asked.model_dump(mode="json")
             assert not set(kept["suite"]) & {*Suite.model_fields, "sources"}
             assert set(kept["suite"]) | {*Suite.model_fields, "sources"} == set(model.model_fields)

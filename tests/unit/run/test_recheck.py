@@ -26,6 +26,7 @@ from artifacts.kept_runs import find_run
 from artifacts.registry.mlflow_registry import MlflowRegistry
 from artifacts.registry.registry import FILES_TAG
 from artifacts.run_record import RunReport
+from eval_gates.suites.question_source import QuestionSource
 from pipeline.cli.main import app
 from pipeline.core.errors import (
     CheckpointError,
@@ -43,6 +44,7 @@ from pipeline.forecast.machine import Machine
 from pipeline.forecast.preflight import Preflight
 from pipeline.plan import chosen_plan
 from pipeline.plan.choices import Choices
+from pipeline.plan.data_sources import SuiteSource
 from pipeline.release.deployment import find_version
 from pipeline.release.past_verdict import read_past
 from pipeline.release.promotion import Order, promote_run
@@ -160,7 +162,7 @@ class Questions:
     """Every suite's questions come from one place."""
 
     def suite(self, name: str, suite: Any) -> Any:
-        return SimpleNamespace(identity={"kind": "pretended"}, folder=None, questions=96)
+        return SuiteSource(QuestionSource(kind="carried"), questions=96)
 
 
 class TestNothingChanged:

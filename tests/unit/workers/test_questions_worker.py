@@ -22,7 +22,7 @@ from recipes.policy import HumanEvalSuite, MbppSuite, MmluSuite, RougeSuite
 
 MARGINS: dict[Any, Any] = {"fp8": 0.1, "int4": 0.2}
 FOLDER = {"kind": "folder", "digest": "d"}
-MBPP_PLUS = {"kind": "hub", **HUB_DATASETS["mbpp"], "revision": "r"}
+MBPP_PLUS = {**HUB_DATASETS["mbpp"].model_dump(), "revision": "r"}
 PACKAGES = {"kind": "packages", "environment": "e"}
 
 
