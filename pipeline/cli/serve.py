@@ -18,13 +18,23 @@ from pipeline.cli.options import (
 )
 from pipeline.cli.registry import find_asked
 from pipeline.cli.tables import print_json
+from pipeline.serving.listening_host import HOST
 
 
 def serve(
     reference: ReferenceArgument,
     port: Annotated[
-        int, option("--port", "On 127.0.0.1.", show_default=True, min=1, max=65535)
+        int, option("--port", "Of --host.", show_default=True, min=1, max=65535)
     ] = 8000,
+    host: Annotated[
+        str,
+        option(
+            "--host",
+            "IP address to listen on; any other than the loopback's asks for a key in "
+            "VLLM_API_KEY.",
+            show_default=True,
+        ),
+    ] = HOST,
     weights: WeightsOption = None,
     draft: Annotated[
         Path | None,
@@ -52,9 +62,15 @@ def serve(
     engine, environment or hardware are not those of the verdict, it refuses and
     names what differs. Ctrl-C ends it.
 
+    It answers on this machine alone. With --host 0.0.0.0 it answers to whoever
+    reaches this machine and shows the key: in plain HTTP, and paths outside of
+    /v1, such as /metrics, without the key.
+
     Examples
 
       prepare serve smollm2-135m@champion --port 8000
+
+      VLLM_API_KEY=... prepare serve smollm2-135m@champion --host 0.0.0.0
 
       prepare serve smollm2-135m@champion --check --json
 
@@ -75,6 +91,7 @@ def serve(
             draft=draft,
         )
         differences = deployment.differences()
+        deployment.check_host(host)
         if differences and not anyway:
             deployment.refuse(differences)
         facts = {
@@ -92,15 +109,17 @@ def serve(
                 words = "; ".join(differences) or "nothing differs from what was judged"
                 print(f"{version.name} version {version.version}: {words}")
             return
-        with deployment.start_server(port, ready_timeout) as server:
+        with deployment.start_server(port, ready_timeout, host) as server:
             if as_json:
                 # One line and at once: whoever reads it waits for it while we go on.
-                line = json.dumps({**facts, "url": f"{server.url}/v1", "model": "model"})
+                line = json.dumps(
+                    {**facts, "url": f"{server.url}/v1", "host": host, "model": "model"}
+                )
                 print(line, flush=True)
             else:
                 print(
                     f"{version.name} version {version.version} answers at {server.url}/v1 as "
-                    "'model'; Ctrl-C ends it",
+                    f"'model', listening on {host}; Ctrl-C ends it",
                     flush=True,
                 )
             deployment.watch(server)

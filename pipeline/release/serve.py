@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,6 +29,7 @@ from pipeline.release.past_verdict import (
 )
 from pipeline.release.recheck_record import proven_tuple, rechecks_of
 from pipeline.serving.engine_version import engine_version
+from pipeline.serving.listening_host import HOST, check_host
 from pipeline.serving.server import Server
 from pipeline.serving.server_address import port_is_free
 from recipes.engines import find_engine
@@ -121,17 +123,23 @@ class Deployment:
         )
 
     @contextmanager
-    def start_server(self, port: int, ready_timeout_seconds: float) -> Iterator[Server]:
+    def start_server(
+        self, port: int, ready_timeout_seconds: float, host: str = HOST
+    ) -> Iterator[Server]:
         """A server that answers.
+
+        Args:
+            host: as the user wrote it.
 
         Raises:
             ServingError: it does not start.
-            UsageError: what drafts is not what it was judged with.
+            UsageError: what drafts is not what it was judged with; or nothing may listen there.
         """
+        host = self.check_host(host)
         draft = find_draft(self.judged, self._draft, self._settings)
-        if not port_is_free(port):
+        if not port_is_free(port, host):
             raise ServingError(
-                f"port {port} is taken", where=f"127.0.0.1:{port}", cure="choose another --port"
+                f"port {port} is taken", where=f"{host}:{port}", cure="choose another --port"
             )
         folder = self._settings.store / "served"
         make_private(folder.parent)
@@ -143,6 +151,7 @@ class Deployment:
             folder / f"{self.version.name}.{self.version.version}.log",
             trust_remote_code=self._runs_own_code,
             port=port,
+            host=host,
             draft=draft,
         )
         try:
@@ -150,6 +159,11 @@ class Deployment:
             yield server
         finally:
             server.stop()
+
+    def check_host(self, host: str) -> str:
+        """The address to listen on; raises UsageError where others reach it without a key."""
+        variable = find_engine(self.judged.serving.engine).key_variable
+        return check_host(host, os.environ.get(variable, ""), variable)
 
     def watch(self, server: Server) -> NoReturn:
         """Stay until the server ends (ServingError) or we are interrupted."""

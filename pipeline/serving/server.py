@@ -12,7 +12,8 @@ from pipeline.core.events import Progress
 from pipeline.core.private_files import open_log
 from pipeline.core.process_environment import server_environment
 from pipeline.core.processes import GuardedProcess
-from pipeline.serving.server_address import HOST, ServerAddress, private_socket
+from pipeline.serving.listening_host import HOST
+from pipeline.serving.server_address import ServerAddress, private_socket
 from pipeline.serving.server_log import cure_for, engine_facts, reason_in_log
 from pipeline.serving.serving_names import SERVED_NAME
 from recipes.engines import Launch, find_engine
@@ -26,9 +27,9 @@ class Server:
     Args:
         log: file that receives the server's output.
         trust_remote_code: let the engine run code from the checkpoint's folder.
-        port: of the loopback, where it answers to all who know the key in the engine's own
-            variable for it, as we have it, or to all without one; None for a socket that only we
-            can reach.
+        port: where it answers to all who know the key in the engine's own variable for it, as we
+            have it, or to all without one; None for a socket that only we can reach.
+        host: address of this machine whose port that is, seen to be one by `check_host`.
         draft: folder of the checkpoint that drafts, where the arguments say that one does.
     """
 
@@ -41,6 +42,7 @@ class Server:
         *,
         trust_remote_code: bool = False,
         port: int | None = None,
+        host: str = HOST,
         draft: Path | None = None,
     ) -> None:
         self._log = log
@@ -55,7 +57,7 @@ class Server:
         if key:
             self._environment[self._engine.key_variable] = key
         self._has_port = port is not None
-        self.address = ServerAddress(None, port or 0, key)
+        self.address = ServerAddress(None, port or 0, key, host)
         self._process: GuardedProcess | None = None
 
     @property
@@ -71,7 +73,7 @@ class Server:
             arguments=self._arguments,
             trust_remote_code=self._trust_remote_code,
             name=SERVED_NAME,
-            host=HOST,
+            host=self.address.host,
             port=self.address.port,
             socket=str(self.address.socket or ""),
         )

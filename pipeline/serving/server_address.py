@@ -2,7 +2,8 @@
 
 A run's server has a Unix socket in a folder that nobody else may enter: no other user can ask it,
 load it, read its metrics, or take its place. One that is to be reached by others' programs
-(`prepare serve`) has a port of the loopback; there, the listening socket must be of our process.
+(`prepare serve`) has a port, of the loopback unless somebody asks for another address; there, the
+listening socket must be of our process.
 """
 
 from __future__ import annotations
@@ -18,27 +19,30 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.core.errors import ServingError
+from pipeline.serving.listening_host import HOST, in_tables, in_url, reachable
 
 if TYPE_CHECKING:
     import httpx
 
-HOST = "127.0.0.1"
 LONGEST_SOCKET_PATH = 107  # bytes; of Linux's sockaddr_un
 _LISTENING = "0A"
 
 
 @dataclass(frozen=True)
 class ServerAddress:
-    """A Unix socket or a loopback port."""
+    """A Unix socket or a port."""
 
     socket: Path | None  # in a folder of its own; None where it is a port
     port: int = 0  # 0 where it is a socket
     key: str = ""  # what the server asks its clients for; "" for nothing
+    host: str = HOST  # address that it listens on, of a port
 
     @property
     def url(self) -> str:
         """What requests are addressed to; through the socket, where there is one."""
-        return f"http://{HOST}:{self.port}" if self.socket is None else "http://localhost"
+        if self.socket is not None:
+            return "http://localhost"
+        return f"http://{in_url(reachable(self.host))}:{self.port}"
 
     def client(self, timeout_seconds: float) -> httpx.Client:
         """A client of the server, which no proxy comes between."""
@@ -47,7 +51,7 @@ class ServerAddress:
     def is_of(self, group: int) -> bool:
         """Whether a process of that group listens there, not a stranger who was there first."""
         if self.socket is None:
-            inodes = _listening_inodes(self.port)
+            inodes = _listening_inodes(self.host, self.port)
             return bool(inodes) and inodes <= _sockets_of(group)
         pid = _listener_of(self.socket)
         with contextlib.suppress(ProcessLookupError):
@@ -56,7 +60,7 @@ class ServerAddress:
 
     def is_free(self) -> bool:
         """Whether nobody answers there."""
-        return self.socket is not None or port_is_free(self.port)
+        return self.socket is not None or port_is_free(self.port, self.host)
 
     def remove(self) -> None:
         """Remove the socket and its folder."""
@@ -110,11 +114,12 @@ def free_port() -> int:
         ) from error
 
 
-def port_is_free(port: int) -> bool:
-    """Whether nothing listens on that loopback port."""
-    with socket.socket() as probe:
+def port_is_free(port: int, host: str = HOST) -> bool:
+    """Whether nothing answers on that port of that address."""
+    asked = reachable(host)
+    with socket.socket(socket.AF_INET6 if ":" in asked else socket.AF_INET) as probe:
         probe.settimeout(1)
-        return probe.connect_ex((HOST, port)) != 0
+        return probe.connect_ex((asked, port)) != 0
 
 
 def _listener_of(path: Path) -> int | None:
@@ -130,17 +135,17 @@ def _listener_of(path: Path) -> int | None:
         return int(struct.unpack("3i", found)[0])
 
 
-def _listening_inodes(port: int) -> set[str]:
-    """Inodes of the sockets that take connections to the loopback port, whoever owns them."""
-    # Addresses stand in hexadecimal, in the machine's byte order; all zero is any address.
-    (number,) = struct.unpack("=I", socket.inet_aton(HOST))
-    accepting = {f"{number:08X}:{port:04X}", f"{0:08X}:{port:04X}", f"{0:032X}:{port:04X}"}
+def _listening_inodes(host: str, port: int) -> set[str]:
+    """Inodes of the sockets that take connections to that port, whoever owns them."""
+    hosts = in_tables(host)
     found: set[str] = set()
     for table in ("tcp", "tcp6"):
         with contextlib.suppress(OSError):
             for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
                 fields = line.split()
-                if fields[1] in accepting and fields[3] == _LISTENING:
+                address, _, number = fields[1].partition(":")
+                is_there = int(number, 16) == port and (hosts is None or address in hosts)
+                if is_there and fields[3] == _LISTENING:
                     found.add(fields[9])
     return found
 

@@ -19,7 +19,7 @@ from artifacts.evidence.bundle import BUNDLE
 from artifacts.evidence.manifest import digest_of_other_files
 from artifacts.registry.registry import FILES_TAG, Version
 from artifacts.serving_arguments import ServingArguments
-from pipeline.core.errors import CheckpointError, EvidenceError, RegistryError
+from pipeline.core.errors import CheckpointError, EvidenceError, RegistryError, UsageError
 from pipeline.core.hardware import Hardware
 from pipeline.environments.settings import Settings
 from pipeline.release import serve as deployment_server
@@ -213,10 +213,13 @@ def test_what_is_served_is_of_the_tuple_found(
         def stop(self) -> None: ...
 
     monkeypatch.setattr(deployment_server, "Server", Recorded)
-    monkeypatch.setattr(deployment_server, "port_is_free", lambda _: True)
+    monkeypatch.setattr(deployment_server, "port_is_free", lambda *_: True)
     here = machine(place)
     found = place.deployment(judged, rechecked)
     assert found.differences() == []
+    with pytest.raises(UsageError, match="needs a key"), found.start_server(8000, 1.0, "0.0.0.0"):
+        pass
+    assert started == []
     with found.start_server(8000, 1.0):
         ((python, arguments),) = started
     assert python == Path(f"serve-{here}")
@@ -262,7 +265,7 @@ class TestWhatIsTrusted:
         assert caught.value.where == "model version 1"
         assert TRUST_OPTION in caught.value.cure
         found = self.deployment(place, run, trust_remote_code=True)
-        monkeypatch.setattr(deployment_server, "port_is_free", lambda _: True)
+        monkeypatch.setattr(deployment_server, "port_is_free", lambda *_: True)
         monkeypatch.setattr(Server, "start", lambda *_: None)
         with found.start_server(8000, 1.0) as server:
             assert server.command[-1] == "--trust-remote-code"

@@ -23,6 +23,7 @@ from artifacts.serving_arguments import ServingArguments
 from pipeline.core.errors import ServingError
 from pipeline.core.events import Silent
 from pipeline.serving.engine_version import engine_version
+from pipeline.serving.listening_host import HOST
 from pipeline.serving.server import Server
 from pipeline.serving.server_address import free_port
 
@@ -50,7 +51,10 @@ def server(tmp_path: Path) -> Callable[..., Server]:
     """Makes a server of the stand-in; the variables say how it behaves."""
 
     def make(
-        trust_remote_code: bool = False, port: int | None = None, **environment: str
+        trust_remote_code: bool = False,
+        port: int | None = None,
+        host: str = HOST,
+        **environment: str,
     ) -> Server:
         (tmp_path / "weights").mkdir()
         return Server(
@@ -60,6 +64,7 @@ def server(tmp_path: Path) -> Callable[..., Server]:
             tmp_path / "server.baseline.log",
             trust_remote_code=trust_remote_code,
             port=port,
+            host=host,
         )
 
     return make
@@ -233,6 +238,25 @@ def test_a_served_port_asks_for_the_key_of_the_variable(
     place = f"{served.url}/v1/completions"
     assert httpx.post(place, json=question, trust_env=False).status_code == 401
     served.stop()
+
+
+def test_a_server_on_all_addresses_is_ours_and_asks_everyone_for_the_key(
+    server: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", "sk-of-this-life")
+    port = free_port()
+    served = server(port=port, host="0.0.0.0")
+    served.start(30, Silent())
+    assert served.url == f"http://127.0.0.1:{port}"
+    assert served.command[served.command.index("--host") + 1] == "0.0.0.0"
+    question = {"model": "model", "prompt": "x"}
+    place = f"http://127.0.0.2:{port}/v1/completions"
+    assert httpx.post(place, json=question, trust_env=False).status_code == 401
+    shown = {"Authorization": "Bearer sk-of-this-life"}
+    assert httpx.post(place, json=question, headers=shown, trust_env=False).status_code == 200
+    served.check_alive()
+    served.stop()
+    assert served.address.is_free()
 
 
 def test_code_in_the_folder_that_it_is_asked_in_does_not_run(

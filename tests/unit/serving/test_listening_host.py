@@ -1,0 +1,69 @@
+"""Where a served model may listen, and how the kernel and a URL write it."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.core.errors import UsageError
+from pipeline.serving.listening_host import check_host, in_tables, in_url, reachable
+from pipeline.serving.server_address import ServerAddress, free_port, port_is_free
+
+
+@pytest.mark.parametrize(
+    ("text", "host"),
+    [("127.0.0.1", "127.0.0.1"), ("localhost", "127.0.0.1"), ("127.0.0.2", "127.0.0.2")],
+)
+def test_the_loopback_needs_no_key(text: str, host: str) -> None:
+    assert check_host(text, "", "SECRET") == host
+
+
+def test_who_others_reach_needs_a_key() -> None:
+    with pytest.raises(UsageError) as caught:
+        check_host("0.0.0.0", "", "SECRET")
+    assert "SECRET" in caught.value.cure
+    assert caught.value.where == "--host 0.0.0.0"
+    assert check_host("0.0.0.0", "sk", "SECRET") == "0.0.0.0"
+
+
+@pytest.mark.parametrize("text", ["192.0.2.1", "example.org", "", "127.0.0.1:80", "http://x", "1"])
+def test_what_is_no_address_of_this_machine(text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        check_host(text, "sk", "SECRET")
+    assert "0.0.0.0" in caught.value.cure
+
+
+def test_its_url_is_one_that_we_can_ask() -> None:
+    assert (reachable("0.0.0.0"), reachable("::"), reachable("10.0.0.7")) == (
+        *("127.0.0.1", "::1"),
+        "10.0.0.7",
+    )
+    assert (in_url("::1"), in_url("10.0.0.7")) == ("[::1]", "10.0.0.7")
+    assert ServerAddress(None, 80, host="::").url == "http://[::1]:80"
+
+
+@given(st.integers(0, 254))
+def test_the_kernel_writes_it_so(last: int) -> None:
+    host = f"127.0.0.{last + 1}"
+    with socket.socket() as listening:
+        listening.bind((host, 0))
+        listening.listen()
+        port = listening.getsockname()[1]
+        lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    (address,) = {f[1][:-5] for f in lines if f[1].endswith(f":{port:04X}") and f[3] == "0A"}
+    hosts = in_tables(host)
+    assert hosts is not None
+    assert address in hosts
+
+
+def test_a_port_is_taken_at_its_address_alone() -> None:
+    port = free_port()
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.2", port))
+        listening.listen()
+        assert port_is_free(port)
+        assert not port_is_free(port, "127.0.0.2")
