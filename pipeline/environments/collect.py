@@ -1,4 +1,4 @@
-"""Removes managed environments that no one needs any more."""
+"""Removes managed environments that no one needs any more, and what engines have compiled."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from pipeline.core.errors import EnvironmentBuildError
+from pipeline.core.errors import EnvironmentBuildError, raise_as
+from pipeline.environments.compile_caches import caches_folder
 from pipeline.environments.definition import Accelerator, EnvironmentName, define
 from pipeline.environments.folders import environment_folder, environments_folder, lock_file
 from pipeline.environments.processes import processes_using
@@ -26,7 +27,7 @@ _SECONDS_A_DAY = 86_400
 
 @dataclass(frozen=True)
 class Removed:
-    """An environment that was removed, or would be, and why no one needs it."""
+    """An environment, or a cache, that was removed or would be, and why no one needs it."""
 
     path: Path
     reason: str
@@ -38,6 +39,7 @@ def collect(settings: Settings, *, dry_run: bool, keep_days: float) -> list[Remo
 
     One that is being built, or that a running process uses, stays. An outdated one stays while it
     was used in the last `keep_days` days: another checkout of this program may still want it.
+    What engines have compiled goes once no server was started with it for as long.
     """
     current = set(_current_folders(settings.home))
     removed = []
@@ -46,13 +48,32 @@ def collect(settings: Settings, *, dry_run: bool, keep_days: float) -> list[Remo
             found = _collect_one(folder, folder in current, dry_run, keep_days)
             if found is not None:
                 removed.append(found)
-    return removed
+    caches = [_collect_cache(each, dry_run, keep_days) for each in _caches(settings.home)]
+    return [*removed, *(found for found in caches if found is not None)]
 
 
 def _current_folders(home: Path) -> Iterator[Path]:
     for name in EnvironmentName:
         for accelerator in Accelerator:
             yield environment_folder(home, define(name, accelerator))
+
+
+def _caches(home: Path) -> list[Path]:
+    found = sorted(caches_folder(home).glob("*"))
+    return [each for each in found if each.is_dir() and not each.is_symlink()]
+
+
+def _collect_cache(folder: Path, dry_run: bool, keep_days: float) -> Removed | None:
+    days = (time.time() - folder.stat().st_mtime) / _SECONDS_A_DAY
+    if days < keep_days or processes_using(folder):
+        return None
+    found = Removed(folder, f"compiled code, not used for {days:.0f} days", folder_bytes(folder))
+    if not dry_run:
+        with raise_as(
+            EnvironmentBuildError, "a cache cannot be removed", str(folder), "remove it by hand"
+        ):
+            shutil.rmtree(folder)
+    return found
 
 
 def _collect_one(folder: Path, is_current: bool, dry_run: bool, keep_days: float) -> Removed | None:

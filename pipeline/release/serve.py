@@ -18,6 +18,7 @@ from pipeline.core.events import Progress
 from pipeline.core.hardware import hardware
 from pipeline.core.private_files import make_folder, make_private
 from pipeline.core.store import Store
+from pipeline.environments.compile_caches import open_caches
 from pipeline.environments.environment import Environment, ensure, identity
 from pipeline.environments.settings import Settings
 from pipeline.release.deployment import check_files, folder_of
@@ -144,8 +145,9 @@ class Deployment:
         folder = self._settings.store / "served"
         make_private(folder.parent)
         make_folder(folder)
+        environment = self._environment(self.judged)
         server = Server(
-            self._environment(self.judged).python,
+            environment.python,
             self.weights,
             self.judged.serving,
             folder / f"{self.version.name}.{self.version.version}.log",
@@ -153,6 +155,7 @@ class Deployment:
             port=port,
             host=host,
             draft=draft,
+            caches=open_caches(self._settings.home, environment.identity, self._progress),
         )
         try:
             server.start(ready_timeout_seconds, self._progress)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -31,15 +32,28 @@ class Endpoints(Protocol):
         """Close the open endpoints, if there are any."""
 
 
+CachesOf = Callable[[str], Mapping[str, str]]
+
+
+def no_caches(environment: str) -> Mapping[str, str]:
+    """The engine's own places."""
+    return {}
+
+
 class Servers:
     """Model servers on this machine, up from the first question until they are closed.
 
     Whoever opens them has the room for them; see executors. An endpoint that someone else serves is
     neither started nor stopped.
+
+    Args:
+        stages: whose environments they run in.
+        caches_of: variables that name where a server in that environment keeps what it compiles.
     """
 
-    def __init__(self, stages: StageRunner) -> None:
+    def __init__(self, stages: StageRunner, caches_of: CachesOf = no_caches) -> None:
         self._stages = stages
+        self._caches_of = caches_of
         self._servers: dict[str, Server] = {}
         self._facts: dict[str, dict[str, Any]] = {}
         self._ask_version = cache(engine_version)
@@ -78,7 +92,8 @@ class Servers:
         if model.arguments is None:
             raise ValueError(f"{model.name} is not ours to serve")
         engine = model.arguments.engine
-        python = self._stages.python_of(find_engine(engine).environment)
+        environment = find_engine(engine).environment
+        python = self._stages.python_of(environment)
         log = self._free_log(model.name)
         self._stages.store.bring_named([model.folder, model.draft])
         server = Server(
@@ -88,6 +103,7 @@ class Servers:
             log,
             trust_remote_code=model.trust_remote_code,
             draft=Path(model.draft) if model.draft else None,
+            caches=self._caches_of(environment),
         )
         # Kept before it starts, so that it is stopped whatever happens.
         self._servers[model.name] = server

@@ -7,7 +7,7 @@ both are in the same sitting.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,8 +25,9 @@ from pipeline.core.hardware import Hardware, NodeFacts, this_node
 from pipeline.core.interruption import uninterrupted
 from pipeline.core.stage_record import StageRecord, StageSpec, Task
 from pipeline.core.store import Store
+from pipeline.environments.compile_caches import open_caches
 from pipeline.environments.definition import Accelerator
-from pipeline.environments.environment import interpreters
+from pipeline.environments.environment import identity, interpreters
 from pipeline.environments.settings import load_settings
 from pipeline.plan.plan import has_failed
 from pipeline.run.endpoints import Endpoints, Servers
@@ -89,10 +90,15 @@ def hold(sitting: Sitting, descriptor: int) -> None:
     """
     events, store = ToldByStage(descriptor), Store(Path(sitting.store))
     check_hardware(sitting, store)
-    python_of = interpreters(sitting.accelerator, load_settings(store.root), events)
+    settings, accelerator = load_settings(store.root), sitting.accelerator
+    python_of = interpreters(accelerator, settings, events)
+
+    def caches_of(name: str) -> Mapping[str, str]:
+        return open_caches(settings.home, identity(name, accelerator, settings), events)
+
     log = SentLog(Path(sitting.folder), events)
-    stages = StageRunner(store, InRoom(), python_of, log, events, sitting.accelerator)
-    Sitter(stages, Servers(stages)).hold(sitting)
+    stages = StageRunner(store, InRoom(), python_of, log, events, accelerator)
+    Sitter(stages, Servers(stages, caches_of)).hold(sitting)
 
 
 def check_hardware(sitting: Sitting, store: Store) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from artifacts.serving_arguments import ServingArguments
@@ -29,6 +30,8 @@ class Server:
         trust_remote_code: let the engine run code from the checkpoint's folder.
         port: where it answers to all who know the key in the engine's own variable for it, as we
             have it, or to all without one; None for a socket that only we can reach.
+        caches: variables that name where what is compiled is kept; the shell's and the profile's
+            win.
         host: address of this machine whose port that is, seen to be one by `check_host`.
         draft: folder of the checkpoint that drafts, where the arguments say that one does.
     """
@@ -43,6 +46,7 @@ class Server:
         trust_remote_code: bool = False,
         port: int | None = None,
         host: str = HOST,
+        caches: Mapping[str, str] | None = None,
         draft: Path | None = None,
     ) -> None:
         self._log = log
@@ -51,7 +55,8 @@ class Server:
         self._engine = find_engine(arguments.engine)
         self._arguments = arguments.for_engine(str(draft or ""))
         self._trust_remote_code = trust_remote_code
-        self._environment = server_environment(os.environ, arguments.environment, python=python)
+        given = server_environment(os.environ, arguments.environment, python=python)
+        self._environment = {**(caches or {}), **given}
         # A variable, since a command line is for all to read.
         key = os.environ.get(self._engine.key_variable, "") if port is not None else ""
         if key:

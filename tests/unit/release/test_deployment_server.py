@@ -113,7 +113,9 @@ class Place:
 
     def ensure(self, name: str, accelerator: str, *_: Any) -> SimpleNamespace:
         self.built[str(accelerator)] += 1
-        return SimpleNamespace(accelerator=str(accelerator), python=Path(f"{name}-{accelerator}"))
+        kind = str(accelerator)
+        python = Path(f"{name}-{kind}")
+        return SimpleNamespace(accelerator=kind, python=python, identity=python.name)
 
     def engine_version(self, _: str, python: Path) -> str:
         accelerator = python.name.removeprefix("serve-")

@@ -109,7 +109,8 @@ def test_ready_answers_and_nothing_left(
     served, heard = server(OMP_NUM_THREADS="1"), Heard()
     seconds = served.start(30, heard)
     assert 0 < seconds < 30
-    assert heard.events[-1] == ("start the server", 1, 1)
+    whole = max(int(seconds), 1)  # on a busy machine more than one
+    assert heard.events[-1] == ("start the server", whole, whole)
     served.check_alive()
     told = facts(served)
     socket = served.address.socket

@@ -1,0 +1,77 @@
+"""Where compiled code is kept, and from whom nothing of it is taken."""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from pathlib import Path
+
+import pytest
+from listener import Listener
+
+from pipeline.environments.collect import collect
+from pipeline.environments.compile_caches import VARIABLES, open_caches
+from pipeline.environments.settings import Settings
+
+IDENTITY = "0123456789abcdef" * 4
+
+
+def opened(home: Path) -> dict[str, str]:
+    return open_caches(home, IDENTITY, Listener())
+
+
+def test_each_environment_has_one_that_is_ours_alone(tmp_path: Path) -> None:
+    found = opened(tmp_path)
+    assert found.keys() == VARIABLES.keys()
+    folder = tmp_path / "caches" / IDENTITY[:16]
+    assert {Path(place).parent for place in found.values()} == {folder}
+    assert {stat.S_IMODE(each.stat().st_mode) for each in (folder, folder.parent)} == {0o700}
+    assert opened(tmp_path) == found
+    other = open_caches(tmp_path, "f" * 64, Listener())
+    assert not set(found.values()) & set(other.values())
+
+
+@pytest.mark.parametrize("which", ["caches", f"caches/{IDENTITY[:16]}"])
+@pytest.mark.parametrize("mode", [0o770, 0o777, 0o1777])
+def test_where_others_write_nothing_is_trusted(tmp_path: Path, which: str, mode: int) -> None:
+    opened(tmp_path)
+    (tmp_path / which).chmod(mode)
+    heard = Listener()
+    assert open_caches(tmp_path, IDENTITY, heard) == {}
+    assert str(tmp_path) in heard.notes[0]
+
+
+def test_nor_another_users_nor_a_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+        assert opened(tmp_path) == {}
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir(mode=0o700)
+    linked = tmp_path / "home"
+    linked.mkdir()
+    (linked / "caches").symlink_to(elsewhere)
+    assert opened(linked) == {}
+    assert list(elsewhere.iterdir()) == []
+
+
+def test_a_home_that_cannot_have_one_is_no_error(tmp_path: Path) -> None:
+    file = tmp_path / "home"
+    file.touch()
+    assert opened(file) == {}
+
+
+def test_what_nobody_has_used_for_a_while_is_collected(tmp_path: Path) -> None:
+    settings = Settings(home=tmp_path, store=tmp_path / "store")
+    folder = Path(opened(tmp_path)["VLLM_CACHE_ROOT"])
+    folder.mkdir()
+    (folder / "compiled").write_bytes(b"x" * 100_000)
+    assert collect(settings, dry_run=False, keep_days=7) == []
+    then = time.time() - 8 * 86_400
+    os.utime(folder.parent, (then, then))
+    (found,) = collect(settings, dry_run=True, keep_days=7)
+    assert (found.path, folder.exists()) == (folder.parent, True)
+    assert found.size_bytes >= 100_000
+    assert len(collect(settings, dry_run=False, keep_days=7)) == 1
+    assert not folder.parent.exists()
