@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.cli.terminal import open_console
 from pipeline.core.events import Progress
+from pipeline.core.object_store import tell_outages
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bars
@@ -28,6 +29,12 @@ SECONDS_BETWEEN_EVENTS = 0.5
 @contextmanager
 def open_display(*, as_json: bool = False, plain: bool = False) -> Iterator[Progress]:
     """A Progress that draws for whoever is watching; `plain` lines even on a terminal."""
+    with _open(as_json=as_json, plain=plain) as progress, tell_outages(progress.note):
+        yield progress
+
+
+@contextmanager
+def _open(*, as_json: bool, plain: bool) -> Iterator[Progress]:
     if as_json:
         yield JsonLines()
     elif sys.stderr.isatty() and not plain:
@@ -134,4 +141,5 @@ class JsonLines:
         self._print({"event": "note", "text": text})
 
     def _print(self, event: dict[str, object]) -> None:
-        print(json.dumps(event), file=sys.stderr, flush=True)
+        # At once, since an outage of the store is told by another thread.
+        print(json.dumps(event) + "\n", end="", file=sys.stderr, flush=True)

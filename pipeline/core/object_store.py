@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cached_property
@@ -78,6 +79,30 @@ class Listed:
     size: int  # bytes
 
 
+_told: list[Callable[[str], None]] = []
+
+
+@contextmanager
+def tell_outages(tell: Callable[[str], None]) -> Iterator[None]:
+    """Have it told there, once an outage, that something is tried again; else standard error is.
+
+    Args:
+        tell: is called in whatever thread.
+    """
+    _told.append(tell)
+    try:
+        yield
+    finally:
+        _told.remove(tell)
+
+
+def _tell(text: str) -> None:
+    if _told:
+        _told[-1](text)
+    else:
+        print(text, file=sys.stderr)
+
+
 class ObjectStore:
     """What lies under one URL; see Shelf for the small things.
 
@@ -85,7 +110,6 @@ class ObjectStore:
         url: as `check_url` has it.
         prefix: of all names, within it.
         patience: seconds for which what fails is tried again.
-        tell: is told, once an outage, that something is tried again.
 
     Raises:
         StoreError: from each method: the store cannot be reached, or refuses.
@@ -97,18 +121,14 @@ class ObjectStore:
         prefix: str = "",
         *,
         patience: float = PATIENCE_SECONDS,
-        tell: Callable[[str], None] | None = None,
     ) -> None:
         self.url = url
         self._prefix = prefix
         self._patience = patience
-        self._tell = tell or (lambda text: print(text, file=sys.stderr))
 
     def below(self, prefix: str) -> ObjectStore:
         """The same, of names that begin so."""
-        below = ObjectStore(
-            self.url, f"{self._prefix}{prefix}/", patience=self._patience, tell=self._tell
-        )
+        below = ObjectStore(self.url, f"{self._prefix}{prefix}/", patience=self._patience)
         below.__dict__["_client"] = self._client
         return below
 
@@ -278,7 +298,7 @@ class ObjectStore:
                 if time.monotonic() + pause > until:
                     raise self._failure("cannot be reached", error) from error
                 if not told:
-                    self._tell(f"the store {self.url} does not answer; it is tried again")
+                    _tell(f"the store {self.url} does not answer; it is tried again")
                     told = True
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)

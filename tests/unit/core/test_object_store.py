@@ -17,7 +17,7 @@ from eval_gates.answers import AnswerBook
 from pipeline.core import object_store
 from pipeline.core.claims import Claims
 from pipeline.core.errors import StoreError, UsageError
-from pipeline.core.object_store import ObjectStore, check_url
+from pipeline.core.object_store import ObjectStore, check_url, tell_outages
 from pipeline.core.origin import Blob, Marker, cache_folder
 from pipeline.core.origin_variable import ORIGIN
 from pipeline.core.process_environment import server_environment, stage_environment
@@ -385,16 +385,17 @@ def test_an_outage_is_waited_for_and_told_once(url: str, monkeypatch: pytest.Mon
     slept, told = list[float](), list[str]()
     clock = SimpleNamespace(sleep=slept.append, monotonic=time.monotonic)
     monkeypatch.setattr(object_store, "time", clock)  # other threads may sleep meanwhile
-    objects = ObjectStore(url, tell=told.append)
+    objects = ObjectStore(url)
     objects.__dict__["_client"] = Outage(objects._client, 5)
-    assert objects.create("claims/x", b"1")
+    with tell_outages(told.append):
+        assert objects.below("claims").create("x", b"1")
     assert len(slept) == 5
     assert len(told) == 1
     assert url in told[0]
 
 
 def test_an_outage_that_lasts_is_a_store_error(url: str) -> None:
-    objects = ObjectStore(url, patience=0.1, tell=lambda text: None)
+    objects = ObjectStore(url, patience=0.1)
     objects.__dict__["_client"] = Outage(objects._client, 10**6)
     with pytest.raises(StoreError) as caught:
         objects.get("x")
@@ -428,7 +429,7 @@ def test_a_creation_whose_answer_was_lost_is_ours(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(object_store.time, "sleep", lambda seconds: None)
-    objects = ObjectStore(url, tell=lambda text: None)
+    objects = ObjectStore(url)
     objects.__dict__["_client"] = AnswerLost(objects._client)
     assert objects.create("x", b"ours")
     assert not objects.create("x", b"another's")
