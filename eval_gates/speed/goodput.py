@@ -105,7 +105,8 @@ class GoodputRule(RuleOfLives):
             ValueError: a load is at another rate than was asked for.
         """
         course, refused = self._follow(loads)
-        return {} if refused else {str(side): rate for side, rate in course.rates.items()}
+        is_over = refused or not self.has_room(loads)
+        return {} if is_over else {str(side): rate for side, rate in course.rates.items()}
 
     def finding(self, loads: Sequence[MeasuredLoad]) -> SpeedFinding:
         """Judge the loads, in the order of measuring.

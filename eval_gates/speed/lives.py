@@ -23,7 +23,7 @@ from typing import Literal
 from pydantic import Field
 
 from eval_gates.speed.draw import Draw
-from eval_gates.speed.load import Measured, MeasuredLoad
+from eval_gates.speed.load import Measured, MeasuredLoad, has_room
 from pipeline.core.digest import digest_json
 
 Drawn = tuple[str, int, int, int]
@@ -41,6 +41,11 @@ class RuleOfLives(Measured):
     def spread_over(self, sides: Sequence[str]) -> Lives:
         """The lives that measure these sides, the baseline first where there is one."""
         return Lives(tuple(sides), self.loads_per_life if self.lives == "alternate" else None)
+
+    def has_room(self, loads: Sequence[MeasuredLoad]) -> bool:
+        """Whether the evidence has room for another unit after these loads."""
+        sides = {load.side for load in loads}
+        return not sides or has_room(loads, self.spread_over(sorted(sides)).unit)
 
     def lost_before(self, loads: Sequence[MeasuredLoad]) -> list[int]:
         """How many lives another one followed too soon before each unit, or in it: [units].

@@ -8,7 +8,7 @@ into evidence.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -167,6 +167,18 @@ class MeasuredLoad(Measured):
                 "'warmup_s' and 'measured_s' are of a rate or trace, and of these alone"
             )
         return self
+
+
+def has_room(loads: Sequence[MeasuredLoad], unit: int) -> bool:
+    """Whether so many more loads, each twice the largest, fit into the evidence that is read.
+
+    Who measured on would have evidence of hours that nobody could judge.
+    """
+    letters = [
+        len(load.requests) * LETTERS_OF_A_REQUEST + sum(len(e) for e in load.requests.error if e)
+        for load in loads
+    ]
+    return sum(letters) + 2 * unit * max(letters, default=0) <= MAX_LETTERS
 
 
 def lines_of(loads: Iterable[MeasuredLoad]) -> Iterator[str]:

@@ -98,9 +98,9 @@ class UnitRule(RuleOfLives):
         return self.finding(loads).state
 
     def wants_more(self, loads: Sequence[MeasuredLoad]) -> bool:
-        """Whether another unit could decide it: open, below the cap, and trusted."""
+        """Whether another unit could decide it: open, below the cap, trusted, and with room."""
         found = self.finding(loads)
-        return found.state == "open" and found.n < self.cap
+        return found.state == "open" and found.n < self.cap and self.has_room(loads)
 
     def finding(self, loads: Sequence[MeasuredLoad]) -> SpeedFinding:
         """Judge the units, in the order of measuring.

@@ -311,3 +311,11 @@ class TestDrift:
         (cause,) = found.refused
         assert (cause.kind, cause.side) == ("drift", "baseline")
         assert len(loads) == 2 * (begins + 12)
+
+
+def test_measuring_ends_where_the_evidence_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    searched = measure(RULE, 15.0)[:8]
+    assert RULE.next_rates(searched)
+    monkeypatch.setattr("eval_gates.speed.load.MAX_LETTERS", 1)
+    assert RULE.next_rates(searched) == {}
+    assert RULE.finding(searched).state == "open"

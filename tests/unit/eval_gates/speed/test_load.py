@@ -8,7 +8,16 @@ from typing import Any
 import pytest
 from measured_loads import load_in_waves
 
-from eval_gates.speed.load import Counters, Disturbance, Samples, lines_of, parse_loads
+from eval_gates.speed.load import (
+    MAX_LETTERS,
+    Counters,
+    Disturbance,
+    Requests,
+    Samples,
+    has_room,
+    lines_of,
+    parse_loads,
+)
 
 FAILED = {
     "start_s": [0.0],
@@ -91,3 +100,25 @@ def test_numbers_are_numbers() -> None:
     for number in ("NaN", "Infinity", "1e999"):
         with pytest.raises(ValueError, match="line 1"):
             parse_loads([line.replace('"seconds":10.0', f'"seconds":{number}')])
+
+
+@pytest.mark.parametrize("failing", [0, 5_000])
+def test_what_there_is_room_for_is_read(failing: int) -> None:
+    """Another unit of twice that size is."""
+    many = 20_000
+    none, some = [None] * failing, many - failing
+    load = load_in_waves(
+        requests=Requests(
+            start_s=[1234.123456789012345] * many,
+            ttft_s=[*none, *[0.123456789012345678] * some],
+            end_s=[*none, *[1234.9123456789012345] * some],
+            longest_pause_s=[*none, *[0.0123456789012345678] * some],
+            input_tokens=[1_000] * many,
+            output_tokens=[*[0] * failing, *[100] * some],
+            error=[*["x" * 300] * failing, *[None] * some],
+        )
+    )
+    letters = len(next(iter(lines_of([load]))))
+    most = next(n for n in range(1, 100) if not has_room([load] * n, unit=2))
+    assert has_room([], unit=2)
+    assert letters * (most - 1 + 2 * 2) <= MAX_LETTERS < letters * (most + 2 * 2) * 1.3

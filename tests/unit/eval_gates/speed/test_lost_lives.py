@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from measured_loads import requests_in_waves
 from numpy.typing import NDArray
 
 from eval_gates.speed.load import MeasuredLoad
@@ -35,10 +36,15 @@ def rule_of(margins: Sequence[float], **changes: object) -> ImaginedRule:
     return ImaginedRule.model_validate(known | changes)
 
 
+A_REQUEST = requests_in_waves(1, 1)
+
+
 def loads_of(lives: Sequence[int], *, alternate: bool = False) -> list[MeasuredLoad]:
     """One load a side of each block: of one life, or of one each where lives alternate."""
     return [
-        MeasuredLoad.model_construct(side=side, block=block, life=life - 1 + place * alternate)
+        MeasuredLoad.model_construct(
+            side=side, block=block, life=life - 1 + place * alternate, requests=A_REQUEST
+        )
         for block, life in enumerate(np.array(lives) + 1)
         for place, side in enumerate(SIDES)
     ]

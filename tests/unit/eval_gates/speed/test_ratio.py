@@ -222,3 +222,13 @@ def test_a_rule_comes_from_plain_data() -> None:
     for wrong in ({"alpha": 0.5}, {"minimum": 0.0}, {"blocks": 0}, {"block": 20}):
         with pytest.raises(ValidationError):
             rule_of("ratio", {**data, **wrong})
+
+
+def test_measuring_ends_where_the_evidence_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Undecided: hours of loads that nobody could read would be worth nothing."""
+    close = blocks([1.0, 1.01] * 2)
+    assert RULE.wants_more(close)
+    monkeypatch.setattr("eval_gates.speed.load.MAX_LETTERS", 96 * 40 * 10)
+    assert RULE.wants_more(close[:6])
+    assert not RULE.wants_more(close)
+    assert RULE.finding(close).state == "open"
