@@ -90,13 +90,21 @@ def build(names: Names = None, accelerator: ForAccelerator = None, as_json: AsJs
 
 @app.command(
     epilog="Examples: prepare env doctor  exits with 1 when it finds a problem;  "
-    "prepare env doctor --profile h100  says whether that can be served here."
+    "prepare env doctor --profile h100  says whether that can be served here;  "
+    "prepare env doctor --build-host  whether an image for GPUs can be built here."
 )
 def doctor(
     profile: Annotated[
         str,
         typer.Option(help="Serving profile, by name or path, that is to be served here."),
     ] = "auto",
+    build_host: Annotated[
+        bool,
+        typer.Option(
+            "--build-host",
+            help="Look whether the environments for GPUs can be built here, on a host without one.",
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Look for what would keep environments from being built or used, and say how to fix it.
@@ -105,11 +113,14 @@ def doctor(
     """
     from pipeline.environments.finding import Severity
     from pipeline.environments.settings import load_settings
-    from pipeline.forecast.doctor import diagnose
+    from pipeline.forecast.doctor import diagnose, diagnose_build_host
     from pipeline.plan.serving_profile import load_named_profile
 
-    chosen = None if profile == "auto" else load_named_profile(profile)
-    findings = diagnose(load_settings(), chosen)
+    if build_host:
+        findings = diagnose_build_host(load_settings())
+    else:
+        chosen = None if profile == "auto" else load_named_profile(profile)
+        findings = diagnose(load_settings(), chosen)
     if as_json:
         _print_json(map(dataclasses.asdict, findings))
     else:

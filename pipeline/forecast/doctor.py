@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from eval_gates.sandbox import SandboxError, choose_isolation
 from pipeline.core.cpu_features import cpu_features
-from pipeline.core.errors import PrepareError, UsageError
+from pipeline.core.errors import EnvironmentBuildError, PrepareError, UsageError
 from pipeline.core.hardware import this_node
 from pipeline.environments.accelerator import detect_accelerator
 from pipeline.environments.definition import (
@@ -26,7 +26,7 @@ from pipeline.environments.definition import (
 from pipeline.environments.finding import Finding, Severity
 from pipeline.environments.folders import environments_folder
 from pipeline.environments.gpu_host import check_compilers, check_driver
-from pipeline.environments.installer import find_uv, installer_variables
+from pipeline.environments.installer import find_uv, installer_variables, run_uv
 from pipeline.environments.package_sources import has_cpu_torch
 from pipeline.environments.status import EnvironmentState, status
 from pipeline.forecast.checks import find_gpu_fault, find_missing_gpus
@@ -61,6 +61,22 @@ def diagnose(settings: Settings, profile: ServingProfile | None = None) -> list[
     else:
         checks.append(check_compilers)
     checks.append(lambda: profile_findings(profile))
+    return [finding for check in checks for finding in check()]
+
+
+def diagnose_build_host(settings: Settings) -> list[Finding]:
+    """What keeps an image with the environments for GPUs from being built here, without a GPU."""
+    cuda = Accelerator.CUDA
+    checks: list[Callable[[], Iterator[Finding]]] = [
+        _check_python,
+        _check_uv,
+        lambda: _check_home(settings),
+        lambda: _check_disk(settings, cuda),
+        lambda: _check_environments(settings, cuda),
+        check_compilers,
+        _check_bubblewrap,
+        lambda: _check_index(cuda),
+    ]
     return [finding for check in checks for finding in check()]
 
 
@@ -138,6 +154,35 @@ def _check_uv() -> Iterator[Finding]:
         yield Finding("uv", Severity.PROBLEM, f"does not start: {error}", "reinstall uv")
     else:
         yield Finding("uv", Severity.OK, said.stdout.strip())
+
+
+def _check_bubblewrap() -> Iterator[Finding]:
+    """The sandbox's program; whether it works is known only where the image will run."""
+    if place := shutil.which("bwrap"):
+        yield Finding("bubblewrap", Severity.OK, place)
+    else:
+        yield Finding(
+            "bubblewrap",
+            Severity.WARNING,
+            "not on PATH; where the image runs, model-written code is kept in by namespaces alone",
+            "install it, such as Debian's bubblewrap",
+        )
+
+
+def _check_index(accelerator: Accelerator) -> Iterator[Finding]:
+    """Whether the package index has what is pinned; the engine's metadata alone is fetched."""
+    lock = define(EnvironmentName.SERVE, accelerator)
+    package = find_engine(DEFAULT).package(accelerator)
+    pin = f"{package}=={lock.pins[package]}"
+    with tempfile.TemporaryDirectory() as folder:
+        asked = ("pip", "install", "--dry-run", "--no-deps", "--refresh-package", package)
+        place = ("--python", sys.executable, "--target", folder)
+        try:
+            run_uv([*asked, *place, pin], folder=Path(folder), variables=installer_variables())
+        except EnvironmentBuildError as error:
+            yield Finding("package index", Severity.PROBLEM, error.what, error.cure)
+        else:
+            yield Finding("package index", Severity.OK, f"has {pin}")
 
 
 def _check_home(settings: Settings) -> Iterator[Finding]:

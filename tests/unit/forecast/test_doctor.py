@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,13 @@ from pipeline.environments.definition import Accelerator, define
 from pipeline.environments.folders import environment_folder
 from pipeline.environments.settings import EnvironmentOverride, Settings
 from pipeline.forecast import doctor
-from pipeline.forecast.doctor import Finding, Severity, diagnose, processor_finding
+from pipeline.forecast.doctor import (
+    Finding,
+    Severity,
+    diagnose,
+    diagnose_build_host,
+    processor_finding,
+)
 from recipes.catalog import load_profile
 
 
@@ -188,3 +195,45 @@ class TestDriver:
         found = about("gpu", diagnose(settings))
         assert found.severity is Severity.PROBLEM
         assert "nvidia-smi" in found.cure
+
+
+class TestBuildHost:
+    """It has no GPU, and says nothing of serving; the index is a folder of files."""
+
+    @pytest.fixture
+    def index(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        folder = tmp_path / "index"
+        folder.mkdir()
+        monkeypatch.setenv("UV_DEFAULT_INDEX", folder.as_uri())
+        monkeypatch.setenv("UV_FIND_LINKS", str(folder))
+        return folder
+
+    def test_an_index_that_has_what_is_pinned(self, settings: Settings, index: Path) -> None:
+        version = define("serve", Accelerator.CUDA).pins["vllm"]
+        name = f"vllm-{version}"
+        with zipfile.ZipFile(index / f"{name}-py3-none-any.whl", "w") as wheel:
+            wheel.writestr(
+                f"{name}.dist-info/METADATA",
+                f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n",
+            )
+            wheel.writestr(f"{name}.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+            wheel.writestr(f"{name}.dist-info/RECORD", "")
+        findings = diagnose_build_host(settings)
+        found = about("package index", findings)
+        assert (found.severity, found.message) == (Severity.OK, f"has vllm=={version}")
+        assert about("environment serve-cuda", findings).severity is Severity.OK
+        assert {"uv", "disk", "C compiler", "bubblewrap"} <= {item.subject for item in findings}
+        assert not {"gpu", "torch for CPU"} & {item.subject for item in findings}
+        assert not settings.home.exists()
+
+    def test_an_index_that_lacks_it_is_a_problem(self, settings: Settings, index: Path) -> None:
+        found = about("package index", diagnose_build_host(settings))
+        assert found.severity is Severity.PROBLEM
+        assert found.cure
+
+    def test_without_the_sandboxs_program(
+        self, settings: Settings, index: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("PATH", str(index))
+        found = about("bubblewrap", diagnose_build_host(settings))
+        assert (found.severity, bool(found.cure)) == (Severity.WARNING, True)
