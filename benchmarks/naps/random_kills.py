@@ -245,7 +245,8 @@ def kind_of(title: str) -> str:
         "stage run": "stage",
         "forked from here": "forks",
         "stage_forks": "forks",  # it imports yet
-        "ray::": "worker",
+        "ray::run_here": "worker",
+        "ray::IDLE": "worker",
     }
     return next((kind for mark, kind in marks.items() if mark in title), "")
 
