@@ -21,7 +21,9 @@ class Hardware(SparseRecord):
     accelerator: str | None = None
     gpu: str | None = Field(None, description="name of the first, as the driver gives it")
     cpu: str | None = Field(None, description="the processor's model")
-    cores: int | None = Field(None, strict=True, description="that a process may use")
+    cores: int | None = Field(
+        None, strict=True, ge=1, le=1_000_000, description="that a process may use"
+    )
     cpu_features: list[str] | None = Field(None, description="None where nobody looked")
 
 

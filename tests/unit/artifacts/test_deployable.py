@@ -290,7 +290,7 @@ FACTS = st.fixed_dictionaries(
     optional={
         "gpu": TEXTS,
         "cpu": TEXTS,
-        "cores": st.integers(),
+        "cores": st.integers(1, 1_000_000),
         "cpu_features": st.lists(TEXTS, max_size=2),
     },
 )

@@ -199,10 +199,15 @@ def test_wrong_options_with_json_are_an_object_too(tmp_path: Path) -> None:
 
 
 def test_an_unexpected_error_is_3_and_its_traceback_is_in_a_file(tmp_path: Path) -> None:
-    # A record that no version of ours has written: well-formed, but of an empty command.
     folder = Store(tmp_path / "store").new_run_folder("20261121-100000-000001")
-    (folder / RUN_RECORD).write_text(run_report(command={}).model_dump_json())
-    done = prepare(tmp_path, "runs", "list")
+    (folder / RUN_RECORD).write_text(run_report().model_dump_json())
+    defect = tmp_path / "defect"
+    defect.mkdir()
+    (defect / "sitecustomize.py").write_text(
+        "import artifacts.kept_runs\n"
+        "artifacts.kept_runs.read_run = lambda folder: {}['checkpoint']\n"
+    )
+    done = prepare(tmp_path, "runs", "list", PYTHONPATH=str(defect))
     assert done.returncode == 3
     assert "Traceback" not in done.stderr
     assert "error: unexpected KeyError" in done.stderr

@@ -58,7 +58,7 @@ def test_the_profile_says_whose_defaults_count() -> None:
 def test_what_is_not_there_is_refused_at_once(
     words: tuple[str, str], where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.forecast.machine.visible_gpus", lambda: [])
+    monkeypatch.setattr("pipeline.core.hardware.visible_gpus", lambda _: [])
     with pytest.raises(UsageError) as error:
         run("demo:smollm2-135m", *words)
     assert error.value.where == where
