@@ -45,7 +45,7 @@ def run_to(
     """A run whose hours of work are replaced by these verdicts; nothing after them is."""
 
     class Judged:
-        def __init__(self, plan: Any, stages: Any, servers: Any) -> None:
+        def __init__(self, plan: Any, stages: Any, *_: Any) -> None:
             self.log = stages.log
 
         def run(self) -> None:
