@@ -12,10 +12,10 @@ import logging
 import os
 import select
 import signal
-import socket
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -38,6 +38,7 @@ from pipeline.core.process_environment import (
 from pipeline.run.executors.events import pass_on
 from pipeline.run.executors.executor import Listener, Options
 from pipeline.run.executors.forks import ForkedProcess, Forks
+from pipeline.run.executors.ray_head import RayHead
 from pipeline.run.executors.resources import (
     Resources,
     count_room,
@@ -46,10 +47,10 @@ from pipeline.run.executors.resources import (
 )
 from pipeline.run.executors.stage_process import check_end, stage_in, start
 
-SECONDS_TO_REACH = 5.0
 SECONDS_UNTIL_TOLD = 2.0
 SECONDS_TO_END = 30.0  # more than the guard gives what it ends
 SECONDS_BETWEEN_LOOKS = 0.2
+SECONDS_BETWEEN_KNOCKS = 5.0
 SECONDS_TO_DESCRIBE = 60.0  # a worker has to start there
 KIND = "accelerator_type:"  # before the kind of a node's GPUs, of which a node has 1
 SHARE_OF_KIND = 0.001  # as Ray itself takes of it
@@ -84,8 +85,7 @@ class RayOptions(Options):
 
     def open(self) -> RayExecutor:
         """The executor; raises UsageError where ray is missing or no cluster answers."""
-        connect(self.address)
-        return RayExecutor(self)
+        return RayExecutor(self, connect(self.address))
 
 
 class RayExecutor:
@@ -93,17 +93,19 @@ class RayExecutor:
 
     has_our_environments = False
 
-    def __init__(self, options: RayOptions) -> None:
+    def __init__(self, options: RayOptions, head: RayHead) -> None:
         self._options = options
+        self._head = head
 
     def find_room(self, needs: Needs) -> RayPlace:
         """A place in the cluster's queue.
 
         Raises:
             UsageError: no node of the cluster has as much.
+            StageError: the cluster's head is gone.
         """
         node = self._node_for(needs)
-        return RayPlace(needs, node.taken_by(needs), self._options)
+        return RayPlace(needs, node.taken_by(needs), self._options, self._head)
 
     def obstacle(self) -> str:
         """There is always a place in the queue."""
@@ -160,6 +162,7 @@ class RayExecutor:
     def _nodes(self) -> dict[str, Resources]:
         import ray
 
+        self._head.check()
         return {
             str(node["NodeID"]): resources_of(node["Resources"])
             for node in ray.nodes()
@@ -170,9 +173,10 @@ class RayExecutor:
 class RayPlace:
     """Room on one node of a cluster, taken as soon as it is free; see executor.py."""
 
-    def __init__(self, needs: Needs, room: Resources, options: RayOptions) -> None:
+    def __init__(self, needs: Needs, room: Resources, options: RayOptions, head: RayHead) -> None:
         from ray.util.placement_group import placement_group
 
+        self.head = head
         self.needs = needs
         self.room = room
         self.options = options
@@ -188,10 +192,12 @@ class RayPlace:
         return RayJob(self, task, log)
 
     def release(self) -> None:
-        """Give the room back."""
+        """Give the room back; with its head the cluster ends, and all room in it."""
         from ray.util.placement_group import remove_placement_group
 
-        remove_placement_group(self.group)
+        with suppress(StageError):
+            self.head.check()
+            remove_placement_group(self.group)
 
 
 class LostNodeError(Exception):
@@ -213,7 +219,8 @@ class RayJob:
         """Pass events on until the work ends, on another node where its own is lost.
 
         Raises:
-            PrepareError: what it reported, or a StageError when it died without a word.
+            PrepareError: what it reported, or a StageError when it died without a word, or the
+                cluster's head did, whereupon it is ended.
         """
         tries = self._place.options.tries
         for number in range(1, tries + 1):
@@ -274,7 +281,7 @@ class RayJob:
         """The work's events; what is streamed besides, its logs and its exit code, is kept."""
         import ray
 
-        for reference in self._stream:
+        for reference in self._references():
             sent = ray.get(reference)
             if isinstance(sent, int):
                 self._exit_code = sent
@@ -283,6 +290,26 @@ class RayJob:
                     file.write(sent.content)
             else:
                 yield sent
+
+    def _references(self) -> Iterator[Any]:
+        """What is streamed; raises StageError, with the work ended, when the head is gone."""
+        import ray
+
+        looked = time.monotonic()
+        while True:
+            is_one_there, _ = ray.wait([self._stream], timeout=SECONDS_BETWEEN_KNOCKS)
+            if time.monotonic() - looked >= SECONDS_BETWEEN_KNOCKS:
+                try:
+                    self._place.head.check()
+                except StageError:
+                    self.cancel()
+                    raise
+                looked = time.monotonic()
+            if is_one_there:
+                try:
+                    yield next(self._stream)
+                except StopIteration:
+                    return
 
     def _fault(self, why: str) -> StageError:
         if self._cancelled:
@@ -379,8 +406,8 @@ def _forks_of_worker() -> Forks:
     return Forks()
 
 
-def connect(address: str) -> None:
-    """Connect this process to the cluster, unless it is connected.
+def connect(address: str) -> RayHead:
+    """Connect this process to the cluster, unless it is connected; its head.
 
     Raises:
         UsageError: ray is missing, or there is no cluster.
@@ -395,18 +422,19 @@ def connect(address: str) -> None:
             cure="in the clone of prepare: pip install '.[ray]'",
         ) from error
     if ray.is_initialized():
-        return
+        return RayHead(ray.get_runtime_context().gcs_address)
     cure = "start one (`ray start --head`), or name its head: executor: {kind: ray, address: ...}"
     named = os.environ.get("RAY_ADDRESS", address) if address == "auto" else address
     try:
         if named != "auto":
-            _knock(named)  # Ray itself would wait for ever
+            RayHead(named).knock()  # Ray itself would wait for ever
         with _own_signals():
             ray.init(address=named, log_to_driver=False, logging_level=logging.ERROR)
         _keep_standard_output()
     except (ConnectionError, OSError, ValueError, RuntimeError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UsageError(f"there is no Ray cluster: {reason}", where=where, cure=cure) from error
+    return RayHead(ray.get_runtime_context().gcs_address)
 
 
 def _keep_standard_output() -> None:
@@ -417,14 +445,6 @@ def _keep_standard_output() -> None:
     from ray._private import worker
 
     worker.print_to_stdstream = lambda *_, **__: None
-
-
-def _knock(address: str) -> None:
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal():
-        raise ValueError(f"{address!r} is not HOST:PORT")
-    with socket.create_connection((host, int(port)), SECONDS_TO_REACH):
-        pass
 
 
 @contextmanager

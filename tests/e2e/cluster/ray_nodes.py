@@ -95,11 +95,20 @@ class RayNodes:
         free = ray._private.state.available_resources_per_node()
         return [name for name in self._nodes if free[name].get("CPU", 0) < self._cpus]
 
+    def kill_head(self) -> None:
+        """End what the cluster's head is with SIGKILL."""
+        for each in self._cluster.head_node.all_processes["gcs_server"]:
+            each.process.kill()
+
     def close(self) -> None:
         """End everything."""
         import ray
 
         ray.shutdown()
+        self.end_processes()
+
+    def end_processes(self) -> None:
+        """End the cluster; we may be connected to another."""
         self._cluster.shutdown()
 
     @contextmanager

@@ -33,10 +33,16 @@ DRIVER = """
 import sys
 from pathlib import Path
 from tiny_stages import Heard
+from pipeline.core.errors import StageError
 from pipeline.core.needs import Needs
 from pipeline.run.executors.ray import RayOptions
 place = RayOptions(address=sys.argv[1]).open().find_room(Needs(gpus=1))
-place.submit(Path(sys.argv[2]), Path(sys.argv[2]).with_suffix(".log")).wait(Heard())
+job = place.submit(Path(sys.argv[2]), Path(sys.argv[2]).with_suffix(".log"))
+try:
+    job.wait(Heard())
+except StageError as error:
+    place.release()
+    sys.exit(f"StageError: {error}")
 """
 
 
@@ -243,6 +249,25 @@ def test_a_killed_driver_leaves_no_process(nodes: RayNodes, stages: TinyStages) 
         stages.wait_begun(1)
         driver.kill()
     wait_until(lambda: not stages.processes())
+
+
+@pytest.mark.of_everything
+def test_without_its_head_the_driver_ends_with_an_error_of_ours(stages: TinyStages) -> None:
+    """Ray would end the driver after a minute, with its own exit code."""
+    task = stages.task("headless")
+    lost = RayNodes(1)
+    try:
+        command = [sys.executable, "-c", DRIVER, lost.address, str(task)]
+        here = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+        with subprocess.Popen(command, env=here, stderr=subprocess.PIPE, text=True) as driver:
+            stages.wait_begun(1)
+            lost.kill_head()
+            _, said = driver.communicate(timeout=55)
+        assert "StageError: the head of the Ray cluster" in said
+        assert driver.returncode == 1
+        wait_until(lambda: not stages.processes())
+    finally:
+        lost.end_processes()
 
 
 def test_no_cluster_is_told_at_once() -> None:
