@@ -200,6 +200,8 @@ def test_of_several_machines_that_promote_one_wins(url: str, tmp_path: Path) -> 
     for _ in range(3):
         with ThreadPoolExecutor(4) as pool:
             outcomes = dict(zip("1234", pool.map(promote, "1234"), strict=True))
+        # Anew, since a registry reads an entry once, and here they are removed below.
+        registry = ObjectRegistry(f"store+{url}")
         [winner] = registry.aliases("model").values()
         assert [who for who, outcome in outcomes.items() if outcome == "won"] == [winner]
         lost = [outcome for outcome in outcomes.values() if outcome != "won"]
@@ -237,8 +239,9 @@ def test_runs_beside_collections_that_are_killed(url: str, tmp_path: Path) -> No
         done = int(runs.communicate()[0])
         assert runs.returncode == 0
         assert done > 4  # else nothing was removed
-        last = start("collect", "two", 1)
-        assert int(last.communicate(timeout=60)[0]) > 0
+        last = start("collect", "two", 1)  # of what is left, if anything is
+        last.communicate(timeout=60)
+        assert last.returncode == 0
         left = ObjectStore(url).names()
         assert {name.partition("/")[0] for name in left} <= {"claims", "fetching"}
     finally:
