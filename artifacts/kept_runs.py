@@ -7,7 +7,8 @@ from pathlib import Path
 
 from artifacts.run_record import SCHEMA_VERSION, RunReport
 from pipeline.core.errors import StoreError, UsageError
-from pipeline.core.store import RUN_RECORD as RUN_RECORD
+from pipeline.core.run_folders import RUN_RECORD as RUN_RECORD
+from pipeline.core.run_folders import RunFolders
 from pipeline.core.store import Store
 
 ALIVE = "alive"
@@ -15,7 +16,7 @@ ALIVE = "alive"
 
 def is_alive(folder: Path) -> bool:
     """Whether the process that made that run still lives; of one elsewhere, was heard of lately."""
-    return Store(folder.parents[1]).run_claims(folder).is_held(ALIVE)
+    return RunFolders(Store(folder.parents[1])).claims(folder).is_held(ALIVE)
 
 
 def read_run(folder: Path) -> RunReport:
@@ -41,7 +42,7 @@ def read_run(folder: Path) -> RunReport:
 
 def find_run(store: Store, name: str) -> RunReport:
     """The run of that id, an unambiguous beginning of one, or 'latest'; else UsageError."""
-    folders = store.run_folders()
+    folders = RunFolders(store).all()
     matching = folders[-1:] if name == "latest" else [f for f in folders if f.name.startswith(name)]
     if len(matching) != 1:
         known = ", ".join(folder.name for folder in folders[-5:]) or "none"

@@ -12,6 +12,7 @@ from artifacts.serving_arguments import ServingArguments
 from artifacts.stages.speed import SPEED
 from artifacts.tuning_report import TuningReport
 from pipeline.core.errors import PrepareError
+from pipeline.core.run_folders import RunFolders
 from pipeline.core.stage_record import StageRecord
 from pipeline.core.store import Store
 from recipes.engines import options
@@ -70,7 +71,7 @@ def check_tuned(told: Tuned, serving: ServingArguments | None, store: Store) -> 
             may change arguments.
         store: where the run may be.
     """
-    folder = next((each for each in store.run_folders() if each.name == told.run), None)
+    folder = next((each for each in RunFolders(store).all() if each.name == told.run), None)
     if folder is None:
         return TunedCheck("not checked", f"run {told.run} is not in this store")
     try:

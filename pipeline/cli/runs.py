@@ -12,6 +12,7 @@ from pipeline.cli.options import JsonOption, RunArgument, StoreOption
 from pipeline.cli.tables import print_json, print_run, print_stages, print_table
 from pipeline.cli.tuning_tables import print_tuning
 from pipeline.core.errors import StoreError, from_dict
+from pipeline.core.run_folders import RunFolders
 
 if TYPE_CHECKING:
     from artifacts.run_record import RunReport
@@ -36,7 +37,7 @@ def list_runs(store: StoreOption = None, as_json: JsonOption = False) -> None:
     from pipeline.environments.settings import load_settings
 
     found = []
-    for folder in Store(load_settings(store).store).run_folders():
+    for folder in RunFolders(Store(load_settings(store).store)).all():
         try:
             found.append(read_run(folder))
         except StoreError as error:  # one damaged record must not hide the others

@@ -32,27 +32,21 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from pipeline.core.claims import Claim, Claims
 from pipeline.core.digest import digest_json
 from pipeline.core.errors import StoreError
 from pipeline.core.folder_flush import flush_folder
-from pipeline.core.object_store import ObjectStore
 from pipeline.core.origin import Origin, find_origin
 from pipeline.core.private_files import is_shared, keep_private, make_private, share_with_group
 from pipeline.core.shelf import FolderShelf, Shelf
 from pipeline.core.stage_record import StageRecord
 
 RECORD = "stage.json"
-RUN_RECORD = "run.json"
 PARTIAL = ".partial"
-RUNNING = "running"
-"""In an object store: of runs that are not over, the record as it stands, and who makes it."""
 COLLECTION = "collection"
 """The key of who removes what is not needed."""
-GROWING = ".growing"
-"""In a run's folder: its record came from elsewhere, and may have grown there since."""
 SECONDS_BETWEEN_LOOKS = 1.0
 
 
@@ -340,46 +334,6 @@ class Store:
         if not self._is_done(stage, key):
             raise claim.lost()
 
-    def share_run(self, folder: Path, *, is_over: bool) -> None:
-        """Have others find the record of a run as it stands; its logs stay on this node."""
-        if self.origin is not None:
-            objects, growing = self.origin.objects, f"{RUNNING}/{folder.name}/{RUN_RECORD}"
-            content = (folder / RUN_RECORD).read_bytes()
-            objects.put(f"runs/{folder.name}.json" if is_over else growing, content)
-            if is_over:
-                objects.remove(growing)
-
-    def run_claims(self, folder: Path) -> Claims:
-        """Where who makes the run of that folder says that it lives."""
-        if self.origin is not None:
-            return Claims(self.origin.objects.below(f"{RUNNING}/{folder.name}"))
-        return Claims(FolderShelf(folder))
-
-    def new_run_folder(self, run_id: str) -> Path:
-        """Make and return the folder of one run; raises StoreError when it cannot be made."""
-        folder = self.root / "runs" / run_id
-        if self.origin is not None:
-            self.origin.objects.check()
-        self._make_private()
-        with self.explain_errors(), keep_private(self.root):
-            folder.mkdir(parents=True)
-        return folder
-
-    def run_folders(self) -> list[Path]:
-        """Folders of all runs, oldest first."""
-        runs = self.root / "runs"
-        if self.origin is not None:
-            with self.explain_errors(), keep_private():
-                _fetch_runs(self.origin.objects, runs)
-        return sorted(path for path in runs.iterdir() if path.is_dir()) if runs.is_dir() else []
-
-    def open_runs(self) -> list[Path]:
-        """Folders of the runs that may go on, as far as that is known without asking of each."""
-        if self.origin is None:
-            return [run for run in self.run_folders() if (run / RUN_RECORD).is_file()]
-        begun = {PurePosixPath(name).parts[0] for name in self.origin.objects.names(RUNNING)}
-        return [self.root / "runs" / name for name in sorted(begun)]
-
     @contextmanager
     def collect(self, waits: Callable[[str], None] = lambda text: None) -> Iterator[Claim]:
         """Have all who would begin to use the store wait, so that something may be removed.
@@ -426,13 +380,13 @@ class Store:
         forget: bool = False,
     ) -> Iterator[Claim]:
         """Have a key to oneself among all who share the store: see Claims.hold."""
-        self._make_private()
+        self.make_root()
         with ExitStack() as held:
             with self.explain_errors():
                 claim = held.enter_context(self.claims.hold(key, waits, forget=forget))
             yield claim
 
-    def _make_private(self) -> None:
+    def make_root(self) -> None:
         """Make the store's folder, which only its owner may read."""
         with self.explain_errors():
             try:
@@ -455,28 +409,6 @@ class Store:
             cure="free some space, or name another place with --store DIR; "
             "finished stages are kept and will be reused",
         )
-
-
-def _fetch_runs(objects: ObjectStore, runs: Path) -> None:
-    """Have here the records of runs on other nodes, as they stand."""
-    running = {
-        path.parts[0]: f"{RUNNING}/{path}"
-        for path in map(PurePosixPath, objects.names(RUNNING))
-        if path.name == RUN_RECORD
-    }
-    over = {PurePosixPath(name).stem: f"runs/{name}" for name in objects.names("runs")}
-    for run, name in {**running, **over}.items():
-        folder, growing = runs / run, runs / run / GROWING
-        if (folder / RUN_RECORD).exists() and not growing.exists():
-            continue  # of this node, or over
-        content = objects.get(name)
-        if content is None:
-            continue  # it was over just now
-        folder.mkdir(parents=True, exist_ok=True)
-        growing.touch()
-        write_atomically(folder / RUN_RECORD, content.decode())
-        if run in over:
-            growing.unlink(missing_ok=True)
 
 
 @contextmanager

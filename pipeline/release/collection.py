@@ -25,6 +25,7 @@ from artifacts.stages.promote import PROMOTE
 from eval_gates.answers import book_of_part
 from pipeline.core.errors import RegistryError, StoreError
 from pipeline.core.events import Progress
+from pipeline.core.run_folders import RunFolders
 from pipeline.core.stage_record import StageRecord, StageReference, StageSpec
 from pipeline.core.store import RECORD, Store
 from pipeline.release.object_collection import copies_to_go, objects_to_go, refuse_while_written
@@ -146,7 +147,7 @@ def _remove_object(garbage: Garbage, store: Store) -> None:
 
 def refuse_while_running(store: Store) -> None:
     """Raise StoreError while a run is going on: it counts on stages that its record lacks yet."""
-    for folder in store.open_runs():
+    for folder in RunFolders(store).open():
         if is_alive(folder):
             raise StoreError(
                 f"run {folder.name} is in progress, and what it will use is not known yet",
@@ -173,7 +174,7 @@ def registries_of(store: Store, others: Iterable[str]) -> list[str]:
 
 def list_rechecked(store: Store) -> Iterator[str]:
     """URIs of the registries, beside the store's own, whose versions were rechecked here."""
-    for folder in store.run_folders():
+    for folder in RunFolders(store).all():
         try:
             run = read_run(folder)
         except StoreError:  # its run stays, and is reported
@@ -230,7 +231,7 @@ def stages_of(store: Store, version: Version) -> Iterator[Stage]:
 
 def keep_of_runs(store: Store, oldest: datetime, kept: Kept, progress: Progress) -> None:
     """Keep young runs, those that are named already, and what all of them used."""
-    for folder in store.run_folders():
+    for folder in RunFolders(store).all():
         try:
             report = read_run(folder)
         except StoreError as error:
@@ -277,7 +278,7 @@ def stages_to_go(store: Store, kept: Kept, oldest: float) -> Iterator[Doomed]:
 
 def runs_to_go(store: Store, kept: Kept, oldest: float) -> Iterator[Doomed]:
     """Records and logs of runs that nobody names."""
-    for folder in store.run_folders():
+    for folder in RunFolders(store).all():
         if folder.name not in kept.runs and folder.stat().st_mtime < oldest:
             yield "run", folder
 

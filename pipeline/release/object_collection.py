@@ -16,7 +16,8 @@ from eval_gates.answers import book_of_part
 from pipeline.core.errors import StoreError
 from pipeline.core.object_store import Listed
 from pipeline.core.origin import Origin
-from pipeline.core.store import COLLECTION, RUNNING, Store
+from pipeline.core.run_folders import RUNNING
+from pipeline.core.store import COLLECTION, Store
 
 
 @dataclass(frozen=True)

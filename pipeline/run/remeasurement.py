@@ -23,6 +23,7 @@ from pipeline.core.digest import FileDigests
 from pipeline.core.errors import CheckpointError, StoreError, UsageError
 from pipeline.core.events import Progress
 from pipeline.core.hardware import NodeFacts
+from pipeline.core.run_folders import RunFolders
 from pipeline.core.stage_record import StageSpec
 from pipeline.core.store import Store
 from pipeline.environments.settings import Settings
@@ -229,7 +230,7 @@ def discard_if_gone(plan: Plan, store: Store, digests: FileDigests) -> None:
 def attempt_of(store: Store, registry: str | None, version: Version) -> str:
     """What distinguishes a forced measurement; of one that was not finished, the same."""
     asked = f"{version.name}@{version.version}"
-    for folder in reversed(store.run_folders()):
+    for folder in reversed(RunFolders(store).all()):
         try:
             run = read_run(folder)
         except StoreError:  # of another version of prepare, or damaged: not one to continue

@@ -17,6 +17,7 @@ from artifacts.tuning_report import TuningReport
 from pipeline.checkpoint.source_facts import CheckpointReport
 from pipeline.core.errors import PrepareError, StoreError
 from pipeline.core.events import Progress
+from pipeline.core.run_folders import RunFolders
 from pipeline.core.store import Store, write_atomically
 
 Ended = Literal["finished", "failed", "interrupted"]
@@ -43,10 +44,10 @@ class RunLog:
         # Microseconds make ids of runs that start together differ.
         self.run_id = now.strftime("%Y%m%d-%H%M%S-%f")
         self._store = store
-        self.folder: Path = store.new_run_folder(self.run_id)
+        self.folder: Path = RunFolders(store).make(self.run_id)
         # Held as long as we live, however we end: a run that says 'running' without it was killed.
         with store.explain_errors():
-            self._alive = store.run_claims(self.folder).begin(ALIVE)
+            self._alive = RunFolders(store).claims(self.folder).begin(ALIVE)
             # Now that we are heard of: of who removes things and us one sees the other.
             store.wait_for_collection(waits)
         self._started = time.monotonic()
@@ -113,7 +114,7 @@ class RunLog:
             self._sender.join()
         try:
             with self._store.explain_errors():
-                self._store.share_run(self.folder, is_over=True)
+                RunFolders(self._store).share(self.folder, is_over=True)
         finally:
             self._alive.release(forget=self._sender is not None)
 
@@ -123,7 +124,7 @@ class RunLog:
         while True:
             if (report := self._saved) is not sent:
                 with suppress(StoreError, OSError):  # the next time, or at the end
-                    self._store.share_run(self.folder, is_over=False)
+                    RunFolders(self._store).share(self.folder, is_over=False)
                     sent = report
             if self._over.wait(SENT_EVERY_SECONDS):
                 return

@@ -34,6 +34,7 @@ from eval_gates.statistics.multiplicity import share_of
 from pipeline.checkpoint.weight_files import weights_digest
 from pipeline.core.digest import digest_file
 from pipeline.core.errors import EvidenceError
+from pipeline.core.run_folders import RunFolders
 from pipeline.core.stage_record import StageRecord, StageSpec
 from pipeline.core.store import Store
 from pipeline.environments.definition import define
@@ -178,7 +179,7 @@ def server_logs(store: Store, judged: JudgedVariant) -> dict[str, Path]:
     baseline = judged.baseline_coherence.record.key
     return {
         f"{run.name}.{log.name}": log
-        for run in store.run_folders()
+        for run in RunFolders(store).all()
         for key in (judged.coherence.record.key, baseline)
         for variant in variants_started(run, key)
         for log in sorted(run.iterdir())

@@ -24,6 +24,7 @@ from pipeline.core.errors import PrepareError, RegistryError, StoreError, UsageE
 from pipeline.core.object_store import ObjectStore
 from pipeline.core.origin import cache_folder
 from pipeline.core.origin_variable import ORIGIN
+from pipeline.core.run_folders import RunFolders
 from pipeline.core.store import Store
 
 WRITER = Path(__file__).with_name("s3_writer.py")
@@ -165,7 +166,7 @@ def test_a_bucket_that_is_not_there(url: str, tmp_path: Path) -> None:
     store = Store(cache_folder("s3://no-such-bucket/x", tmp_path))
     began = time.monotonic()
     with pytest.raises(UsageError) as caught:
-        store.new_run_folder("r")
+        RunFolders(store).make("r")
     assert time.monotonic() - began < 1
     assert caught.value.where == "s3://no-such-bucket/x"
 

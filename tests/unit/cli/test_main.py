@@ -26,6 +26,7 @@ from pipeline.cli import stage
 from pipeline.cli.main import app, main
 from pipeline.core.errors import UsageError
 from pipeline.core.interruption import INTERRUPTIONS
+from pipeline.core.run_folders import RunFolders
 from pipeline.core.store import Store
 
 HEAVY = {
@@ -185,7 +186,7 @@ def test_an_empty_checkpoint_is_1_and_its_run_says_so(tmp_path: Path) -> None:
     assert report["error"]["where"] == str(empty)
     assert f"where: {empty}" in done.stderr
     assert "Traceback" not in done.stderr
-    [folder] = Store(tmp_path / "store").run_folders()
+    [folder] = RunFolders(Store(tmp_path / "store")).all()
     assert json.loads((folder / RUN_RECORD).read_text()) == report
 
 
@@ -199,7 +200,7 @@ def test_wrong_options_with_json_are_an_object_too(tmp_path: Path) -> None:
 
 
 def test_an_unexpected_error_is_3_and_its_traceback_is_in_a_file(tmp_path: Path) -> None:
-    folder = Store(tmp_path / "store").new_run_folder("20261121-100000-000001")
+    folder = RunFolders(Store(tmp_path / "store")).make("20261121-100000-000001")
     (folder / RUN_RECORD).write_text(run_report().model_dump_json())
     defect = tmp_path / "defect"
     defect.mkdir()

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from artifacts.kept_runs import RUN_RECORD
 from pipeline.cli.main import app
 from pipeline.core.errors import StoreError, UsageError
+from pipeline.core.run_folders import RunFolders
 from pipeline.core.store import Store, write_atomically
 
 FIRST, SECOND = "20261120-090000-000001", "20261121-100000-000001"
@@ -31,7 +32,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     found = Store(tmp_path / "store")
     for run in (FIRST, SECOND):
         write_atomically(
-            found.new_run_folder(run) / RUN_RECORD, run_report(run=run).model_dump_json()
+            RunFolders(found).make(run) / RUN_RECORD, run_report(run=run).model_dump_json()
         )
     return found
 

@@ -19,6 +19,7 @@ from artifacts.registry.registry import TUPLE_TAG, Cause, Move
 from artifacts.run_record import RunReport
 from pipeline.cli.main import app
 from pipeline.core.errors import PrepareError, RegistryError, StoreError, UsageError
+from pipeline.core.run_folders import RunFolders
 from pipeline.core.store import Store, write_atomically
 from pipeline.run.run_log import RunLog
 
@@ -59,7 +60,7 @@ def complaint(kind: type[PrepareError], *arguments: str) -> PrepareError:
 
 
 def put_run(store: Store, report: RunReport) -> None:
-    write_atomically(store.new_run_folder(report.run) / RUN_RECORD, report.model_dump_json())
+    write_atomically(RunFolders(store).make(report.run) / RUN_RECORD, report.model_dump_json())
 
 
 def test_who_attaches_hears_what_the_run_says_until_it_ends(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from pipeline.core.claims import Claims, claim_seconds
 from pipeline.core.errors import StoreError, UsageError
 from pipeline.core.node import node_identity, start_ticks
+from pipeline.core.run_folders import RunFolders
 from pipeline.core.shelf import FolderShelf, create_exclusively
 from pipeline.core.store import RECORD, Store, write_atomically
 
@@ -235,7 +236,7 @@ def test_a_store_on_a_disk_that_is_full(tmp_path: Path) -> None:
         pytest.skip("this machine lets nobody mount a small disk")
     try:
         store = Store(disk / "store")
-        store.new_run_folder("r")
+        RunFolders(store).make("r")
 
         def write(size: int, key: str = "abc") -> None:
             with store.open_for_writing("judge", key) as folder:
@@ -289,7 +290,7 @@ class World:
         self.makes_folders = makes_folders
         self.owners: list[Claimant] = []
         self.published: list[str] = []
-        Store(root).new_run_folder("r")
+        RunFolders(Store(root)).make("r")
         for _ in range(owners):
             self.add()
 

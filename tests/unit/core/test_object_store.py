@@ -21,6 +21,7 @@ from pipeline.core.object_store import ObjectStore, check_url, tell_outages
 from pipeline.core.origin import Blob, Marker, cache_folder
 from pipeline.core.origin_variable import ORIGIN
 from pipeline.core.process_environment import server_environment, stage_environment
+from pipeline.core.run_folders import RunFolders
 from pipeline.core.store import RECORD, Store, write_atomically
 from pipeline.stages.answer_books import book_file, open_book
 
@@ -282,16 +283,16 @@ def test_a_marker_that_leads_outside_is_refused(here: Node, path: str) -> None:
 
 
 def test_the_record_of_a_run_is_shared_as_it_grows(here: Node, there: Node) -> None:
-    folder = here.store.new_run_folder("20261122-100000-000001")
-    assert there.store.run_folders() == []
+    folder = RunFolders(here.store).make("20261122-100000-000001")
+    assert RunFolders(there.store).all() == []
     for text, is_over in (("{}", False), ("{1}", False), ("{2}", True)):
         (folder / "run.json").write_text(text)
-        here.store.share_run(folder, is_over=is_over)
-        [found] = there.store.run_folders()
+        RunFolders(here.store).share(folder, is_over=is_over)
+        [found] = RunFolders(there.store).all()
         assert (found.name, (found / "run.json").read_text()) == (folder.name, text)
-        assert there.store.open_runs() == ([] if is_over else [found])
+        assert RunFolders(there.store).open() == ([] if is_over else [found])
     (folder / "run.json").write_text("of this node")
-    assert here.store.run_folders() == [folder]
+    assert RunFolders(here.store).all() == [folder]
     assert (folder / "run.json").read_text() == "of this node"
 
 

@@ -17,6 +17,7 @@ from finished_stage import put_record, stage_record
 
 from pipeline.core.digest import digest_json
 from pipeline.core.errors import ExitCode, StoreError
+from pipeline.core.run_folders import RunFolders
 from pipeline.core.store import RECORD, Store, write_atomically
 
 NOBODY = 65534
@@ -240,11 +241,11 @@ def test_a_stage_is_current_until_an_input_is_made_again(store: Store) -> None:
 
 
 def test_runs_are_listed_oldest_first(store: Store) -> None:
-    assert store.run_folders() == []
+    assert RunFolders(store).all() == []
     for run in ("20261121-100000-000002", "20261120-235959-999999", "20261121-100000-000001"):
-        store.new_run_folder(run)
+        RunFolders(store).make(run)
     (store.root / "runs" / "a-stray-file").touch()
-    assert [folder.name for folder in store.run_folders()] == [
+    assert [folder.name for folder in RunFolders(store).all()] == [
         "20261120-235959-999999",
         "20261121-100000-000001",
         "20261121-100000-000002",
@@ -284,7 +285,7 @@ def test_a_read_only_folder_is_explained() -> None:
         folder_one_may_not_write() as folder,
         pytest.raises(StoreError, match="cannot be written") as caught,
     ):
-        Store(folder).new_run_folder("run")
+        RunFolders(Store(folder)).make("run")
     assert str(folder) in caught.value.where
     assert "--store" in caught.value.cure
     assert caught.value.exit_code == ExitCode.EXPECTED_ERROR
@@ -299,7 +300,7 @@ def test_a_read_only_folder_is_explained() -> None:
 def test_a_store_below_a_file_is_explained(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StoreError) as caught:
-        Store(tmp_path / "file" / "store").new_run_folder("run")
+        RunFolders(Store(tmp_path / "file" / "store")).make("run")
     assert str(tmp_path / "file") in caught.value.where
 
 
@@ -367,7 +368,7 @@ def loose(folder: Path) -> list[Path]:
 
 def test_a_store_is_its_owners_alone(tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
-    (store.new_run_folder("r1") / "run.json").touch(mode=0o600)
+    (RunFolders(store).make("r1") / "run.json").touch(mode=0o600)
     with store.open_for_writing("quantize", "key") as folder:
         assert folder is not None
         write_atomically(folder / RECORD, "{}")
@@ -379,7 +380,7 @@ def test_a_store_that_others_could_read_is_closed_to_them(tmp_path: Path) -> Non
     store = Store(tmp_path / "store")
     store.root.mkdir(mode=0o755)
     store.root.chmod(0o755)
-    store.new_run_folder("r1")
+    RunFolders(store).make("r1")
     assert loose(store.root) == []
 
 
@@ -395,5 +396,5 @@ def test_another_users_open_store_is_refused(
 
     monkeypatch.setattr(Path, "chmod", denied)
     with pytest.raises(StoreError) as caught:
-        store.new_run_folder("r1")
+        RunFolders(store).make("r1")
     assert "chmod go=" in caught.value.cure

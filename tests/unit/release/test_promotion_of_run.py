@@ -19,6 +19,7 @@ from artifacts.kept_runs import RUN_RECORD
 from artifacts.run_record import RunReport
 from pipeline.cli.main import app
 from pipeline.core.errors import RegistryError, StoreError, UsageError
+from pipeline.core.run_folders import RunFolders
 from pipeline.release.collection import find_garbage, remove
 
 
@@ -141,7 +142,7 @@ class TestPromoteRun:
 
     def test_evidence_that_was_changed(self, mixed: FakeRun) -> None:
         """Not even with a reason: the record would tell a verdict that nobody found."""
-        (run,) = mixed.store.run_folders()
+        (run,) = RunFolders(mixed.store).all()
         edit(run / RUN_RECORD, lambda run: run["variants"][0].update(verdict="pass"))
         mixed.report = RunReport.model_validate_json((run / RUN_RECORD).read_text())
         for override in (None, "why not"):
@@ -151,7 +152,7 @@ class TestPromoteRun:
 
     def test_evidence_on_another_variant_that_was_changed(self, good: FakeRun) -> None:
         """It would go into this one's bundle, which could not be verified then."""
-        (run,) = good.store.run_folders()
+        (run,) = RunFolders(good.store).all()
         edit(run / RUN_RECORD, lambda run: run["variants"][0].update(verdict="fail"))
         good.report = RunReport.model_validate_json((run / RUN_RECORD).read_text())
         with pytest.raises(StoreError, match=f"'{ONE}'"):

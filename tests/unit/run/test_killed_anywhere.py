@@ -23,6 +23,7 @@ from pretend_stages import PretendModels
 
 from artifacts.evidence.recompute import check_run
 from artifacts.kept_runs import RUN_RECORD, read_run
+from pipeline.core.run_folders import RunFolders
 from pipeline.core.stage_record import StageSpec
 from pipeline.core.store import RECORD, Store
 
@@ -130,7 +131,7 @@ class Undisturbed:
         self.changes = int(counted.read_text())
         self.stages = whole_stages(store)
         self.answers = answers(store)
-        self.report = read_run(*Store(store).run_folders())
+        self.report = read_run(*RunFolders(Store(store)).all())
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +159,7 @@ def test_killed_at_any_change_and_run_again(
     finished: set[str] = set()
     for share, after_opening in deaths:
         change = 1 + round(share * (undisturbed.changes - 1))
-        known = set(Store(store).run_folders())
+        known = set(RunFolders(Store(store)).all())
         killed = run_until(store, change, after_opening)
         # What lies under a final name is whole, and stays.
         whole = whole_stages(store)
@@ -167,10 +168,10 @@ def test_killed_at_any_change_and_run_again(
         finished = set(whole)
         # The record of each life is whole as well, or not there.
         ended = "killed" if killed else "finished"
-        for run in set(Store(store).run_folders()) - known:
+        for run in set(RunFolders(Store(store)).all()) - known:
             assert not (run / RUN_RECORD).exists() or read_run(run).status == ended
     kept = answers(store)
-    before = [stage for run in Store(store).run_folders() for stage in started(run)]
+    before = [stage for run in RunFolders(Store(store)).all() for stage in started(run)]
 
     again = bench(store)
     report = again.run()
@@ -178,6 +179,6 @@ def test_killed_at_any_change_and_run_again(
     assert (whole_stages(store) == undisturbed.stages) is True
     assert all(not check.differences for check in check_run(report, Store(store)))
     # Each death cost its own stage at most, and no answer that was kept.
-    submitted = [*before, *started(Store(store).run_folders()[-1])]
+    submitted = [*before, *started(RunFolders(Store(store)).all()[-1])]
     assert len(submitted) - len(set(submitted)) <= len(deaths)
     assert kept + sum(number for _, _, number in again.models.asked) == undisturbed.answers

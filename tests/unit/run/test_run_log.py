@@ -18,6 +18,7 @@ from artifacts.kept_runs import ALIVE, RUN_RECORD, find_run, is_alive, read_run
 from artifacts.run_record import RunReport
 from pipeline.checkpoint.source_facts import CheckpointReport
 from pipeline.core.errors import ServingError, StoreError, UsageError
+from pipeline.core.run_folders import RunFolders
 from pipeline.core.store import Store
 from pipeline.run.run_log import NotingProgress, RunLog
 
@@ -48,7 +49,7 @@ def test_a_run_is_on_disk_from_its_first_moment(store: Store, log: RunLog) -> No
     assert data["exit_code"] is None
     assert data["command"] == COMMAND
     assert data["schema_version"] == 2
-    assert store.run_folders() == [log.folder]
+    assert RunFolders(store).all() == [log.folder]
 
 
 def test_every_step_is_on_disk_once_it_is_told(log: RunLog) -> None:
@@ -102,7 +103,7 @@ def test_what_is_said_aloud_is_passed_on_and_kept(log: RunLog) -> None:
 
 def test_runs_that_start_together_have_folders_of_their_own(store: Store) -> None:
     runs = [RunLog(store, "model", dict(COMMAND)).run_id for _ in range(5)]
-    assert [folder.name for folder in store.run_folders()] == runs == sorted(set(runs))
+    assert [folder.name for folder in RunFolders(store).all()] == runs == sorted(set(runs))
 
 
 RUN = """
@@ -136,7 +137,7 @@ def test_a_killed_run_does_not_look_as_if_it_ran(
     ) as child:
         assert child.stdout is not None
         run_id = child.stdout.readline().strip()
-        [folder] = store.run_folders()
+        [folder] = RunFolders(store).all()
         assert folder.name == run_id
         assert is_alive(folder) == (while_alive == "running")
         assert find_run(store, run_id).status == while_alive
@@ -175,7 +176,7 @@ def test_a_run_is_found_by_id_beginning_or_as_the_latest(
     for report in three:
         assert find_run(store, report.run) == report
     assert find_run(store, "latest") == three[-1]
-    stray = store.new_run_folder("19990101-000000-000000")
+    stray = RunFolders(store).make("19990101-000000-000000")
     (stray / RUN_RECORD).write_text(three[0].model_dump_json())
     assert find_run(store, "1999") == three[0]
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 from hub_write_stand_in import point_there
-from racing_mover import NAME, KilledAtAWrite, attempt
+from races import NAME, move_at
+from racing_mover import KilledAtAWrite
 
 from artifacts.registry.hub_registry import HubRegistry
 from artifacts.registry.registry import TUPLE_TAG
-from pipeline.core.errors import RegistryError
 
 URI = "hf://acme"
 PATIENCE_SECONDS = 0.3
@@ -46,14 +46,7 @@ def move(
     """
     registry = registry_at(endpoint, kill_at, when)
     registry.aliases(NAME)  # opens the connection
-    if barrier is not None:
-        barrier.wait()
-    try:
-        entry = attempt(registry, what)
-    except RegistryError as error:
-        answers.put((what["who"], error.what))
-    else:
-        answers.put((what["who"], entry.number if entry else "was there"))
+    move_at(registry, what, barrier, answers)
 
 
 def register(

@@ -8,11 +8,10 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
-from artifacts.registry.mlflow_registry import MlflowRegistry
-from artifacts.registry.registry import Cause, HistoryEntry, Move, Registry
-from pipeline.core.errors import RegistryError
+from races import NAME, move_at
 
-NAME = "model"
+from artifacts.registry.mlflow_registry import MlflowRegistry
+
 WRITES = ("create_", "set_", "delete_")
 
 
@@ -75,21 +74,4 @@ def move(
         registry.patience_seconds = 0.5
     registry._client = KilledAtAWrite(registry._client, kill_at, when)
     registry.aliases(NAME)  # opens the database
-    if barrier is not None:
-        barrier.wait()
-    try:
-        entry = attempt(registry, what)
-    except RegistryError as error:
-        answers.put((what["who"], error.what))
-    else:
-        answers.put((what["who"], entry.number if entry else "was there"))
-
-
-def attempt(registry: Registry, what: dict[str, Any]) -> HistoryEntry | None:
-    """Promote a version, or roll back when there is none."""
-    version, who = what["version"], what["who"]
-    cause = Cause("promote" if version else "rollback", who, run=f"run of {who}", verdict="pass")
-    if version:
-        wanted = Move("champion", version, what["replaces"], cause, "previous")
-        return registry.move_alias(NAME, wanted)
-    return registry.roll_back(NAME, "champion", cause, replaces=what["replaces"])
+    move_at(registry, what, barrier, answers)

@@ -8,11 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from racing_mover import NAME, attempt
+from races import NAME, move_at
 
 from artifacts.registry.oci_registry import OciRegistry
 from artifacts.registry.registry import TUPLE_TAG
-from pipeline.core.errors import RegistryError
 
 
 def die_at(step: int) -> None:
@@ -47,16 +46,7 @@ def move(uri: str, what: dict[str, Any], barrier: Any, answers: Any, step: int =
     """
     registry = OciRegistry(uri)
     die_at(step)
-    if barrier is not None:
-        barrier.wait()
-    try:
-        entry = attempt(registry, what)
-    except RegistryError as error:
-        outcome: int | str = error.what
-    else:
-        outcome = entry.number if entry else "was there"
-    if answers is not None:
-        answers.put((what["who"], outcome))
+    move_at(registry, what, barrier, answers)
 
 
 def register(

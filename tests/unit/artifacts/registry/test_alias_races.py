@@ -10,16 +10,16 @@ import os
 import shutil
 import signal
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from racing_mover import NAME, attempt, move
+from races import NAME, What, outcome_of, promotion, race, register_six, rollback
+from racing_mover import move
 
 from artifacts.registry.history import replay
 from artifacts.registry.mlflow_registry import MlflowRegistry
-from artifacts.registry.registry import TUPLE_TAG, Cause, Move
-from pipeline.core.errors import RegistryError
 
 REPEATS = int(os.environ.get("PREPARE_RACE_REPEATS", "1"))
 pytestmark = pytest.mark.parametrize("turn", range(REPEATS))
@@ -39,11 +39,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A registry with six versions; 2 is the champion, and 1 was it before."""
     file = tmp_path_factory.mktemp("registry") / "registry.db"
     registry = MlflowRegistry(f"sqlite:///{file}")
-    for digest in "abcdef":
-        registry.register(NAME, file.parent, {TUPLE_TAG: digest})
-    for version, before in (("1", None), ("2", "1")):
-        cause = Cause("promote", "setup")
-        registry.move_alias(NAME, Move("champion", version, before, cause, "previous"))
+    register_six(registry, file.parent)
     close(registry)
     return file
 
@@ -62,37 +58,16 @@ def close(registry: MlflowRegistry) -> None:
     registry._client._get_registry_client().store._dispose_engine()
 
 
-def promotion(who: str, version: str, replaces: str = "2") -> dict[str, Any]:
-    return {"who": who, "version": version, "replaces": replaces}
-
-
-def rollback(who: str) -> dict[str, Any]:
-    return {"who": who, "version": None, "replaces": "2"}
-
-
-def race(uri: str, moves: list[dict[str, Any]], *, locked: bool) -> dict[str, Any]:
-    """Let them go at once; outcome by who."""
-    barrier, answers = processes.Barrier(len(moves)), processes.Queue()
-    runners = [
-        processes.Process(
-            target=move, args=(uri, what, barrier, answers), kwargs={"locked": locked}
-        )
-        for what in moves
-    ]
-    for runner in runners:
-        runner.start()
-    outcomes = [answers.get(timeout=60) for _ in runners]
-    for runner in runners:
-        runner.join(60)
-        assert runner.exitcode == 0
-    return dict(outcomes)
+def race_moves(registry: MlflowRegistry, moves: list[What], *, locked: bool) -> dict[str, Any]:
+    mover = partial(move, locked=locked)
+    return race(processes, [(mover, (registry.uri, what)) for what in moves])
 
 
 @pytest.mark.parametrize("locked", [True, False], ids=["locked", "journal alone"])
 class TestRace:
     def test_of_four_promotions_one_wins(self, registry: MlflowRegistry, locked: bool) -> None:
         moves = [promotion(who, version) for who, version in zip("abcd", "3456", strict=True)]
-        outcomes = race(registry.uri, moves, locked=locked)
+        outcomes = race_moves(registry, moves, locked=locked)
         registry.settle(NAME)
         (winner,) = [who for who, outcome in outcomes.items() if isinstance(outcome, int)]
         version = next(m["version"] for m in moves if m["who"] == winner)
@@ -108,7 +83,7 @@ class TestRace:
     def test_of_a_promotion_and_a_rollback_one_wins(
         self, registry: MlflowRegistry, locked: bool
     ) -> None:
-        outcomes = race(registry.uri, [promotion("up", "3"), rollback("back")], locked=locked)
+        outcomes = race_moves(registry, [promotion("up", "3"), rollback("back")], locked=locked)
         registry.settle(NAME)
         (winner,) = [who for who, outcome in outcomes.items() if isinstance(outcome, int)]
         wanted = {"up": {"champion": "3", "previous": "2"}, "back": {"champion": "1"}}
@@ -120,7 +95,7 @@ class TestRace:
     ) -> None:
         """Each replaces what the one before promoted, so who comes too early loses cleanly."""
         moves = [promotion("a", "3", "2"), promotion("b", "4", "3"), promotion("c", "5", "4")]
-        outcomes = race(registry.uri, moves, locked=locked)
+        outcomes = race_moves(registry, moves, locked=locked)
         registry.settle(NAME)
         held = [e.version for e in registry.history(NAME)[2:]]
         assert held == ["3", "4", "5"][: len(held)]
@@ -177,15 +152,6 @@ def kill(uri: str, what: dict[str, Any], step: int) -> None:
     runner.start()
     runner.join(60)
     assert runner.exitcode == -signal.SIGKILL
-
-
-def outcome_of(registry: MlflowRegistry, what: dict[str, Any]) -> int | str:
-    """Try it here: the number of its entry, 'was there', or what went wrong."""
-    try:
-        entry = attempt(registry, what)
-    except RegistryError as error:
-        return error.what
-    return entry.number if entry else "was there"
 
 
 def check_whole(registry: MlflowRegistry, wanted: dict[str, str], entries: int) -> None:

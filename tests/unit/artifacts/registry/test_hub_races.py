@@ -15,13 +15,12 @@ from typing import Any
 
 import pytest
 from hub_write_stand_in import HubWriteStandIn, ModelRepository, point_there
+from races import NAME, What, outcome_of, promotion, race, register_six, rollback
 from racing_hub_mover import PATIENCE_SECONDS, URI, move, register, registry_at
-from racing_mover import NAME, attempt
 
 from artifacts.registry.history import replay
 from artifacts.registry.hub_registry import HubRegistry
-from artifacts.registry.registry import TUPLE_TAG, Cause, Move
-from pipeline.core.errors import RegistryError
+from artifacts.registry.registry import TUPLE_TAG
 
 REPEATS = int(os.environ.get("PREPARE_RACE_REPEATS", "1"))
 pytestmark = [
@@ -59,11 +58,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> ModelRepository:
     with HubWriteStandIn() as server, pytest.MonkeyPatch.context() as patch:
         point_there(patch, server.url)
         registry = HubRegistry(URI)
-        for digest in "abcdef":
-            registry.register(NAME, folder, {TUPLE_TAG: digest})
-        for version, before in (("1", None), ("2", "1")):
-            cause = Cause("promote", "setup")
-            registry.move_alias(NAME, Move("champion", version, before, cause, "previous"))
+        register_six(registry, folder)
         return server.models[REPO]
 
 
@@ -85,25 +80,8 @@ def registry(hub: HubWriteStandIn, made: ModelRepository, turn: int) -> HubRegis
     return found
 
 
-def promotion(who: str, version: str, replaces: str = "2") -> dict[str, Any]:
-    return {"who": who, "version": version, "replaces": replaces}
-
-
-def rollback(who: str) -> dict[str, Any]:
-    return {"who": who, "version": None, "replaces": "2"}
-
-
-def race(target: Callable[..., None], calls: list[tuple[Any, ...]]) -> dict[str, Any]:
-    """Let them go at once; outcome by who."""
-    barrier, answers = processes.Barrier(len(calls)), processes.Queue()
-    runners = [processes.Process(target=target, args=(*c, barrier, answers)) for c in calls]
-    for runner in runners:
-        runner.start()
-    outcomes = [answers.get(timeout=60) for _ in runners]
-    for runner in runners:
-        runner.join(90)
-        assert runner.exitcode == 0
-    return dict(outcomes)
+def race_moves(hub: HubWriteStandIn, moves: list[What]) -> dict[str, Any]:
+    return race(processes, [(move, (hub.url, what)) for what in moves])
 
 
 def killed(target: Callable[..., None], *call: Any, step: int, last: int) -> None:
@@ -118,7 +96,7 @@ def killed(target: Callable[..., None], *call: Any, step: int, last: int) -> Non
 class TestRace:
     def test_of_four_promotions_one_wins(self, hub: HubWriteStandIn, registry: HubRegistry) -> None:
         moves = [promotion(who, version) for who, version in zip("abcd", "3456", strict=True)]
-        outcomes = race(move, [(hub.url, what) for what in moves])
+        outcomes = race_moves(hub, moves)
         registry.settle(NAME)
         (winner,) = [who for who, outcome in outcomes.items() if isinstance(outcome, int)]
         version = next(m["version"] for m in moves if m["who"] == winner)
@@ -132,7 +110,7 @@ class TestRace:
     def test_of_a_promotion_and_a_rollback_one_wins(
         self, hub: HubWriteStandIn, registry: HubRegistry
     ) -> None:
-        outcomes = race(move, [(hub.url, promotion("up", "3")), (hub.url, rollback("back"))])
+        outcomes = race_moves(hub, [promotion("up", "3"), rollback("back")])
         registry.settle(NAME)
         (winner,) = [who for who, outcome in outcomes.items() if isinstance(outcome, int)]
         wanted = {"up": NEW, "back": {"champion": "1"}}
@@ -143,7 +121,7 @@ class TestRace:
     ) -> None:
         """Each replaces what the one before promoted, so who comes too early loses cleanly."""
         moves = [promotion("a", "3", "2"), promotion("b", "4", "3"), promotion("c", "5", "4")]
-        outcomes = race(move, [(hub.url, what) for what in moves])
+        outcomes = race_moves(hub, moves)
         registry.settle(NAME)
         held = [e.version for e in registry.history(NAME)[2:]]
         assert held == ["3", "4", "5"][: len(held)]
@@ -155,13 +133,13 @@ class TestRace:
         self, hub: HubWriteStandIn, turn: int, tmp_path: Path
     ) -> None:
         """Each number is given once, and the same version twice at once is one."""
-        calls = [(hub.url, folder_of(tmp_path, digest), digest) for digest in "abc"]
-        outcomes = race(register, calls)
+        calls = [(register, (hub.url, folder_of(tmp_path, digest), digest)) for digest in "abc"]
+        outcomes = race(processes, calls)
         assert sorted(outcomes.values()) == ["1", "2", "3"]
         versions = HubRegistry(URI).versions(NAME)
         assert {v.tags[TUPLE_TAG]: v.version for v in versions} == outcomes
         again = folder_of(tmp_path, "d")
-        race(register, [(hub.url, again, "d")] * 3)
+        race(processes, [(register, (hub.url, again, "d"))] * 3)
         versions = HubRegistry(URI).versions(NAME)
         assert [v.tags[TUPLE_TAG] for v in versions].count("d") == 1
         model = hub.models[REPO]
@@ -231,15 +209,6 @@ def folder_of(root: Path, digest: str) -> Path:
     folder.mkdir()
     (folder / "model.safetensors").write_bytes(f"weights {digest}".encode())
     return folder
-
-
-def outcome_of(registry: HubRegistry, what: dict[str, Any]) -> int | str:
-    """Try it here: the number of its entry, 'was there', or what went wrong."""
-    try:
-        entry = attempt(registry, what)
-    except RegistryError as error:
-        return error.what
-    return entry.number if entry else "was there"
 
 
 def check_whole(

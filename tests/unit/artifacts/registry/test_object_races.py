@@ -8,16 +8,14 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from racing_mover import NAME, attempt
+from races import NAME, Calls, attempt, move_at, promotion, race, register_six, rollback
 
 from artifacts.registry.object_registry import ObjectRegistry
-from artifacts.registry.registry import TUPLE_TAG, Cause, Move
-from pipeline.core.errors import RegistryError
+from artifacts.registry.registry import TUPLE_TAG
 from pipeline.core.object_store import ObjectStore
 
 REPEATS = int(os.environ.get("PREPARE_RACE_REPEATS", "1"))
@@ -38,24 +36,13 @@ def weights(tmp_path: Path) -> Path:
 def registry(tmp_path: Path, weights: Path, turn: int) -> ObjectRegistry:
     """A registry with six versions; 2 is the champion, and 1 was it before."""
     made = ObjectRegistry(f"store+file://{tmp_path}/bucket")
-    for digest in "abcdef":
-        made.register(NAME, weights, {TUPLE_TAG: digest})
-    for version, before in (("1", None), ("2", "1")):
-        cause = Cause("promote", "setup")
-        made.move_alias(NAME, Move("champion", version, before, cause, "previous"))
+    register_six(made, weights)
     return made
 
 
 def move(uri: str, what: dict[str, Any], barrier: Any, answers: Any) -> None:
     """Promote or roll back, once all at the barrier are ready; says how it went."""
-    registry = ObjectRegistry(uri)
-    barrier.wait()
-    try:
-        entry = attempt(registry, what)
-    except RegistryError as error:
-        answers.put((what["who"], error.what))
-    else:
-        answers.put((what["who"], entry.number if entry else "was there"))
+    move_at(ObjectRegistry(uri), what, barrier, answers)
 
 
 def register(uri: str, folder: Path, digest: str, who: str, barrier: Any, answers: Any) -> None:
@@ -86,26 +73,9 @@ def move_until_killed(uri: str, what: dict[str, Any], when: str) -> None:
     attempt(ObjectRegistry(uri), what)
 
 
-def race(calls: list[tuple[Callable[..., None], tuple[Any, ...]]]) -> dict[str, Any]:
-    """Let them go at once; outcome by who."""
-    barrier, answers = processes.Barrier(len(calls)), processes.Queue()
-    runners = [
-        processes.Process(target=target, args=(*arguments, barrier, answers))
-        for target, arguments in calls
-    ]
-    for runner in runners:
-        runner.start()
-    outcomes = [answers.get(timeout=60) for _ in runners]
-    for runner in runners:
-        runner.join(60)
-        assert runner.exitcode == 0
-    return dict(outcomes)
-
-
 def test_of_several_moves_one_wins_and_the_others_are_told(registry: ObjectRegistry) -> None:
-    moves = [{"who": "back", "version": None, "replaces": "2"}]
-    moves += [{"who": who, "version": v, "replaces": "2"} for who, v in ("a3", "b4", "c5")]
-    outcomes = race([(move, (registry.uri, what)) for what in moves])
+    moves = [rollback("back"), *(promotion(who, version) for who, version in ("a3", "b4", "c5"))]
+    outcomes = race(processes, [(move, (registry.uri, what)) for what in moves])
     (winner,) = [who for who, outcome in outcomes.items() if isinstance(outcome, int)]
     version = next(m["version"] for m in moves if m["who"] == winner)
     after = {"champion": version, "previous": "2"} if version else {"champion": "1"}
@@ -118,12 +88,12 @@ def test_of_several_moves_one_wins_and_the_others_are_told(registry: ObjectRegis
 
 
 def test_registrations_and_tags_at_once(registry: ObjectRegistry, weights: Path) -> None:
-    calls: list[tuple[Callable[..., None], tuple[Any, ...]]] = [
+    calls: Calls = [
         (register, (registry.uri, weights, digest, f"{digest} by {who}"))
         for who, digest in enumerate("gggh")
     ]
     calls += [(tag, (registry.uri, key)) for key in ("x", "y")]
-    outcomes = race(calls)
+    outcomes = race(processes, calls)
     made = {who[0]: {v for w, v in outcomes.items() if w[0] == who[0]} for who in outcomes}
     assert len(made["g"]) == len(made["h"]) == 1
     assert made["g"] | made["h"] == {"7", "8"}

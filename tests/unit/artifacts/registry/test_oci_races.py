@@ -15,12 +15,11 @@ from typing import Any
 
 import pytest
 import racing_oci_mover
-from racing_mover import NAME, attempt
+from races import NAME, outcome_of, promotion, race, register_six, rollback
 
 from artifacts.registry.history import replay
 from artifacts.registry.oci_registry import OciRegistry
-from artifacts.registry.registry import TUPLE_TAG, Cause, HistoryEntry, Move
-from pipeline.core.errors import RegistryError
+from artifacts.registry.registry import TUPLE_TAG
 
 REPEATS = int(os.environ.get("PREPARE_RACE_REPEATS", "1"))
 pytestmark = pytest.mark.parametrize("turn", range(REPEATS))
@@ -42,11 +41,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "weights").mkdir()
     (folder / "weights" / "model.safetensors").write_bytes(b"weights")
     registry = OciRegistry(f"oci://{folder / 'registry'}")
-    for digest in "abcdef":
-        registry.register(NAME, folder / "weights", {TUPLE_TAG: digest})
-    for version, before in (("1", None), ("2", "1")):
-        cause = Cause("promote", "setup")
-        registry.move_alias(NAME, Move("champion", version, before, cause, "previous"))
+    register_six(registry, folder / "weights")
     return folder
 
 
@@ -57,32 +52,8 @@ def registry(made: Path, tmp_path: Path, turn: int) -> OciRegistry:
     return OciRegistry(f"oci://{tmp_path / 'registry'}")
 
 
-def promotion(who: str, version: str, replaces: str = "2") -> dict[str, Any]:
-    return {"who": who, "version": version, "replaces": replaces}
-
-
-def rollback(who: str) -> dict[str, Any]:
-    return {"who": who, "version": None, "replaces": "2"}
-
-
-def race(calls: list[tuple[Callable[..., None], tuple[Any, ...]]]) -> dict[str, Any]:
-    """Let them go at once; outcome by who."""
-    barrier, answers = processes.Barrier(len(calls)), processes.Queue()
-    runners = [
-        processes.Process(target=target, args=(*arguments, barrier, answers))
-        for target, arguments in calls
-    ]
-    for runner in runners:
-        runner.start()
-    outcomes = [answers.get(timeout=60) for _ in runners]
-    for runner in runners:
-        runner.join(60)
-        assert runner.exitcode == 0
-    return dict(outcomes)
-
-
 def race_moves(registry: OciRegistry, moves: list[dict[str, Any]]) -> dict[str, Any]:
-    return race([(racing_oci_mover.move, (registry.uri, what)) for what in moves])
+    return race(processes, [(racing_oci_mover.move, (registry.uri, what)) for what in moves])
 
 
 def kill(target: Callable[..., None], *arguments: Any) -> int | None:
@@ -96,15 +67,6 @@ def kill(target: Callable[..., None], *arguments: Any) -> int | None:
 def kill_move(registry: OciRegistry, what: dict[str, Any], step: int) -> None:
     code = kill(racing_oci_mover.move, registry.uri, what, None, None, step)
     assert code == -signal.SIGKILL
-
-
-def outcome_of(registry: OciRegistry, what: dict[str, Any]) -> int | str:
-    """Try it here: the number of its entry, 'was there', or what went wrong."""
-    try:
-        entry: HistoryEntry | None = attempt(registry, what)
-    except RegistryError as error:
-        return error.what
-    return entry.number if entry else "was there"
 
 
 def check_whole(registry: OciRegistry, wanted: dict[str, str], entries: int) -> None:
@@ -147,7 +109,7 @@ class TestRace:
             (racing_oci_mover.register, (registry.uri, made / "weights", digest))
             for digest in ("new", "newer", "a")
         ]
-        outcomes = race(calls)
+        outcomes = race(processes, calls)
         assert outcomes["a"] == "1"
         assert {outcomes["new"], outcomes["newer"]} == {"7", "8"}
         check_whole(registry, START, entries=2)
@@ -159,17 +121,18 @@ class TestRace:
             (racing_oci_mover.register, (registry.uri, made / "weights", digest))
             for digest in "abcd"
         ]
-        assert sorted(race(calls).values()) == ["1", "2", "3", "4"]
+        assert sorted(race(processes, calls).values()) == ["1", "2", "3", "4"]
         assert len(registry.versions(NAME)) == 4
 
     def test_tags_and_moves_at_once_lose_nothing(self, registry: OciRegistry) -> None:
         """All of them change the same file."""
         outcomes = race(
+            processes,
             [
                 (racing_oci_mover.tag, (registry.uri, "3", "first")),
                 (racing_oci_mover.tag, (registry.uri, "3", "second")),
                 (racing_oci_mover.move, (registry.uri, promotion("a", "3"))),
-            ]
+            ],
         )
         assert outcomes == {"first": "done", "second": "done", "a": 3}
         tags = registry.versions(NAME)[3].tags

@@ -1,0 +1,91 @@
+"""The runs of a store: a folder each, with its record and its logs.
+
+Where the store is in an object store, others see the record while it grows; logs stay on the node.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path, PurePosixPath
+
+from pipeline.core.claims import Claims
+from pipeline.core.object_store import ObjectStore
+from pipeline.core.private_files import keep_private
+from pipeline.core.shelf import FolderShelf
+from pipeline.core.store import Store, write_atomically
+
+RUN_RECORD = "run.json"
+RUNNING = "running"
+"""In an object store: of runs that are not over, the record as it stands, and who makes it."""
+GROWING = ".growing"
+"""In a run's folder: its record came from elsewhere, and may have grown there since."""
+
+
+class RunFolders:
+    """Those of one store."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._folder = store.root / "runs"
+
+    def make(self, run_id: str) -> Path:
+        """Make and return the folder of one run; raises StoreError when it cannot be made."""
+        folder, store = self._folder / run_id, self._store
+        if store.origin is not None:
+            store.origin.objects.check()
+        store.make_root()
+        with store.explain_errors(), keep_private(store.root):
+            folder.mkdir(parents=True)
+        return folder
+
+    def all(self) -> list[Path]:
+        """Folders of all runs, oldest first."""
+        if self._store.origin is not None:
+            with self._store.explain_errors(), keep_private():
+                _fetch_records(self._store.origin.objects, self._folder)
+        if not self._folder.is_dir():
+            return []
+        return sorted(path for path in self._folder.iterdir() if path.is_dir())
+
+    def open(self) -> list[Path]:
+        """Folders of the runs that may go on, as far as that is known without asking of each."""
+        if self._store.origin is None:
+            return [run for run in self.all() if (run / RUN_RECORD).is_file()]
+        begun = self._store.origin.objects.names(RUNNING)
+        return [self._folder / name for name in sorted({PurePosixPath(n).parts[0] for n in begun})]
+
+    def claims(self, folder: Path) -> Claims:
+        """Where who makes the run of that folder says that it lives."""
+        if self._store.origin is not None:
+            return Claims(self._store.origin.objects.below(f"{RUNNING}/{folder.name}"))
+        return Claims(FolderShelf(folder))
+
+    def share(self, folder: Path, *, is_over: bool) -> None:
+        """Have others find the record of a run as it stands."""
+        if self._store.origin is not None:
+            objects, growing = self._store.origin.objects, f"{RUNNING}/{folder.name}/{RUN_RECORD}"
+            content = (folder / RUN_RECORD).read_bytes()
+            objects.put(f"runs/{folder.name}.json" if is_over else growing, content)
+            if is_over:
+                objects.remove(growing)
+
+
+def _fetch_records(objects: ObjectStore, runs: Path) -> None:
+    """Have here the records of runs on other nodes, as they stand."""
+    running = {
+        path.parts[0]: f"{RUNNING}/{path}"
+        for path in map(PurePosixPath, objects.names(RUNNING))
+        if path.name == RUN_RECORD
+    }
+    over = {PurePosixPath(name).stem: f"runs/{name}" for name in objects.names("runs")}
+    for run, name in {**running, **over}.items():
+        folder, growing = runs / run, runs / run / GROWING
+        if (folder / RUN_RECORD).exists() and not growing.exists():
+            continue  # of this node, or over
+        content = objects.get(name)
+        if content is None:
+            continue  # it was over just now
+        folder.mkdir(parents=True, exist_ok=True)
+        growing.touch()
+        write_atomically(folder / RUN_RECORD, content.decode())
+        if run in over:
+            growing.unlink(missing_ok=True)
