@@ -7,8 +7,7 @@ from pathlib import Path
 
 from artifacts.run_record import SCHEMA_VERSION, RunReport
 from pipeline.core.errors import StoreError, UsageError
-from pipeline.core.run_folders import RUN_RECORD as RUN_RECORD
-from pipeline.core.run_folders import RunFolders
+from pipeline.core.run_folders import RUN_RECORD, RunFolders
 from pipeline.core.store import Store
 
 ALIVE = "alive"

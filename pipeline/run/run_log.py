@@ -10,14 +10,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from artifacts.kept_runs import ALIVE, RUN_RECORD
+from artifacts.kept_runs import ALIVE
 from artifacts.run_command import RunKind
 from artifacts.run_record import RunReport, StageReport, VariantReport
 from artifacts.tuning_report import TuningReport
 from pipeline.checkpoint.source_facts import CheckpointReport
 from pipeline.core.errors import PrepareError, StoreError
 from pipeline.core.events import Progress
-from pipeline.core.run_folders import RunFolders
+from pipeline.core.run_folders import RUN_RECORD, RunFolders
 from pipeline.core.store import Store, write_atomically
 
 Ended = Literal["finished", "failed", "interrupted"]

@@ -34,7 +34,6 @@ from some_node import NODE, node_of
 from artifacts.deployable import Deployable, verdict_tags
 from artifacts.evidence.judged_variant import JudgedVariant
 from artifacts.evidence.manifest import digest_of_other_files
-from artifacts.kept_runs import RUN_RECORD
 from artifacts.registry.mlflow_registry import MlflowRegistry
 from artifacts.registry.registry import EVIDENCE_TAG, FILES_TAG, Version
 from artifacts.run_record import RunReport, VariantReport
@@ -43,6 +42,7 @@ from eval_gates.suites.question_source import QuestionSource
 from pipeline.checkpoint.folder import Checkpoint, inspect_folder
 from pipeline.checkpoint.source_facts import CheckpointReport, source_of
 from pipeline.core.digest import FileDigests
+from pipeline.core.run_folders import RUN_RECORD
 from pipeline.core.stage_record import StageRecord
 from pipeline.core.store import Store, write_atomically
 from pipeline.plan.data_sources import SuiteSource

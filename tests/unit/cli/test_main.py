@@ -20,13 +20,12 @@ from loose_stage import stage_spec
 from sample_reports import run_report
 from typer.testing import CliRunner
 
-from artifacts.kept_runs import RUN_RECORD
 from pipeline import __version__
 from pipeline.cli import stage
 from pipeline.cli.main import app, main
 from pipeline.core.errors import UsageError
 from pipeline.core.interruption import INTERRUPTIONS
-from pipeline.core.run_folders import RunFolders
+from pipeline.core.run_folders import RUN_RECORD, RunFolders
 from pipeline.core.store import Store
 
 HEAVY = {

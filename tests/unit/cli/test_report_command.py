@@ -12,10 +12,9 @@ import pytest
 from sample_reports import run_report
 from typer.testing import CliRunner
 
-from artifacts.kept_runs import RUN_RECORD
 from pipeline.cli.main import app
 from pipeline.core.errors import StoreError, UsageError
-from pipeline.core.run_folders import RunFolders
+from pipeline.core.run_folders import RUN_RECORD, RunFolders
 from pipeline.core.store import Store, write_atomically
 
 FIRST, SECOND = "20261120-090000-000001", "20261121-100000-000001"

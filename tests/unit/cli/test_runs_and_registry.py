@@ -13,13 +13,12 @@ import pytest
 from sample_reports import COMMAND, failed_variant_report, run_report, stage_report
 from typer.testing import CliRunner
 
-from artifacts.kept_runs import RUN_RECORD
 from artifacts.registry.mlflow_registry import MlflowRegistry
 from artifacts.registry.registry import TUPLE_TAG, Cause, Move
 from artifacts.run_record import RunReport
 from pipeline.cli.main import app
 from pipeline.core.errors import PrepareError, RegistryError, StoreError, UsageError
-from pipeline.core.run_folders import RunFolders
+from pipeline.core.run_folders import RUN_RECORD, RunFolders
 from pipeline.core.store import Store, write_atomically
 from pipeline.run.run_log import RunLog
 

@@ -13,9 +13,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from fake_run import FakeRun, judged_run
 from typer.testing import CliRunner
 
-from artifacts.kept_runs import RUN_RECORD
 from pipeline.cli.main import app
 from pipeline.core.errors import EvidenceError, UsageError
+from pipeline.core.run_folders import RUN_RECORD
 from recipes.schema import Tuned
 
 RECIPE = "fp8-dynamic"

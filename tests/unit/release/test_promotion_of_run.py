@@ -15,11 +15,10 @@ from typer.testing import CliRunner
 from artifacts.evidence.bundle import BUNDLE, VERDICT
 from artifacts.evidence.bundle_check import check_bundle
 from artifacts.evidence.manifest import list_files
-from artifacts.kept_runs import RUN_RECORD
 from artifacts.run_record import RunReport
 from pipeline.cli.main import app
 from pipeline.core.errors import RegistryError, StoreError, UsageError
-from pipeline.core.run_folders import RunFolders
+from pipeline.core.run_folders import RUN_RECORD, RunFolders
 from pipeline.release.collection import find_garbage, remove
 
 

@@ -14,11 +14,11 @@ import pytest
 from listener import Listener
 from sample_reports import COMMAND, failed_variant_report, stage_report, variant_report
 
-from artifacts.kept_runs import ALIVE, RUN_RECORD, find_run, is_alive, read_run
+from artifacts.kept_runs import ALIVE, find_run, is_alive, read_run
 from artifacts.run_record import RunReport
 from pipeline.checkpoint.source_facts import CheckpointReport
 from pipeline.core.errors import ServingError, StoreError, UsageError
-from pipeline.core.run_folders import RunFolders
+from pipeline.core.run_folders import RUN_RECORD, RunFolders
 from pipeline.core.store import Store
 from pipeline.run.run_log import NotingProgress, RunLog
 
