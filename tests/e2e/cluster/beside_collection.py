@@ -11,11 +11,12 @@ import sys
 import time
 from pathlib import Path
 
+from quick_record import write_quick_record
+
 from artifacts.kept_runs import read_run
 from pipeline.core.errors import StoreError
 from pipeline.core.events import Silent
-from pipeline.core.stage_record import StageRecord
-from pipeline.core.store import RECORD, Store, write_atomically
+from pipeline.core.store import Store
 from pipeline.release.collection import find_garbage, remove
 from pipeline.run.run_log import RunLog
 
@@ -43,19 +44,7 @@ def write(store: Store, key: str) -> int:
         if folder is None:
             return 0
         (folder / "weights").write_text(key * 1000)
-        record = StageRecord(
-            stage="judge",
-            variant="v",
-            key=key,
-            parameters={},
-            inputs={},
-            input_digests={},
-            result={},
-            notes=[],
-            seconds=0,
-            finished="",
-        )
-        write_atomically(folder / RECORD, record.model_dump_json())
+        write_quick_record(folder, key)
     return 1
 
 

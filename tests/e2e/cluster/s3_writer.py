@@ -10,10 +10,11 @@ import sys
 import time
 from pathlib import Path
 
+from quick_record import write_quick_record
+
 from pipeline.core.claims import Claims
 from pipeline.core.errors import StoreError
-from pipeline.core.stage_record import StageRecord
-from pipeline.core.store import RECORD, Store, write_atomically
+from pipeline.core.store import Store
 
 FILES = ("a", "b", "c")
 
@@ -43,19 +44,7 @@ def do(store: Store, key: str, me: str) -> None:
         for name in FILES:
             (folder / name).write_text(me + "x" * 100_000)
             time.sleep(0.02)
-        record = StageRecord(
-            stage="judge",
-            variant="v",
-            key=key,
-            parameters={},
-            inputs={},
-            input_digests={},
-            result={"writer": me},
-            notes=[],
-            seconds=0,
-            finished="2026-11-22T00:00:00+00:00",
-        )
-        write_atomically(folder / RECORD, record.model_dump_json())
+        write_quick_record(folder, key, writer=me)
 
 
 if __name__ == "__main__":

@@ -9,18 +9,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from s3_server import BUCKET, S3Server, install
+from s3_server import BUCKET, S3Server
 
 from artifacts.registry.history import Cause, Move
 from artifacts.registry.object_registry import ObjectRegistry
 from artifacts.registry.registry import TUPLE_TAG, check_registry
 from pipeline.core.claims import Claims
-from pipeline.core.errors import PrepareError, RegistryError, StoreError, UsageError
+from pipeline.core.errors import RegistryError, StoreError, UsageError
 from pipeline.core.object_store import ObjectStore
 from pipeline.core.origin import cache_folder
 from pipeline.core.origin_variable import ORIGIN
@@ -32,22 +31,9 @@ COLLECTION = Path(__file__).with_name("beside_collection.py")
 pytestmark = [pytest.mark.e2e, pytest.mark.of_everything, pytest.mark.timeout(300)]
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    folder = tmp_path_factory.mktemp("s3")
-    try:
-        program = install(folder)
-    except PrepareError as error:
-        pytest.skip(f"the S3 server cannot be installed: {error.what}")
-    server = S3Server(program, folder)
-    server.start()
-    yield server
-    server.stop()
-
-
 @pytest.fixture
-def url(server: S3Server, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    for name, value in {**server.variables, ORIGIN: ""}.items():
+def url(s3: S3Server, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    for name, value in {**s3.variables, ORIGIN: ""}.items():
         monkeypatch.setenv(name, value)
     return f"s3://{BUCKET}/{request.node.name}"
 
@@ -121,22 +107,22 @@ def test_processes_killed_and_stopped_at_any_time(url: str, tmp_path: Path) -> N
     nodes.check()
 
 
-def test_a_server_that_goes_away_for_a_while(url: str, server: S3Server, tmp_path: Path) -> None:
+def test_a_server_that_goes_away_for_a_while(url: str, s3: S3Server, tmp_path: Path) -> None:
     nodes = Nodes(url, tmp_path, stages=8)
     process = nodes.start("one")
     try:
         assert process.stdout is not None
         assert process.stdout.readline().startswith("has")
-        server.stop()
+        s3.stop()
         time.sleep(8)
         assert process.poll() is None
-        server.start()
+        s3.start()
         ends_done(process)
     finally:
         process.kill()
         process.communicate()
-        if not server.is_up:
-            server.start()
+        if not s3.is_up:
+            s3.start()
     nodes.check()
 
 

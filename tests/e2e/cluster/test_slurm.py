@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-from slurm_nodes import SlurmNodes, missing
+from slurm_nodes import SlurmNodes
 from tiny_stages import Heard, TinyStages, wait_until, write_driver
 
 from pipeline.core.errors import EvaluationDataError, StageError, UsageError
@@ -18,26 +17,12 @@ from pipeline.core.needs import Needs
 from pipeline.run.executors.slurm import SlurmExecutor, SlurmJob, SlurmOptions, ask
 from pipeline.run.serving_node import find_node
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.of_everything,
-    pytest.mark.timeout(300),
-    pytest.mark.skipif(bool(missing()), reason=missing()),
-]
-
-
-@pytest.fixture(scope="module")
-def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmNodes]:
-    made = SlurmNodes(tmp_path_factory.mktemp("slurm"))
-    try:
-        yield made
-    finally:
-        made.close()
+pytestmark = [pytest.mark.e2e, pytest.mark.of_everything, pytest.mark.timeout(300)]
 
 
 @pytest.fixture
-def executor(nodes: SlurmNodes, monkeypatch: pytest.MonkeyPatch) -> SlurmExecutor:
-    monkeypatch.setenv("SLURM_CONF", str(nodes.configuration))
+def executor(slurm: SlurmNodes, monkeypatch: pytest.MonkeyPatch) -> SlurmExecutor:
+    monkeypatch.setenv("SLURM_CONF", str(slurm.configuration))
     return SlurmOptions(partition="all", gpu_kind="h100", time="10").open()
 
 
@@ -127,7 +112,7 @@ def test_a_measurement_has_its_node_alone(executor: SlurmExecutor, stages: TinyS
 
 
 def test_a_lost_node_s_job_is_done_on_another(
-    nodes: SlurmNodes, executor: SlurmExecutor, stages: TinyStages
+    slurm: SlurmNodes, executor: SlurmExecutor, stages: TinyStages
 ) -> None:
     task, heard = stages.task("lost"), Heard()
     job = submit(executor, task, gpus=1)
@@ -135,17 +120,17 @@ def test_a_lost_node_s_job_is_done_on_another(
         end = threads.submit(job.wait, heard)
         stages.wait_begun(1)
         first = node_of(job)
-        nodes.kill(first)
+        slurm.kill(first)
         try:
             wait_until(lambda: len(stages.begun()) == 2, 200)
             assert node_of(job) != first
         finally:
             stages.let_go()
         end.result(timeout=60)
-    nodes.start(first)
+    slurm.start(first)
     assert stages.record(task) is not None
     assert any("requeued" in note for note in heard.notes)
-    wait_until(lambda: nodes.states() == ["idle", "idle"])
+    wait_until(lambda: slurm.states() == ["idle", "idle"])
 
 
 def test_a_requeued_job_goes_on(executor: SlurmExecutor, stages: TinyStages) -> None:

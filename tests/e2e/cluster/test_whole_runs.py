@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 from ray_nodes import RayNodes
-from s3_server import BUCKET, S3Server, install
-from slurm_nodes import SlurmNodes, missing
+from s3_server import BUCKET, S3Server
+from slurm_nodes import SlurmNodes
 from store_processes import left_after
 from tiny_stages import wait_until
 from whole_run import (
@@ -34,13 +34,11 @@ from whole_run import (
 )
 
 from eval_gates.answers import book_of_part
-from pipeline.core.errors import PrepareError
 from pipeline.core.origin_variable import ORIGIN
 from pipeline.core.store import Store
 from pipeline.environments.settings import load_settings
 
 pytestmark = [pytest.mark.e2e, pytest.mark.of_everything, pytest.mark.timeout(1200)]
-needs_slurm = pytest.mark.skipif(bool(missing()), reason=missing())
 DISTURBED_AT = 8
 SECONDS_AWAY = 5
 
@@ -106,7 +104,6 @@ def test_a_node_of_ray_killed_while_its_server_answers(
     check_went_on(run, ended, planned)
 
 
-@needs_slurm
 def test_what_ray_did_slurm_finds_done(
     done_on_ray: tuple[WholeRun, Ended], slurm: SlurmNodes, tmp_path: Path
 ) -> None:
@@ -114,15 +111,6 @@ def test_what_ray_did_slurm_finds_done(
 
 
 # --- on Slurm -------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmNodes]:
-    made = SlurmNodes(tmp_path_factory.mktemp("slurm"))
-    try:
-        yield made
-    finally:
-        made.close()
 
 
 @pytest.fixture(scope="module")
@@ -153,7 +141,6 @@ def on_slurm(nodes: SlurmNodes) -> tuple[dict[str, str], dict[str, str]]:
     return executor, {"SLURM_CONF": str(nodes.configuration)}
 
 
-@needs_slurm
 def test_slurm_undisturbed_and_followed(done_on_slurm: tuple[WholeRun, Ended]) -> None:
     run, ended = done_on_slurm
     check_promoted(run, ended)
@@ -161,7 +148,6 @@ def test_slurm_undisturbed_and_followed(done_on_slurm: tuple[WholeRun, Ended]) -
     assert left_after(run.place) == []
 
 
-@needs_slurm
 def test_a_node_of_slurm_killed_while_its_server_answers(
     done_on_slurm: tuple[WholeRun, Ended], slurm: SlurmNodes, tmp_path: Path
 ) -> None:
@@ -191,19 +177,6 @@ def test_what_slurm_did_is_done_for_this_machine_alone(
 
 
 # --- on an S3 store -------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    folder = tmp_path_factory.mktemp("s3")
-    try:
-        program = install(folder)
-    except PrepareError as error:
-        pytest.skip(f"the S3 server cannot be installed: {error.what}")
-    server = S3Server(program, folder)
-    server.start()
-    yield server
-    server.stop()
 
 
 def on_s3(server: S3Server, folder: Path, executor: Mapping[str, str]) -> WholeRun:

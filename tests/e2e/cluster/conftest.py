@@ -1,0 +1,37 @@
+"""Real servers and schedulers on this machine, one of each for a module of tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from s3_server import S3Server, install
+from slurm_nodes import SlurmNodes, missing
+
+from pipeline.core.errors import PrepareError
+
+
+@pytest.fixture(scope="module")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """An S3 server that answers."""
+    folder = tmp_path_factory.mktemp("s3")
+    try:
+        program = install(folder)
+    except PrepareError as error:
+        pytest.skip(f"the S3 server cannot be installed: {error.what}")
+    server = S3Server(program, folder)
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmNodes]:
+    """A Slurm of two idle nodes."""
+    if reason := missing():
+        pytest.skip(reason)
+    made = SlurmNodes(tmp_path_factory.mktemp("slurm"))
+    try:
+        yield made
+    finally:
+        made.close()
