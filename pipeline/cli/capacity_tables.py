@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from pipeline.cli.schedule_tables import print_schedule
 from pipeline.cli.tables import print_table
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ def print_capacity(plan: CapacityPlan) -> None:
         ["variant", "stage", "minutes", "memory of the machine", "disk", "minutes are"],
         [stage_row(stage) for stage in plan.stages()],
     )
+    print_schedule(plan.timeline)
     for line in (*refusals(plan), *cures(plan), *(f"note: {note}" for note in plan.notes)):
         print(line)
     print(f"disk: {gigabytes(plan.disk_bytes())} for the checkpoint and its variants")

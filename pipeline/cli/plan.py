@@ -22,6 +22,7 @@ from pipeline.cli.options import (
     TrustOption,
 )
 from pipeline.cli.policy import print_claims, print_power
+from pipeline.cli.schedule_tables import print_schedule
 from pipeline.cli.tables import print_json, print_table
 
 
@@ -51,8 +52,9 @@ def plan(
     It also says why such a run would be refused.
 
     With --gpu it says instead whether the checkpoint and each variant fit on such
-    GPUs, and what they hold there. That takes config.json and the headers of the
-    weights only, so a checkpoint on the Hub is not downloaded.
+    GPUs, what they hold there, and how a run would be scheduled on them; neither
+    such a GPU nor a cluster is needed. That takes config.json and the headers of
+    the weights only, so a checkpoint on the Hub is not downloaded.
 
     Examples
 
@@ -95,10 +97,7 @@ def plan(
         return
     print(found.headline())
     print_table(["stage", "variant", "state", "expected"], found.stage_rows())
-    if rows := found.schedule_rows():
-        print_table(["work", "needs", "waits for", "beside", "from", "to"], rows)
-    if line := found.schedule_line():
-        print(line)
+    print_schedule(found.timeline)
     if rows := found.size_rows():
         print_table(["variant", "weights, estimated", ""], rows)
     for line in serving_lines(read_command(found.choices.to_dict())):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from pipeline.forecast.serving_limits import NATIVE_FP8
 from pipeline.forecast.sharding import shards
 from pipeline.forecast.stage_minutes import SeenStages, StageMinutes, stage_minutes
 from pipeline.forecast.stage_needs import StageNeed, stage_needs
+from pipeline.forecast.timeline import Timeline
 from pipeline.inspection.inspection import Inspection
 from pipeline.inspection.variant_size import VariantWeights
 from recipes import catalog
@@ -35,6 +36,8 @@ class CapacityPlan:
     notes: tuple[str, ...]  # what the figures leave out, or a user should know
     needs: tuple[StageNeed, ...] = ()  # memory of the machine and disk of each variant's stages
     minutes: tuple[StageMinutes, ...] = ()  # expected time of each variant's stages
+    seen: SeenStages = field(default_factory=SeenStages)  # that such a run has left here
+    timeline: Timeline | None = None  # when a run's work would go on them; None: it cannot
 
     def best(self, variant: str) -> Fit | None:
         """The way to serve it: the fewest GPUs a copy that do not starve the caches.
@@ -72,6 +75,7 @@ class CapacityPlan:
             },
             "fits": [fit.to_dict() for fit in self.fits],
             "stages": self.stages(),
+            "schedule": self.timeline.to_dict() if self.timeline else None,
             "disk_bytes": self.disk_bytes(),
             "notes": list(self.notes),
         }
@@ -144,6 +148,7 @@ def capacity_plan(
         tuple(notes(site, weights)),
         tuple(stage_needs(inspection, wanted, weights, profile, draft_bytes=draft_bytes)),
         tuple(stage_minutes(inspection, wanted, weights, gpu, profile, seen)),
+        seen,
     )
 
 

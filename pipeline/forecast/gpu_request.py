@@ -10,9 +10,11 @@ from pipeline.core.errors import CheckpointError
 from pipeline.core.store import Store
 from pipeline.environments.settings import Settings
 from pipeline.forecast.gpu_plan import CapacityPlan, capacity_plan
+from pipeline.forecast.gpu_schedule import schedule_on_gpus
 from pipeline.inspection.inspection import inspect
 from pipeline.inspection.source import Source, read_folder, read_hub
 from pipeline.plan.choices import Choices, Request, choose
+from pipeline.plan.dry_run import is_worth_it
 from pipeline.plan.located_checkpoint import demo_stage_of, draft_reference
 from recipes import catalog
 from recipes.schema import ServingProfile
@@ -38,8 +40,9 @@ def answer(
     # The recipes and the checkpoint's name do not depend on the profile. The machine that asks
     # need not have the GPU that is asked about, so its own is not looked at.
     choices = choose(replace(request, profile="cpu"), settings)
-    return capacity_plan(
-        inspect(read_source(choices, settings)),
+    source = read_source(choices, settings)
+    plan = capacity_plan(
+        inspect(source),
         choices.recipes,
         gpu,
         gpus,
@@ -48,6 +51,10 @@ def answer(
         store=settings.store,
         draft_bytes=read_draft_bytes(profile, settings) if profile else 0,
     )
+    at_once = [recipe for recipe in choices.recipes if recipe.name not in choices.rungs[1:]]
+    dry_run = is_worth_it(source.weights_bytes, request.dry_run)
+    timeline = schedule_on_gpus(plan, at_once, choices.policy, dry_run=dry_run)
+    return replace(plan, timeline=timeline)
 
 
 def read_source(choices: Choices, settings: Settings) -> Source:

@@ -18,6 +18,7 @@ from artifacts.served_model import ServedModel
 from artifacts.stages import known_of
 from artifacts.stages.check_weights import CheckParameters
 from artifacts.stages.coherence import CoherenceResult
+from artifacts.stages.dry_run import DryRunParameters
 from artifacts.stages.quantize import QuantizeParameters, QuantizeResult
 from artifacts.stages.speed import SpeedParameters
 from pipeline.core.record import Record
@@ -64,7 +65,8 @@ class StageMinutes:
 class SeenStages:
     """Seconds of the store's finished stages of one model on one kind of GPU."""
 
-    # by (stage, variant); one entry a run. For `measure`, a run's stages are summed.
+    # by (stage, variant); one entry a run. For `measure`, a run's stages are summed; `speed` is the
+    # part of it under load.
     seconds: dict[tuple[str, str], list[float]] = field(default_factory=dict)
 
     @classmethod
@@ -73,20 +75,24 @@ class SeenStages:
         records = list(known_of(Store(store).records(leave_out_damaged=True)))
         digests = _digests_on(records, gpu) & _digests_of(records, weights)
         seen = cls()
-        measured: dict[tuple[str, str], float] = {}
+        measured: dict[tuple[str, str, str], float] = {}
         for kept in records:
             record, of = kept.record, kept.parameters
+            parts = ["measure"]
             if isinstance(of, SpeedParameters):
-                of = of.sides["candidate"]
+                of, parts = of.sides["candidate"], ["measure", "speed"]
+            if isinstance(of, DryRunParameters):
+                of = of.quantize
             if isinstance(of, QuantizeParameters | CheckParameters) and of.checkpoint in digests:
                 seen._add(record.stage, record.variant, record.seconds)
             elif _is_on(of, gpu) and of.checkpoint in digests:
-                label = (record.variant, of.checkpoint)
-                measured[label] = measured.get(label, 0.0) + record.seconds
+                for part in parts:
+                    label = (part, record.variant, of.checkpoint)
+                    measured[label] = measured.get(label, 0.0) + record.seconds
                 if isinstance(kept.result, CoherenceResult):
                     seen._add("serve", record.variant, kept.result.server.ready_seconds)
-        for (variant, _), total in measured.items():
-            seen._add("measure", variant, total)
+        for (part, variant, _), total in measured.items():
+            seen._add(part, variant, total)
         return seen
 
     def minutes(self, stage: str, variant: str) -> float | None:

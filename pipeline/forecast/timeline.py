@@ -62,8 +62,28 @@ class Timeline:
     @property
     def gpu_minutes(self) -> float | None:
         """Minutes of all pieces, times the GPUs that each takes; None as for the wall time."""
-        taken = sum(each.piece.needs.gpus * (each.end - each.start) for each in self.placed)
-        return taken / 60 if self.is_measured else None
+        return self.least_gpu_minutes if self.is_measured else None
+
+    @property
+    def least_wall_seconds(self) -> float:
+        """The wall time; where not all times are known, what the known ones alone come to.
+
+        That is the longest chain of pieces that wait for each other, or the work of all GPUs shared
+        out evenly: no schedule is shorter (Graham 1969).
+        """
+        if self.wall_seconds is not None:
+            return self.wall_seconds
+        ends: dict[str, float] = {}
+        for each in self.placed:
+            begin = max((ends[name] for name in each.piece.after), default=0.0)
+            ends[each.piece.name] = begin + (each.piece.seconds or 0.0)
+        shared = 60 * self.least_gpu_minutes / self.gpus if self.gpus else 0.0
+        return max(shared, *ends.values(), 0.0)
+
+    @property
+    def least_gpu_minutes(self) -> float:
+        """Minutes of the pieces whose time is known, times the GPUs that each takes."""
+        return sum(each.piece.needs.gpus * (each.piece.seconds or 0) for each in self.placed) / 60
 
     @property
     def most_at_once(self) -> int:
@@ -85,6 +105,8 @@ class Timeline:
             "gpus": self.gpus,
             "wall_seconds": self.wall_seconds,
             "gpu_minutes": self.gpu_minutes,
+            "wall_seconds_at_least": self.least_wall_seconds,
+            "gpu_minutes_at_least": self.least_gpu_minutes,
             "most_at_once": self.most_at_once,
             "work": [
                 {

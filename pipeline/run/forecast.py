@@ -6,9 +6,8 @@ What is cached, sizes, expected times, and what the gates can show with the ques
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +45,6 @@ from pipeline.stages.evaluate import is_answered
 
 Seen = dict[tuple[str, str], list[float]]
 SERVED = ("coherence", "evaluate", "speed")
-MOST_NAMES = 3
 
 
 class NotHereYetError(Exception):
@@ -142,36 +140,6 @@ class Forecast:
             for env in self.environments
         ]
 
-    def schedule_rows(self) -> list[list[str]]:
-        """Rows of the schedule's table; empty where nothing is to be done."""
-        found = self.timeline
-        if found is None:
-            return []
-        return [
-            [
-                each.piece.name,
-                needs_words(each.piece.needs),
-                few_words([*["room"] * each.waits_for_room, *each.piece.after]),
-                few_words(found.beside(each)),
-                clock(each.start) if found.is_measured else "-",
-                clock(each.end) if found.is_measured else "-",
-            ]
-            for each in found.placed
-        ]
-
-    def schedule_line(self) -> str:
-        """How long it takes with the room that there is; '' where nothing is to be done."""
-        found = self.timeline
-        if found is None or not found.placed:
-            return ""
-        on = f"on {found.gpus} GPU{'s' * (found.gpus != 1)}" if found.gpus else "on this machine"
-        gpu_minutes = f", {found.gpu_minutes:.1f} GPU-minutes" if found.gpu_minutes else ""
-        wall = found.wall_seconds
-        words = (
-            f"{clock(wall)} (h:mm:ss){gpu_minutes}" if wall is not None else "time not known yet"
-        )
-        return f"{on}: {words}; at most {found.most_at_once} pieces of work side by side"
-
     def expected_seconds(self) -> float | None:
         """Sum over stages to run; None while one of them was never measured here."""
         times = [stage.expected_seconds for stage in self.stages if not stage.cached]
@@ -201,25 +169,6 @@ class Forecast:
                 *([f"while no rung of the ladder passes: {', '.join(rungs)}"] if rungs else []),
             ]
         )
-
-
-def needs_words(needs: Needs) -> str:
-    """What room a piece of work takes."""
-    words = [f"{needs.gpus} GPU{'s' * (needs.gpus > 1)}"] if needs.gpus else []
-    words += ["the whole node"] if needs.exclusive else ["all cores"] * (needs.cpus == "all")
-    words += [f"{needs.memory_bytes / 1e9:.1f} GB"] * bool(needs.memory_bytes)
-    return ", ".join(words) or "little"
-
-
-def few_words(names: Sequence[str]) -> str:
-    """The first of the names, and how many more there are."""
-    more = len(names) - MOST_NAMES
-    return ", ".join(names[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
-
-
-def clock(seconds: float) -> str:
-    """Hours, minutes and seconds."""
-    return str(timedelta(seconds=round(seconds)))
 
 
 def expected_words(stage: PlannedStage) -> str:

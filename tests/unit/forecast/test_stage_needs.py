@@ -180,6 +180,7 @@ class TestSeen:
         plan = planned(llama, store=tmp_path)
         minutes = {each.stage: each.minutes for each in plan.minutes if each.variant == FP8}
         assert minutes == {"quantize": 1.5, "check_weights": 0.5, "serve": 2.0, "measure": 11.0}
+        assert plan.seen.minutes("speed", FP8) == 1.0
         assert stage(plan, FP8, "quantize")["minutes_basis"] == "seen here"
         assert stage(plan, "baseline", "measure")["minutes"] == 5.0
         assert "estimate" in stage(plan, AWQ, "quantize")["minutes_basis"]

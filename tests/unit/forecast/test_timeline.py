@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -94,7 +96,8 @@ def test_more_than_there_is() -> None:
 
 def test_nothing_to_do() -> None:
     assert timeline().to_dict() == {
-        **{"gpus": 0, "wall_seconds": 0.0, "gpu_minutes": 0.0, "most_at_once": 0, "work": []}
+        **{"gpus": 0, "wall_seconds": 0.0, "gpu_minutes": 0.0, "most_at_once": 0, "work": []},
+        **{"wall_seconds_at_least": 0.0, "gpu_minutes_at_least": 0.0},
     }
 
 
@@ -123,3 +126,34 @@ def test_no_schedule_gives_more_than_there_is(
         ]  # itself too
         assert sum(needs.gpus for needs in together) <= gpus
         assert len(together) == 1 or not any(needs.exclusive for needs in together)
+
+
+def test_what_the_known_times_come_to_at_least() -> None:
+    """The longest chain, or the GPUs' work shared evenly; what is not known counts nothing."""
+    chain = (
+        Piece("a", ONE_GPU, 60),
+        Piece("b", ONE_GPU, None, ("a",)),
+        Piece("c", ALL, 30, ("b",)),
+    )
+    found = timeline(*chain, gpus=2)
+    assert (found.wall_seconds, found.gpu_minutes) == (None, None)
+    assert (found.least_wall_seconds, found.least_gpu_minutes) == (90, 1)
+    wide = [Piece(f"d{n}", ONE_GPU, 60) for n in range(4)]
+    assert timeline(*chain, *wide, gpus=2).least_wall_seconds == 150
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 3), st.floats(1, 99), st.sets(st.integers(0, 9)))),
+    st.sets(st.integers(0, 9)),
+)
+def test_no_schedule_is_shorter_than_its_bound(
+    drawn: list[tuple[int, float, set[int]]], unknown: set[int]
+) -> None:
+    whole = [
+        Piece(str(n), Needs(gpus=gpus), seconds, tuple(str(m) for m in after if m < n))
+        for n, (gpus, seconds, after) in enumerate(drawn)
+    ]
+    some = [replace(p, seconds=None) if int(p.name) in unknown else p for p in whole]
+    wall = timeline(*whole, gpus=3).wall_seconds
+    assert wall is not None
+    assert timeline(*some, gpus=3).least_wall_seconds <= wall * (1 + 1e-9)

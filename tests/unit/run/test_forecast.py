@@ -20,6 +20,8 @@ from pipeline.core.needs import Needs
 from pipeline.core.stage_record import StageSpec
 from pipeline.core.store import Store
 from pipeline.environments.settings import Settings
+from pipeline.forecast.gpu_request import answer
+from pipeline.forecast.timeline import Timeline
 from pipeline.plan.choices import Request, choose
 from pipeline.plan.chosen_plan import find_data, make_plan
 from pipeline.plan.located_checkpoint import locate
@@ -35,6 +37,14 @@ SPEED = "speed ratio.short"
 STAGES = (*QUESTIONS, "quantize", "check_weights", *OF_BASELINE, *SERVED, SPEED, "judge")
 MORE = "more rounds of questions may follow while gates are open"
 ALONE = Needs(cpus="all", exclusive=True)
+SHAPE = {
+    "hidden_size": SIZE,
+    "intermediate_size": SIZE,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+    "num_key_value_heads": 2,
+    "vocab_size": 32,
+}
 SERVER_FACTS = {"server": {"ready_seconds": 50.0}}
 
 
@@ -114,6 +124,29 @@ def changed_demo(planning: Planning, **quiz: Any) -> str:
     policy["suites"]["quiz"] |= quiz
     path.write_text(json.dumps(policy))  # JSON is YAML
     return str(path)
+
+
+def two_h100(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver's program tells of two."""
+    lines = "\n".join(f"GPU {n}: NVIDIA H100 80GB HBM3 (UUID: GPU-{n})" for n in range(2))
+    program = tmp_path / "nvidia-smi"
+    program.write_text(
+        f"#!/bin/sh\ncase \"$*\" in\n-L) echo '{lines}';;\n"
+        "*name,driver_version*) echo 'NVIDIA H100 80GB HBM3, 580.9, 81559 MiB';;\n"
+        "*compute_cap*) echo 9.0;;\n*) exit 2;;\nesac\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+def pieces(timeline: Timeline) -> dict[str, tuple[Needs, set[str]]]:
+    """What each piece of work needs, and waits for."""
+    return {each.piece.name: (each.piece.needs, {*each.piece.after}) for each in timeline.placed}
+
+
+def is_little(name: str) -> bool:
+    return "questions" in name or name.endswith("judge")
 
 
 @pytest.fixture
@@ -412,23 +445,12 @@ class TestSchedule:
         expected = found.expected_seconds()
         assert expected is not None
         assert wall < expected  # questions are laid out side by side
-        assert "side by side" in found.schedule_line()
-        assert len(found.schedule_rows()) == len(found.timeline.placed)
 
     def test_recipes_on_gpus(
         self, planning: Planning, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """With room for several, loads wait for the whole node, and the rest goes side by side."""
-        lines = "\n".join(f"GPU {n}: NVIDIA H100 80GB HBM3 (UUID: GPU-{n})" for n in range(2))
-        program = tmp_path / "nvidia-smi"
-        program.write_text(
-            f"#!/bin/sh\ncase \"$*\" in\n-L) echo '{lines}';;\n"
-            "*name,driver_version*) echo 'NVIDIA H100 80GB HBM3, 580.9, 81559 MiB';;\n"
-            "*compute_cap*) echo 9.0;;\n*) exit 2;;\nesac\n"
-        )
-        program.chmod(0o755)
-        monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        two_h100(tmp_path, monkeypatch)
         recipes = (RECIPE, "int8-w8a8")
         found = planning.forecast(profile="h100", recipes=recipes)
         work = self.work(found)
@@ -441,12 +463,41 @@ class TestSchedule:
         assert f"{recipes[1]}: quantize" in work[f"{recipes[0]}: quantize"]["beside"]
         assert found.to_dict()["schedule"]["most_at_once"] >= 2
 
+    @pytest.mark.parametrize("gpus", [1, 2])
+    @pytest.mark.parametrize("dry_run", [True, False])
+    def test_on_gpus_that_are_only_asked_about_it_is_the_same(
+        self,
+        planning: Planning,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        gpus: int,
+        dry_run: bool,
+    ) -> None:
+        """But for what takes no GPU and seconds only."""
+        two_h100(tmp_path, monkeypatch)
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1" if gpus == 2 else "0")
+        config = planning.checkpoint / "config.json"
+        config.write_text(json.dumps(json.loads(config.read_text()) | SHAPE))
+        asked = planning.request(
+            profile="h100", recipes=(RECIPE, "int8-w8a8", "fp8-static"), dry_run=dry_run
+        )
+        there = forecast(asked, planning.settings, Listener())
+        monkeypatch.setenv("PATH", "/usr/bin:/bin")  # no GPU any more
+        thought = answer(asked, planning.settings, "h100", gpus, None)
+        assert there.timeline is not None
+        assert thought.timeline is not None
+        assert pieces(thought.timeline) == {
+            name: (needs, {other for other in after if not is_little(other)})
+            for name, (needs, after) in pieces(there.timeline).items()
+            if not is_little(name)
+        }
+
     def test_nothing_is_left_to_do(self, planning: Planning) -> None:
         for spec in planning.specs():
             planning.finish(spec)
         found = planning.forecast()
-        assert found.schedule_rows() == []
-        assert found.schedule_line() == ""
+        assert found.timeline is not None
+        assert found.timeline.placed == ()
 
 
 def test_a_cluster_s_plan_is_laid_out_for_its_nodes(

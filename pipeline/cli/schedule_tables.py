@@ -1,0 +1,74 @@
+"""Prints a run's schedule, played through beforehand, as a table for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from pipeline.cli.tables import print_table
+
+if TYPE_CHECKING:
+    from pipeline.core.needs import Needs
+    from pipeline.forecast.timeline import Timeline
+
+MOST_NAMES = 3
+
+
+def print_schedule(timeline: Timeline | None) -> None:
+    """What runs beside what, and how long all of it takes; nothing where nothing is to be done."""
+    if timeline is None or not timeline.placed:
+        return
+    print_table(["work", "needs", "waits for", "beside", "from", "to"], schedule_rows(timeline))
+    print(schedule_line(timeline))
+
+
+def schedule_rows(timeline: Timeline) -> list[list[str]]:
+    """A row for each piece of work."""
+    known = timeline.is_measured
+    return [
+        [
+            each.piece.name,
+            needs_words(each.piece.needs),
+            few_words([*["room"] * each.waits_for_room, *each.piece.after]),
+            few_words(timeline.beside(each)),
+            clock(each.start) if known else "-",
+            clock(each.end) if known else "-",
+        ]
+        for each in timeline.placed
+    ]
+
+
+def schedule_line(timeline: Timeline) -> str:
+    """How long it takes with the room that there is, or at least takes."""
+    gpus = timeline.gpus
+    on = f"on {gpus} GPU{'s' * (gpus != 1)}" if gpus else "on this machine"
+    return f"{on}: {time_words(timeline)}; at most {timeline.most_at_once} pieces of work at once"
+
+
+def time_words(timeline: Timeline) -> str:
+    """The wall time, and GPU-minutes where GPUs are used."""
+    wall, minutes = timeline.least_wall_seconds, timeline.least_gpu_minutes
+    if not wall and not timeline.is_measured:
+        return "time not known yet"
+    words = f"{clock(wall)} (h:mm:ss)" + f", {minutes:.1f} GPU-minutes" * bool(minutes)
+    return words if timeline.is_measured else f"at least {words}, and what has no time yet"
+
+
+def needs_words(needs: Needs) -> str:
+    """What room a piece of work takes."""
+    words = [f"{needs.gpus} GPU{'s' * (needs.gpus > 1)}"] if needs.gpus else []
+    words += ["the whole node"] if needs.exclusive else ["all cores"] * (needs.cpus == "all")
+    words += [f"{needs.memory_bytes / 1e9:.1f} GB"] * bool(needs.memory_bytes)
+    return ", ".join(words) or "little"
+
+
+def few_words(names: Sequence[str]) -> str:
+    """The first of the names, and how many more there are."""
+    more = len(names) - MOST_NAMES
+    return ", ".join(names[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+
+
+def clock(seconds: float) -> str:
+    """Hours, minutes and seconds."""
+    return str(timedelta(seconds=round(seconds)))

@@ -1,0 +1,45 @@
+"""A schedule in words: what is known of it, and what is not."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline.cli.schedule_tables import few_words, print_schedule, schedule_line, schedule_rows
+from pipeline.core.needs import Needs
+from pipeline.forecast.timeline import Piece, Timeline, play
+
+ONE_GPU = Needs(gpus=1)
+
+
+def timeline(*seconds: float | None) -> Timeline:
+    pieces = [Piece(f"p{n}", ONE_GPU, each) for n, each in enumerate(seconds)]
+    return play(pieces, lambda _: 2, 2)
+
+
+def test_all_is_known() -> None:
+    found = timeline(60, 90)
+    assert schedule_rows(found) == [
+        ["p0", "1 GPU", "", "p1", "0:00:00", "0:01:00"],
+        ["p1", "1 GPU", "", "p0", "0:00:00", "0:01:30"],
+    ]
+    assert schedule_line(found) == (
+        "on 2 GPUs: 0:01:30 (h:mm:ss), 2.5 GPU-minutes; at most 2 pieces of work at once"
+    )
+
+
+def test_something_is_not_known() -> None:
+    assert schedule_rows(timeline(60, None))[0][-2:] == ["-", "-"]
+    line = schedule_line(timeline(60, None))
+    assert "at least 0:01:00 (h:mm:ss), 1.0 GPU-minutes, and what has no time yet" in line
+    assert "time not known yet" in schedule_line(timeline(None, None))
+
+
+def test_nothing_is_left_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    print_schedule(timeline())
+    print_schedule(None)
+    assert capsys.readouterr().out == ""
+
+
+def test_many_names() -> None:
+    assert few_words(["a", "b", "c"]) == "a, b, c"
+    assert few_words(["a", "b", "c", "d", "e"]) == "a, b, c and 2 more"
