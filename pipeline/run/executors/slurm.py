@@ -32,7 +32,7 @@ from pipeline.core.process_environment import Need, stage_environment
 from pipeline.run.executors.described_node import submit_description
 from pipeline.run.executors.events import pass_on
 from pipeline.run.executors.executor import Listener, Options
-from pipeline.run.executors.resources import Resources, count_room, words_of
+from pipeline.run.executors.resources import Resources, count_room, most_frequent, words_of
 from pipeline.run.executors.stage_process import check_end, stage_in
 
 SECONDS_BETWEEN_READS = 0.2
@@ -45,6 +45,8 @@ OVER = (
     *("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "DEADLINE"),
     *("OUT_OF_MEMORY", "NODE_FAIL", "BOOT_FAIL", "PREEMPTED", ""),
 )
+NOT_STARTED = "JobLaunchFailure"  # such as where the files of its output cannot be made
+CHOICES_OF_NODES = ("--constraint", "--nodelist", "--nodefile", "--exclude", "--prefer")
 # -P: a folder called 'pipeline' in the working directory must not shadow ours.
 STAGE_RUN = ("-P", "-m", "pipeline.cli.main", "stage", "run")
 SCRIPT = """
@@ -128,13 +130,12 @@ class SlurmExecutor:
         self._check = cache(self._check_possible)
 
     def find_room(self, needs: Needs) -> SlurmPlace:
-        """A place in the cluster's queue.
+        """A place in the cluster's queue, for nodes of one kind.
 
         Raises:
             UsageError: Slurm would not take such a job, with its own reason.
         """
-        self._check(needs)
-        return SlurmPlace(needs, self._options)
+        return SlurmPlace(needs, self._options, self._check(needs))
 
     def obstacle(self) -> str:
         """There is always a place in the queue."""
@@ -142,11 +143,9 @@ class SlurmExecutor:
 
     def count_room(self, needs: Needs) -> int:
         """How many such pieces of work could run side by side if nothing else ran."""
-        partition = self._options.partition
-        flags = [f"--partition={partition}"] if partition else []
-        # Nodes by name, each once: cores and GPUs, such as "2 gpu:h100:2(S:0)".
-        nodes = ask("sinfo", "--Node", "--noheader", "--format=%N %c %G", *flags).splitlines()
-        return count_room(map(self._resources, sorted(set(nodes))), needs)
+        nodes = self._nodes()
+        others = self._others(nodes, needs)
+        return count_room((each for name, each in nodes.items() if name not in others), needs)
 
     def describe_node(self, asked: Sequence[Needs], store: Path, listener: Listener) -> NodeFacts:
         """What a job finds on its node, which waits in the queue as any other.
@@ -157,17 +156,41 @@ class SlurmExecutor:
         """
         return submit_description(self, asked, store, listener)
 
-    def _resources(self, line: str) -> Resources:
-        _, cpus, gres = line.split(maxsplit=2)
-        kind = re.escape(self._options.gpu_kind or "") or r"[^:,(]+"
-        counts = re.findall(rf"gpu:{kind}:(\d+)", gres)
-        if self._options.gpu_kind is None:
-            counts += re.findall(r"gpu:(\d+)", gres)
-        return Resources(int(cpus), sum(map(int, counts)))
+    def _nodes(self) -> dict[str, Resources]:
+        """What each node has, by its name."""
+        partition = self._options.partition
+        flags = [f"--partition={partition}"] if partition else []
+        # Cores and GPUs, such as "n1 2 gpu:h100:2(S:0)"; of several partitions, each once.
+        lines = ask("sinfo", "--Node", "--noheader", "--format=%N %c %G", *flags).splitlines()
+        named = (line.split(maxsplit=2) for line in sorted(set(lines)))
+        return {name: self._resources(cpus, gres) for name, cpus, gres in named}
 
-    def _check_possible(self, needs: Needs) -> None:
+    def _resources(self, cpus: str, gres: str) -> Resources:
+        counts = {kind: int(count) for kind, count in re.findall(r"gpu:(?:([^:,(]+):)?(\d+)", gres)}
+        if self._options.gpu_kind is not None:
+            counts = {kind: n for kind, n in counts.items() if kind == self._options.gpu_kind}
+        kind = max(counts, key=lambda each: counts[each], default="")
+        return Resources(int(cpus), counts.get(kind, 0), kind)
+
+    def _others(self, nodes: Mapping[str, Resources], needs: Needs) -> list[str]:
+        """The nodes that have as much and are of another kind than the most frequent.
+
+        A model is served, and a variant compared with its baseline, on nodes of one kind. What does
+        neither may run anywhere, and whoever chooses nodes by a flag knows better.
+        """
+        is_chosen = any(flag.startswith(CHOICES_OF_NODES) for flag in self._options.flags)
+        if is_chosen or not (needs.gpus or needs.cpus == "all"):
+            return []
+        kind = most_frequent(nodes.values(), needs)
+        return [name for name, each in nodes.items() if each.holds(needs) and each != kind]
+
+    def _check_possible(self, needs: Needs) -> list[str]:
+        """The flags of such a job; raises UsageError where Slurm would not take it."""
+        others = self._others(self._nodes(), needs)
+        flags = self._options.flags_for(needs)
+        flags += [f"--exclude={','.join(others)}"] if others else []
         try:
-            ask("sbatch", "--test-only", *self._options.flags_for(needs), "--wrap=true")
+            ask("sbatch", "--test-only", *flags, "--wrap=true")
         except StageError as error:
             raise UsageError(
                 f"Slurm takes no job that needs {words_of(needs)}: {error.what}",
@@ -175,14 +198,16 @@ class SlurmExecutor:
                 cure="choose a profile for fewer GPUs, or correct partition, account, gpu_kind, "
                 "time or flags of the settings file's executor",
             ) from error
+        return flags
 
 
 class SlurmPlace:
     """Room for one job after another; see executor.py."""
 
-    def __init__(self, needs: Needs, options: SlurmOptions) -> None:
+    def __init__(self, needs: Needs, options: SlurmOptions, flags: Sequence[str]) -> None:
         self._needs = needs
         self._options = options
+        self._flags = flags
 
     def submit(self, task: Path, log: Path) -> SlurmJob:
         """Queue a job for the work that the file describes."""
@@ -211,7 +236,7 @@ class SlurmPlace:
             f"--job-name={task.stem}",
             # A percent sign stands for something in names of files.
             *(f"--{name}={str(path).replace('%', '%%')}" for name, path in files.items()),
-            *self._options.flags_for(self._needs),
+            *self._flags,
             f"--wrap={script}",
         ]
 
@@ -241,8 +266,16 @@ class SlurmJob:
 
         Raises:
             PrepareError: what it reported, or a StageError when it died without a word.
+            UsageError: its node could not make the files that it tells its events by.
         """
         failure = pass_on(self._lines(listener), listener)
+        if self._is_unstarted:
+            raise UsageError(
+                f"job {self.number} of Slurm cannot write where its events are read: {self._state}",
+                where=str(self._log.parent),
+                cure="the store has to be a folder that all nodes have under the same path; of an "
+                "object store that is its cache, PREPARE_HOME/cache",
+            )
         if self._exit_code is None:
             raise StageError(
                 f"job {self.number} of Slurm ended without a message"
@@ -293,6 +326,8 @@ class SlurmJob:
                 if time.monotonic() - last_look > SECONDS_BETWEEN_LOOKS:
                     last_look = time.monotonic()
                     if self._is_over():
+                        if self._is_unstarted:
+                            return
                         end = min(end, last_look + SECONDS_TO_BE_SEEN)
                     elif self._state.startswith("PENDING") and self._state not in told:
                         told.add(self._state)
@@ -308,14 +343,18 @@ class SlurmJob:
     def _is_over(self) -> bool:
         """Whether Slurm has ended it; while the controller does not answer, it is not."""
         try:
-            found = ask("squeue", "--noheader", f"--jobs={self.number}", "--format=%T (%r)")
+            asked = (f"--jobs={self.number}", "--states=all", "--format=%T (%r)")
+            found = ask("squeue", "--noheader", *asked)
         except StageError as error:
             if "Invalid job id" not in error.what:
                 return False
             found = ""
-        state = found.strip().partition(" ")[0]
-        self._state = found.strip() if state not in OVER else state or self._state
-        return state in OVER
+        self._state = found.strip() or self._state
+        return found.strip().partition(" ")[0] in OVER
+
+    @property
+    def _is_unstarted(self) -> bool:
+        return self._exit_code is None and NOT_STARTED in self._state
 
 
 def ask(*command: str, variables: Mapping[str, str] | None = None) -> str:

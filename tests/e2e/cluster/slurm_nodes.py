@@ -43,10 +43,12 @@ ReturnToService=2
 SlurmdTimeout=10
 KillWait=5
 SchedulerParameters=sched_interval=1,sched_min_interval=0
-NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=2 Gres=gpu:h100:2
-NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=2 Gres=gpu:h100:2
+NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=2 Gres=gpu:{kinds[0]}:2
+NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=2 Gres=gpu:{kinds[1]}:2
 PartitionName=all Nodes=n[1-2] Default=YES MaxTime=60 State=UP
 """
+# What follows sees the first folder in the place of the second.
+HIDING = 'mount --bind "$1" "$2" && shift 2 && exec "$@"'
 
 
 def missing() -> str:
@@ -61,24 +63,29 @@ class SlurmNodes:
 
     Args:
         folder: for all its files; its path is short, since a socket is in it.
+        kinds: of the nodes' GPUs.
+        own: a folder of which each node is to see one of its own, as nodes do that share none.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(
+        self, folder: Path, kinds: tuple[str, str] = ("h100", "h100"), own: Path | None = None
+    ) -> None:
         self.folder = folder
+        self._own = own
         self.configuration = folder / "slurm.conf"
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         host = socket.gethostname().partition(".")[0]
         self.configuration.write_text(
-            CONFIGURATION.format(host=host, folder=folder, ports=free_ports(3))
+            CONFIGURATION.format(host=host, folder=folder, ports=free_ports(3), kinds=kinds)
         )
         (folder / "state").mkdir()
         gpus = ""
-        for node in NODES:
+        for node, kind in zip(NODES, kinds, strict=True):
             (folder / f"spool-{node}").mkdir()
             for number in range(2):
                 path = folder / f"{node}-gpu{number}"
                 os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(1, 3))
-            gpus += f"NodeName={node} Name=gpu Type=h100 File={folder}/{node}-gpu[0-1]\n"
+            gpus += f"NodeName={node} Name=gpu Type={kind} File={folder}/{node}-gpu[0-1]\n"
         (folder / "gres.conf").write_text(gpus)
         key = folder / "munge.key"
         key.touch(0o600)
@@ -86,16 +93,21 @@ class SlurmNodes:
         files = {"socket": "munge.socket", "key-file": "munge.key", "pid-file": "munge.pid"}
         files |= {"log-file": "munge.log", "seed-file": "munge.seed"}
         paths = [f"--{name}={folder / file}" for name, file in files.items()]
-        self._start("munged", "--foreground", "--force", *paths)
+        self._start("munged", "munged", "--foreground", "--force", *paths)
         wait_until((folder / "munge.socket").exists)
-        self._start("slurmctld", "-D")
+        self._start("slurmctld", "slurmctld", "-D")
         for node in NODES:
             self.start(node)
         wait_until(lambda: self.states() == ["idle", "idle"])
 
     def start(self, node: str) -> None:
         """Bring the node up."""
-        self._start(f"slurmd -N {node}", "-D", "-N", node)
+        command = ["slurmd", "-D", "-N", node]
+        if self._own is not None:
+            other = self.folder / f"own-{node}"
+            other.mkdir(exist_ok=True)
+            command = ["unshare", "--mount", "sh", "-c", HIDING, "sh", other, self._own, *command]
+        self._start(f"slurmd -N {node}", *command)
 
     def kill(self, node: str) -> None:
         """End all that runs on the node with SIGKILL, as if its power were cut."""
@@ -139,10 +151,10 @@ class SlurmNodes:
         for name in list(self._processes):
             self._end(name, signal.SIGKILL)
 
-    def _start(self, name: str, *arguments: str) -> None:
+    def _start(self, name: str, *command: str | Path) -> None:
         with (self.folder / f"{name}.out").open("ab") as output:
             self._processes[name] = subprocess.Popen(
-                [name.partition(" ")[0], *arguments],
+                command,
                 env=dict(self.environment()),
                 stdout=output,
                 stderr=output,

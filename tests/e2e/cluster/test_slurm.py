@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 import os
+import signal
+import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from s3_server import BUCKET, S3Server
 from slurm_nodes import SlurmNodes
 from tiny_stages import Heard, TinyStages, wait_until, write_driver
 
 from pipeline.core.errors import EvaluationDataError, StageError, UsageError
 from pipeline.core.hardware import this_node
 from pipeline.core.needs import Needs
-from pipeline.run.executors.slurm import SlurmExecutor, SlurmJob, SlurmOptions, ask
+from pipeline.core.origin import cache_folder
+from pipeline.core.origin_variable import ORIGIN
+from pipeline.core.run_folders import RunFolders
+from pipeline.core.store import Store
+from pipeline.run.executors.slurm import (
+    SECONDS_TO_BE_SEEN,
+    SlurmExecutor,
+    SlurmJob,
+    SlurmOptions,
+    ask,
+)
 from pipeline.run.serving_node import find_node
 
 pytestmark = [pytest.mark.e2e, pytest.mark.of_everything, pytest.mark.timeout(300)]
@@ -171,3 +185,78 @@ def test_a_job_that_somebody_ends_is_told_with_its_state(
         ask("scancel", job.number)
         with pytest.raises(StageError, match=f"job {job.number}"):
             end.result(timeout=100)
+
+
+def test_a_stage_whose_store_is_an_object_store(
+    executor: SlurmExecutor, s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its node has the driver's cache; the stage, begun again after a kill, is there for others."""
+    for name, value in {**s3.variables, ORIGIN: ""}.items():
+        monkeypatch.setenv(name, value)
+    url = f"s3://{BUCKET}/slurm"
+    stages = TinyStages(tmp_path, Store(cache_folder(url, tmp_path / "home")))
+    RunFolders(stages.store).make("r")
+    task = stages.task("stored")
+    job = submit(executor, task)
+    with ThreadPoolExecutor() as threads:
+        end = threads.submit(job.wait, Heard())
+        [[worker, _]] = stages.wait_begun(1)
+        os.kill(int(worker), signal.SIGKILL)
+        with pytest.raises(StageError, match="137"):
+            end.result(timeout=60)
+    assert stages.record(task) is None
+    stages.let_go()
+    submit(executor, task).wait(Heard())
+    assert stages.record(task) is not None
+    elsewhere = Store(cache_folder(url, tmp_path / "elsewhere"))
+    assert [record.variant for record in elsewhere.records()] == ["stored"]
+
+
+@pytest.fixture(scope="module")
+def unlike(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmNodes]:
+    """Nodes with GPUs of two kinds, which share not all folders."""
+    folder = tmp_path_factory.mktemp("unlike")
+    (folder / "own").mkdir()
+    (folder / "slurm").mkdir()
+    made = SlurmNodes(folder / "slurm", kinds=("h100", "a100"), own=folder / "own")
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def test_nodes_that_do_not_share_the_store_are_refused_at_once(
+    unlike: SlurmNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_CONF", str(unlike.configuration))
+    store, began = unlike.folder.parent / "own/store", time.monotonic()
+    with pytest.raises(UsageError) as caught:
+        find_node(SlurmOptions().open(), "cpu", store, Heard())
+    assert caught.value.where.startswith(str(store))
+    assert "nodes" in caught.value.cure
+    assert time.monotonic() - began < SECONDS_TO_BE_SEEN
+
+
+def test_what_serves_goes_to_nodes_of_one_kind(
+    unlike: SlurmNodes, stages: TinyStages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_CONF", str(unlike.configuration))
+    executor = SlurmOptions().open()
+    assert [executor.count_room(Needs(gpus=n)) for n in (0, 1, 2)] == [4, 2, 1]
+    with ThreadPoolExecutor() as threads:
+        try:
+            served = [submit(executor, stages.task(f"serve{n}"), gpus=1) for n in range(3)]
+            light = submit(executor, stages.task("light"))
+            a100 = submit(SlurmOptions(gpu_kind="a100").open(), stages.task("a100"), gpus=1)
+            ends = [threads.submit(job.wait, Heard()) for job in (*served, light, a100)]
+            stages.wait_begun(4)
+            assert [node_of(job) for job in served] == ["n1", "n1", ""]
+            assert [node_of(job) for job in (light, a100)] == ["n2", "n2"]
+        finally:
+            stages.let_go()
+        for end in ends:
+            end.result(timeout=100)
+    chosen = SlurmOptions(flags=["--nodelist=n2"]).open()
+    last = submit(chosen, stages.task("chosen"), gpus=2)
+    assert ask("squeue", f"--jobs={last.number}", "--noheader", "--format=%n").strip() == "n2"
+    last.wait(Heard())

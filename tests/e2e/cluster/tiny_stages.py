@@ -58,11 +58,12 @@ class TinyStages:
 
     Args:
         folder: that all nodes see.
+        store: None: in that folder.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, store: Store | None = None) -> None:
         self.folder = folder
-        self.store = Store(folder / "store")
+        self.store = store or Store(folder / "store")
         self._gate = folder / "gate"
         self._begun = folder / "begun"
         self._python = folder / "python"
