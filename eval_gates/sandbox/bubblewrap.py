@@ -26,6 +26,7 @@ def command(
     ends: Iterable[int],
     *,
     proc: bool,
+    host_named: bool,
     user_namespace: bool,
     nested_forbidden: bool,
 ) -> list[str]:
@@ -36,11 +37,13 @@ def command(
         own_code: the folder that holds `eval_gates`.
         ends: the keeper's descriptors, in its order.
         proc: whether to mount a /proc.
+        host_named: whether to name the host inside.
         user_namespace: whether to make one; root can do without, and then keeps what it needs to
             become somebody else inside.
         nested_forbidden: whether this bwrap knows how to forbid namespaces within (0.8).
     """
-    line = [program, "--die-with-parent", "--as-pid-1", "--new-session", "--hostname", HOST_NAME]
+    line = [program, "--die-with-parent", "--as-pid-1", "--new-session"]
+    line += ["--hostname", HOST_NAME] if host_named else []
     line += ["--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"]
     line += ["--unshare-cgroup-try", "--cap-drop", "ALL"]
     if user_namespace:

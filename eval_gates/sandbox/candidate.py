@@ -257,6 +257,7 @@ def _launch(
             own_code,
             theirs,
             proc=settings["proc"],
+            host_named=settings["host_named"],
             user_namespace=settings["user_namespace"],
             nested_forbidden=settings["nested_forbidden"],
         )

@@ -118,7 +118,8 @@ def choose_isolation(wanted: Wanted, hidden: Iterable[Path] = ()) -> Isolation:
         where=f"isolation wanted: {wanted}",
         cure="install bubblewrap (package bubblewrap), or let this user make user namespaces "
         "(sysctl user.max_user_namespaces, kernel.unprivileged_userns_clone=1, "
-        "kernel.apparmor_restrict_unprivileged_userns=0), or, where the machine itself is "
+        "kernel.apparmor_restrict_unprivileged_userns=0; in a container, a seccomp profile that "
+        "allows unshare, mount and pivot_root), or, where the machine itself is "
         "disposable, set the suite's 'sandbox: none' in the policy",
     )
 
@@ -152,9 +153,14 @@ def _variants(kind: Literal["bubblewrap", "namespaces"]) -> Iterator[Isolation]:
     # Root without a user namespace can become somebody else inside, whose processes are counted.
     user_namespace = (False, True) if os.geteuid() == 0 else (True,)
     forbids = _version(program) >= _NESTED_FORBIDDEN_SINCE
-    for proc, own in product((True, False), user_namespace):
+    for proc, own, named in product((True, False), user_namespace, (True, False)):
         yield Isolation(
-            "bubblewrap", program, proc=proc, user_namespace=own, nested_forbidden=forbids
+            "bubblewrap",
+            program,
+            proc=proc,
+            host_named=named,
+            user_namespace=own,
+            nested_forbidden=forbids,
         )
 
 

@@ -33,6 +33,8 @@ class Isolation:
         program: bubblewrap's path.
         proc: whether a fresh /proc can be mounted; without, or a cgroup, the memory of a program's
             processes is not limited together, only one by one.
+        host_named: whether bubblewrap can give its host a name; else the machine's is seen. In a
+            container of Podman's that alone is forbidden.
         user_namespace: whether bubblewrap makes a user namespace; root can do without.
         nested_forbidden: whether bubblewrap can forbid namespaces within the sandbox.
         processes_limited: whether the kernel was seen to hold the limit on processes.
@@ -45,6 +47,7 @@ class Isolation:
     kind: Kind
     program: str = ""
     proc: bool = True
+    host_named: bool = True
     user_namespace: bool = True
     nested_forbidden: bool = False
     processes_limited: bool = False

@@ -116,7 +116,8 @@ def _move(
 
 
 def _settle(view: dict[str, Any], proc: bool, keep: Callable[[], NoReturn]) -> None:
-    kernel.set_host_name(HOST_NAME)
+    with suppress(PermissionError):  # Podman's containers forbid this alone
+        kernel.set_host_name(HOST_NAME)
     build_root(view, proc=proc)
     keep()
 

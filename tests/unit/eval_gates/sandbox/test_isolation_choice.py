@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -98,6 +100,40 @@ def test_where_nothing_works_it_is_refused(tmp_path: Path) -> None:
     assert "bubblewrap is not installed" in ran.stdout
     assert "namespaces: model-written code could not be run: OSError" in ran.stdout
     assert "cure:  install bubblewrap" in ran.stdout
+
+
+# Forbids to name a host, and nothing else, as Podman's containers do.
+NAMELESS = """
+import ctypes, struct
+from eval_gates.sandbox import SandboxError, calls, choose_isolation, kernel
+load, equal, leave, allow, refuse = 0x20, 0x15, 0x06, 0x7FFF_0000, 0x0005_0001
+steps = [(load, 0, 0, 0), (equal, 0, 1, 170), (leave, 0, 0, refuse), (leave, 0, 0, allow)]
+ours, calls.program = calls.program, lambda: b"".join(struct.pack("=HBBI", *s) for s in steps)
+ctypes.CDLL(None).prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS, without which only root may
+kernel.filter_calls()
+calls.program = ours
+for kind in ("bubblewrap", "namespaces"):
+    try:
+        print(choose_isolation(kind))
+    except SandboxError as error:
+        print(error.what)
+"""
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the filter is for x86-64")
+def test_where_a_host_may_not_be_named_it_is_not() -> None:
+    without_filter = [works(kind) for kind in ("bubblewrap", "namespaces")]
+    ran = subprocess.run(
+        [sys.executable, "-c", NAMELESS], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert ran.stdout.splitlines() == without_filter
+
+
+def works(kind: Literal["bubblewrap", "namespaces"]) -> str:
+    try:
+        return str(choose_isolation(kind))
+    except SandboxError as error:
+        return error.what
 
 
 ORDINARY = """
