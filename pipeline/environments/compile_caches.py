@@ -1,6 +1,7 @@
 """Where an engine keeps what it compiles: a folder for each environment, which is ours alone.
 
-What lies there is run by the next server, so nothing is taken from where others may write.
+What lies there is run by the next server, so nothing is taken from where others may write; but a
+volume that root mounted in that very place is for whom root gave it to.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def open_caches(home: Path, identity: str, progress: Progress) -> dict[str, str]
     """
     folder = caches_folder(home) / identity[:_IDENTITY_CHARACTERS]
     try:
-        is_ours = all(map(_make_ours, (folder.parent, folder)))
+        is_ours = (_is_volume(folder.parent) or _make_ours(folder.parent)) and _make_ours(folder)
         if is_ours:
             os.utime(folder)  # for `prepare env gc`
     except OSError:
@@ -50,6 +51,14 @@ def open_caches(home: Path, identity: str, progress: Progress) -> dict[str, str]
         return {name: str(folder / place) for name, place in VARIABLES.items()}
     progress.note(f"compiled code is not kept in {folder}: it is not this user's alone")
     return {}
+
+
+def _is_volume(folder: Path) -> bool:
+    """Whether root mounted a volume there for a group, as Kubernetes does (`fsGroup`)."""
+    if not folder.is_mount():
+        return False
+    facts = folder.stat()
+    return facts.st_uid == 0 and not facts.st_mode & stat.S_IWOTH
 
 
 def _make_ours(folder: Path) -> bool:

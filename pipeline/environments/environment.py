@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -25,7 +26,7 @@ from pipeline.environments.definition import (
     environment_name,
 )
 from pipeline.environments.external import external_identity, require_modules
-from pipeline.environments.folders import environment_folder, hold
+from pipeline.environments.folders import environment_folder, hold, is_buildable
 from pipeline.environments.health import find_fault
 from pipeline.environments.processes import processes_using
 from pipeline.environments.record import RECORD_NAME, EnvironmentRecord, python_of, read_record
@@ -101,8 +102,9 @@ def ensure_defined(definition: Definition, home: Path, progress: Progress) -> En
         record = _usable_record(definition, folder, progress)
         if record is None:
             record = build(definition, folder, progress)
-        # When it was last used, for `prepare env gc`.
-        os.utime(folder / RECORD_NAME)
+        # When it was last used, for `prepare env gc` of whoever built it.
+        with suppress(OSError):
+            os.utime(folder / RECORD_NAME)
     return Environment(
         name=definition.name,
         accelerator=definition.accelerator,
@@ -119,7 +121,7 @@ def _usable_record(
     """The record of an environment that can be used as it is; None where one is to be built.
 
     Raises:
-        EnvironmentBuildError: it is damaged and a running process uses it.
+        EnvironmentBuildError: it is damaged, and a running process uses it or it is not ours.
     """
     if not folder.exists():
         progress.note(f"building the {definition.key} environment (once)")
@@ -128,6 +130,13 @@ def _usable_record(
     fault = find_fault(definition, folder, record)
     if fault is None:
         return record
+    if not is_buildable(folder):
+        raise EnvironmentBuildError(
+            f"the {definition.key} environment is damaged ({fault}) and not ours to rebuild",
+            where=str(folder),
+            cure="have it rebuilt by who built it (`prepare env build`, or the image), or set "
+            "PREPARE_HOME to a folder that you may write to",
+        )
     users = processes_using(folder)
     if users:
         raise EnvironmentBuildError(

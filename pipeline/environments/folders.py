@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,7 +30,13 @@ def environment_folder(home: Path, definition: Definition) -> Path:
 
 @contextmanager
 def hold(folder: Path, key: str, progress: Progress) -> Iterator[None]:
-    """Have an environment's folder to oneself; says so when another process has it."""
+    """Have an environment's folder to oneself; says so when another process has it.
+
+    One that is there and not ours to build, as in an image, nobody builds who could be waited for.
+    """
+    if folder.exists() and not is_buildable(folder):
+        yield
+        return
     with raise_as(
         EnvironmentBuildError,
         "the folder of managed environments cannot be written to",
@@ -49,9 +56,15 @@ def hold(folder: Path, key: str, progress: Progress) -> Iterator[None]:
         lock.release()
 
 
+def is_buildable(folder: Path) -> bool:
+    """Whether this process may build, and so replace, the environment that is there."""
+    places = [folder, folder.parent, lock_file(folder), lock_file(folder).parent]
+    return all(os.access(place, os.W_OK) for place in places if place.exists())
+
+
 def is_held(folder: Path) -> bool:
     """Whether some process has the environment's folder to itself now."""
-    if not lock_file(folder).exists():
+    if not lock_file(folder).exists() or not is_buildable(folder):
         return False
     lock = FileLock(lock_file(folder))
     try:

@@ -17,6 +17,7 @@ from pipeline.environments.definition import normalize
 
 RECORD_NAME = "environment.json"
 SCHEMA_VERSION = 1
+_FOR_ALL_TO_READ = 0o644
 
 
 class EnvironmentRecord(Record):
@@ -41,8 +42,12 @@ def read_record(folder: Path) -> EnvironmentRecord | None:
 
 
 def write_record(folder: Path, record: EnvironmentRecord) -> None:
-    """Complete the environment: write its record whole or not at all."""
+    """Complete the environment: write its record whole or not at all.
+
+    Whoever may read the environment may read it, too: an image's is used by any user.
+    """
     write_atomically(folder / RECORD_NAME, record.model_dump_json(indent=2) + "\n")
+    (folder / RECORD_NAME).chmod(_FOR_ALL_TO_READ)
 
 
 def python_of(folder: Path) -> Path:

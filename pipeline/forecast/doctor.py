@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,7 +51,8 @@ def diagnose(settings: Settings, profile: ServingProfile | None = None) -> list[
     checks: list[Callable[[], Iterator[Finding]]] = [
         _check_python,
         _check_uv,
-        lambda: _check_home(settings),
+        lambda: _check_home(settings, accelerator),
+        _check_own_folder,
         lambda: _check_disk(settings, accelerator),
         lambda: _check_environments(settings, accelerator),
         check_driver,
@@ -70,7 +72,7 @@ def diagnose_build_host(settings: Settings) -> list[Finding]:
     checks: list[Callable[[], Iterator[Finding]]] = [
         _check_python,
         _check_uv,
-        lambda: _check_home(settings),
+        lambda: _check_home(settings, cuda),
         lambda: _check_disk(settings, cuda),
         lambda: _check_environments(settings, cuda),
         check_compilers,
@@ -185,19 +187,39 @@ def _check_index(accelerator: Accelerator) -> Iterator[Finding]:
             yield Finding("package index", Severity.OK, f"has {pin}")
 
 
-def _check_home(settings: Settings) -> Iterator[Finding]:
+def _check_home(settings: Settings, accelerator: Accelerator) -> Iterator[Finding]:
     folder = _nearest_existing(environments_folder(settings.home))
     try:
         # Tried rather than asked: root may do everything by its rights, and still cannot here.
         with tempfile.TemporaryFile(dir=folder):
             yield Finding("home", Severity.OK, str(settings.home))
     except OSError as error:
+        usable = {EnvironmentState.READY, EnvironmentState.EXTERNAL}
+        if all(status(name, accelerator, settings).state in usable for name in OF_EVERY_RUN):
+            read_only = f"{settings.home}, read-only; what every run uses is built"
+            yield Finding("home", Severity.OK, read_only)
+            return
         yield Finding(
             "home",
             Severity.PROBLEM,
             f"{folder} cannot be written to: {error.strerror}",
             "set PREPARE_HOME to a folder that you may write to",
         )
+
+
+def _check_own_folder() -> Iterator[Finding]:
+    """Whether engines find a place of this user's for what they keep beside the caches."""
+    folder = Path.home() / ".cache"
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return
+    yield Finding(
+        "user's folder",
+        Severity.PROBLEM,
+        f"{folder} cannot be written to, where engines and downloads keep files",
+        "set HOME to a folder that you may write to",
+    )
 
 
 def _check_disk(settings: Settings, accelerator: Accelerator) -> Iterator[Finding]:

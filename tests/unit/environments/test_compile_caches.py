@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
 import time
 from pathlib import Path
 
@@ -54,6 +55,28 @@ def test_nor_another_users_nor_a_links(tmp_path: Path, monkeypatch: pytest.Monke
     (linked / "caches").symlink_to(elsewhere)
     assert opened(linked) == {}
     assert list(elsewhere.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "is_trusted"),
+    [("mode=2775,gid=31400", True), ("mode=2777,gid=31400", False), ("mode=2775,uid=31400", False)],
+)
+def test_a_volume_of_roots_is_for_whom_it_was_given_to(
+    tmp_path: Path, options: str, is_trusted: bool
+) -> None:
+    """As Kubernetes mounts one with `fsGroup`."""
+    volume = tmp_path / "caches"
+    volume.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", volume]).returncode:
+        pytest.skip("this user, or this machine, mounts nothing")
+    try:
+        assert bool(opened(tmp_path)) == is_trusted
+        if is_trusted:
+            assert stat.S_IMODE((volume / IDENTITY[:16]).stat().st_mode) & 0o777 == 0o700
+            (volume / IDENTITY[:16]).chmod(0o770)
+            assert opened(tmp_path) == {}
+    finally:
+        subprocess.run(["umount", volume], check=True)
 
 
 def test_a_home_that_cannot_have_one_is_no_error(tmp_path: Path) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
+import stat
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -144,6 +145,44 @@ def test_damaged_and_in_use_is_left_alone(tiny: TinySource, home: Path, built: E
         assert built.python.exists()
     finally:
         user.communicate(b"\n")
+
+
+@pytest.fixture
+def read_only(home: Path, built: Environment) -> Iterator[Environment]:
+    """The built one on a file system that nobody writes to, as in a pod's image."""
+    mounts = (["mount", "--bind", home, home], ["mount", "-o", "remount,bind,ro", home])
+    if os.geteuid() != 0 or subprocess.run(mounts[0], check=False).returncode:
+        pytest.skip("this user, or this machine, mounts nothing")
+    try:
+        subprocess.run(mounts[1], check=True)
+        yield built
+    finally:
+        subprocess.run(["umount", home], check=True)
+
+
+def test_one_that_is_not_ours_to_build_is_used_as_it_is(
+    tiny: TinySource, home: Path, read_only: Environment, heard: Heard
+) -> None:
+    assert ensure_defined(tiny.definition, home, heard) == read_only
+    assert heard.notes == []
+    assert state(tiny, home) is EnvironmentState.READY
+
+
+def test_one_that_is_not_ours_to_build_is_not_mended(
+    tiny: TinySource, home: Path, built: Environment, request: pytest.FixtureRequest
+) -> None:
+    damage_module(built)
+    request.getfixturevalue("read_only")
+    assert state(tiny, home) is EnvironmentState.BROKEN
+    with pytest.raises(EnvironmentBuildError, match=r"not ours to rebuild"):
+        ensure_defined(tiny.definition, home, Silent())
+
+
+def test_its_record_is_for_all_to_read(tiny: TinySource, home: Path) -> None:
+    """So any user of an image finds it built."""
+    ensure_defined(tiny.definition, home, Silent())
+    record = environment_folder(home, tiny.definition) / RECORD_NAME
+    assert stat.S_IMODE(record.stat().st_mode) == 0o644
 
 
 def test_nothing_is_missing_and_looking_creates_nothing(tiny: TinySource, home: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from pipeline.environments.accelerator import detect_accelerator
 from pipeline.environments.definition import Accelerator, define
 from pipeline.environments.folders import environment_folder
 from pipeline.environments.settings import EnvironmentOverride, Settings
+from pipeline.environments.status import EnvironmentState, status
 from pipeline.forecast import doctor
 from pipeline.forecast.doctor import (
     Finding,
@@ -49,6 +51,27 @@ def test_everything_is_looked_at_and_nothing_is_built(settings: Settings) -> Non
     assert any(subject.startswith("environment serve") for subject in subjects)
     assert about("uv", findings).message.startswith("uv ")
     assert not settings.home.exists()
+
+
+def test_a_home_that_nobody_writes_to_is_enough_where_all_is_built(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "home").write_text("nothing can be made in a file")
+    found = status("serve", Accelerator.CPU, settings)
+    built = replace(found, state=EnvironmentState.READY)
+    monkeypatch.setattr(doctor, "status", lambda *_: built)
+    home = about("home", diagnose(settings))
+    assert (home.severity, home.cure) == (Severity.OK, "")
+
+
+def test_a_user_without_a_folder(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a user whom OpenShift makes up."""
+    assert not [item for item in diagnose(settings) if item.subject == "user's folder"]
+    (tmp_path / "nothing").touch()
+    monkeypatch.setenv("HOME", str(tmp_path / "nothing"))
+    assert about("user's folder", diagnose(settings)).severity is Severity.PROBLEM
 
 
 def test_whatever_is_wrong_has_a_cure(settings: Settings, tmp_path: Path) -> None:
