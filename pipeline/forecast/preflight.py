@@ -14,7 +14,13 @@ from pipeline.forecast import checks
 from pipeline.forecast.fit import Site
 from pipeline.forecast.gpu_plan import candidates_of, cure
 from pipeline.forecast.machine import Machine
-from pipeline.forecast.stage_needs import SMALL_FILES_BYTES, quantize_need, serve_need, stage_needs
+from pipeline.forecast.stage_needs import (
+    SMALL_FILES_BYTES,
+    check_need,
+    quantize_need,
+    serve_need,
+    stage_needs,
+)
 from pipeline.inspection.inspection import Inspection, inspect
 from pipeline.inspection.source import Source
 from pipeline.inspection.variant_size import VariantWeights, variant_weights
@@ -116,15 +122,23 @@ class Preflight:
             and need.host_bytes <= memory < need.host_bytes + baseline
         ]
 
-    def quantize_bytes(self) -> dict[str, int]:
-        """Memory of the machine that quantizing takes, by recipe; of those that are known."""
+    def memory_to_make(self) -> dict[tuple[str, str], int]:
+        """Bytes of the machine's memory that making a variant takes, by stage and recipe."""
         if (inspection := self._inspection) is None:
             return {}
         needs = [
-            quantize_need(inspection, recipe, self.weights[recipe.name], self.profile)
+            need
             for recipe in self.recipes
+            for need in (
+                quantize_need(inspection, recipe, self.weights[recipe.name], self.profile),
+                check_need(recipe, self.weights[recipe.name]),
+            )
         ]
-        return {each.variant: each.host_bytes for each in needs if each and each.host_bytes}
+        return {
+            (each.stage, each.variant): each.host_bytes
+            for each in needs
+            if each and each.host_bytes
+        }
 
     @property
     def architecture(self) -> str:

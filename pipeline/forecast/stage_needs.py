@@ -14,8 +14,12 @@ from pipeline.inspection.inspection import Inspection
 from pipeline.inspection.kv_cache import GIB
 from pipeline.inspection.variant_size import VariantWeights
 from pipeline.plan.quantizers import is_streamed
+from pipeline.verification.layer_weights import ROW_STEP
+from pipeline.verification.noise import CHUNK_ELEMENTS
+from pipeline.verification.verification import MOST_THREADS
 from recipes.engines import find_engine
 from recipes.quantization import (
+    AutoAwqQuantization,
     Calibration,
     GptqQuantization,
     NoQuantization,
@@ -25,6 +29,9 @@ from recipes.quantization import (
 from recipes.schema import Recipe, ServingProfile
 
 LIBRARIES_BYTES = GIB  # Python with torch and a quantizer: 0.6 to 0.8 GiB beside the demo's weights
+CHECKING_BYTES = GIB // 8  # Python with numpy
+COMPARED_COPIES = 8  # of the rows that a thread compares, in 32 bits: docs/verification.md
+AUTOAWQ_BYTES = 5 / 8  # a weight, of a matrix held whole: 4 bits, its group's numbers in 32 bits
 SERVER_BYTES = 2 * GIB  # the engine's processes on a CPU, without weights and cache
 STREAMED_SHARDS = 2  # one being read or cast, one being written
 ELEMENT_BYTES = 2  # of the type that models are loaded in
@@ -54,15 +61,16 @@ def stage_needs(
     made: Collection[str] = (),
     draft_bytes: int = 0,
 ) -> list[StageNeed]:
-    """What each variant's `quantize` and server take, the baseline's server first.
+    """What each variant's `quantize`, `check_weights` and server take, the baseline's server first.
 
     Without a profile it is served on some GPU. For recipes named in `made` nothing is quantized.
     What drafts for variants has `draft_bytes` of weights.
     """
     to_make = [recipe for recipe in recipes if recipe.name not in made]
     quantized = [quantize_need(inspection, r, weights[r.name], profile) for r in to_make]
+    checked = [check_need(recipe, weights[recipe.name]) for recipe in recipes]
     served = [serve_need(inspection, r, weights[r.name], profile, draft_bytes) for r in recipes]
-    return [*(need for need in quantized if need is not None), *served]
+    return [*(need for need in (*quantized, *checked) if need is not None), *served]
 
 
 def quantize_need(
@@ -91,6 +99,19 @@ def quantize_need(
         disk,
         f"{words} and the libraries",
     )
+
+
+def check_need(recipe: Recipe, weights: VariantWeights) -> StageNeed | None:
+    """Memory of a recipe's `check_weights`, whatever the size; None for the baseline."""
+    if isinstance(recipe.quantization, NoQuantization):
+        return None
+    matrices = [each.tensor for each in weights.tensors if each.quantized]
+    widest = max((each.shape[-1] for each in matrices), default=0)
+    thread = COMPARED_COPIES * 4 * max(CHUNK_ELEMENTS, ROW_STEP * widest)
+    if isinstance(recipe.quantization, AutoAwqQuantization):
+        thread += int(AUTOAWQ_BYTES * max((each.elements for each in matrices), default=0))
+    host = CHECKING_BYTES + MOST_THREADS * thread
+    return StageNeed("check_weights", recipe.name, host, 0, "some rows for each of four threads")
 
 
 def serve_need(

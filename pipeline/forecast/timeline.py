@@ -195,16 +195,20 @@ def _is_large(needs: Needs) -> bool:
     return needs.exclusive or needs.gpus > 1
 
 
+def _is_little(needs: Needs) -> bool:
+    return needs.model_copy(update={"memory_bytes": 0}) == LITTLE
+
+
 def _has_room(needs: Needs, beside: Sequence[Needs], count_room: Callable[[Needs], int]) -> bool:
     """Whether it can start while those run: what needs little always, but on a node taken whole."""
     together = [*beside, needs]
     if count_room(ALONE) == 1 and beside and any(each.exclusive for each in together):
         return False
-    return needs == LITTLE or sum(_share(each, count_room) for each in together) <= 1 + ROUNDING
+    return _is_little(needs) or sum(_share(each, count_room) for each in together) <= 1 + ROUNDING
 
 
 def _share(needs: Needs, count_room: Callable[[Needs], int]) -> float:
     """Of all the room that there is, what such a piece takes."""
-    if needs == LITTLE:
+    if _is_little(needs):
         return 0.0
     return 1 / room if (room := count_room(needs)) else float("inf")

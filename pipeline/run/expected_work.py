@@ -46,7 +46,7 @@ class ExpectedWork:
 
     Args:
         count_room: how many such pieces fit side by side.
-        quantize_bytes: memory that quantizing takes, by recipe, where it is known.
+        memory: bytes that making a variant takes, by stage and recipe, where they are known.
         start_seconds: that a server takes to start; None where it is not known.
         find: the record of a finished stage.
     """
@@ -57,9 +57,9 @@ class ExpectedWork:
         count_room: Callable[[Needs], int],
         start_seconds: float | None,
         find: Find,
-        quantize_bytes: Mapping[str, int] | None = None,
+        memory: Mapping[tuple[str, str], int] | None = None,
     ) -> None:
-        self._quantize_bytes = quantize_bytes or {}
+        self._memory = memory or {}
         self._plan = plan
         self._count_room = count_room
         self._start_seconds = start_seconds
@@ -121,11 +121,8 @@ class ExpectedWork:
         return group.stages[0].spec.key in shared
 
     def _making(self, spec: StageSpec) -> Needs:
-        if spec.stage not in (QUANTIZE.name, DRY_RUN.name):
-            return Needs()
-        is_whole = spec.stage == QUANTIZE.name
-        memory = self._quantize_bytes.get(spec.variant, 0) if is_whole else 0
-        return needs_to_make(self._plan.accelerator, memory)
+        memory = self._memory.get((spec.stage, spec.variant), 0)
+        return needs_to_make(spec.stage, self._plan.accelerator, memory)
 
     def _is_apart(self, spec: StageSpec) -> bool:
         return self._count_room(self._room(spec.variant, is_load=False)) > 1
@@ -147,8 +144,10 @@ class ExpectedWork:
         return next(each for each in sides if each.recipe.name == name)
 
 
-def needs_to_make(accelerator: str, memory_bytes: int = 0) -> Needs:
-    """Room to quantize."""
+def needs_to_make(stage: str, accelerator: str, memory_bytes: int = 0) -> Needs:
+    """Room for a stage that asks no model."""
+    if stage not in (QUANTIZE.name, DRY_RUN.name):
+        return Needs(memory_bytes=memory_bytes)
     if accelerator == "cuda":
         return Needs(gpus=1, memory_bytes=memory_bytes)
     return Needs(cpus="all", memory_bytes=memory_bytes)

@@ -223,7 +223,7 @@ def forecast(request: Request, settings: Settings, progress: Progress) -> Foreca
         specs = plan.stages(find)
         may_ask_more = rounds_may_follow(plan, find)
         timeline = play_through(
-            plan, specs, store, seen, executor, preflight.quantize_bytes() if preflight else {}
+            plan, specs, store, seen, executor, preflight.memory_to_make() if preflight else {}
         )
         faults += late_faults(preflight, plan, find) if preflight is not None else []
     except NotHereYetError as reason:
@@ -260,7 +260,7 @@ def play_through(
     store: Store,
     seen: Seen,
     executor: Executor,
-    quantize_bytes: Mapping[str, int],
+    memory: Mapping[tuple[str, str], int],
 ) -> Timeline | None:
     """When what is not done yet would run; None where something of it fits nowhere."""
     to_run = []
@@ -273,7 +273,7 @@ def play_through(
     def find(spec: StageSpec) -> StageRecord | None:
         return store.find_current(spec.stage, spec.key)
 
-    work = ExpectedWork(plan, executor.count_room, start_seconds(seen), find, quantize_bytes)
+    work = ExpectedWork(plan, executor.count_room, start_seconds(seen), find, memory)
     try:
         gpus = executor.count_room(Needs(gpus=1)) if plan.accelerator == "cuda" else 0
         return play(work.pieces(to_run), executor.count_room, gpus)

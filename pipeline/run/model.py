@@ -72,8 +72,8 @@ def run_choices(choices: Choices, session: Session) -> ExitCode:
         check_early(preflight, choices, progress)
     if preflight is not None:
         refuse(late_faults(preflight, plan, stages.find_reusable))
-    quantize_bytes = preflight.quantize_bytes() if preflight is not None else {}
-    Runner(plan, stages, session.log, quantize_bytes).run()
+    memory = preflight.memory_to_make() if preflight is not None else {}
+    Runner(plan, stages, session.log, memory).run()
     if choices.attribute:
         Attribution(plan, stages, session.log, choices.profile.kv_cache_note or "").run()
     if not choices.promote:

@@ -37,7 +37,7 @@ class Runner:
     """Runs one plan.
 
     Args:
-        quantize_bytes: memory that quantizing takes, by recipe, where it is known.
+        memory: bytes that making a variant takes, by stage and recipe, where they are known.
     """
 
     def __init__(
@@ -45,9 +45,9 @@ class Runner:
         plan: Plan,
         stages: StageRunner,
         log: RunLog,
-        quantize_bytes: Mapping[str, int] | None = None,
+        memory: Mapping[tuple[str, str], int] | None = None,
     ) -> None:
-        self._quantize_bytes = quantize_bytes or {}
+        self._memory = memory or {}
         self._plan = plan
         self._stages = stages
         self._log = log
@@ -127,15 +127,12 @@ class Runner:
             if variant.wants_dry_run(self._stages.find_reusable):
                 spec = variant.stages["dry_run"]
                 if self._stages.reuse(spec) is None:
-                    yield self._stage(spec, variant, self._needs_to_make())
+                    yield self._stage(spec, variant, self._needs_to_make(spec))
 
     def _find_making(self) -> Iterator[Work]:
         for variant in self._going:
             if undone := self._unmade(variant):
-                is_light = undone.stage != QUANTIZE.name
-                memory = self._quantize_bytes.get(variant.recipe.name, 0)
-                needs = LITTLE if is_light else self._needs_to_make(memory)
-                yield self._stage(undone, variant, needs)
+                yield self._stage(undone, variant, self._needs_to_make(undone))
 
     def _find_verdicts(self) -> Iterator[Work]:
         for variant in list(self._going):
@@ -218,9 +215,9 @@ class Runner:
     def _stage(self, spec: StageSpec, variant: VariantPlan | None, needs: Needs = LITTLE) -> Work:
         return Work(name_of(spec), lambda: self._stages.add_runtime(spec, {}), needs, variant)
 
-    def _needs_to_make(self, memory_bytes: int = 0) -> Needs:
-        """Room to quantize."""
-        return needs_to_make(self._stages.accelerator, memory_bytes)
+    def _needs_to_make(self, spec: StageSpec) -> Needs:
+        memory = self._memory.get((spec.stage, spec.variant), 0)
+        return needs_to_make(spec.stage, self._stages.accelerator, memory)
 
     # --- what came of it ----------------------------------------------------------------------
 

@@ -243,9 +243,12 @@ class TestGpu:
 
     def test_how_much_memory_quantizing_is_to_be_given(self) -> None:
         found = preflight(LLAMA_3_70B, H100, profile="h100", recipes=(AWQ, FP8))
-        reserved = found.quantize_bytes()
-        assert reserved.keys() == {AWQ, FP8}
-        assert reserved[AWQ] > 140e9  # calibrated with all weights in memory
+        reserved = found.memory_to_make()
+        assert reserved.keys() == {
+            (s, n) for s in ("quantize", "check_weights") for n in (AWQ, FP8)
+        }
+        assert reserved["quantize", AWQ] > 140e9  # calibrated with all weights in memory
+        assert reserved["check_weights", AWQ] < 1e9
 
     def test_a_mixture_is_refused_only_where_it_surely_does_not_fit(self) -> None:
         """The plan's upper estimate of its reserve leaves it no cache; the lower one does."""

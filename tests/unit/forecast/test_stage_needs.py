@@ -14,7 +14,7 @@ from sample_stages import RESULTS
 from pipeline.core.store import Store
 from pipeline.forecast.gpu_plan import CapacityPlan, capacity_plan
 from pipeline.forecast.stage_minutes import forward_passes
-from pipeline.forecast.stage_needs import stage_needs
+from pipeline.forecast.stage_needs import check_need, stage_needs
 from pipeline.inspection.inspection import Inspection
 from recipes import catalog
 from recipes.gpu import Gpu
@@ -67,6 +67,19 @@ class TestNeeds:
             cache=llama.cache,
         )
         assert stage(planned(shards), recipe, "quantize")["host_bytes"] == 10**10 + GIB
+
+    def test_checking_holds_some_rows(self, llama: Inspection) -> None:
+        """Measured with two threads: 169 MB, of AutoAWQ 185 (docs/verification.md)."""
+        plan = planned(llama)
+        fp8 = stage(plan, FP8, "check_weights")["host_bytes"]
+        assert 169e6 < fp8 < 3 * 169e6
+        recipe = catalog.load_recipe("autoawq-w4a16")
+        awq = check_need(recipe, llama.variant(recipe.quantization))
+        assert awq is not None
+        assert awq.host_bytes is not None
+        assert max(185e6, fp8) < awq.host_bytes < 4 * 185e6
+        baseline = catalog.load_recipe("baseline")
+        assert check_need(baseline, llama.variant(baseline.quantization)) is None
 
     def test_a_cpu_serves_fp8_in_32_bits(self, llama: Inspection) -> None:
         recipes = [catalog.load_recipe(name) for name in ("baseline", FP8)]

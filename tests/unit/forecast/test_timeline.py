@@ -128,6 +128,11 @@ def test_no_schedule_gives_more_than_there_is(
         assert len(together) == 1 or not any(needs.exclusive for needs in together)
 
 
+def test_what_takes_memory_alone_is_little() -> None:
+    found = timeline(Piece("a", ALL, 5), Piece("b", Needs(memory_bytes=10**8), 5))
+    assert times(found) == {"a": (0, 5), "b": (0, 5)}
+
+
 def test_what_the_known_times_come_to_at_least() -> None:
     """The longest chain, or the GPUs' work shared evenly; what is not known counts nothing."""
     chain = (

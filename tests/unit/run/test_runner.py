@@ -48,16 +48,17 @@ class Remembers(PretendExecutor):
         return super().find_room(needs)
 
 
-def test_quantizing_asks_for_the_memory_that_it_takes(tmp_path: Path) -> None:
+def test_making_asks_for_the_memory_that_it_takes(tmp_path: Path) -> None:
     bench = FakeRun(tmp_path / "store", PretendModels(equal))
     executor = Remembers(bench.store, bench.models)
     log = RunLog(bench.store, "model", {"checkpoint": "c"})
     stages = StageRunner(
         bench.store, executor, lambda _: Path("python"), log, NotingProgress(Listener(), log)
     )
-    Runner(bench.plan(), stages, log, {ONE: 7}).run()
+    Runner(bench.plan(), stages, log, {("quantize", ONE): 7, ("check_weights", ONE): 5}).run()
     assert [each for each in executor.asked if each.memory_bytes] == [
-        Needs(cpus="all", memory_bytes=7)
+        Needs(cpus="all", memory_bytes=7),
+        Needs(memory_bytes=5),
     ]
 
 
