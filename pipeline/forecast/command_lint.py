@@ -10,10 +10,12 @@ import difflib
 import re
 import shlex
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from pipeline.core.errors import UsageError
+from pipeline.forecast.container_command import command_lines
 from pipeline.forecast.serving_limits import ServingLimits
 from recipes.engine_facts import EngineFacts, vllm_facts
 from recipes.engines import EngineOptions, find_engine
@@ -75,7 +77,8 @@ def lint(text: str, accelerator: AcceleratorName, gpu: Gpu | None) -> Lint:
     """Look at a command line.
 
     Args:
-        text: as one would give it to a shell; line ends after a backslash are none.
+        text: as one would give it to a shell, where line ends after a backslash are none; or a
+            Kubernetes manifest or a Compose file.
         accelerator: kind of machine, which decides the engine's version.
         gpu: kind of GPU, by whose memory the engine chooses some defaults; None: of a CPU.
 
@@ -103,9 +106,20 @@ def lint(text: str, accelerator: AcceleratorName, gpu: Gpu | None) -> Lint:
 def take_apart(text: str) -> ForeignCommand:
     """Variables and options of the first server in a text; what follows it in a shell is left out.
 
+    Args:
+        text: for a shell, or a file of containers; then of the first of them that has a server.
+
     Raises:
         UsageError: it has none, or its quotes do not close.
     """
+    *others, last = command_lines(text[:MOST_LETTERS]) or [text]
+    for line in others:
+        with suppress(UsageError):
+            return _take_line_apart(line)
+    return _take_line_apart(last)
+
+
+def _take_line_apart(text: str) -> ForeignCommand:
     whole = _CONTINUED.sub("", text[:MOST_LETTERS])
     lexer = shlex.shlex(whole, posix=True, punctuation_chars=_ENDS)
     lexer.whitespace_split, lexer.commenters, lexer.whitespace = True, "", " \t\r"
