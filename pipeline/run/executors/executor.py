@@ -41,7 +41,10 @@ class Place(Protocol):
     """Room on one node, for one piece of work after another."""
 
     def submit(self, task: Path, log: Path) -> Job:
-        """Start the work that the file describes; its output goes to `log`."""
+        """Start the work that the file describes; its output goes to `log`.
+
+        Where there is a queue it may begin no sooner than its job is waited for.
+        """
 
     def release(self) -> None:
         """Give the room back; may be called again."""

@@ -50,6 +50,12 @@ class Forks:
         self._starting = threading.Lock()
         self._control: socket.socket | None = None
 
+    def warm(self) -> None:
+        """Start that interpreter now; nobody waits until it has."""
+        with self._starting:
+            if self._control is None:
+                self._control = self._start()
+
     def start(
         self,
         arguments: Sequence[str],

@@ -1,23 +1,22 @@
-"""Runs work on the nodes of a Ray cluster, each piece as a guarded child of one of its workers.
+"""Runs work on the nodes of a Ray cluster, each piece as a guarded child of an agent of ours there.
 
 What a piece of work needs is a placement group of one bundle, which Ray puts on one node, so a
-server's GPUs are never spread. What the driver submits is a task that streams the events. When the
-driver is gone Ray ends its workers, and the guards what these have started. A task whose node is
-lost is submitted anew here, not by Ray, which would go on in the middle of the events.
+server's GPUs are never spread. What runs on the nodes is in ray_node.py: an agent that streams the
+events. Work whose node is lost is begun anew here, not by Ray, which would go on in the middle of
+the events.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import select
+import secrets
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,37 +24,31 @@ from pydantic import Field, field_validator
 
 from pipeline.core.credentials import hand_on
 from pipeline.core.errors import StageError, UsageError
-from pipeline.core.hardware import NodeFacts, this_node
+from pipeline.core.hardware import NodeFacts
 from pipeline.core.needs import Needs
-from pipeline.core.origin_variable import ORIGIN
-from pipeline.core.private_files import keep_private, open_log
-from pipeline.core.process_environment import (
-    Need,
-    arrived_environment,
-    stage_environment,
-    travelling_environment,
-)
+from pipeline.core.private_files import open_log
+from pipeline.core.process_environment import travelling_environment
 from pipeline.run.executors.events import pass_on
 from pipeline.run.executors.executor import Listener, Options
-from pipeline.run.executors.forks import ForkedProcess, Forks
 from pipeline.run.executors.ray_head import RayHead
+from pipeline.run.executors.ray_node import NodeAgent, SentLog, TaskFile
 from pipeline.run.executors.resources import (
     Resources,
     count_room,
     most_frequent,
     words_of,
 )
-from pipeline.run.executors.stage_process import check_end, stage_in, start
+from pipeline.run.executors.stage_process import check_end, stage_in
 
 SECONDS_UNTIL_TOLD = 2.0
 SECONDS_TO_END = 30.0  # more than the guard gives what it ends
-SECONDS_BETWEEN_LOOKS = 0.2
+SECONDS_BETWEEN_LOOKS = 0.5
 SECONDS_BETWEEN_KNOCKS = 5.0
+SECONDS_TO_MOVE = 60.0  # until Ray knows that a node is gone, and has room on another
 SECONDS_TO_DESCRIBE = 60.0  # a worker has to start there
 KIND = "accelerator_type:"  # before the kind of a node's GPUs, of which a node has 1
 SHARE_OF_KIND = 0.001  # as Ray itself takes of it
-CHUNK_BYTES = 1 << 16
-MOST_LOG_BYTES = 1 << 24
+CONTROL = "control"  # of an agent's threads those that do no work
 
 
 class RayOptions(Options):
@@ -94,8 +87,7 @@ class RayExecutor:
     has_our_environments = False
 
     def __init__(self, options: RayOptions, head: RayHead) -> None:
-        self._options = options
-        self._head = head
+        self._cluster = RayCluster(options, head)
 
     def find_room(self, needs: Needs) -> RayPlace:
         """A place in the cluster's queue.
@@ -105,7 +97,7 @@ class RayExecutor:
             StageError: the cluster's head is gone.
         """
         node = self._node_for(needs)
-        return RayPlace(needs, node.taken_by(needs), self._options, self._head)
+        return RayPlace(needs, node.taken_by(needs), self._cluster)
 
     def obstacle(self) -> str:
         """There is always a place in the queue."""
@@ -113,7 +105,7 @@ class RayExecutor:
 
     def count_room(self, needs: Needs) -> int:
         """How many such pieces of work could run side by side if nothing else ran."""
-        return count_room(self._nodes().values(), needs)
+        return count_room(self._cluster.nodes().values(), needs)
 
     def describe_node(self, asked: Sequence[Needs], store: Path, listener: Listener) -> NodeFacts:
         """What one of the nodes says of itself on which such work is done; takes none of its room.
@@ -124,79 +116,180 @@ class RayExecutor:
         """
         import ray
         from ray.exceptions import RayError
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        nodes = self._nodes()
+        nodes = self._cluster.nodes()
         needs = next((each for each in asked if most_frequent(nodes.values(), each)), asked[-1])
         kind, why = self._node_for(needs), "it was lost"
         for node in (name for name, resources in nodes.items() if resources == kind):
-            ask = ray.remote(describe_here).options(
-                num_cpus=0,
-                max_retries=0,
-                scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
-            )
-            answer = ask.remote(travelling_environment(os.environ, ""))
+            agent = self._cluster.agent_on(node)
+            answer = agent.describe.remote(travelling_environment(os.environ, ""))
             try:
                 told = ray.get(answer, timeout=SECONDS_TO_DESCRIBE)
             except (RayError, TimeoutError) as error:
-                why = str(getattr(error, "cause", error)).strip()
+                self._cluster.forget(node, agent)
+                why = _words_of(error)
                 continue
             return NodeFacts.model_validate_json(told).model_copy(update={"machine": ""})
         raise StageError(
             f"no node of the Ray cluster says what it is: {why}",
-            where=f"executor ray, address {self._options.address}",
+            where=self._cluster.words,
             cure="every node has to have this prepare installed, in the same version",
         )
 
     def _node_for(self, needs: Needs) -> Resources:
         """Of the kinds of node that have as much the most frequent; raises UsageError."""
-        node = most_frequent(self._nodes().values(), needs)
+        node = most_frequent(self._cluster.nodes().values(), needs)
         if node is None:
             raise UsageError(
                 f"no node of the Ray cluster has {words_of(needs)}",
-                where=f"executor ray, address {self._options.address}",
+                where=self._cluster.words,
                 cure="choose a profile for fewer GPUs, or add such a node: `ray status` lists them",
             )
         return node
 
-    def _nodes(self) -> dict[str, Resources]:
+
+class RayCluster:
+    """The nodes, and our agents there, each made when it is first wanted; for several threads."""
+
+    def __init__(self, options: RayOptions, head: RayHead) -> None:
+        self.options = options
+        self.head = head
+        self.logs = KeptLogs()
+        self.words = f"executor ray, address {options.address}"
+        self._knocked = time.monotonic()
+        self._agents: dict[str, Any] = {}
+        self._waiting: list[RayPlace] = []
+        self._changing = threading.Lock()
+        self._asking_gpus: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+
+    def nodes(self) -> dict[str, Resources]:
+        """What each that is alive has, by its name; raises StageError when the head is gone."""
         import ray
 
-        self._head.check()
+        self.head.check()
         return {
             str(node["NodeID"]): resources_of(node["Resources"])
             for node in ray.nodes()
             if node["Alive"]
         }
 
+    def knock(self) -> None:
+        """Look every now and then whether the head is there; raises StageError when it is gone."""
+        if time.monotonic() - self._knocked >= SECONDS_BETWEEN_KNOCKS:
+            self.head.check()
+            self._knocked = time.monotonic()
+
+    def agent_on(self, node: str) -> Any:
+        """Our agent there, a handle of Ray's to a NodeAgent; raises LostNodeError."""
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        with self._changing:
+            if node not in self._agents:
+                if (has := self.nodes().get(node)) is None:
+                    raise LostNodeError("its node was lost")
+                agents: Any = ray.remote(num_cpus=0, concurrency_groups={CONTROL: 4})  # type: ignore[call-overload]
+                self._agents[node] = (
+                    agents(NodeAgent)
+                    .options(
+                        max_concurrency=max(1, int(has.cpus)),
+                        scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
+                    )
+                    .remote()
+                )
+            return self._agents[node]
+
+    def forget(self, node: str, agent: Any) -> None:
+        """That agent is gone; the next who wants one there makes another."""
+        with self._changing:
+            if self._agents.get(node) is agent:
+                del self._agents[node]
+
+    def wait(self, place: RayPlace, is_ready: Callable[[Any], bool]) -> None:
+        """Wait until the place has its room, be it another's that is released meanwhile.
+
+        Args:
+            is_ready: waits for a reference, for a moment.
+        """
+        with self._changing:
+            self._waiting.append(place)
+        try:
+            while True:
+                group = place.group
+                ready = group.ready()  # also when it is removed
+                while not is_ready(ready):
+                    pass
+                with self._changing:
+                    if place.group is group:
+                        return
+        finally:
+            with self._changing:
+                self._waiting = [each for each in self._waiting if each is not place]
+
+    def hand_over(self, place: RayPlace) -> None:
+        """Let the first that waits for such room have it; Ray takes up to a second to see it free.
+
+        The place has then what the other one waited in vain for.
+        """
+        with self._changing:
+            for other in self._waiting:
+                if other.bundle == place.bundle and place not in self._waiting:
+                    other.group, place.group = place.group, other.group
+                    self._waiting.remove(other)
+                    return
+
+    def gpus_of(self, group: Any, node: str, count: int) -> Any:
+        """A reference to the GPUs that are reserved there, as CUDA_VISIBLE_DEVICES lists them.
+
+        They are the group's until it is removed, whatever else runs.
+        """
+        import ray
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        ask = ray.remote(ray.get_gpu_ids).options(  # none of ours, whose import takes longer
+            num_cpus=0,
+            num_gpus=count,
+            max_retries=0,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(group, 0),
+        )
+        with self._asking_gpus[node]:  # one worker answers all, one after another
+            answer = ask.remote()
+            ray.wait([answer], timeout=SECONDS_TO_DESCRIBE)
+        return answer
+
 
 class RayPlace:
     """Room on one node of a cluster, taken as soon as it is free; see executor.py."""
 
-    def __init__(self, needs: Needs, room: Resources, options: RayOptions, head: RayHead) -> None:
+    def __init__(self, needs: Needs, room: Resources, cluster: RayCluster) -> None:
         from ray.util.placement_group import placement_group
 
-        self.head = head
+        self.cluster = cluster
         self.needs = needs
-        self.room = room
-        self.options = options
         taken = {"CPU": room.cpus, "GPU": room.gpus}
         taken["memory"] = int(room.memory_bytes)
         if room.gpu_kind:
             taken[KIND + room.gpu_kind] = SHARE_OF_KIND
-        bundle = {name: count for name, count in taken.items() if count}
-        self.group = placement_group([bundle], strategy="STRICT_PACK")
+        self.bundle = {name: count for name, count in taken.items() if count}
+        self.group = placement_group([self.bundle], strategy="STRICT_PACK")
 
     def submit(self, task: Path, log: Path) -> RayJob:
-        """Queue the work that the file describes."""
+        """Do the work that the file describes, once it is waited for."""
         return RayJob(self, task, log)
+
+    def node(self) -> str:
+        """Where the room is, once it is taken."""
+        from ray.util.placement_group import placement_group_table
+
+        return str(placement_group_table(self.group)["bundles_to_node_id"][0])
 
     def release(self) -> None:
         """Give the room back; with its head the cluster ends, and all room in it."""
         from ray.util.placement_group import remove_placement_group
 
+        self.cluster.hand_over(self)
         with suppress(StageError):
-            self.head.check()
+            self.cluster.head.check()
             remove_placement_group(self.group)
 
 
@@ -209,110 +302,174 @@ class RayJob:
 
     def __init__(self, place: RayPlace, task: Path, log: Path) -> None:
         self._place = place
+        self._cluster = place.cluster
         self._task = task
         self._log = log
-        self._cancelled = False
+        self._is_cancelled = False
+        self._try: tuple[Any, str] | None = None  # the agent that does it, and the try's name
+        self._beginning = threading.Lock()
         self._exit_code = 0
-        self._begin()
 
     def wait(self, listener: Listener) -> None:
-        """Pass events on until the work ends, on another node where its own is lost.
+        """Do it and pass its events on, on another node where its own is lost.
 
         Raises:
             PrepareError: what it reported, or a StageError when it died without a word, or the
                 cluster's head did, whereupon it is ended.
         """
-        tries = self._place.options.tries
+        tries = self._cluster.options.tries
         for number in range(1, tries + 1):
             try:
                 return self._follow(listener)
             except LostNodeError as error:
-                if self._cancelled or number == tries:
+                if self._is_cancelled or number == tries:
                     raise self._fault(f"{error}, try {number} of {tries}") from error
             listener.note(f"{self._task.stem}: its node was lost; begun anew on another")
-            self._begin()
         return None
 
     def cancel(self) -> None:
         """End the work and everything it started, and wait until that has ended."""
         import ray
+        from ray.exceptions import RayError
 
-        self._cancelled = True
-        ray.cancel(self._stream, force=False)
-        if not ray.wait([self._stream.completed()], timeout=SECONDS_TO_END)[0]:
-            ray.cancel(self._stream, force=True)
-
-    def _begin(self) -> None:
-        import ray
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-        place, stage = self._place, stage_in(self._task)
-        given = travelling_environment({**os.environ, **hand_on()}, stage)
-        if place.options.home is not None:
-            given["PREPARE_HOME"] = str(place.options.home)
-        if not place.needs.gpus:
-            given["CUDA_VISIBLE_DEVICES"] = ""  # Ray leaves all of them to who asks for none
-        content = self._task.read_bytes() if self._task.is_file() else b""
-        run = ray.remote(run_here).options(
-            num_cpus=place.room.cpus,
-            num_gpus=place.needs.gpus,
-            max_retries=0,
-            scheduling_strategy=PlacementGroupSchedulingStrategy(place.group, 0),
-            name=self._task.stem,
-        )
-        self._stream: Any = run.remote(str(self._task), content, str(self._log), given)
+        with self._beginning:
+            self._is_cancelled = True
+        if self._try is None:
+            return
+        agent, name = self._try
+        with suppress(RayError):  # its agent is gone, and so is it
+            end = agent.end.options(concurrency_group=CONTROL).remote(name)
+            if not ray.wait([end], timeout=SECONDS_TO_END)[0]:
+                ray.kill(agent)
 
     def _follow(self, listener: Listener) -> None:
-        import ray
-        from ray.exceptions import NodeDiedError, RayError, WorkerCrashedError
+        from ray.exceptions import RayError
 
-        if not ray.wait([self._place.group.ready()], timeout=SECONDS_UNTIL_TOLD)[0]:
-            words = words_of(self._place.needs)
-            listener.note(f"{self._task.stem}: waits for {words} on the Ray cluster")
         try:
-            failure = pass_on(self._lines(), listener)
-        except (NodeDiedError, WorkerCrashedError) as error:
-            raise LostNodeError("its node, or the worker there, was lost") from error
+            agent, gpus = self._find_agent(listener)
+            with self._beginning:
+                self._check_wanted()
+                stream = self._begin(agent, gpus)
+            failure = pass_on(self._lines(stream), listener)
         except RayError as error:
-            raise self._fault(str(getattr(error, "cause", error)).strip()) from error
+            if is_loss(error):
+                self._try = None
+                raise LostNodeError("its node, or our agent there, was lost") from error
+            raise self._fault(_words_of(error)) from error
+        self._check_wanted()
         check_end(self._exit_code, failure, self._log)
 
-    def _lines(self) -> Iterator[bytes]:
-        """The work's events; what is streamed besides, its logs and its exit code, is kept."""
-        import ray
+    def _find_agent(self, listener: Listener) -> tuple[Any, str]:
+        """The agent on the node that has room for it, and the GPUs there that are its own.
 
-        for reference in self._references():
-            sent = ray.get(reference)
+        For a while after a node was lost Ray may still name it.
+
+        Raises:
+            RayError, LostNodeError: there is none, for longer than that.
+        """
+        from ray.exceptions import RayError
+
+        deadline = 0.0
+        while True:
+            self._wait_for_room(listener)
+            try:
+                return self._greet(self._place.node())
+            except (RayError, LostNodeError) as error:
+                deadline = deadline or time.monotonic() + SECONDS_TO_MOVE
+                if not is_loss(error) or time.monotonic() > deadline:
+                    raise
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+
+    def _wait_for_room(self, listener: Listener) -> None:
+        told = time.monotonic() + SECONDS_UNTIL_TOLD
+
+        def is_ready(reference: Any) -> bool:
+            nonlocal told
+            is_there = self._is_ready(reference)
+            if not is_there and told and time.monotonic() >= told:
+                words, told = words_of(self._place.needs), 0.0
+                listener.note(f"{self._task.stem}: waits for {words} on the Ray cluster")
+            return is_there
+
+        self._cluster.wait(self._place, is_ready)
+
+    def _greet(self, node: str) -> tuple[Any, str]:
+        """The agent there, which has answered, and the work's GPUs; raises RayError."""
+        agent, gpus = self._cluster.agent_on(node), ""
+        try:
+            greeting = agent.greet.options(concurrency_group=CONTROL).remote()
+            if count := self._place.needs.gpus:
+                given = self._get(self._cluster.gpus_of(self._place.group, node, count))
+                gpus = ",".join(map(str, given))
+            self._get(greeting)
+        except BaseException:
+            self._cluster.forget(node, agent)
+            raise
+        return agent, gpus
+
+    def _begin(self, agent: Any, gpus: str) -> Any:
+        """Have the agent do it; the stream of what it tells."""
+        given = travelling_environment({**os.environ, **hand_on()}, stage_in(self._task))
+        if self._cluster.options.home is not None:
+            given["PREPARE_HOME"] = str(self._cluster.options.home)
+        given["CUDA_VISIBLE_DEVICES"] = gpus
+        task = TaskFile(str(self._task), b"", 0)
+        if self._task.is_file():
+            written = self._task.stat().st_mtime_ns
+            task = TaskFile(str(self._task), self._task.read_bytes(), written)
+        name = secrets.token_hex(8)
+        self._try = agent, name
+        run = agent.run.options(num_returns="streaming", name=self._task.stem)
+        return run.remote(name, task, str(self._log), given)
+
+    def _lines(self, stream: Any) -> Iterator[bytes]:
+        """The work's events; what is streamed besides, its logs and its exit code, is kept."""
+        while True:
+            while not self._is_ready(stream):
+                pass
+            try:
+                sent = self._get(next(stream))
+            except StopIteration:
+                return
             if isinstance(sent, int):
                 self._exit_code = sent
             elif isinstance(sent, SentLog):
-                with open_log(Path(sent.path)) as file:
-                    file.write(sent.content)
+                self._cluster.logs.keep(sent)
             else:
                 yield sent
 
-    def _references(self) -> Iterator[Any]:
-        """What is streamed; raises StageError, with the work ended, when the head is gone."""
+    def _get(self, reference: Any) -> Any:
         import ray
 
-        looked = time.monotonic()
-        while True:
-            is_one_there, _ = ray.wait([self._stream], timeout=SECONDS_BETWEEN_KNOCKS)
-            if time.monotonic() - looked >= SECONDS_BETWEEN_KNOCKS:
-                try:
-                    self._place.head.check()
-                except StageError:
-                    self.cancel()
-                    raise
-                looked = time.monotonic()
-            if is_one_there:
-                try:
-                    yield next(self._stream)
-                except StopIteration:
-                    return
+        while not self._is_ready(reference):
+            pass
+        return ray.get(reference)
+
+    def _is_ready(self, reference: Any) -> bool:
+        """Wait for it, for a moment.
+
+        Raises:
+            StageError: the work was cancelled, or the head is gone, whereupon it is ended.
+        """
+        import ray
+
+        if ray.wait([reference], timeout=SECONDS_BETWEEN_LOOKS)[0]:
+            return True
+        if self._try is None:
+            self._check_wanted()
+        try:
+            self._cluster.knock()
+        except StageError:
+            self.cancel()
+            raise
+        return False
+
+    def _check_wanted(self) -> None:
+        if self._is_cancelled:
+            raise self._fault("it was cancelled")
 
     def _fault(self, why: str) -> StageError:
-        if self._cancelled:
+        if self._is_cancelled:
             return StageError(f"{self._task.stem} was cancelled", where=str(self._log))
         return StageError(
             f"{self._task.stem} did not come to its end on the Ray cluster: {why}",
@@ -322,88 +479,46 @@ class RayJob:
         )
 
 
-@dataclass(frozen=True)
-class SentLog:
-    """What a piece of work has written into a log that the driver does not see."""
+class KeptLogs:
+    """Puts what nodes send of their logs into the run's folder; for several threads."""
 
-    path: str
-    content: bytes
+    def __init__(self) -> None:
+        self._begun: set[tuple[str, str]] = set()
+        self._writing = threading.Lock()
+
+    def keep(self, sent: SentLog) -> None:
+        """Append it, the first of an agent's under a line that names the agent."""
+        with self._writing, open_log(Path(sent.path)) as file:
+            if (sent.path, sent.agent) not in self._begun:
+                self._begun.add((sent.path, sent.agent))
+                file.write(f"{chr(10) * bool(file.tell())}==> {sent.agent} <==\n".encode())
+            file.write(sent.content)
+
+
+def is_loss(error: Exception) -> bool:
+    """Whether it says that a node or a process there is gone, rather than what it did."""
+    from ray import exceptions
+
+    lost = (
+        LostNodeError,
+        exceptions.ActorUnschedulableError,
+        exceptions.NodeDiedError,
+        exceptions.TaskUnschedulableError,
+        exceptions.WorkerCrashedError,
+    )
+    if isinstance(error, exceptions.RayActorError):
+        return not error.actor_init_failed
+    return isinstance(error, lost)
+
+
+def _words_of(error: Exception) -> str:
+    return str(getattr(error, "cause", None) or error).strip()
 
 
 def resources_of(has: Mapping[str, float]) -> Resources:
     """What a node has, as Ray lists it."""
     kinds = sorted(name.removeprefix(KIND) for name in has if name.startswith(KIND))
     return Resources(has.get("CPU", 0), has.get("GPU", 0), ", ".join(kinds), has.get("memory", 0))
-
-
-def describe_here(given: Mapping[str, str]) -> str:
-    """On a node: what it is, as JSON.
-
-    Args:
-        given: variables that came with it.
-    """
-    variables = {**os.environ, **given}
-    if not variables.get("CUDA_VISIBLE_DEVICES"):
-        variables.pop("CUDA_VISIBLE_DEVICES", None)  # some Rays hide all from who asks for none
-    return this_node(variables).model_dump_json()
-
-
-def run_here(
-    task: str, content: bytes, log: str, given: Mapping[str, str]
-) -> Iterator[bytes | SentLog | int]:
-    """On a node: do the work that the file describes; its events as lines, then its exit code.
-
-    Args:
-        content: of the task's file, which is not on this node where the store is an object store;
-            then the logs are sent, too.
-        given: variables that came with it.
-    """
-    variables = arrived_environment(os.environ, given)
-    is_shared = not given.get(ORIGIN) or is_there(Path(task), content)
-    if not is_shared:
-        place_task(Path(task), content)
-    run = Path(task).parents[1]
-    before = {} if is_shared else {path: path.stat().st_size for path in run.rglob("*.log")}
-    # The node may have to build the stage's environment first.
-    variables = stage_environment(variables, stage_in(Path(task)), [Need.PACKAGES])
-    process = start(_forks_of_worker(), Path(task), Path(log), variables)
-    try:
-        yield from _lines_of(process)
-        code = process.wait()
-        if not is_shared:
-            yield from _logs_since(before, run)
-        yield code
-    finally:
-        process.stop()
-        if not is_shared:
-            Path(task).unlink(missing_ok=True)
-
-
-def is_there(file: Path, content: bytes) -> bool:
-    """Whether this node sees that file, with that content."""
-    return file.is_file() and file.read_bytes() == content
-
-
-def place_task(task: Path, content: bytes) -> None:
-    """Put the task's file there, with the folder of its run, as it is on the driver's machine."""
-    with keep_private():
-        task.parent.mkdir(parents=True, exist_ok=True)
-        task.write_bytes(content)
-
-
-def _logs_since(before: Mapping[Path, int], run: Path) -> Iterator[SentLog]:
-    """What was added to the run's logs on this node since they had these sizes; of much its end."""
-    for path in sorted(run.rglob("*.log")):
-        with path.open("rb") as file:
-            file.seek(max(before.get(path, 0), path.stat().st_size - MOST_LOG_BYTES))
-            if content := file.read(MOST_LOG_BYTES):
-                yield SentLog(str(path), content)
-
-
-@cache
-def _forks_of_worker() -> Forks:
-    """A worker of Ray's does one piece of work after another."""
-    return Forks()
 
 
 def connect(address: str) -> RayHead:
@@ -459,17 +574,3 @@ def _own_signals() -> Iterator[None]:
     finally:
         for number, action in kept.items():
             signal.signal(number, action)
-
-
-def _lines_of(process: ForkedProcess) -> Iterator[bytes]:
-    """The lines that it prints, waited for in small steps: Ray cancels between two of them."""
-    descriptor, rest = process.output.fileno(), b""
-    while True:
-        if not select.select([descriptor], [], [], SECONDS_BETWEEN_LOOKS)[0]:
-            continue
-        chunk = os.read(descriptor, CHUNK_BYTES)
-        *lines, rest = (rest + chunk).split(b"\n")
-        for line in lines:  # noqa: UP028
-            yield line  # a list is not sent what Ray sends
-        if not chunk:
-            return
