@@ -110,12 +110,12 @@ def read_task(file: Path, shape: type[AnyTask]) -> AnyTask:
 
     Raises:
         UsageError: it is none of ours.
-        StageError: it is another version's.
+        StageError: it is another prepare's.
     """
     from pipeline.core.foreign.record import read_record
     from pipeline.run.executors.stage_process import refuse_of_others
 
-    refuse_of_others(file)  # before its shape, which another version may not know
+    refuse_of_others(file)  # before its shape, which another prepare may not know
     with raise_as(
         UsageError,
         "the stage's spec cannot be read",

@@ -1,4 +1,4 @@
-"""What the local executor forks stages from: all that they import is imported here, once."""
+"""What stages are forked from, on every machine: all that they import is imported here, once."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import typer
 from artifacts.stages import stage_names
 from pipeline.cli import stage
 from pipeline.cli.main import main
+from pipeline.core.installation import this_prepare
 from pipeline.run.executors.forks import serve
 
 
@@ -21,6 +22,7 @@ def serve_stages(control: socket.socket) -> None:
         import_module(f"pipeline.stages.{name}")
     import_module("pipeline.core.foreign.record")
     import_module("pipeline.run.sitting")
+    this_prepare()  # which a fork then need not find out
     serve(control, lambda: main(run_stage))
 
 

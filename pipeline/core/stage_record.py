@@ -22,7 +22,9 @@ class Task(Record):
     """A piece of work, as it is handed to whatever node does it."""
 
     prepare: str = Field(
-        "", description="version of prepare that hands it out; not of one that only lies there"
+        "",
+        description="version of prepare that hands it out, to another machine with a digest of its "
+        "code; not of one that only lies there",
     )
 
 

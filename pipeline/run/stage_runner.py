@@ -12,6 +12,7 @@ from artifacts.stages.evaluate import EVALUATE
 from artifacts.stages.speed import SPEED
 from pipeline import __version__
 from pipeline.core.errors import StoreError
+from pipeline.core.installation import this_prepare
 from pipeline.core.needs import Needs
 from pipeline.core.private_files import keep_private
 from pipeline.core.stage_record import StageRecord, StageSpec, Task
@@ -150,7 +151,9 @@ class StageRunner:
         with keep_private(folder.parent):
             folder.mkdir(exist_ok=True)
         file = folder / f"{name}.json"
-        ours = task.model_copy(update={"prepare": __version__})
+        # Nobody else's code runs on this machine.
+        prepare = __version__ if self.executor.has_our_environments else this_prepare()
+        ours = task.model_copy(update={"prepare": prepare})
         write_atomically(file, ours.model_dump_json(indent=1))
         return place.submit(file, folder / f"{name}.log")
 

@@ -9,9 +9,9 @@ from typing import Literal
 
 from pydantic import Field
 
-from pipeline import __version__
 from pipeline.core.foreign.record import read_record
 from pipeline.core.hardware import NodeFacts, this_node
+from pipeline.core.installation import this_prepare
 from pipeline.core.needs import Needs
 from pipeline.core.stage_record import Task
 from pipeline.core.store import write_atomically
@@ -49,7 +49,7 @@ def submit_description(
     with tempfile.TemporaryDirectory(prefix=".node-", dir=store) as folder:
         task = Path(folder, "node.json")
         answer = task.with_suffix(".answer")
-        task.write_text(Description(prepare=__version__, answer=str(answer)).model_dump_json())
+        task.write_text(Description(prepare=this_prepare(), answer=str(answer)).model_dump_json())
         job = place.submit(task, task.with_suffix(".log"))
         try:
             job.wait(listener)

@@ -16,15 +16,16 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import chdir, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
 from pipeline.core.credentials import hand_on
-from pipeline.core.errors import StageError, UsageError
+from pipeline.core.errors import PrepareError, StageError, UsageError
 from pipeline.core.hardware import NodeFacts
+from pipeline.core.installation import this_prepare
 from pipeline.core.needs import Needs
 from pipeline.core.private_files import open_log
 from pipeline.core.process_environment import travelling_environment
@@ -122,7 +123,8 @@ class RayExecutor:
         kind, why = self._node_for(needs), "it was lost"
         for node in (name for name, resources in nodes.items() if resources == kind):
             agent = self._cluster.agent_on(node)
-            answer = agent.describe.remote(travelling_environment(os.environ, ""))
+            given = travelling_environment(os.environ, "")
+            answer = agent.describe.remote(this_prepare(), given)
             try:
                 told = ray.get(answer, timeout=SECONDS_TO_DESCRIBE)
             except (RayError, TimeoutError) as error:
@@ -133,7 +135,7 @@ class RayExecutor:
         raise StageError(
             f"no node of the Ray cluster says what it is: {why}",
             where=self._cluster.words,
-            cure="every node has to have this prepare installed, in the same version",
+            cure="every node has to have this prepare installed, of the same commit",
         )
 
     def _node_for(self, needs: Needs) -> Resources:
@@ -355,6 +357,8 @@ class RayJob:
             if is_loss(error):
                 self._try = None
                 raise LostNodeError("its node, or our agent there, was lost") from error
+            if isinstance(refused := getattr(error, "cause", None), PrepareError):
+                raise refused from error
             raise self._fault(_words_of(error)) from error
         self._check_wanted()
         check_end(self._exit_code, failure, self._log)
@@ -397,7 +401,7 @@ class RayJob:
         """The agent there, which has answered, and the work's GPUs; raises RayError."""
         agent, gpus = self._cluster.agent_on(node), ""
         try:
-            greeting = agent.greet.options(concurrency_group=CONTROL).remote()
+            greeting = agent.greet.options(concurrency_group=CONTROL).remote(this_prepare())
             if count := self._place.needs.gpus:
                 given = self._get(self._cluster.gpus_of(self._place.group, node, count))
                 gpus = ",".join(map(str, given))
@@ -543,7 +547,8 @@ def connect(address: str) -> RayHead:
     try:
         if named != "auto":
             RayHead(named).knock()  # Ray itself would wait for ever
-        with _own_signals():
+        # Ray has all workers import from the folder that we are in, which may be somebody's model.
+        with _own_signals(), chdir("/"):
             ray.init(address=named, log_to_driver=False, logging_level=logging.ERROR)
         _keep_standard_output()
     except (ConnectionError, OSError, ValueError, RuntimeError) as error:
@@ -555,7 +560,7 @@ def connect(address: str) -> RayHead:
 def _keep_standard_output() -> None:
     """Have Ray not print there what a dying node had logged: it is for results.
 
-    What Ray prints for log_to_driver=False comes from a thread that asks no setting.
+    Even with log_to_driver=False a thread of Ray's (2.60) prints it, which asks no setting.
     """
     from ray._private import worker
 

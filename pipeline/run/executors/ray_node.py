@@ -22,7 +22,7 @@ from pipeline.core.origin_variable import ORIGIN
 from pipeline.core.private_files import keep_private
 from pipeline.core.process_environment import Need, arrived_environment, stage_environment
 from pipeline.run.executors.forks import KILLED, ForkedProcess, Forks
-from pipeline.run.executors.stage_process import stage_in, start
+from pipeline.run.executors.stage_process import refuse_other, stage_in, start
 
 SECONDS_BETWEEN_LOOKS = 0.2
 SECONDS_BETWEEN_LOGS = 1.0
@@ -70,15 +70,17 @@ class NodeAgent:
         self._works: dict[str, _Work] = {}
         self._logs = UnsentLogs(f"{platform.node()}, process {os.getpid()}")
 
-    def greet(self) -> None:
-        """Answer, which tells that it is there."""
+    def greet(self, prepare: str) -> None:
+        """Answer, which tells that it is there; raises StageError where the driver's is another."""
+        refuse_other(prepare)
 
-    def describe(self, given: Mapping[str, str]) -> str:
-        """What the node is, as JSON.
+    def describe(self, prepare: str, given: Mapping[str, str]) -> str:
+        """What the node is, as JSON; raises StageError where the driver's prepare is another.
 
         Args:
             given: variables that came with the question.
         """
+        refuse_other(prepare)
         variables = {**os.environ, **given}
         if not variables.get("CUDA_VISIBLE_DEVICES"):
             variables.pop("CUDA_VISIBLE_DEVICES", None)  # some Rays hide all from who has none

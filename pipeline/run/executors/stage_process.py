@@ -11,6 +11,7 @@ from pipeline import __version__
 from pipeline.core.errors import PrepareError, StageError
 from pipeline.core.foreign.file import read_regular
 from pipeline.core.foreign.record import MAX_BYTES
+from pipeline.core.installation import this_prepare
 from pipeline.core.private_files import open_log
 from pipeline.run.executors.forks import ForkedProcess, Forks
 
@@ -61,17 +62,26 @@ def stage_in(task: Path) -> str:
 
 
 def refuse_of_others(task: Path) -> None:
-    """Refuse work that another version of prepare hands out: stages' code is in no key.
+    """Refuse work that another prepare hands out: stages' code is in no key.
 
     Raises:
-        StageError: names both versions.
+        StageError: names both.
     """
-    theirs = _word_in(task, "prepare")
-    if theirs and theirs != __version__:
+    refuse_other(_word_in(task, "prepare"))
+
+
+def refuse_other(theirs: str) -> None:
+    """Refuse another prepare; raises StageError, which names both.
+
+    Args:
+        theirs: the version, of another machine's with its code; "" where nobody says.
+    """
+    if theirs not in ("", __version__) and theirs != this_prepare():
         raise StageError(
-            f"prepare {theirs} hands out this work, and prepare {__version__} is installed here",
+            f"prepare {theirs} hands out this work, and prepare {this_prepare()} is installed here",
             where=f"node {platform.node()}",
-            cure="install the same version on every node and where the command is given",
+            cure="install the same version, of the same commit, on every node and where the "
+            "command is given; while a run goes on its code must not change",
         )
 
 

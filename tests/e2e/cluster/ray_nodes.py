@@ -57,17 +57,18 @@ class RayNodes:
         for _ in range(count):
             self.add()
 
-    def add(self) -> None:
-        """Another node."""
+    def add(self, **of_node: Any) -> str:
+        """Another node, with what Ray is told of it alone; its name."""
         with self._own_folder():
             node = self._cluster.add_node(
                 num_cpus=self._cpus,
                 num_gpus=self._gpus,
                 object_store_memory=STORE_BYTES,
-                **self._of_gpus,
+                **self._of_gpus | of_node,
             )
         self._nodes[node.node_id] = node
         self._added += 1
+        return str(node.node_id)
 
     def kill(self, name: str) -> None:
         """End the node's processes with SIGKILL."""

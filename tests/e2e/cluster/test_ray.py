@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,8 +16,10 @@ import pytest
 from ray_nodes import RayNodes
 from tiny_stages import Heard, TinyStages, wait_until, write_driver
 
+from pipeline import __version__
 from pipeline.core.errors import EvaluationDataError, StageError, UsageError
 from pipeline.core.hardware import Hardware, this_node
+from pipeline.core.installation import DIGITS, PACKAGES, digest_code, this_prepare
 from pipeline.core.needs import Needs
 from pipeline.environments.settings import Settings
 from pipeline.forecast.machine import machine_of
@@ -24,9 +27,9 @@ from pipeline.plan.choices import Request, choose
 from pipeline.run.executors.ray import RayExecutor, RayJob, RayOptions, RayPlace
 from pipeline.run.serving_node import find_node
 
-pytest.importorskip("ray", reason="the extra 'ray' is not installed")
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
+ROOT = Path(__file__).parents[3]
 H100 = "NVIDIA H100 80GB HBM3"
 DEMO = Request("demo:smollm2-135m", None, "auto", None, None, None, None, trust_remote_code=False)
 DRIVER = """
@@ -249,6 +252,46 @@ def test_a_killed_driver_leaves_no_process(nodes: RayNodes, stages: TinyStages) 
         stages.wait_begun(1)
         driver.kill()
     wait_until(lambda: not stages.processes())
+
+
+def test_a_node_with_other_code_of_the_same_version_is_refused(
+    stages: TinyStages, tmp_path: Path
+) -> None:
+    checkout = tmp_path / "checkout"
+    for package in PACKAGES:
+        shutil.copytree(ROOT / package, checkout / package)
+    with (checkout / "pipeline" / "stages" / "questions.py").open("a") as file:
+        file.write("# it does something else\n")
+    stages.let_go()
+    code = (
+        "import sys; from pathlib import Path; from tiny_stages import Heard\n"
+        "from pipeline.core.errors import StageError; from pipeline.core.needs import Needs\n"
+        "from pipeline.run.executors.ray import RayOptions\n"
+        "executor = RayOptions(address=sys.argv[1]).open(); task = Path(sys.argv[2])\n"
+        "try: executor.describe_node([Needs()], task.parent, Heard())\n"
+        "except StageError as error: print(error)\n"
+        "executor.find_room(Needs()).submit(task, task.with_suffix('.log')).wait(Heard())"
+    )
+    others = RayNodes(0)
+    try:
+        others.add(env_vars={"PYTHONPATH": str(checkout)})
+        command = [sys.executable, "-c", code, others.address, str(stages.task("other"))]
+        done = subprocess.run(
+            command,
+            cwd=ROOT,  # from which nodes must not import
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    finally:
+        others.end_processes()
+    theirs = f"{__version__}+code.{digest_code(checkout)[:DIGITS]}"
+    for said in (done.stdout, done.stderr):
+        assert f"prepare {this_prepare()} hands out" in said
+        assert f"prepare {theirs} is installed here" in said
+    assert stages.begun() == []
 
 
 @pytest.mark.of_everything

@@ -48,7 +48,6 @@ SECONDS_AWAY = 5
 
 @pytest.fixture(scope="module")
 def ray_nodes() -> Iterator[RayNodes]:
-    pytest.importorskip("ray", reason="the extra 'ray' is not installed")
     made = RayNodes(2)
     try:
         yield made

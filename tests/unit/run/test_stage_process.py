@@ -11,18 +11,26 @@ import typer
 
 from pipeline import __version__
 from pipeline.cli import stage
+from pipeline.core.installation import this_prepare
+from pipeline.run.executors.stage_process import refuse_other
 
 
 @pytest.mark.parametrize("kind", ["judge", "sitting"])
-def test_work_of_another_version_is_refused(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], kind: str
+@pytest.mark.parametrize("theirs", ["99.1", f"{__version__}+code.0123456789ab"])
+def test_work_of_another_prepare_is_refused(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], kind: str, theirs: str
 ) -> None:
     task = tmp_path / "task.json"
-    task.write_text(json.dumps({"prepare": "99.1", "stage": kind, "a key of that version": 1}))
+    task.write_text(json.dumps({"prepare": theirs, "stage": kind, "a key of that version": 1}))
     with pytest.raises(typer.Exit):
         stage.run(task)
     error = json.loads(capfd.readouterr().out)
     assert error["kind"] == "StageError"
-    assert "99.1" in error["what"]
-    assert __version__ in error["what"]
+    assert theirs in error["what"]
+    assert this_prepare() in error["what"]
     assert platform.node() in error["where"]
+
+
+def test_our_own_work_is_not_refused() -> None:
+    for ours in ("", __version__, this_prepare()):
+        refuse_other(ours)
