@@ -325,7 +325,7 @@ class RayJob:
                 return self._follow(listener)
             except LostNodeError as error:
                 if self._is_cancelled or number == tries:
-                    raise self._fault(f"{error}, try {number} of {tries}") from error
+                    raise self._fault(error, f", try {number} of {tries}") from error
             listener.note(f"{self._task.stem}: its node was lost; begun anew on another")
         return None
 
@@ -359,7 +359,7 @@ class RayJob:
                 raise LostNodeError("its node, or our agent there, was lost") from error
             if isinstance(refused := getattr(error, "cause", None), PrepareError):
                 raise refused from error
-            raise self._fault(_words_of(error)) from error
+            raise self._fault(error) from error
         self._check_wanted()
         check_end(self._exit_code, failure, self._log)
 
@@ -470,13 +470,23 @@ class RayJob:
 
     def _check_wanted(self) -> None:
         if self._is_cancelled:
-            raise self._fault("it was cancelled")
+            raise self._fault(LostNodeError("it was cancelled"))
 
-    def _fault(self, why: str) -> StageError:
+    def _fault(self, error: Exception, which: str = "") -> StageError:
+        from ray.exceptions import LocalRayletDiedError
+
         if self._is_cancelled:
             return StageError(f"{self._task.stem} was cancelled", where=str(self._log))
+        if isinstance(error, LocalRayletDiedError):
+            return StageError(
+                "this machine is no node of the Ray cluster any more: its raylet has ended",
+                where=self._cluster.words,
+                cure="join it again (`ray start --address=HOST:PORT`), or give the command on "
+                "another node; it continues where this one stopped",
+            )
         return StageError(
-            f"{self._task.stem} did not come to its end on the Ray cluster: {why}",
+            f"{self._task.stem} did not come to its end on the Ray cluster: "
+            f"{_words_of(error)}{which}",
             where=str(self._log),
             cure="every node has to have this prepare installed, and the store under the same "
             "path; running the same command again continues where it stopped",
