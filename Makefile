@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-all test-cuda-build fuzz check unit format clean
+.PHONY: demo test test-all test-cuda-build image fuzz check unit format clean
 
 # The whole way on a real small model, on a CPU; run again, it reuses every stage.
 demo: $(VENV)/.installed
@@ -30,6 +30,11 @@ unit: $(VENV)/.installed-dev
 # Builds the CUDA serving environment (9.6 GB) and asks vLLM itself, over a faked H100.
 test-cuda-build: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest tests/cuda_build/test_cuda_build.py -s
+
+# The image of docs/container.md; IMAGE_OPTIONS go to `podman build`.
+ACCELERATOR ?= cuda
+image:
+	podman build --build-arg ACCELERATOR=$(ACCELERATOR) --tag prepare:$(ACCELERATOR) $(IMAGE_OPTIONS) .
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

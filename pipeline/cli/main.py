@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -33,8 +34,14 @@ from pipeline.cli import (
 )
 from pipeline.cli.terminal import guard_streams
 from pipeline.core.credentials import hide
-from pipeline.core.errors import ExitCode, PrepareError
+from pipeline.core.errors import ExitCode, PrepareError, UsageError
 from pipeline.core.interruption import end_as_by_ctrl_c, is_interruption
+
+NO_TEMPORARY_FOLDER = UsageError(
+    "no temporary folder can be written to",
+    where="/tmp",  # noqa: S108
+    cure="mount one there (podman run --tmpfs /tmp; in Kubernetes an emptyDir), or set TMPDIR",
+)
 
 app = typer.Typer(
     name="prepare",
@@ -108,6 +115,16 @@ def run(command: Callable[..., Any]) -> NoReturn:
         sys.exit(report_error(error))
 
 
+def has_temporary_folder() -> bool:
+    """Whether anything can be written for a while; in a read-only container often not."""
+    import tempfile
+
+    with suppress(FileNotFoundError):
+        tempfile.gettempdir()
+        return True
+    return False
+
+
 def report_error(error: BaseException) -> int:
     """Tell it in a sentence or two; the exit code."""
     if isinstance(error, typer.Abort) or is_interruption(error):
@@ -116,6 +133,8 @@ def report_error(error: BaseException) -> int:
         exec("")  # noqa: S102
         print("interrupted; the same command continues where this one stopped", file=sys.stderr)
         return ExitCode.INTERRUPTED
+    if not isinstance(error, PrepareError) and not has_temporary_folder():
+        error = NO_TEMPORARY_FOLDER
     if isinstance(error, PrepareError):
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

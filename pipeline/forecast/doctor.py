@@ -42,6 +42,10 @@ if TYPE_CHECKING:
     from recipes.schema import ServingProfile
 
 
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108
+SERVER_SHARES_BYTES = 160 * 2**20  # vLLM 0.32's queue between its processes
+
+
 def diagnose(settings: Settings, profile: ServingProfile | None = None) -> list[Finding]:
     """Everything that was looked at, whether well or not, in a sensible order to read.
 
@@ -56,6 +60,7 @@ def diagnose(settings: Settings, profile: ServingProfile | None = None) -> list[
         lambda: _check_disk(settings, accelerator),
         lambda: _check_environments(settings, accelerator),
         check_driver,
+        _check_shared_memory,
         _check_sandbox,
     ]
     if accelerator is Accelerator.CPU:
@@ -142,6 +147,19 @@ def _check_sandbox() -> Iterator[Finding]:
         yield Finding("sandbox", Severity.PROBLEM, error.what, error.cure)
     else:
         yield Finding("sandbox", Severity.OK, str(isolation))
+
+
+def _check_shared_memory() -> Iterator[Finding]:
+    """Whether a server's processes can talk; containers have 64 MB for that by default."""
+    free = shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else 0
+    if free < SERVER_SHARES_BYTES:
+        yield Finding(
+            "shared memory",
+            Severity.PROBLEM,
+            f"{free / 2**20:.0f} MiB are free in {SHARED_MEMORY}; a model server asks for "
+            f"{SERVER_SHARES_BYTES / 2**20:.0f} MiB",
+            "in a container, --shm-size 1g, or in Kubernetes an emptyDir of medium Memory there",
+        )
 
 
 def _check_uv() -> Iterator[Finding]:

@@ -37,6 +37,11 @@ def reason_in_log(log: Path, engine: Engine) -> str:
 # What helps with any engine, where it knows nothing better.
 _CURES: tuple[tuple[str, str], ...] = (
     (
+        r"space in /dev/shm",
+        "give the container more shared memory: --shm-size 1g of podman and docker run, in "
+        "Kubernetes an emptyDir of medium Memory at /dev/shm",
+    ),
+    (
         r"out of memory|kv cache (blocks|space|memory|size)|memory",
         "give the server less to hold: a profile with a smaller max-model-len, max-num-seqs "
         "or KV cache, more tensor parallelism, or a machine with more memory",

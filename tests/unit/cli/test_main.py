@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,8 +23,8 @@ from typer.testing import CliRunner
 
 from pipeline import __version__
 from pipeline.cli import stage
-from pipeline.cli.main import app, main
-from pipeline.core.errors import UsageError
+from pipeline.cli.main import app, main, report_error
+from pipeline.core.errors import ExitCode, UsageError
 from pipeline.core.interruption import INTERRUPTIONS
 from pipeline.core.run_folders import RUN_RECORD, RunFolders
 from pipeline.core.store import Store
@@ -383,3 +384,18 @@ def test_a_path_that_no_file_can_have(words: tuple[str, ...], path: str) -> None
     error = CliRunner().invoke(app, [*words, path]).exception
     assert isinstance(error, UsageError)
     assert "is not a path" in error.what
+
+
+def test_without_a_temporary_folder_it_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As in a container whose file system is read-only, whatever the first error was."""
+    monkeypatch.setattr(tempfile, "_get_default_tempdir", fail)
+    monkeypatch.setattr(tempfile, "tempdir", None)
+
+    assert report_error(OSError("something cannot be written")) == ExitCode.USAGE
+    assert "TMPDIR" in capsys.readouterr().err
+
+
+def fail() -> None:
+    raise FileNotFoundError("No usable temporary directory found")

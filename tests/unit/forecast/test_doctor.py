@@ -74,6 +74,14 @@ def test_a_user_without_a_folder(
     assert about("user's folder", diagnose(settings)).severity is Severity.PROBLEM
 
 
+def test_a_container_with_little_shared_memory(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "SERVER_SHARES_BYTES", 2**60)
+    found = about("shared memory", diagnose(settings))
+    assert (found.severity, "--shm-size" in found.cure) == (Severity.PROBLEM, True)
+
+
 def test_whatever_is_wrong_has_a_cure(settings: Settings, tmp_path: Path) -> None:
     (tmp_path / "home").write_text("a file is in the way")
     findings = diagnose(settings)

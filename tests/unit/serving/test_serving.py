@@ -69,6 +69,10 @@ NO_CACHE = (
     "ValueError: No available memory for the cache blocks. Try increasing "
     "`gpu_memory_utilization` when initializing the engine."
 )
+SHARED_MEMORY = (
+    "Insufficient space in /dev/shm for shared-memory allocation: 160 MiB required, 62 MiB free. "
+    "Increase /dev/shm (e.g. --shm-size or --ipc=host)."
+)
 CUDA_MEMORY = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.50 GiB. GPU 0 has a total "
     "capacity of 79.19 GiB of which 1.02 GiB is free."
@@ -147,6 +151,8 @@ LOGS = [
         "ValueError: Failed to find a kernel that can implement the WNA16 linear layer.",
         "no kernel for such weights",
     ),
+    # A container's 64 MB.
+    (f"{ENGINE}RuntimeError: {SHARED_MEMORY}\n", f"RuntimeError: {SHARED_MEMORY}", "--shm-size"),
     (GOOD_START + "Killed\n", "Killed", "read the log"),
     ("", "", "read the log"),
 ]
