@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import traceback
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -50,7 +50,7 @@ def run(
     stage = stage_in(spec)
     try:
         if stage == "sitting":
-            run_sitting(spec)
+            run_sitting(spec, events)
         elif stage == "describe":
             describe_node(spec)
         else:
@@ -84,18 +84,33 @@ def run_stage(file: Path, events: Progress) -> None:
     spec = read_task(file, StageSpec)
     # A registry may be a folder that others read.
     store = Path(spec.store)
-    with nullcontext() if spec.stage == "promote" else keep_private(store):
+    with (
+        nullcontext() if spec.stage == "promote" else keep_private(store),
+        working(file, store, events),
+    ):
         advance(with_interpreter(spec, events), events)
 
 
-def run_sitting(file: Path) -> None:
+def run_sitting(file: Path, events: Progress) -> None:
     """Serve the model that the file describes, and run the stages that ask it."""
     from pipeline.core.private_files import keep_private
     from pipeline.run.sitting import Sitting, hold
 
     sitting = read_task(file, Sitting)
-    with keep_private(Path(sitting.store)):
+    store = Path(sitting.store)
+    with keep_private(store), working(file, store, events):
         hold(sitting, sys.stdout.fileno())
+
+
+def working(file: Path, store: Path, events: Progress) -> AbstractContextManager[None]:
+    """Have `prepare gc` see that something is done for the run whose file it is, if it is one's."""
+    from pipeline.core.run_folders import RunFolders
+    from pipeline.core.store import Store
+
+    run = file.absolute().parents[1]
+    if run.parent != store.absolute() / "runs":
+        return nullcontext()
+    return RunFolders(Store(store)).work(run, events.note)
 
 
 def describe_node(file: Path) -> None:

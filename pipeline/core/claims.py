@@ -188,6 +188,17 @@ class Claims:
         known = [age for age in ages if age is not None]
         return not known or min(known) < self.seconds
 
+    def follow_silent(self, key: str) -> None:
+        """Take the key from an owner elsewhere that is not heard of any more, and give it up.
+
+        So one that was stopped, and comes back, finds that it has the key no more.
+        """
+        seen = self.look(key)
+        if seen is None or self._is_over(seen) or self.is_held(key):
+            return
+        if (claim := self._create(key, seen)) is not None:
+            claim.release(forget=True)
+
     def look(self, key: str) -> Seen | None:
         """The claim that counts; None where there is none."""
         number = self._highest(key)

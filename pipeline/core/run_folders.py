@@ -5,6 +5,9 @@ Where the store is in an object store, others see the record while it grows; log
 
 from __future__ import annotations
 
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 
 from pipeline.core.claims import Claims
@@ -16,6 +19,8 @@ from pipeline.core.store import Store, write_atomically
 RUN_RECORD = "run.json"
 RUNNING = "running"
 """In an object store: of runs that are not over, the record as it stands, and who makes it."""
+WORK = "work"
+"""Below a run's claims, or in its folder: claims of those who do its work."""
 GROWING = ".growing"
 """In a run's folder: its record came from elsewhere, and may have grown there since."""
 
@@ -58,6 +63,40 @@ class RunFolders:
         if self._store.origin is not None:
             return Claims(self._store.origin.objects.below(f"{RUNNING}/{folder.name}"))
         return Claims(FolderShelf(folder))
+
+    @contextmanager
+    def work(self, folder: Path, waits: Callable[[str], None]) -> Iterator[None]:
+        """Say that something is done for the run of that folder, whether who made it lives or not.
+
+        What it uses is not removed meanwhile; who removes things now is waited for.
+
+        Args:
+            waits: is told of that.
+        """
+        claims, key = self._workers(folder), uuid.uuid4().hex
+        with self._store.explain_errors():
+            claim = claims.begin(key)
+        try:
+            with self._store.explain_errors():
+                self._store.wait_for_collection(waits)
+            yield
+        finally:
+            claim.release(forget=True)
+            with suppress(OSError):
+                (folder / WORK / key).rmdir()
+
+    def is_worked_for(self, folder: Path) -> bool:
+        """Whether something is being done for that run, as far as can be known without waiting."""
+        claims = self._workers(folder)
+        return any(
+            claims.is_held(key)
+            for key in {PurePosixPath(name).parts[0] for name in claims.shelf.names("")}
+        )
+
+    def _workers(self, folder: Path) -> Claims:
+        if self._store.origin is not None:
+            return Claims(self._store.origin.objects.below(f"{RUNNING}/{folder.name}/{WORK}"))
+        return Claims(FolderShelf(folder / WORK))
 
     def share(self, folder: Path, *, is_over: bool) -> None:
         """Have others find the record of a run as it stands."""

@@ -345,13 +345,17 @@ class Store:
             yield claim
 
     def wait_for_collection(self, waits: Callable[[str], None] = lambda text: None) -> None:
-        """Wait while somebody removes things; whoever is announced before it asks is heeded."""
+        """Wait while somebody removes things; whoever is announced before it asks is heeded.
+
+        Who was to remove things, and is not heard of, is to remove nothing when it comes back.
+        """
         told = False
         while self.claims.is_held(COLLECTION):
             if not told:
                 waits("waiting for `prepare gc` on this store")
             told = True
             time.sleep(SECONDS_BETWEEN_LOOKS)
+        self.claims.follow_silent(COLLECTION)
 
     @contextmanager
     def explain_errors(self) -> Iterator[None]:

@@ -147,8 +147,10 @@ def _remove_object(garbage: Garbage, store: Store) -> None:
 
 def refuse_while_running(store: Store) -> None:
     """Raise StoreError while a run is going on: it counts on stages that its record lacks yet."""
-    for folder in RunFolders(store).open():
-        if is_alive(folder):
+    folders = RunFolders(store)
+    for folder in folders.open():
+        # A job goes on where its driver was killed.
+        if is_alive(folder) or folders.is_worked_for(folder):
             raise StoreError(
                 f"run {folder.name} is in progress, and what it will use is not known yet",
                 where=str(folder),

@@ -18,6 +18,8 @@ from pathlib import Path
 from store_processes import parent_of
 from tiny_stages import wait_until
 
+from pipeline.run.executors.slurm import SlurmJob, ask
+
 PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch")
 NODES = ("n1", "n2")
 CONFIGURATION = """
@@ -165,6 +167,13 @@ class SlurmNodes:
             process = self._processes.pop(name)
             process.send_signal(number)
             process.wait()
+
+
+def node_of(job: SlurmJob) -> str:
+    """On which the job runs; "" while it runs on none."""
+    found = ask("squeue", f"--jobs={job.number}", "--states=all", "--noheader", "--format=%T %N")
+    state, _, node = found.strip().partition(" ")
+    return node if state in ("RUNNING", "COMPLETING") else ""
 
 
 def free_ports(count: int) -> list[int]:

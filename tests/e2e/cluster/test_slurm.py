@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +14,7 @@ from typing import Any
 
 import pytest
 from s3_server import BUCKET, S3Server
-from slurm_nodes import SlurmNodes
+from slurm_nodes import SlurmNodes, node_of
 from tiny_stages import Heard, TinyStages, wait_until, write_driver
 
 from pipeline.core.errors import EvaluationDataError, StageError, UsageError
@@ -20,7 +22,7 @@ from pipeline.core.hardware import this_node
 from pipeline.core.needs import Needs
 from pipeline.core.origin import cache_folder
 from pipeline.core.origin_variable import ORIGIN
-from pipeline.core.run_folders import RunFolders
+from pipeline.core.run_folders import RUN_RECORD, RunFolders
 from pipeline.core.store import Store
 from pipeline.run.executors.slurm import (
     SECONDS_TO_BE_SEEN,
@@ -47,10 +49,6 @@ def stages(tmp_path: Path) -> TinyStages:
 
 def submit(executor: SlurmExecutor, task: Path, **needs: Any) -> SlurmJob:
     return executor.find_room(Needs(**needs)).submit(task, task.with_suffix(".log"))
-
-
-def node_of(job: SlurmJob) -> str:
-    return ask("squeue", f"--jobs={job.number}", "--noheader", "--format=%N").strip()
 
 
 def test_a_stage_runs_with_the_gpus_that_it_needs(
@@ -185,6 +183,33 @@ def test_a_job_that_somebody_ends_is_told_with_its_state(
         ask("scancel", job.number)
         with pytest.raises(StageError, match=f"job {job.number}"):
             end.result(timeout=100)
+
+
+def test_nothing_is_removed_beside_a_job_whose_driver_is_gone(
+    executor: SlurmExecutor, stages: TinyStages
+) -> None:
+    run = RunFolders(stages.store).make("of-a-killed-driver")
+    (run / RUN_RECORD).write_text("{}")
+    (run / "stages").mkdir()
+    task = run / "stages" / "kept.json"
+    stages.task("kept").rename(task)
+    job = submit(executor, task)
+    gc = [sys.executable, "-P", "-m", "pipeline.cli.main", "gc", "--days", "0", "--store"]
+
+    def collect() -> int:
+        return subprocess.run([*gc, str(stages.store.root)], check=False).returncode
+
+    with ThreadPoolExecutor() as threads:
+        end = threads.submit(job.wait, Heard())
+        stages.wait_begun(1)
+        try:
+            assert collect() == 1
+        finally:
+            stages.let_go()
+        end.result(timeout=60)
+    assert stages.record(task) is not None
+    assert collect() == 0
+    assert stages.record(task) is None  # there was nobody to keep it for
 
 
 def test_a_stage_whose_store_is_an_object_store(

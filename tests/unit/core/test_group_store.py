@@ -6,6 +6,7 @@ import os
 import pickle
 import shutil
 import sqlite3
+import subprocess
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator
@@ -97,6 +98,20 @@ def read(root: Path, key: str) -> str | None:
     file = store.stage_folder("judge", key) / "output" / "below" / "weights"
     (root / f"link of {os.getuid()} to {key}").hardlink_to(file)  # as evidence links weights
     return file.read_text()
+
+
+def test_what_was_made_before_it_was_shared(root: Path) -> None:
+    """The group cannot read it: who finds it is told what its owner has to do, which helps."""
+    root.chmod(0o700)
+    act(ANN, finish, root, "a" * 64, "old")
+    root.chmod(0o2770)
+    for what in (read, finish):
+        arguments = (root, "a" * 64, "new")[: 2 if what is read else 3]
+        error = refused(BOB, what, *arguments)
+        assert str(root) in error["where"]
+        assert "chmod" in error["cure"]
+    act(ANN, share_below, root)
+    assert act(BOB, read, root, "a" * 64) == "old"
 
 
 def die_while_writing(root: Path, key: str) -> None:
@@ -193,3 +208,9 @@ def test_what_is_not_shared_stays_its_owners(root: Path) -> None:
     # A store that is made in a shared folder is no shared one.
     act(ANN, finish, root / "new", "abc", "ann's")
     assert (root / "new").stat().st_mode & 0o077 == 0
+
+
+def share_below(root: Path) -> None:
+    """As the message says: `chgrp -R`, `chmod -R g+rwX`, and `chmod g+s` of its folders."""
+    script = 'chgrp -R "$1" "$2" && chmod -R g+rwX "$2" && find "$2" -type d -exec chmod g+s {} +'
+    subprocess.run(["sh", "-c", script, "sh", str(GROUP), str(root)], check=True)
