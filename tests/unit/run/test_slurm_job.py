@@ -1,17 +1,22 @@
-"""A job's end, with Slurm's commands played by scripts: a controller that is down, and comes back.
+"""Jobs, with Slurm's commands played by scripts: a controller that is down, nodes of several kinds.
 
 The real ones are in tests/e2e/cluster/.
 """
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+from listener import Listener
 
-from pipeline.core.errors import StageError
+from artifacts.run_record import StageReport
+from pipeline.core.errors import StageError, UsageError
+from pipeline.core.needs import Needs
 from pipeline.run.executors import slurm
-from pipeline.run.executors.slurm import SlurmJob
+from pipeline.run.executors.slurm import SlurmJob, SlurmOptions
 
 DOWN = "echo 'Unable to contact slurm controller (connect failure)' >&2; exit 1"
 
@@ -26,16 +31,24 @@ class Controller:
     def __init__(self, folder: Path, outage: int) -> None:
         self._asked = folder / "asked"
         answers = f"[ $(wc -l < {self._asked}) -gt {outage} ] || {{ {DOWN}; }}"
-        self._write(folder / "scancel", f'echo "$@" >> {self._asked}; {answers}')
-        self._write(folder / "squeue", f"{answers}; echo 'CANCELLED (None)'")
+        write_program(folder / "scancel", f'echo "$@" >> {self._asked}; {answers}')
+        write_program(folder / "squeue", f"{answers}; echo 'CANCELLED (None)'")
 
     def asked(self) -> list[str]:
         """What scancel was told, each time."""
         return self._asked.read_text().splitlines()
 
-    def _write(self, program: Path, line: str) -> None:
-        program.write_text(f"#!/bin/sh\n{line}\n")
-        program.chmod(0o755)
+
+class Heard(Listener):
+    """Nothing of it has several stages."""
+
+    def stage_ended(self, stage: StageReport) -> None:
+        raise AssertionError
+
+
+def write_program(program: Path, line: str) -> None:
+    program.write_text(f"#!/bin/sh\n{line}\n")
+    program.chmod(0o755)
 
 
 @pytest.fixture
@@ -59,3 +72,51 @@ def test_one_that_stays_down_leaves_a_job_that_is_named(
         SlurmJob("17", programs / "log").cancel()
     assert "17" in raised.value.what
     assert "scancel 17" in raised.value.cure
+
+
+def test_a_job_whose_node_does_not_see_the_run_is_told_as_that(programs: Path) -> None:
+    write_program(programs / "squeue", "echo 'FAILED (JobLaunchFailure)'")
+    log = programs / "run" / "stage.log"
+    log.parent.mkdir()
+    log.with_suffix(".events").touch()
+    began = time.monotonic()
+    with pytest.raises(UsageError) as raised:
+        SlurmJob("17", log).wait(Heard())
+    assert raised.value.where == str(log.parent)
+    assert time.monotonic() - began < slurm.SECONDS_TO_BE_SEEN / 2
+
+
+NODES = """
+a1 64 gpu:h100:8(S:0-1)
+a2 64 gpu:h100:8(S:0-1)
+a2 64 gpu:h100:8(S:0-1)
+b1 32 gpu:l4:1
+c1 32 gpu:2
+login 8 (null)
+"""
+
+
+@pytest.mark.parametrize(
+    ("needs", "options", "excluded", "room"),
+    [
+        (Needs(gpus=1), {}, "b1,c1", 16),
+        (Needs(gpus=2), {}, "c1", 8),
+        (Needs(cpus="all"), {}, "b1,c1,login", 2),
+        (Needs(gpus=1), {"gpu_kind": "l4"}, "", 1),
+        (Needs(gpus=1), {"flags": ["--constraint=rack7"]}, "", 19),
+        (Needs(), {}, "", 200),
+    ],
+)
+def test_what_serves_goes_to_nodes_of_the_most_frequent_kind(
+    programs: Path, needs: Needs, options: dict[str, Any], excluded: str, room: int
+) -> None:
+    write_program(programs / "sinfo", f"echo '{NODES.strip()}'")
+    for name in ("sbatch", "squeue", "scancel"):
+        write_program(programs / name, f'echo "$@" >> {programs}/asked')
+    executor = SlurmOptions(**options).open()
+    assert executor.count_room(needs) == room
+    executor.find_room(needs)
+    asked = (programs / "asked").read_text().split()
+    assert [word for word in asked if word.startswith("--exclude")] == (
+        [f"--exclude={excluded}"] if excluded else []
+    )
