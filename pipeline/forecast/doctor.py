@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import platform
 import shutil
 import subprocess
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from recipes.schema import ServingProfile
 
 
+NUMA_LIBRARY = "libnuma.so.1"
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108
 SERVER_SHARES_BYTES = 160 * 2**20  # vLLM 0.32's queue between its processes
 
@@ -64,7 +66,7 @@ def diagnose(settings: Settings, profile: ServingProfile | None = None) -> list[
         _check_sandbox,
     ]
     if accelerator is Accelerator.CPU:
-        checks += [_check_processor, _check_torch_source]
+        checks += [_check_processor, _check_numa, _check_torch_source]
     else:
         checks.append(check_compilers)
     checks.append(lambda: profile_findings(profile))
@@ -282,6 +284,15 @@ def _check_processor() -> Iterator[Finding]:
             f"{platform.machine()}; the locks were resolved for x86-64",
             "if a build fails, name interpreters of your own in the settings file",
         )
+
+
+def _check_numa() -> Iterator[Finding]:
+    """What vLLM's library for CPUs is linked with; without it vLLM starts, and then fails."""
+    try:
+        ctypes.CDLL(NUMA_LIBRARY)
+    except OSError as error:
+        cure = "install it, such as Debian's libnuma1"
+        yield Finding("libnuma", Severity.PROBLEM, f"vLLM needs it on a CPU: {error}", cure)
 
 
 def _check_torch_source() -> Iterator[Finding]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from recipes.engines import Engine
 
 _NOISE = re.compile(
-    r"^(\(\w+ pid=\d+\)\s*)?(ERROR|CRITICAL|WARNING|INFO)?\s*[\d :.-]*(\[[^\]]*\])?\s*"
+    r"^(\([\w-]+ pid=\d+\)\s*)?(ERROR|CRITICAL|WARNING|INFO)?\s*[\d :.-]*(\[[^\]]*\])?\s*"
 )
 _EXCEPTION = re.compile(r"^[\w.]*(Error|Exception|Interrupt|Killed)\b.*: \S|^.*error: ")
 

@@ -27,6 +27,11 @@ GIB = 2**30
 # Known failures, and what helps; the first that is found.
 CURES: tuple[tuple[str, str], ...] = (
     (
+        r"no attribute 'init_cpu_memory_env'",
+        "vLLM's library for CPUs could not be loaded; the log's first lines say what it lacks: "
+        "mostly libnuma, of Debian's package libnuma1 (`prepare env doctor`)",
+    ),
+    (
         r"FP8 KV cache on CPU requires",
         "serve with a 16-bit KV cache: kv_cache_dtype: auto in the profile, or a fallback as the "
         "profile `cpu` has one (docs/recipes.md)",

@@ -82,6 +82,16 @@ def test_a_container_with_little_shared_memory(
     assert (found.severity, "--shm-size" in found.cure) == (Severity.PROBLEM, True)
 
 
+def test_a_cpu_without_the_library_that_vllm_is_linked_with(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if detect_accelerator() is not Accelerator.CPU:
+        pytest.skip("of a CPU's engine")
+    assert not [item for item in diagnose(settings) if item.subject == "libnuma"]
+    monkeypatch.setattr(doctor, "NUMA_LIBRARY", "libno-such.so.1")
+    assert about("libnuma", diagnose(settings)).severity is Severity.PROBLEM
+
+
 def test_whatever_is_wrong_has_a_cure(settings: Settings, tmp_path: Path) -> None:
     (tmp_path / "home").write_text("a file is in the way")
     findings = diagnose(settings)

@@ -151,6 +151,13 @@ LOGS = [
         "ValueError: Failed to find a kernel that can implement the WNA16 linear layer.",
         "no kernel for such weights",
     ),
+    # A machine without libnuma.
+    (
+        "(VllmWorker-0 pid=122) ERROR 11-23 04:29:20 [multiproc_executor.py:953] AttributeError: "
+        f"'_OpNamespace' '_C' object has no attribute 'init_cpu_memory_env'\n{DEAD}",
+        "AttributeError: '_OpNamespace' '_C' object has no attribute 'init_cpu_memory_env'",
+        "libnuma1",
+    ),
     # A container's 64 MB.
     (f"{ENGINE}RuntimeError: {SHARED_MEMORY}\n", f"RuntimeError: {SHARED_MEMORY}", "--shm-size"),
     (GOOD_START + "Killed\n", "Killed", "read the log"),
