@@ -51,6 +51,8 @@ def run(
     try:
         if stage == "sitting":
             run_sitting(spec, events)
+        elif stage == "server_part":
+            run_server_part(spec)
         elif stage == "describe":
             describe_node(spec)
         else:
@@ -111,6 +113,16 @@ def working(file: Path, store: Path, events: Progress) -> AbstractContextManager
     if run.parent != store.absolute() / "runs":
         return nullcontext()
     return RunFolders(Store(store)).work(run, events.note)
+
+
+def run_server_part(file: Path) -> None:
+    """Be the part that the file describes of a server on several nodes, until that ends."""
+    from pipeline.core.private_files import keep_private
+    from pipeline.run.server_parts import ServerPart, attend
+
+    part = read_task(file, ServerPart)
+    with keep_private(Path(part.store)):
+        attend(part, sys.stdout.fileno())
 
 
 def describe_node(file: Path) -> None:

@@ -14,6 +14,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from pipeline.core.credentials import HANDED_ON
+from pipeline.core.node_address import VARIABLE as NODE_ADDRESS
 from pipeline.core.origin_variable import ORIGIN
 
 
@@ -72,7 +73,7 @@ _NOT_OURS = (
     HANDED_ON,
 )
 _OF_ONE_MACHINE = (
-    *("PREPARE_HOME", "PREPARE_STORE", "PREPARE_SETTINGS"),
+    *("PREPARE_HOME", "PREPARE_STORE", "PREPARE_SETTINGS", NODE_ADDRESS),
     *("UV_CACHE_DIR", "UV_CONFIG_FILE", "PIP_CACHE_DIR", "PIP_CONFIG_FILE", "NETRC"),
 )
 # Stages whose process has to reach something; their workers are given less, see `run_worker`.
@@ -87,6 +88,7 @@ _STAGES: dict[str, tuple[Need, ...]] = {
     "speed": (Need.ENDPOINT,),
     # It builds the environments of its stages where they are not there, on whatever node.
     "sitting": (Need.ENDPOINT, Need.PACKAGES),
+    "server_part": (Need.PACKAGES,),
 }
 # The folder that the command is given in is no place to import from: it may be one that was pulled,
 # with Python code beside the weights. Python 3.10 and older knows no such variable.

@@ -20,15 +20,16 @@ from pipeline.plan.suitability import (
     check_shapes,
 )
 from recipes import catalog
-from recipes.engine_arguments import DIVIDES_GPUS, count_gpus
+from recipes.engine_arguments import DIVIDES_GPUS, count_gpus, count_nodes
 from recipes.schema import Recipe, ServingProfile
 
 
 def find_missing_gpus(profile: ServingProfile, machine: Machine) -> PrepareError | None:
-    """A profile for GPUs needs them: as many as one server is spread over."""
+    """A profile for GPUs needs them: as many as one server is spread over, on each of its nodes."""
     if profile.accelerator != "cuda":
         return None
-    wanted = count_gpus(profile.engine_arguments)
+    nodes = count_nodes(profile.engine_arguments)
+    wanted = count_gpus(profile.engine_arguments) // nodes
     if machine.gpus >= wanted:
         return None
     found = f"this machine has {machine.gpus}" if machine.gpus else "none is found here"
@@ -39,9 +40,10 @@ def find_missing_gpus(profile: ServingProfile, machine: Machine) -> PrepareError
         cures.insert(0, f"let CUDA_VISIBLE_DEVICES show {wanted}, or unset it")
     if keys and machine.gpus:
         cures.append(f"lower {' or '.join(keys)} in the profile")
+    spread = f" on each of {nodes} nodes" * (nodes > 1)
     return UsageError(
-        f"the profile '{profile.name}' serves on {wanted} NVIDIA GPU{'s' if wanted > 1 else ''}, "
-        f"and {found}",
+        f"the profile '{profile.name}' serves on {wanted} NVIDIA GPU{'s' if wanted > 1 else ''}"
+        f"{spread}, and {found}",
         where=f"--profile {profile.name}"
         + "".join(f", key engine_arguments.{name}" for name in keys[:1]),
         cure=f"{'; '.join(cures)}; or choose another profile: {', '.join(catalog.profile_names())}",
@@ -110,3 +112,8 @@ def tensor_parallel(profile: ServingProfile) -> int:
     """GPUs that one copy is spread over."""
     value = profile.engine_arguments.get("tensor-parallel-size", 1)
     return value if type(value) is int and value > 0 else 1
+
+
+def is_pipelined(profile: ServingProfile) -> bool:
+    """Whether each GPU has a part of the layers alone, which no estimate here is made for."""
+    return profile.engine_arguments.get("pipeline-parallel-size", 1) != 1

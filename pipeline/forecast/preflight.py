@@ -25,6 +25,7 @@ from pipeline.inspection.inspection import Inspection, inspect
 from pipeline.inspection.source import Source
 from pipeline.inspection.variant_size import VariantWeights, variant_weights
 from recipes import catalog
+from recipes.engine_arguments import count_nodes
 from recipes.schema import Recipe, ServingProfile
 
 
@@ -160,6 +161,8 @@ class Preflight:
         found = []
         if isinstance(self._inspected, CheckpointError):
             found.append(f"memory is not checked before the run: {self._inspected.what}")
+        elif self.machine.gpu and checks.is_pipelined(self.profile):
+            found.append("GPU memory is not checked before the run: layers are spread over stages")
         elif (gpu := self.machine.gpu) and catalog.gpu_of_driver(gpu) is None:
             found.append(
                 f"GPU memory is not checked before the run: no file in recipes/gpus describes {gpu}"
@@ -184,12 +187,16 @@ class Preflight:
         gpu = catalog.gpu_of_driver(self.machine.gpu) if self.machine.gpu else None
         if inspection is None or gpu is None or profile.accelerator != "cuda":
             return
+        if checks.is_pipelined(profile):
+            return
         together = checks.tensor_parallel(profile)
         site = Site.of(inspection, gpu, together, profile, draft_bytes=self.draft_bytes)
         for candidate in candidates_of(inspection, self._served, self.weights):
             fit = site.fit(candidate, together, reserve_at_least=True)
             if fit.obstacle in ("split", "weights", "context"):
                 number = f"{together} x {gpu.name}" if together > 1 else f"one {gpu.name}"
+                nodes = count_nodes(profile.engine_arguments)
+                number += f" on {nodes} nodes of {together // nodes}" * (nodes > 1)
                 yield PreflightError(
                     f"'{fit.variant}' cannot be served on {number}: {fit.reason}",
                     where=f"--profile {profile.name}",

@@ -83,7 +83,8 @@ class Timeline:
     @property
     def least_gpu_minutes(self) -> float:
         """Minutes of the pieces whose time is known, times the GPUs that each takes."""
-        return sum(each.piece.needs.gpus * (each.piece.seconds or 0) for each in self.placed) / 60
+        seconds = (e.piece.needs.all_gpus * (e.piece.seconds or 0) for e in self.placed)
+        return sum(seconds) / 60
 
     @property
     def most_at_once(self) -> int:
@@ -192,7 +193,7 @@ def _startable(
 
 
 def _is_large(needs: Needs) -> bool:
-    return needs.exclusive or needs.gpus > 1
+    return needs.exclusive or needs.all_gpus > 1
 
 
 def _is_little(needs: Needs) -> bool:

@@ -28,6 +28,7 @@ from recipes.candidates import AS_PROFILED, STOCK, Candidate, Candidates, change
 from recipes.catalog import BASELINE, load_workload
 from recipes.engine_arguments import (
     DIVIDES_GPUS,
+    NODES,
     check_arguments,
     check_variables,
     count_gpus,
@@ -73,7 +74,7 @@ def make_stock(
     kept = {  # how many GPUs stock is on is the profile's to say
         name: value
         for name, value in profile.engine_arguments.items()
-        if subject_of(name) not in moved or name in DIVIDES_GPUS
+        if subject_of(name) not in moved or name in (NODES, *DIVIDES_GPUS)
     }
     bare = profile.model_copy(
         update={

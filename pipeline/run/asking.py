@@ -9,12 +9,11 @@ from artifacts.stages.speed import SPEED
 from pipeline.core.errors import PrepareError, ServingError
 from pipeline.core.needs import Needs
 from pipeline.core.stage_record import StageSpec
-from pipeline.environments.definition import Accelerator
 from pipeline.plan.plan import Plan, VariantPlan
 from pipeline.run.schedule import Schedule, Work
+from pipeline.run.serving_needs import needs_to_serve
 from pipeline.run.sitting import Sitting, needs_endpoint
 from pipeline.run.stage_runner import StageRunner
-from recipes.engine_arguments import count_gpus
 
 
 class IncoherentModelError(ServingError):
@@ -96,14 +95,10 @@ class Asking:
         if not asked or variant.arguments is None:
             return Needs()
         exclusive = any(spec.stage == SPEED.name for spec in asked)
-        if self._stages.accelerator is Accelerator.CPU:
-            return Needs(cpus="all", exclusive=exclusive)
         sides = [variant.arguments]
         if exclusive and self._plan.baseline.arguments is not None:
             sides.append(self._plan.baseline.arguments)
-        return Needs(
-            gpus=max(count_gpus(each.engine_arguments) for each in sides), exclusive=exclusive
-        )
+        return needs_to_serve(self._stages.accelerator, sides, exclusive=exclusive)
 
 
 def raise_failure(work: Work, error: PrepareError | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,8 @@ from typing import Any, Protocol
 from artifacts.model_to_serve import ModelToServe, RunningEndpoint
 from artifacts.run_record import StageReport, StageStatus
 from pipeline.core.errors import ServingError
+from pipeline.core.node_address import own_address
+from pipeline.run.server_parts import OtherNodes
 from pipeline.run.stage_runner import StageRunner
 from pipeline.serving.engine_version import engine_version
 from pipeline.serving.server import Server
@@ -49,10 +52,18 @@ class Servers:
     Args:
         stages: whose environments they run in.
         caches_of: variables that name where a server in that environment keeps what it compiles.
+        others: nodes that servers may be spread over, beside this one.
     """
 
-    def __init__(self, stages: StageRunner, caches_of: CachesOf = no_caches) -> None:
+    def __init__(
+        self,
+        stages: StageRunner,
+        caches_of: CachesOf = no_caches,
+        others: OtherNodes | None = None,
+    ) -> None:
         self._stages = stages
+        self._others = others
+        self._spread: set[str] = set()
         self._caches_of = caches_of
         self._servers: dict[str, Server] = {}
         self._facts: dict[str, dict[str, Any]] = {}
@@ -86,6 +97,9 @@ class Servers:
 
     def _stop(self, name: str) -> None:
         self._facts.pop(name, None)
+        if name in self._spread and self._others is not None:
+            self._others.end(name)
+            self._spread.remove(name)
         self._servers.pop(name).stop()
 
     def _start(self, model: ModelToServe) -> dict[str, Any]:
@@ -96,6 +110,9 @@ class Servers:
         python = self._stages.python_of(environment)
         log = self._free_log(model.name)
         self._stages.store.bring_named([model.folder, model.draft])
+        part = self._others.begin(model, log) if self._others is not None else None
+        if part is not None:
+            self._spread.add(model.name)
         server = Server(
             python,
             Path(model.folder),
@@ -104,6 +121,8 @@ class Servers:
             trust_remote_code=model.trust_remote_code,
             draft=Path(model.draft) if model.draft else None,
             caches=self._caches_of(environment),
+            part=part,
+            address=own_address(os.environ) if part is not None else "",
         )
         # Kept before it starts, so that it is stopped whatever happens.
         self._servers[model.name] = server

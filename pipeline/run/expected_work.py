@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from artifacts.serving_arguments import ServingArguments
 from artifacts.stages.dry_run import DRY_RUN
 from artifacts.stages.quantize import QUANTIZE
 from artifacts.stages.speed import SPEED
@@ -18,7 +17,7 @@ from pipeline.core.needs import Needs
 from pipeline.core.stage_record import StageSpec
 from pipeline.forecast.timeline import Piece
 from pipeline.plan.plan import Find, Plan, VariantPlan
-from recipes.engine_arguments import count_gpus
+from pipeline.run.serving_needs import needs_to_serve
 
 SHARED, TRIED, MADE = range(3)  # what all later ones wait for, but what is made
 
@@ -133,11 +132,12 @@ class ExpectedWork:
 
     def _room(self, name: str, *, is_load: bool) -> Needs:
         """For the variant's server, and under load for the baseline's in its turn."""
-        if self._plan.accelerator != "cuda":
-            return Needs(cpus="all", exclusive=is_load)
         sides = [self._variant(name).arguments]
         sides += [self._plan.baseline.arguments] if is_load else []
-        return Needs(gpus=max(map(_count_gpus, sides)), exclusive=is_load)
+        ours = [side for side in sides if side is not None]
+        if not ours:
+            return Needs(exclusive=is_load)
+        return needs_to_serve(self._plan.accelerator, ours, exclusive=is_load)
 
     def _variant(self, name: str) -> VariantPlan:
         sides = (self._plan.baseline, *self._plan.variants)
@@ -151,10 +151,6 @@ def needs_to_make(stage: str, accelerator: str, memory_bytes: int = 0) -> Needs:
     if accelerator == "cuda":
         return Needs(gpus=1, memory_bytes=memory_bytes)
     return Needs(cpus="all", memory_bytes=memory_bytes)
-
-
-def _count_gpus(arguments: ServingArguments | None) -> int:
-    return count_gpus(arguments.engine_arguments) if arguments is not None else 0
 
 
 def _sum(seconds: Sequence[float | None]) -> float | None:

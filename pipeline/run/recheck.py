@@ -34,7 +34,7 @@ from pipeline.release.past_verdict import PastVerdict, read_past, refuse_code
 from pipeline.release.recheck_record import RecheckRecord, rechecks_of, record_of, stands
 from pipeline.run.executors import executor_of
 from pipeline.run.remeasurement import Remeasurement, attempt_of
-from pipeline.run.serving_node import ask_node, find_node, needs_to_serve
+from pipeline.run.serving_node import ask_node, find_node, needs_of
 from pipeline.run.session import Session
 from pipeline.serving.engine_version import engine_version
 from recipes.engines import find_engine
@@ -146,7 +146,7 @@ def run_recheck(request: RecheckRequest, settings: Settings, progress: Progress)
         profile = choose_profile(request.profile, node)
     else:
         profile = past.profile
-        node = ask_node(executor, [needs_to_serve(profile)], settings.store, progress)
+        node = ask_node(executor, [needs_of(profile)], settings.store, progress)
     refuse_without_gpu(profile, node, request)
     if profile.accelerator == "cpu":
         check_processor(profile, node.cpu_features)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from artifacts.serving_arguments import ServingArguments
 from pipeline.core.events import Progress
 from pipeline.core.hardware import NodeFacts
 from pipeline.core.needs import Needs
 from pipeline.run.executors import Executor
 from pipeline.run.executors.events import OnlyProgress
+from pipeline.run.serving_needs import needs_to_serve
 from recipes import catalog
-from recipes.engine_arguments import count_gpus
 from recipes.schema import ServingProfile
 
 ON_CPU = Needs(cpus="all")
@@ -27,7 +28,7 @@ def find_node(executor: Executor, profile: str, store: Path, progress: Progress)
     """
     if profile == "auto":
         return ask_node(executor, ON_WHAT_IS_THERE, store, progress)
-    return ask_node(executor, [needs_to_serve(catalog.load_profile(profile))], store, progress)
+    return ask_node(executor, [needs_of(catalog.load_profile(profile))], store, progress)
 
 
 def ask_node(
@@ -41,8 +42,6 @@ def ask_node(
     return node
 
 
-def needs_to_serve(profile: ServingProfile) -> Needs:
+def needs_of(profile: ServingProfile) -> Needs:
     """Room for one server, nothing measured."""
-    if profile.accelerator == "cpu":
-        return ON_CPU
-    return Needs(gpus=count_gpus(profile.engine_arguments))
+    return needs_to_serve(profile.accelerator, [ServingArguments.of(profile, is_baseline=True)])

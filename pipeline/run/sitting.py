@@ -32,6 +32,7 @@ from pipeline.environments.settings import load_settings
 from pipeline.plan.plan import has_failed
 from pipeline.run.endpoints import Endpoints, Servers
 from pipeline.run.executors.local import InRoom
+from pipeline.run.server_parts import OtherNodes
 from pipeline.run.stage_runner import StageRunner
 from pipeline.stages.evaluate import is_answered
 from pipeline.stages.speed import course_of
@@ -98,7 +99,8 @@ def hold(sitting: Sitting, descriptor: int) -> None:
 
     log = SentLog(Path(sitting.folder), events)
     stages = StageRunner(store, InRoom(), python_of, log, events, accelerator)
-    Sitter(stages, Servers(stages, caches_of)).hold(sitting)
+    others = OtherNodes(store.root, accelerator, events)
+    Sitter(stages, Servers(stages, caches_of, others)).hold(sitting)
 
 
 def check_hardware(sitting: Sitting, store: Store) -> None:

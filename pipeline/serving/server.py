@@ -1,4 +1,7 @@
-"""A served model: an engine's OpenAI server as a guarded child, until its last process is gone."""
+"""A served model: an engine's OpenAI server as a guarded child, until its last process is gone.
+
+Where it is spread over several nodes, one of them answers; the others attend.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,10 @@ import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NoReturn
 
 from artifacts.serving_arguments import ServingArguments
-from pipeline.core.errors import ServingError
+from pipeline.core.errors import ServingError, UsageError
 from pipeline.core.events import Progress
 from pipeline.core.private_files import open_log
 from pipeline.core.process_environment import server_environment
@@ -17,7 +21,8 @@ from pipeline.serving.listening_host import HOST
 from pipeline.serving.server_address import ServerAddress, private_socket
 from pipeline.serving.server_log import cure_for, engine_facts, reason_in_log
 from pipeline.serving.serving_names import SERVED_NAME
-from recipes.engines import Launch, find_engine
+from recipes.engine_arguments import NODES
+from recipes.engines import Launch, Part, find_engine
 
 POLL_SECONDS = 0.5
 
@@ -34,6 +39,11 @@ class Server:
             win.
         host: address of this machine whose port that is, seen to be one by `check_host`.
         draft: folder of the checkpoint that drafts, where the arguments say that one does.
+        part: which one of a server that is spread over several nodes.
+        address: that this node's part is reached at by the others.
+
+    Raises:
+        UsageError: the arguments spread it over several nodes, and this is none of its parts.
     """
 
     def __init__(
@@ -48,8 +58,18 @@ class Server:
         host: str = HOST,
         caches: Mapping[str, str] | None = None,
         draft: Path | None = None,
+        part: Part | None = None,
+        address: str = "",
     ) -> None:
+        if part is None and (nodes := arguments.engine_arguments.get(NODES, 1)) != 1:
+            raise UsageError(
+                f"this model is served over {ascii(nodes)[:9]} nodes, and this is one",
+                where=f"engine_arguments.{NODES}",
+                cure="serve it by `prepare model --executor ray` or, on each node, by the engine's "
+                "own command (docs/cluster.md)",
+            )
         self._log = log
+        self._part = part
         self._model = model
         self._python = python
         self._engine = find_engine(arguments.engine)
@@ -57,6 +77,8 @@ class Server:
         self._trust_remote_code = trust_remote_code
         given = server_environment(os.environ, arguments.environment, python=python)
         self._environment = {**(caches or {}), **given}
+        if address:
+            self._environment[self._engine.address_variable] = address
         # A variable, since a command line is for all to read.
         key = os.environ.get(self._engine.key_variable, "") if port is not None else ""
         if key:
@@ -81,6 +103,7 @@ class Server:
             host=self.address.host,
             port=self.address.port,
             socket=str(self.address.socket or ""),
+            part=self._part,
         )
         return self._engine.command(str(self._python), launch)
 
@@ -102,15 +125,29 @@ class Server:
             self.stop()
             raise
 
-    def _start_process(self, timeout_seconds: float, progress: Progress) -> float:
+    def attend(self) -> NoReturn:
+        """Be the part of a server that another node answers for, until that ends.
+
+        Raises:
+            ServingError: it has ended; with its log's own reason.
+        """
+        code = self._begin().wait()
+        self.stop()
+        raise self._failure(f"this node's part of the model server {describe_exit(code)}")
+
+    def _begin(self) -> GuardedProcess:
         with open_log(self._log) as log_file:
             self._process = GuardedProcess(
                 self.command, environment=self._environment, output=log_file
             )
+        return self._process
+
+    def _start_process(self, timeout_seconds: float, progress: Progress) -> float:
+        process = self._begin()
         started = time.monotonic()
         while True:
             waited = time.monotonic() - started
-            code = self._process.poll()
+            code = process.poll()
             if code is not None:
                 raise self._failure(f"the model server {describe_exit(code)} while starting")
             if self._is_ready():

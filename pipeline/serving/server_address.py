@@ -101,15 +101,15 @@ def open_client(
     )
 
 
-def free_port() -> int:
-    """A free loopback port; raises ServingError when there is none."""
+def free_port(host: str = HOST) -> int:
+    """A free port of this machine's address; raises ServingError when there is none."""
     try:
-        with socket.socket() as probe:
-            probe.bind((HOST, 0))
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+            probe.bind((host, 0))
             return int(probe.getsockname()[1])
     except OSError as error:
         raise ServingError(
-            f"there is no free port on {HOST}: {error.strerror}",
+            f"there is no free port on {host}: {error.strerror}",
             cure="end processes that hold many connections, then run the command again",
         ) from error
 

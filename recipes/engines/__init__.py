@@ -12,6 +12,7 @@ from recipes.engines.engine import (
     Engine,
     EngineOptions,
     Launch,
+    Part,
     options,
 )
 from recipes.engines.vllm import Vllm
@@ -24,6 +25,7 @@ __all__ = [
     "Engine",
     "EngineOptions",
     "Launch",
+    "Part",
     "find_engine",
     "options",
 ]

@@ -12,6 +12,15 @@ CREDENTIALS = ("api-key", "hf-token")
 
 
 @dataclass(frozen=True)
+class Part:
+    """One node's part of a server that is spread over several."""
+
+    node: int  # its number; 0 is the one that answers
+    address: str  # of node 0, for the others
+    port: int  # there, that they meet at
+
+
+@dataclass(frozen=True)
 class Launch:
     """How one server is started."""
 
@@ -22,6 +31,7 @@ class Launch:
     host: str = ""  # that it listens on
     port: int = 0  # of that host
     socket: str = ""  # a Unix socket, instead of a port; "" without one
+    part: Part | None = None  # of a server on several nodes; they take the same arguments
 
 
 @dataclass(frozen=True)
@@ -72,6 +82,7 @@ class Engine(Protocol):
     environment: str  # name of the environment that it runs in
     modules: tuple[str, ...]  # that have to import there
     key_variable: str  # variable that names the key which its clients must show
+    address_variable: str = ""  # variable that names the address which other nodes' parts use
     health: str = "/health"  # path that answers 200 once it serves
     dialect: Dialect = Dialect()  # of its requests
     echoes: tuple[str, ...] = ()  # words of an exception in its log that only repeats another's

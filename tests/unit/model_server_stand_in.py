@@ -128,9 +128,12 @@ class SocketServer(ThreadingHTTPServer):
 def parse(arguments: list[str]) -> argparse.Namespace:
     """The command line of vLLM's server as the pipeline writes it; other options are let pass."""
     parser = argparse.ArgumentParser(prog="api_server.py")
-    parser.add_argument("-m", dest="module", required=True)
-    for name in ("model", "served-model-name", "host"):
+    program = parser.add_mutually_exclusive_group(required=True)
+    program.add_argument("-m", dest="module")
+    program.add_argument("-c", dest="code")
+    for name in ("model", "served-model-name"):
         parser.add_argument(f"--{name}", required=True)
+    parser.add_argument("--host")
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--uds")
     return parser.parse_known_args(arguments)[0]

@@ -18,6 +18,7 @@ from pipeline.run.executors.events import pass_on
 from pipeline.run.executors.executor import Listener, Options
 from pipeline.run.executors.forks import ForkedProcess, Forks
 from pipeline.run.executors.node_room import Node, NodeRoom
+from pipeline.run.executors.resources import refuse_several_nodes
 from pipeline.run.executors.stage_process import check_end, stage_in, start
 
 
@@ -36,19 +37,21 @@ class LocalExecutor:
 
     def find_room(self, needs: Needs) -> LocalPlace | None:
         """Room on this machine, which is shared out among the runs of all its users."""
+        refuse_several_nodes(needs, "local")
         room = self._node.find_room(needs)
         return LocalPlace(room, self._forks) if room is not None else None
 
     def count_room(self, needs: Needs) -> int:
         """How many such pieces of work this machine has room for."""
-        return self._node.count_room(needs)
+        return self._node.count_room(needs) if needs.nodes == 1 else 0
 
     def obstacle(self) -> str:
         """What was in the way when there was no room."""
         return self._node.obstacle
 
     def describe_node(self, asked: Sequence[Needs], store: Path, listener: Listener) -> NodeFacts:
-        """This machine, whatever is asked of it."""
+        """This machine, whatever is asked of it, unless that is several; raises UsageError."""
+        refuse_several_nodes(asked[-1], "local")
         return this_node()
 
 

@@ -1,9 +1,9 @@
 """Runs work on the nodes of a Ray cluster, each piece as a guarded child of an agent of ours there.
 
-What a piece of work needs is a placement group of one bundle, which Ray puts on one node, so a
-server's GPUs are never spread. What runs on the nodes is in ray_node.py: an agent that streams the
-events. Work whose node is lost is begun anew here, not by Ray, which would go on in the middle of
-the events.
+What a piece of work needs is a placement group of one bundle, which Ray puts on one node; of a
+server that is asked to be spread over several nodes it is a bundle each (ray_parts.py). What runs
+on the nodes is in ray_node.py: an agent that streams the events. Work whose node is lost is begun
+anew here, not by Ray, which would go on in the middle of the events.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import chdir, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,10 +30,11 @@ from pipeline.core.installation import this_prepare
 from pipeline.core.needs import Needs
 from pipeline.core.private_files import open_log
 from pipeline.core.process_environment import travelling_environment
-from pipeline.run.executors.events import pass_on
+from pipeline.run.executors.events import OtherNodes, pass_on
 from pipeline.run.executors.executor import Listener, Options
 from pipeline.run.executors.ray_head import RayHead
 from pipeline.run.executors.ray_node import NodeAgent, SentLog, TaskFile
+from pipeline.run.executors.ray_parts import LostNodeError, RayParts
 from pipeline.run.executors.resources import (
     Resources,
     count_room,
@@ -145,7 +147,8 @@ class RayExecutor:
             raise UsageError(
                 f"no node of the Ray cluster has {words_of(needs)}",
                 where=self._cluster.words,
-                cure="choose a profile for fewer GPUs, or add such a node: `ray status` lists them",
+                cure="choose a profile for fewer GPUs, spread it over several nodes "
+                "(engine_arguments.nnodes), or add such a node: `ray status` lists them",
             )
         return node
 
@@ -235,15 +238,18 @@ class RayCluster:
         """
         with self._changing:
             for other in self._waiting:
-                if other.bundle == place.bundle and place not in self._waiting:
+                if other.bundles == place.bundles and place not in self._waiting:
                     other.group, place.group = place.group, other.group
                     self._waiting.remove(other)
                     return
 
-    def gpus_of(self, group: Any, node: str, count: int) -> Any:
+    def gpus_of(self, group: Any, number: int, node: str, count: int) -> Any:
         """A reference to the GPUs that are reserved there, as CUDA_VISIBLE_DEVICES lists them.
 
         They are the group's until it is removed, whatever else runs.
+
+        Args:
+            number: of the group's bundle that is there.
         """
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -252,7 +258,7 @@ class RayCluster:
             num_cpus=0,
             num_gpus=count,
             max_retries=0,
-            scheduling_strategy=PlacementGroupSchedulingStrategy(group, 0),
+            scheduling_strategy=PlacementGroupSchedulingStrategy(group, number),
         )
         with self._asking_gpus[node]:  # one worker answers all, one after another
             answer = ask.remote()
@@ -261,7 +267,7 @@ class RayCluster:
 
 
 class RayPlace:
-    """Room on one node of a cluster, taken as soon as it is free; see executor.py."""
+    """Room on a cluster's node, or several, taken as soon as it is free; see executor.py."""
 
     def __init__(self, needs: Needs, room: Resources, cluster: RayCluster) -> None:
         from ray.util.placement_group import placement_group
@@ -272,18 +278,27 @@ class RayPlace:
         taken["memory"] = int(room.memory_bytes)
         if room.gpu_kind:
             taken[KIND + room.gpu_kind] = SHARE_OF_KIND
-        self.bundle = {name: count for name, count in taken.items() if count}
-        self.group = placement_group([self.bundle], strategy="STRICT_PACK")
+        bundle = {name: count for name, count in taken.items() if count}
+        self.bundles = [bundle] * needs.nodes
+        strategy = "STRICT_PACK" if needs.nodes == 1 else "STRICT_SPREAD"
+        self.group = placement_group(self.bundles, strategy=strategy)
 
     def submit(self, task: Path, log: Path) -> RayJob:
         """Do the work that the file describes, once it is waited for."""
         return RayJob(self, task, log)
 
-    def node(self) -> str:
-        """Where the room is, once it is taken."""
+    def node(self, number: int) -> str:
+        """Where the room is, once it is taken; of several nodes the one of that number."""
+        return str(self._look()["bundles_to_node_id"][number])
+
+    def is_moving(self) -> bool:
+        """Whether room on another node is looked for, in place of that on one that was lost."""
+        return bool(self._look()["state"] == "RESCHEDULING")
+
+    def _look(self) -> dict[str, Any]:
         from ray.util.placement_group import placement_group_table
 
-        return str(placement_group_table(self.group)["bundles_to_node_id"][0])
+        return dict(placement_group_table(self.group))
 
     def release(self) -> None:
         """Give the room back; with its head the cluster ends, and all room in it."""
@@ -295,15 +310,17 @@ class RayPlace:
             remove_placement_group(self.group)
 
 
-class LostNodeError(Exception):
-    """A piece of work ended because its node did."""
-
-
 class RayJob:
-    """A piece of work on one node of a cluster; see executor.py."""
+    """A piece of work on a cluster; see executor.py.
 
-    def __init__(self, place: RayPlace, task: Path, log: Path) -> None:
+    Args:
+        number: of its node, among those of the place. On the first one is the work itself.
+    """
+
+    def __init__(self, place: RayPlace, task: Path, log: Path, number: int = 0) -> None:
         self._place = place
+        self._number = number
+        self._others: RayParts | None = None
         self._cluster = place.cluster
         self._task = task
         self._log = log
@@ -322,7 +339,7 @@ class RayJob:
         tries = self._cluster.options.tries
         for number in range(1, tries + 1):
             try:
-                return self._follow(listener)
+                return self._do(listener)
             except LostNodeError as error:
                 if self._is_cancelled or number == tries:
                     raise self._fault(error, f", try {number} of {tries}") from error
@@ -331,11 +348,17 @@ class RayJob:
 
     def cancel(self) -> None:
         """End the work and everything it started, and wait until that has ended."""
+        with self._beginning:
+            self._is_cancelled = True
+        self.end_try()
+        if self._others is not None:
+            self._others.end_all()
+
+    def end_try(self) -> None:
+        """End what this try at it has started, and wait until that has ended."""
         import ray
         from ray.exceptions import RayError
 
-        with self._beginning:
-            self._is_cancelled = True
         if self._try is None:
             return
         agent, name = self._try
@@ -344,7 +367,30 @@ class RayJob:
             if not ray.wait([end], timeout=SECONDS_TO_END)[0]:
                 ray.kill(agent)
 
-    def _follow(self, listener: Listener) -> None:
+    def _do(self, listener: Listener) -> None:
+        """One try; raises LostNodeError, or as `wait`."""
+        if self._place.needs.nodes == 1:
+            return self.follow(listener)
+        others = RayParts(self._task, partial(RayJob, self._place), self.end_try, listener)
+        self._others = others
+        try:
+            self._wait_for_room(listener)
+            while self._place.is_moving():
+                self._check_wanted()
+                self._cluster.knock()
+                time.sleep(SECONDS_BETWEEN_LOOKS)
+            self.follow(listener, others)
+        except PrepareError as error:
+            if not self._is_cancelled:
+                others.wait_for_loss()
+                if others.is_one_lost:
+                    raise LostNodeError("one of its nodes was lost") from error
+            raise others.failure or error from error
+        finally:
+            others.end_all()
+
+    def follow(self, listener: Listener, others: OtherNodes | None = None) -> None:
+        """Do it and pass its events on; raises LostNodeError, or as `wait`."""
         from ray.exceptions import RayError
 
         try:
@@ -352,7 +398,7 @@ class RayJob:
             with self._beginning:
                 self._check_wanted()
                 stream = self._begin(agent, gpus)
-            failure = pass_on(self._lines(stream), listener)
+            failure = pass_on(self._lines(stream), listener, others)
         except RayError as error:
             if is_loss(error):
                 self._try = None
@@ -377,7 +423,7 @@ class RayJob:
         while True:
             self._wait_for_room(listener)
             try:
-                return self._greet(self._place.node())
+                return self._greet(self._place.node(self._number))
             except (RayError, LostNodeError) as error:
                 deadline = deadline or time.monotonic() + SECONDS_TO_MOVE
                 if not is_loss(error) or time.monotonic() > deadline:
@@ -403,7 +449,9 @@ class RayJob:
         try:
             greeting = agent.greet.options(concurrency_group=CONTROL).remote(this_prepare())
             if count := self._place.needs.gpus:
-                given = self._get(self._cluster.gpus_of(self._place.group, node, count))
+                given = self._get(
+                    self._cluster.gpus_of(self._place.group, self._number, node, count)
+                )
                 gpus = ",".join(map(str, given))
             self._get(greeting)
         except BaseException:

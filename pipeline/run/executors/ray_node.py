@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipeline.core.hardware import this_node
+from pipeline.core.node_address import VARIABLE as NODE_ADDRESS
 from pipeline.core.origin_variable import ORIGIN
 from pipeline.core.private_files import keep_private
 from pipeline.core.process_environment import Need, arrived_environment, stage_environment
@@ -204,7 +205,9 @@ def place_task(task: TaskFile) -> None:
 
 def _variables_of_node() -> dict[str, str]:
     """Ours, but for what Ray says to an actor without cores: that it compute in one thread."""
-    variables = dict(os.environ)
+    import ray
+
+    variables = {**os.environ, NODE_ADDRESS: ray.util.get_node_ip_address()}
     with suppress(OSError):
         of_raylet = Path(f"/proc/{os.getppid()}/environ").read_bytes().split(b"\0")
         if not any(each.startswith(b"OMP_NUM_THREADS=") for each in of_raylet):

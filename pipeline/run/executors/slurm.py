@@ -32,7 +32,13 @@ from pipeline.core.process_environment import Need, stage_environment
 from pipeline.run.executors.described_node import submit_description
 from pipeline.run.executors.events import pass_on
 from pipeline.run.executors.executor import Listener, Options
-from pipeline.run.executors.resources import Resources, count_room, most_frequent, words_of
+from pipeline.run.executors.resources import (
+    Resources,
+    count_room,
+    most_frequent,
+    refuse_several_nodes,
+    words_of,
+)
 from pipeline.run.executors.stage_process import check_end, stage_in
 
 SECONDS_BETWEEN_READS = 0.2
@@ -186,6 +192,7 @@ class SlurmExecutor:
 
     def _check_possible(self, needs: Needs) -> list[str]:
         """The flags of such a job; raises UsageError where Slurm would not take it."""
+        refuse_several_nodes(needs, "slurm")
         others = self._others(self._nodes(), needs)
         flags = self._options.flags_for(needs)
         flags += [f"--exclude={','.join(others)}"] if others else []

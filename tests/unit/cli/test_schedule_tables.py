@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.cli.schedule_tables import few_words, print_schedule, schedule_line, schedule_rows
+from pipeline.cli.schedule_tables import (
+    few_words,
+    needs_words,
+    print_schedule,
+    schedule_line,
+    schedule_rows,
+)
 from pipeline.core.needs import Needs
 from pipeline.forecast.timeline import Piece, Timeline, play
 
@@ -43,3 +49,16 @@ def test_nothing_is_left_to_do(capsys: pytest.CaptureFixture[str]) -> None:
 def test_many_names() -> None:
     assert few_words(["a", "b", "c"]) == "a, b, c"
     assert few_words(["a", "b", "c", "d", "e"]) == "a, b, c and 2 more"
+
+
+@pytest.mark.parametrize(
+    ("needs", "words"),
+    [
+        (Needs(gpus=8), "8 GPUs"),
+        (Needs(nodes=2, gpus=8), "2 nodes of 8 GPUs"),
+        (Needs(nodes=2, gpus=8, exclusive=True), "2 nodes of 8 GPUs, the whole of each"),
+        (Needs(nodes=3, cpus="all"), "3 nodes, all cores"),
+    ],
+)
+def test_room_on_several_nodes(needs: Needs, words: str) -> None:
+    assert needs_words(needs) == words
