@@ -22,15 +22,13 @@ from recipes.engines.engine import (
 ENTRY = ("-m", "vllm.entrypoints.launchers.api_server.entry")
 # `vllm serve --headless`, by which a node takes part in a server that another one answers for.
 HEADLESS = """
-from vllm.entrypoints.cli.serve import run_headless
-from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
-from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
-from vllm.utils.argparse_utils import FlexibleArgumentParser
-cli_env_setup()
-arguments = make_arg_parser(FlexibleArgumentParser()).parse_args()
+import os
+os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # as whoever answers has it
+from vllm.entrypoints.cli import serve  # other modules have moved from version to version
+arguments = serve.make_arg_parser(serve.FlexibleArgumentParser()).parse_args()
 arguments.api_server_count = 0
-validate_parsed_serve_args(arguments)
-run_headless(arguments)
+serve.validate_parsed_serve_args(arguments)
+serve.run_headless(arguments)
 """
 # As the quantizer reads it, also where Mistral's own format lies beside.
 LOADING = ("--config-format", "hf", "--load-format", "safetensors")
