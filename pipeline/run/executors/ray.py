@@ -48,9 +48,11 @@ SECONDS_TO_END = 30.0  # more than the guard gives what it ends
 SECONDS_BETWEEN_LOOKS = 0.5
 SECONDS_BETWEEN_KNOCKS = 5.0
 SECONDS_TO_MOVE = 60.0  # until Ray knows that a node is gone, and has room on another
+SECONDS_KEPT = 0.5
 SECONDS_TO_DESCRIBE = 60.0  # a worker has to start there
 KIND = "accelerator_type:"  # before the kind of a node's GPUs, of which a node has 1
 SHARE_OF_KIND = 0.001  # as Ray itself takes of it
+Bundles = list[dict[str, float]]
 CONTROL = "control"  # of an agent's threads those that do no work
 
 
@@ -100,6 +102,7 @@ class RayExecutor:
             StageError: the cluster's head is gone.
         """
         node = self._node_for(needs)
+        self._cluster.drop_unwanted()
         return RayPlace(needs, node.taken_by(needs), self._cluster)
 
     def obstacle(self) -> str:
@@ -164,6 +167,8 @@ class RayCluster:
         self._knocked = time.monotonic()
         self._agents: dict[str, Any] = {}
         self._waiting: list[RayPlace] = []
+        # What was given back: its room, the group, and when.
+        self._kept: list[tuple[Bundles, Any, float]] = []
         self._changing = threading.Lock()
         self._asking_gpus: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 
@@ -193,15 +198,19 @@ class RayCluster:
             if node not in self._agents:
                 if (has := self.nodes().get(node)) is None:
                     raise LostNodeError("its node was lost")
+                where = NodeAffinitySchedulingStrategy(node, soft=False)
                 agents: Any = ray.remote(num_cpus=0, concurrency_groups={CONTROL: 4})  # type: ignore[call-overload]
                 self._agents[node] = (
                     agents(NodeAgent)
                     .options(
                         max_concurrency=max(1, int(has.cpus)),
-                        scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
+                        scheduling_strategy=where,
                     )
                     .remote()
                 )
+                if has.gpus:  # have a worker there, too, that `gpus_of` finds started
+                    ask = ray.remote(ray.get_gpu_ids)
+                    ask.options(num_cpus=0, max_retries=0, scheduling_strategy=where).remote()
             return self._agents[node]
 
     def forget(self, node: str, agent: Any) -> None:
@@ -231,17 +240,44 @@ class RayCluster:
             with self._changing:
                 self._waiting = [each for each in self._waiting if each is not place]
 
-    def hand_over(self, place: RayPlace) -> None:
-        """Let the first that waits for such room have it; Ray takes up to a second to see it free.
-
-        The place has then what the other one waited in vain for.
-        """
+    def give_back(self, place: RayPlace) -> None:
+        """Let who needs such room have it, now or in a moment; else Ray, which takes a second."""
         with self._changing:
             for other in self._waiting:
-                if other.bundles == place.bundles and place not in self._waiting:
+                if other.bundles == place.bundles:
                     other.group, place.group = place.group, other.group
                     self._waiting.remove(other)
-                    return
+                    break
+            else:
+                self._kept.append((place.bundles, place.group, time.monotonic()))
+                return
+        self._remove(place.group)  # that the other one has waited for in vain
+
+    def take_kept(self, bundles: Bundles) -> Any:
+        """A group of such room that was just given back, or None."""
+        with self._changing:
+            for number, (its_bundles, group, _) in enumerate(self._kept):
+                if its_bundles == bundles:
+                    del self._kept[number]
+                    return group
+        return None
+
+    def drop_unwanted(self) -> None:
+        """Give Ray the room that nobody has taken; called often while work is waited for."""
+        with self._changing:
+            until = time.monotonic() - SECONDS_KEPT
+            unwanted = [group for _, group, since in self._kept if since < until]
+            self._kept = [kept for kept in self._kept if kept[2] >= until]
+        for group in unwanted:
+            self._remove(group)
+
+    def _remove(self, group: Any) -> None:
+        """Have Ray give the room to others; with its head the cluster ends, and all room in it."""
+        from ray.util.placement_group import remove_placement_group
+
+        with suppress(StageError):
+            self.head.check()
+            remove_placement_group(group)
 
     def gpus_of(self, group: Any, number: int, node: str, count: int) -> Any:
         """A reference to the GPUs that are reserved there, as CUDA_VISIBLE_DEVICES lists them.
@@ -274,6 +310,7 @@ class RayPlace:
 
         self.cluster = cluster
         self.needs = needs
+        self._is_released = False
         taken = {"CPU": room.cpus, "GPU": room.gpus}
         taken["memory"] = int(room.memory_bytes)
         if room.gpu_kind:
@@ -281,7 +318,8 @@ class RayPlace:
         bundle = {name: count for name, count in taken.items() if count}
         self.bundles = [bundle] * needs.nodes
         strategy = "STRICT_PACK" if needs.nodes == 1 else "STRICT_SPREAD"
-        self.group = placement_group(self.bundles, strategy=strategy)
+        kept = cluster.take_kept(self.bundles)
+        self.group = kept or placement_group(self.bundles, strategy=strategy)
 
     def submit(self, task: Path, log: Path) -> RayJob:
         """Do the work that the file describes, once it is waited for."""
@@ -301,13 +339,10 @@ class RayPlace:
         return dict(placement_group_table(self.group))
 
     def release(self) -> None:
-        """Give the room back; with its head the cluster ends, and all room in it."""
-        from ray.util.placement_group import remove_placement_group
-
-        self.cluster.hand_over(self)
-        with suppress(StageError):
-            self.cluster.head.check()
-            remove_placement_group(self.group)
+        """Give the room back; may be called again."""
+        if not self._is_released:
+            self._is_released = True
+            self.cluster.give_back(self)
 
 
 class RayJob:
@@ -511,6 +546,7 @@ class RayJob:
             self._check_wanted()
         try:
             self._cluster.knock()
+            self._cluster.drop_unwanted()
         except StageError:
             self.cancel()
             raise

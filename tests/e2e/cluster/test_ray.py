@@ -216,6 +216,7 @@ def test_a_lost_node_s_stage_is_done_on_another(
     with ThreadPoolExecutor() as threads:
         end = threads.submit(job.wait, heard)
         stages.wait_begun(1)
+        wait_until(lambda: len(nodes.busy()) == 1)  # room of before is kept for a moment
         (busy,) = nodes.busy()
         nodes.kill(busy)
         try:
