@@ -180,7 +180,8 @@ class Origin:
             if final.is_dir():
                 return
             with keep_private():
-                shutil.rmtree(beside, ignore_errors=True)
+                for left in _left_by_killed(final.parent.glob(f"{final.name}.fetched.*")):
+                    shutil.rmtree(left, ignore_errors=True)
                 beside.mkdir(parents=True)
                 for name, blob in marker.files.items():
                     path = beside / name
@@ -257,6 +258,8 @@ class Origin:
         with self._fetching.hold(blob.sha256, forget=True):
             if kept.is_file():
                 return kept
+            for left in _left_by_killed(kept.parent.glob(f".{blob.sha256}.*")):
+                left.unlink(missing_ok=True)
             beside = kept.with_name(f".{blob.sha256}.{os.getpid()}")
             fetch_blob(self.objects, blob, beside)
             beside.rename(kept)
@@ -272,6 +275,17 @@ class Origin:
             os.link(kept, path)
         except OSError:
             shutil.copyfile(kept, path)
+
+
+def _left_by_killed(found: Iterable[Path]) -> list[Path]:
+    """Of files and folders that end with their process's id those whose process is gone, or us."""
+    own = str(os.getpid())
+    return [
+        path
+        for path in found
+        if path.name.rpartition(".")[2] == own
+        or not Path("/proc", path.name.rpartition(".")[2]).exists()
+    ]
 
 
 def give_blob(objects: ObjectStore, file: Path) -> Blob:

@@ -155,6 +155,26 @@ def test_two_processes_of_a_node_fetch_once(here: Node, url: str, tmp_path: Path
     assert len(downloaded) == len(set(downloaded)) == 2
 
 
+def test_what_a_killed_process_fetched_in_part_does_not_stay(
+    here: Node, url: str, tmp_path: Path
+) -> None:
+    here.finish(weights="w" * 3_000_000)
+    fetch = [sys.executable, "-c", FETCHER, url, str(tmp_path / "there")]
+    with subprocess.Popen(fetch, stdout=subprocess.PIPE, text=True) as first:
+        assert first.stdout is not None
+        blob = Path(first.stdout.readline().strip()).name
+        first.kill()
+    cache = cache_folder(url, tmp_path / "there")
+    beside = cache / "blobs" / f".{blob}"
+    (half := beside.with_name(f"{beside.name}.{first.pid}")).write_text("half")
+    (others := beside.with_name(f"{beside.name}.1")).write_text("of one that goes on")
+    [folder] = (cache / "stages" / "judge").iterdir()
+    assert folder.name.endswith(f"fetched.{first.pid}")
+    there = Node(url, tmp_path, "there")
+    assert there.outputs() == here.outputs()
+    assert (half.exists(), folder.exists(), others.exists()) == (False, False, True)
+
+
 def test_an_unfinished_stage_is_not_there(here: Node, there: Node) -> None:
     def fail() -> None:
         with here.store.open_for_writing("judge", "abc") as folder:
