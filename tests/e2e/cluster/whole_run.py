@@ -63,12 +63,14 @@ class WholeRun:
         executor: as the settings file has it.
         store: its folder or URL.
         variables: of its process, beside our own.
+        profile: name or file of how it serves.
     """
 
     folder: Path
     executor: Mapping[str, str]
     store: str
     variables: Mapping[str, str] = field(default_factory=dict)
+    profile: str = "cpu"
 
     @property
     def place(self) -> Path:
@@ -130,7 +132,7 @@ class WholeRun:
     def _model(self) -> list[str]:
         policy = self.folder / "policy.yaml"
         policy.write_text(POLICY)
-        chosen = ["--profile", "cpu", "--recipe", RECIPE, "--policy", str(policy), "--json"]
+        chosen = ["--profile", self.profile, "--recipe", RECIPE, "--policy", str(policy), "--json"]
         return ["model", "demo:smollm2-135m", *chosen]
 
     def _start(self, *words: str, output: Any, errors: Any = None) -> subprocess.Popen[bytes]:
@@ -154,13 +156,17 @@ def copy_store(store: Path, to: Path, forget: Collection[str]) -> None:
             shutil.rmtree(record.parent)
 
 
-def guards_of_servers(store: Path) -> list[int]:
-    """The processes that keep the servers of models in that store."""
+def guards_of_servers(store: Path, word: str = ENTRY[1]) -> list[int]:
+    """The processes that keep the servers of models in that store.
+
+    Args:
+        word: of their command line.
+    """
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             words = (entry / "cmdline").read_bytes().split(b"\0")
             ours = any(word.startswith(os.fsencode(store)) for word in words)
-            if ours and ENTRY[1].encode() in words and words[2].endswith(b"guard.py"):
+            if ours and word.encode() in words and words[2].endswith(b"guard.py"):
                 found.append(int(entry.name))
     return found
