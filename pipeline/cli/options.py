@@ -141,7 +141,9 @@ GpuOption = Annotated[
     str | None,
     setting("--gpu", "Kind of GPU to plan for, such as h100, or a YAML file: say what fits on it."),
 ]
-GpusOption = Annotated[int, setting("--gpus", "How many of them.", show_default=True, min=1)]
+GpusOption = Annotated[
+    int, setting("--gpus", "How many of them.", show_default=True, min=1, max=1024)
+]
 ContextOption = Annotated[
     int | None,
     setting(

@@ -110,9 +110,15 @@ def take_apart(text: str) -> ForeignCommand:
         text: for a shell, or a file of containers; then of the first of them that has a server.
 
     Raises:
-        UsageError: it has none, or its quotes do not close.
+        UsageError: it has none, is too long, or its quotes do not close.
     """
-    *others, last = command_lines(text[:MOST_LETTERS]) or [text]
+    if len(text) > MOST_LETTERS:
+        raise UsageError(
+            f"that is {len(text)} letters, and more than {MOST_LETTERS} are not looked at",
+            where=WHERE,
+            cure="give the command line alone, or the file of one container",
+        )
+    *others, last = command_lines(text) or [text]
     for line in others:
         with suppress(UsageError):
             return _take_line_apart(line)
@@ -120,7 +126,7 @@ def take_apart(text: str) -> ForeignCommand:
 
 
 def _take_line_apart(text: str) -> ForeignCommand:
-    whole = _CONTINUED.sub("", text[:MOST_LETTERS])
+    whole = _CONTINUED.sub("", text)
     lexer = shlex.shlex(whole, posix=True, punctuation_chars=_ENDS)
     lexer.whitespace_split, lexer.commenters, lexer.whitespace = True, "", " \t\r"
     try:

@@ -11,19 +11,32 @@ import shlex
 from collections.abc import Iterator
 from typing import Any
 
+from pipeline.core.errors import UsageError
 from pipeline.core.foreign.yaml import ForeignYamlError, parse_yaml
 
+_LINE_OF_A_FILE = re.compile(r"^[ \t]*(- )*(image|entrypoint|command|args):( |\r?$)", re.MULTILINE)
+_COMMAND_OF_A_SHELL = re.compile(r"-[a-z]*c")  # such as -c, -ec and -lc
 _DOCUMENT_END = re.compile(r"^---.*$", re.MULTILINE)
 _WORDS = ("entrypoint", "command", "args")  # in the order in which they are put together
 
 
 def command_lines(text: str) -> list[str]:
-    """A line for a shell of each container; none where the text is no such file."""
+    """A line for a shell of each container; none where the text is no such file.
+
+    Raises:
+        UsageError: it is one that cannot be read, such as a template.
+    """
     found = []
     for document in _DOCUMENT_END.split(text):
         try:
             content = parse_yaml(document.encode())
-        except ForeignYamlError:
+        except ForeignYamlError as error:
+            if _LINE_OF_A_FILE.search(text):
+                raise UsageError(
+                    f"this is a file of containers that cannot be read: {error}",
+                    where="--lint",
+                    cure="mend the YAML; of a template give what it comes to (`helm template`)",
+                ) from error
             return []
         found += [_line(each) for each in _containers(content)]
     return found
@@ -51,8 +64,9 @@ def _line(container: dict[str, Any]) -> str:
         if isinstance(said, str):
             quoted.append(said)  # for a shell, or split as by one
         for word in said if isinstance(said, list) else ():
-            quoted.append(str(word) if before == "-c" else shlex.quote(_text(word)))
-            before = word
+            is_line = _COMMAND_OF_A_SHELL.fullmatch(before)
+            quoted.append(str(word) if is_line else shlex.quote(_text(word)))
+            before = _text(word)
     return " ".join(quoted)
 
 

@@ -64,12 +64,12 @@ class RayParts:
 
     def begin(self, name: str, tasks: Sequence[Mapping[str, Any]]) -> None:
         """Begin them, one on each of the other nodes."""
-        self._parts[name] = []
-        for node, task in enumerate(tasks, start=1):
-            file = self._task.with_name(f"{self._task.stem}.{name}.node{node}.json")
-            write_atomically(file, json.dumps(task, indent=1))
-            part = _Part(self, self._submit(file, file.with_suffix(".log"), node))
-            self._parts[name].append(part)
+        with self._ending:  # who ends them meanwhile is to find all
+            parts = self._parts.setdefault(name, [])
+            for node, task in enumerate(tasks, start=1):
+                file = self._task.with_name(f"{self._task.stem}.{name}.node{node}.json")
+                write_atomically(file, json.dumps(task, indent=1))
+                parts.append(_Part(self, self._submit(file, file.with_suffix(".log"), node)))
 
     def end(self, name: str) -> None:
         """End them, and wait until they have ended."""

@@ -64,6 +64,7 @@ def deployment(words: str, image: str = "mine:1") -> str:
         deployment('command: [vllm, serve]\n        args: [org/name, --max-num-seqs, "64"]'),
         deployment("command: [sh, -c, vllm serve org/name --max-num-seqs 64 && echo over]"),
         deployment("command: [sh, -c]\n        args: [vllm serve org/name --max-num-seqs 64]"),
+        deployment("command: [bash, -lc, 'set -e; vllm serve org/name --max-num-seqs 64']"),
         COMPOSE,
         LISTED,
     ],
@@ -78,6 +79,20 @@ def test_the_server_of_a_container(text: str) -> None:
 def test_a_container_without_a_server_has_none() -> None:
     with pytest.raises(UsageError):
         take_apart(deployment("args: [--max-num-seqs, '64', vllm serve]"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{{- if .Values.gpu }}\n" + COMPOSE + "{{- end }}",
+        COMPOSE.replace("  vllm:", "\tvllm:"),
+        COMPOSE + "    image: vllm/vllm-openai:v0.8.0\n",  # a key twice
+        COMPOSE + "#" * 20_000,
+    ],
+)
+def test_a_file_that_cannot_be_read_whole_is_not_taken_for_good(text: str) -> None:
+    with pytest.raises(UsageError):
+        take_apart(text)
 
 
 @pytest.mark.parametrize("text", ["vllm serve org/name --max-num-seqs 64", "a: [", "- 1", ""])

@@ -77,6 +77,23 @@ def test_two_servers_end_apart(work: Work) -> None:
     assert [task.ended.is_set() for task in work.tasks] == [True, False]
 
 
+def test_who_ends_all_while_they_begin_leaves_none(work: Work) -> None:
+    ending = threading.Thread(target=work.parts.end_all)
+    submit = work.parts._submit
+
+    def cancelled_meanwhile(file: Path, log: Path, node: int) -> Any:
+        if node == 1:
+            ending.start()
+            ending.join(0.2)
+        return submit(file, log, node)
+
+    work.parts._submit = cancelled_meanwhile
+    work.parts.begin("fp8", [{}, {}])
+    ending.join(10)
+    assert len(work.tasks) == 2
+    assert all(task.ended.is_set() for task in work.tasks)
+
+
 def test_a_lost_node_ends_the_work_at_once(work: Work) -> None:
     work.parts.begin("fp8", [{}, {}])
     work.tasks[1].fail(LostNodeError())
