@@ -24,7 +24,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator
 
 from pipeline.core.credentials import hand_on
-from pipeline.core.errors import PrepareError, StageError, UsageError
+from pipeline.core.errors import PrepareError, StageError, StoreError, UsageError
 from pipeline.core.hardware import NodeFacts
 from pipeline.core.installation import this_prepare
 from pipeline.core.needs import Needs
@@ -441,6 +441,9 @@ class RayJob:
             if isinstance(refused := getattr(error, "cause", None), PrepareError):
                 raise refused from error
             raise self._fault(error) from error
+        except StoreError:  # which is ours: the work itself goes on
+            self.end_try()
+            raise
         self._check_wanted()
         check_end(self._exit_code, failure, self._log)
 
@@ -585,12 +588,23 @@ class KeptLogs:
         self._writing = threading.Lock()
 
     def keep(self, sent: SentLog) -> None:
-        """Append it, the first of an agent's under a line that names the agent."""
-        with self._writing, open_log(Path(sent.path)) as file:
-            if (sent.path, sent.agent) not in self._begun:
-                self._begun.add((sent.path, sent.agent))
-                file.write(f"{chr(10) * bool(file.tell())}==> {sent.agent} <==\n".encode())
-            file.write(sent.content)
+        """Append it, the first of an agent's under a line that names the agent.
+
+        Raises:
+            StoreError: the disk is full, or the folder is gone.
+        """
+        try:
+            with self._writing, open_log(Path(sent.path)) as file:
+                if (sent.path, sent.agent) not in self._begun:
+                    self._begun.add((sent.path, sent.agent))
+                    file.write(f"{chr(10) * bool(file.tell())}==> {sent.agent} <==\n".encode())
+                file.write(sent.content)
+        except OSError as error:
+            raise StoreError(
+                f"a log from a node cannot be written: {error.strerror}",
+                where=sent.path,
+                cure="make room on that disk; the same command continues where this one stopped",
+            ) from error
 
 
 def is_loss(error: Exception) -> bool:

@@ -163,7 +163,9 @@ class UnsentLogs:
         with self._asking:
             if run not in self._runs:
                 self._runs.add(run)
-                self._sent |= {path: path.stat().st_size for path in run.rglob("*.log")}
+                for path in logs_below(run):
+                    with suppress(OSError):
+                        self._sent[path] = path.stat().st_size
 
     def take(self, run: Path) -> Iterator[SentLog]:
         """What was added to the run's logs since the last time; of much its end."""
@@ -173,16 +175,28 @@ class UnsentLogs:
     def _take(self, run: Path) -> list[SentLog]:
         found = []
         with self._asking:
-            for path in sorted(run.rglob("*.log")):
-                with path.open("rb") as file:
-                    size = os.fstat(file.fileno()).st_size
-                    before = self._sent.get(path, 0)
-                    file.seek(max(before if before <= size else 0, size - MOST_LOG_BYTES))
-                    content = file.read(MOST_LOG_BYTES)
-                    self._sent[path] = file.tell()
-                if content:
-                    found.append(SentLog(str(path), content, self._agent))
-        return found
+            for path in logs_below(run):
+                with suppress(OSError):  # it was removed meanwhile
+                    found.append(SentLog(str(path), self._take_of(path), self._agent))
+        return [log for log in found if log.content]
+
+    def _take_of(self, path: Path) -> bytes:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            before = self._sent.get(path, 0)
+            before = before if before <= size else 0
+            left_out = max(0, size - before - MOST_LOG_BYTES)
+            file.seek(before + left_out)
+            content = file.read(MOST_LOG_BYTES)
+            self._sent[path] = file.tell()
+        said = f"\n==> {left_out} bytes are in this file on the node alone <==\n" * bool(left_out)
+        return said.encode() + content
+
+
+def logs_below(folder: Path) -> list[Path]:
+    """The files of logs there, however deep, but for what is removed while they are looked for."""
+    found = (Path(at) / name for at, _, names in os.walk(folder) for name in names)
+    return sorted(p for p in found if p.suffix == ".log" and p.is_file() and not p.is_symlink())
 
 
 def is_there(task: TaskFile) -> bool:
