@@ -8,6 +8,7 @@ interpreter (``environments: {serve: {python: ...}}``) stands in for any of them
 from __future__ import annotations
 
 import os
+import platform
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -43,6 +44,7 @@ __all__ = [
     "ensure",
     "identity",
     "interpreters",
+    "refuse_other",
     "status",
 ]
 
@@ -63,6 +65,24 @@ def identity(name: str, accelerator: Accelerator, settings: Settings) -> str:
     """Digest of all that decides what is in an environment; builds nothing."""
     override = settings.environments.get(environment_name(name))
     return external_identity(override)[0] if override else define(name, accelerator).identity
+
+
+def refuse_other(name: str, accelerator: Accelerator, settings: Settings, planned: str) -> None:
+    """See that this node has the environment that a result's key and evidence name.
+
+    Args:
+        planned: its identity where the work was laid out; "" where nobody says.
+
+    Raises:
+        EnvironmentBuildError: it has another, since its settings differ.
+    """
+    if planned not in ("", identity(name, accelerator, settings)):
+        raise EnvironmentBuildError(
+            f"the environment '{name}' of this node is not the one that this was laid out for",
+            where=f"node {platform.node()}",
+            cure="have `environments` of the settings file alike on every node and where the "
+            "command is given; PREPARE_SETTINGS names the file",
+        )
 
 
 def ensure(

@@ -24,7 +24,7 @@ from pipeline.core.stage_record import Task
 from pipeline.core.store import Store
 from pipeline.environments.compile_caches import open_caches
 from pipeline.environments.definition import Accelerator
-from pipeline.environments.environment import identity, interpreters
+from pipeline.environments.environment import identity, interpreters, refuse_other
 from pipeline.environments.settings import load_settings
 from pipeline.serving.server import Server
 from pipeline.serving.server_address import free_port
@@ -41,6 +41,7 @@ class ServerPart(Task):
     store: str = Field(description="folder of the store")
     accelerator: Accelerator = Field(description="that the engine's environment is for")
     hardware: Hardware = Field(description="of the node that answers, and has to be of this one")
+    engine: str = Field(description="identity of the environment that it answers from")
     log: str = Field(description="file for the engine's output")
     model: ModelToServe = Field(description="who is served")
     node: int = Field(description="number of this part, from 1")
@@ -71,8 +72,8 @@ class OtherNodes:
         Raises:
             ServingError: nobody has put the sitting on several nodes.
         """
-        nodes = count_nodes(model.arguments.engine_arguments) if model.arguments else 1
-        if nodes == 1:
+        serving = model.arguments
+        if serving is None or (nodes := count_nodes(serving.engine_arguments)) == 1:
             return None
         address = own_address(os.environ)
         if not address:
@@ -82,12 +83,15 @@ class OtherNodes:
             )
         ours = Part(0, address, free_port(address))
         hardware = this_node(with_gpus=self.accelerator is Accelerator.CUDA)
+        name = find_engine(serving.engine).environment
+        engine = identity(name, self.accelerator, load_settings(self.store))
         tasks = [
             ServerPart(
                 prepare=this_prepare(),
                 store=str(self.store),
                 accelerator=self.accelerator,
                 hardware=hardware.hardware(self.accelerator),
+                engine=engine,
                 log=str(log.with_suffix(f".node{node}.log")),
                 model=model,
                 node=node,
@@ -113,7 +117,8 @@ def attend(part: ServerPart, descriptor: int) -> NoReturn:
 
     Raises:
         ServingError: the server has ended; or this is other hardware than that which answers.
-        PrepareError: an environment cannot be built, or the weights cannot be brought.
+        PrepareError: the environment cannot be built, or is another than there; or the weights
+            cannot be brought.
     """
     events, store, serving = EventWriter(descriptor), Store(Path(part.store)), part.model.arguments
     if serving is None:
@@ -127,6 +132,7 @@ def attend(part: ServerPart, descriptor: int) -> NoReturn:
             cure="have the executor choose nodes of one kind (docs/cluster.md)",
         )
     settings, name = load_settings(store.root), find_engine(serving.engine).environment
+    refuse_other(name, part.accelerator, settings, part.engine)
     python = interpreters(part.accelerator, settings, events)(name)
     store.bring_named([part.model.folder, part.model.draft])
     Server(

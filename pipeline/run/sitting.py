@@ -27,8 +27,8 @@ from pipeline.core.stage_record import StageRecord, StageSpec, Task
 from pipeline.core.store import Store
 from pipeline.environments.compile_caches import open_caches
 from pipeline.environments.definition import Accelerator
-from pipeline.environments.environment import identity, interpreters
-from pipeline.environments.settings import load_settings
+from pipeline.environments.environment import identity, interpreters, refuse_other
+from pipeline.environments.settings import Settings, load_settings
 from pipeline.plan.plan import has_failed
 from pipeline.run.endpoints import Endpoints, Servers
 from pipeline.run.executors.local import InRoom
@@ -36,6 +36,7 @@ from pipeline.run.server_parts import OtherNodes
 from pipeline.run.stage_runner import StageRunner
 from pipeline.stages.evaluate import is_answered
 from pipeline.stages.speed import course_of
+from recipes.engines import find_engine
 
 
 class Sitting(Task):
@@ -87,11 +88,13 @@ def hold(sitting: Sitting, descriptor: int) -> None:
 
     Raises:
         ServingError: this is other hardware than the evidence would name.
+        EnvironmentBuildError: this node's settings name another engine than that.
         PrepareError: as `Sitter.hold`.
     """
     events, store = ToldByStage(descriptor), Store(Path(sitting.store))
     check_hardware(sitting, store)
     settings, accelerator = load_settings(store.root), sitting.accelerator
+    check_engines(sitting, store, settings)
     python_of = interpreters(accelerator, settings, events)
 
     def caches_of(name: str) -> Mapping[str, str]:
@@ -124,6 +127,18 @@ def check_hardware(sitting: Sitting, store: Store) -> None:
         machine = SPEED.parameters_of(spec).machine
         if machine not in ("", node.machine, node.kind(accelerator)):
             raise other_node(node, f"it is {node.kind(accelerator)}, not {machine}")
+
+
+def check_engines(sitting: Sitting, store: Store, settings: Settings) -> None:
+    """See that a model is served by the engine that its verdict names.
+
+    Raises:
+        EnvironmentBuildError: this node has another.
+    """
+    asking = [spec for spec in sitting.specs if needs_endpoint(spec, store)]
+    for served in (each for spec in asking for each in served_in(spec)):
+        name = find_engine(served.serving.engine).environment
+        refuse_other(name, sitting.accelerator, settings, served.engine)
 
 
 def other_node(node: NodeFacts, how: str) -> ServingError:

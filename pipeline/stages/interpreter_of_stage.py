@@ -7,7 +7,7 @@ from pathlib import Path
 from pipeline.core.events import Progress
 from pipeline.core.stage_record import StageSpec
 from pipeline.environments.definition import Accelerator
-from pipeline.environments.environment import ensure
+from pipeline.environments.environment import ensure, refuse_other
 from pipeline.environments.settings import load_settings
 
 
@@ -15,11 +15,13 @@ def with_interpreter(spec: StageSpec, progress: Progress) -> StageSpec:
     """The stage, with an interpreter that is on this node; its environment is built if need be.
 
     Raises:
-        EnvironmentBuildError: it cannot be built here.
+        EnvironmentBuildError: it cannot be built here, or is not the one of the stage's key.
     """
     name = spec.runtime.get("environment")
     if not name or Path(spec.runtime.get("python") or "").is_file():
         return spec
     accelerator = Accelerator(spec.runtime["accelerator"])
-    python = ensure(name, accelerator, load_settings(), progress).python
+    settings = load_settings()
+    refuse_other(name, accelerator, settings, spec.parameters.get("environment", ""))
+    python = ensure(name, accelerator, settings, progress).python
     return spec.model_copy(update={"runtime": {**spec.runtime, "python": str(python)}})

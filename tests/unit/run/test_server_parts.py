@@ -16,7 +16,7 @@ from model_server_stand_in import stand_in_python
 from artifacts.model_to_serve import ModelToServe
 from artifacts.serving_arguments import ServingArguments
 from pipeline.cli.stage import run_server_part
-from pipeline.core.errors import ServingError
+from pipeline.core.errors import EnvironmentBuildError, ServingError
 from pipeline.core.events import EventWriter
 from pipeline.core.hardware import Hardware, hardware
 from pipeline.core.node_address import VARIABLE
@@ -100,7 +100,9 @@ def test_a_node_s_address_stays_there() -> None:
     assert VARIABLE not in travelling_environment(os.environ, "server_part")
 
 
-def part_in(sitting: Sitting, monkeypatch: pytest.MonkeyPatch, of: Hardware) -> Path:
+def part_in(
+    sitting: Sitting, monkeypatch: pytest.MonkeyPatch, of: Hardware, engine: str = ""
+) -> Path:
     """The file of a part whose engine ends at once."""
     python = stand_in_python(sitting.folder)
     said = sitting.folder / "said"
@@ -111,6 +113,7 @@ def part_in(sitting: Sitting, monkeypatch: pytest.MonkeyPatch, of: Hardware) -> 
         store=str(sitting.folder / "store"),
         accelerator=Accelerator.CPU,
         hardware=of,
+        engine=engine,
         log=str(sitting.folder / "part.log"),
         model=sitting.model(2, STAND_IN="dies", STAND_IN_LOG=str(said)),
         node=1,
@@ -133,5 +136,12 @@ def test_a_part_is_one_until_its_engine_ends(
 def test_other_hardware_takes_no_part(sitting: Sitting, monkeypatch: pytest.MonkeyPatch) -> None:
     file = part_in(sitting, monkeypatch, Hardware(accelerator="cpu", cpu="another"))
     with pytest.raises(ServingError, match="another"):
+        run_server_part(file)
+    assert not (sitting.folder / "part.log").exists()
+
+
+def test_another_engine_takes_no_part(sitting: Sitting, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = part_in(sitting, monkeypatch, hardware("cpu"), engine="of another lock")
+    with pytest.raises(EnvironmentBuildError, match="'serve'"):
         run_server_part(file)
     assert not (sitting.folder / "part.log").exists()

@@ -6,14 +6,16 @@ import sys
 from pathlib import Path
 
 import pytest
-from fake_run import FakeRun
+from fake_run import IDENTITIES, FakeRun
 
 from artifacts.stages.coherence import COHERENCE
-from pipeline.core.errors import ServingError
+from pipeline.core.errors import EnvironmentBuildError, ServingError
 from pipeline.core.hardware import hardware, this_node
 from pipeline.environments.definition import Accelerator
+from pipeline.environments.environment import identity
+from pipeline.environments.settings import Settings
 from pipeline.plan.of_speed import Side, find_claims, speed_stages
-from pipeline.run.sitting import Sitting, check_hardware, hold
+from pipeline.run.sitting import Sitting, check_engines, check_hardware, hold
 from recipes.catalog import load_policy, load_profile
 
 
@@ -44,6 +46,26 @@ def test_a_node_that_the_verdict_would_not_be_about_serves_nothing(tmp_path: Pat
 def test_a_node_of_the_same_kind_serves(tmp_path: Path) -> None:
     of_here = FakeRun(tmp_path / "store", hardware=hardware("cpu").model_dump())
     check_hardware(sitting(of_here), of_here.store)
+
+
+def test_a_node_whose_settings_name_another_engine_serves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The key and the evidence would name the driver's."""
+    settings = Settings(home=tmp_path / "home", store=tmp_path / "store")
+    engine = identity("serve", Accelerator.CPU, settings)
+    here = FakeRun(
+        tmp_path / "store",
+        hardware=hardware("cpu").model_dump(),
+        identities={**IDENTITIES, "serve": engine},
+    )
+    check_engines(sitting(here), here.store, settings)
+    own = tmp_path / "settings.yaml"
+    own.write_text(f"environments: {{serve: {{python: {sys.executable}}}}}")
+    monkeypatch.setenv("PREPARE_SETTINGS", str(own))
+    with pytest.raises(EnvironmentBuildError, match="'serve'"):
+        hold(sitting(here), sys.stderr.fileno())
+    assert not list(tmp_path.rglob("server.*"))
 
 
 @pytest.mark.parametrize(

@@ -40,3 +40,10 @@ def test_what_is_not_here_is_asked_of_the_node(python: str) -> None:
     asked = spec(environment="quantize", accelerator="cpu", python=python)
     with pytest.raises(EnvironmentBuildError, match="llmcompressor"):
         with_interpreter(asked, Silent())
+
+
+def test_another_environment_than_the_key_s_makes_nothing() -> None:
+    runtime = {"environment": "quantize", "accelerator": "cpu"}
+    asked = spec(**runtime).model_copy(update={"parameters": {"environment": "of the driver"}})
+    with pytest.raises(EnvironmentBuildError, match="laid out for"):
+        with_interpreter(asked, Silent())
