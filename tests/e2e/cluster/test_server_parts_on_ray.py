@@ -30,7 +30,7 @@ from pipeline.core.stage_key import stage_key
 from pipeline.core.stage_record import StageSpec
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
-from pipeline.run.executors.ray import RayJob, RayOptions
+from pipeline.run.executors.ray import RayExecutor, RayJob, RayOptions
 from pipeline.run.sitting import Sitting
 
 pytestmark = [pytest.mark.e2e, pytest.mark.of_everything, pytest.mark.timeout(300)]
@@ -122,11 +122,17 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayNodes]:
             made.close()
 
 
+@pytest.fixture(scope="module")
+def executor(nodes: RayNodes) -> RayExecutor:
+    """One for all, as a driver has: it keeps for a moment what room is given back."""
+    return RayOptions(address=nodes.address).open()
+
+
 @contextmanager
-def doing(nodes: RayNodes, spread: Spread) -> Iterator[tuple[RayJob, Future[None], Heard]]:
+def doing(executor: RayExecutor, spread: Spread) -> Iterator[tuple[RayJob, Future[None], Heard]]:
     """The work, its end, and what it tells."""
     heard = Heard()
-    place = RayOptions(address=nodes.address).open().find_room(NEEDS)
+    place = executor.find_room(NEEDS)
     job = place.submit(spread.task, spread.task.with_suffix(".log"))
     with ThreadPoolExecutor() as threads:
         try:
@@ -134,42 +140,6 @@ def doing(nodes: RayNodes, spread: Spread) -> Iterator[tuple[RayJob, Future[None
         finally:
             job.cancel()
             place.release()
-
-
-def test_each_part_is_on_a_node_of_its_own_and_all_end(nodes: RayNodes, tmp_path: Path) -> None:
-    spread = Spread(tmp_path)
-    with doing(nodes, spread) as (job, end, _):
-        parts = spread.wait_until_all_are_up()
-        assert len({nodes.node_above(process) for process in parts.values()}) == COUNT
-        job.cancel()
-        assert spread.parts() == {}
-        with pytest.raises(StageError, match="cancelled"):
-            end.result(timeout=60)
-
-
-@pytest.mark.parametrize("part", [0, 1], ids=["who answers", "another"])
-def test_with_one_node_lost_all_is_begun_anew(nodes: RayNodes, tmp_path: Path, part: int) -> None:
-    spread = Spread(tmp_path)
-    with doing(nodes, spread) as (_, end, heard):
-        before = spread.wait_until_all_are_up()
-        nodes.kill(nodes.node_above(before[part]))
-        spread.wait_until_all_are_up(but=before)
-        nodes.add()
-        assert not end.done()
-        assert any("lost" in note for note in heard.notes)
-    assert spread.parts() == {}
-
-
-@pytest.mark.parametrize("part", [0, 2], ids=["who answers", "another"])
-def test_with_one_part_s_engine_dead_all_end_with_its_error(
-    nodes: RayNodes, tmp_path: Path, part: int
-) -> None:
-    spread = Spread(tmp_path)
-    with doing(nodes, spread) as (_, end, _):
-        os.kill(spread.wait_until_all_are_up()[part], signal.SIGKILL)
-        with pytest.raises(ServingError, match="killed"):
-            end.result(timeout=90)
-        assert spread.parts() == {}
 
 
 def test_a_killed_driver_leaves_no_part(nodes: RayNodes, tmp_path: Path) -> None:
@@ -181,3 +151,43 @@ def test_a_killed_driver_leaves_no_part(nodes: RayNodes, tmp_path: Path) -> None
         driver.kill()
     gone: Callable[[], bool] = lambda: spread.parts() == {}  # noqa: E731
     wait_until(gone)
+
+
+def test_each_part_is_on_a_node_of_its_own_and_all_end(
+    nodes: RayNodes, executor: RayExecutor, tmp_path: Path
+) -> None:
+    spread = Spread(tmp_path)
+    with doing(executor, spread) as (job, end, _):
+        parts = spread.wait_until_all_are_up()
+        assert len({nodes.node_above(process) for process in parts.values()}) == COUNT
+        job.cancel()
+        assert spread.parts() == {}
+        with pytest.raises(StageError, match="cancelled"):
+            end.result(timeout=60)
+
+
+@pytest.mark.parametrize("part", [0, 1], ids=["who answers", "another"])
+def test_with_one_node_lost_all_is_begun_anew(
+    nodes: RayNodes, executor: RayExecutor, tmp_path: Path, part: int
+) -> None:
+    spread = Spread(tmp_path)
+    with doing(executor, spread) as (_, end, heard):
+        before = spread.wait_until_all_are_up()
+        nodes.kill(nodes.node_above(before[part]))
+        spread.wait_until_all_are_up(but=before)
+        nodes.add()
+        assert not end.done()
+        assert any("lost" in note for note in heard.notes)
+    assert spread.parts() == {}
+
+
+@pytest.mark.parametrize("part", [0, 2], ids=["who answers", "another"])
+def test_with_one_part_s_engine_dead_all_end_with_its_error(
+    nodes: RayNodes, executor: RayExecutor, tmp_path: Path, part: int
+) -> None:
+    spread = Spread(tmp_path)
+    with doing(executor, spread) as (_, end, _):
+        os.kill(spread.wait_until_all_are_up()[part], signal.SIGKILL)
+        with pytest.raises(ServingError, match="killed"):
+            end.result(timeout=90)
+        assert spread.parts() == {}
