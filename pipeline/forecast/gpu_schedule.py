@@ -95,7 +95,8 @@ def _asked(
     if loads is None or count_room(shared) <= 1:
         yield Piece(asked, loads or shared, _sum([start, measure]), after)
         return
-    unloaded = None if measure is None or load is None else measure - load
+    # Medians of different runs: of some the part may be longer than all of most.
+    unloaded = None if measure is None or load is None else max(0.0, measure - load)
     yield Piece(asked, shared, _sum([start, unloaded]), after)
     yield Piece(f"{name}: loads", loads, _sum([start, load]), (asked, *others))
 

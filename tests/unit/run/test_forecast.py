@@ -21,6 +21,8 @@ from pipeline.core.stage_record import StageSpec
 from pipeline.core.store import Store
 from pipeline.environments.settings import Settings
 from pipeline.forecast.gpu_request import answer
+from pipeline.forecast.gpu_schedule import schedule_on_gpus
+from pipeline.forecast.stage_minutes import SeenStages
 from pipeline.forecast.timeline import Timeline
 from pipeline.plan.choices import Request, choose
 from pipeline.plan.chosen_plan import find_data, make_plan
@@ -491,6 +493,21 @@ class TestSchedule:
             for name, (needs, after) in pieces(there.timeline).items()
             if not is_little(name)
         }
+
+    def test_no_work_ends_before_it_begins(self, planning: Planning) -> None:
+        """Where few of the runs that were seen came to their loads, these took longer than most."""
+        config = planning.checkpoint / "config.json"
+        config.write_text(json.dumps(json.loads(config.read_text()) | SHAPE))
+        asked = planning.request(profile="h100", recipes=(RECIPE,))
+        thought = answer(asked, planning.settings, "h100", 2, None)
+        seconds = {"serve": [5.0], "measure": [60.0, 60.0, 600.0], "speed": [540.0]}
+        seen = SeenStages({(stage, RECIPE): times for stage, times in seconds.items()})
+        plan = replace(thought, seen=seen, minutes=())
+        recipes, policy = [catalog.load_recipe(RECIPE)], catalog.load_policy("default")
+        timeline = schedule_on_gpus(plan, recipes, policy, dry_run=False)
+        assert timeline is not None
+        assert f"{RECIPE}: loads" in {each.piece.name for each in timeline.placed}
+        assert all(each.start <= each.end for each in timeline.placed)
 
     def test_nothing_is_left_to_do(self, planning: Planning) -> None:
         for spec in planning.specs():
