@@ -14,18 +14,21 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ray_nodes import RayNodes
 from s3_server import BUCKET, S3Server
-from slurm_nodes import SlurmNodes
+from slurm_nodes import SlurmNodes, node_of
 from store_processes import left_after
-from tiny_stages import wait_until
+from tiny_stages import TinyStages, wait_until
 from whole_run import (
     ASKED_AND_JUDGED,
+    CLAIM_ON_SPEED,
     MADE,
+    POLICY,
     RECIPE,
     Ended,
     WholeRun,
@@ -34,9 +37,11 @@ from whole_run import (
 )
 
 from eval_gates.answers import book_of_part
+from pipeline.core.needs import Needs
 from pipeline.core.origin_variable import ORIGIN
 from pipeline.core.store import Store
 from pipeline.environments.settings import load_settings
+from pipeline.run.executors.slurm import SlurmJob, SlurmOptions, ask
 
 pytestmark = [pytest.mark.e2e, pytest.mark.of_everything, pytest.mark.timeout(1200)]
 DISTURBED_AT = 8
@@ -178,15 +183,17 @@ def test_what_slurm_did_is_done_for_this_machine_alone(
 # --- on an S3 store -------------------------------------------------------------------------------
 
 
-def on_s3(server: S3Server, folder: Path, executor: Mapping[str, str]) -> WholeRun:
-    """A run on the store there, on a machine that has nothing of it yet."""
+def on_s3(
+    server: S3Server, folder: Path, executor: Mapping[str, str], name: str = "whole"
+) -> WholeRun:
+    """A run on the store of that name there, on a machine that has nothing of it yet."""
     home = folder / "home"
     home.mkdir()
     (home / "environments").symlink_to(load_settings().home / "environments")
     return WholeRun(
         folder,
         executor,
-        f"s3://{BUCKET}/whole",
+        f"s3://{BUCKET}/{name}",
         {**server.variables, ORIGIN: "", "PREPARE_HOME": str(home)},
     )
 
@@ -243,6 +250,69 @@ def test_the_object_store_killed_while_a_server_answers(
     assert any("does not answer" in note for note in ended.notes)
     check_promoted(run, ended)
     check_went_on(run, ended, planned)
+
+
+def test_a_pair_under_load_has_a_node_alone_and_goes_on_on_another(
+    done_on_ray: tuple[WholeRun, Ended],
+    slurm: SlurmNodes,
+    s3: S3Server,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On Slurm, with a claim on speed, and an object store whose cache the nodes share."""
+    copy_store(done_on_ray[0].place, tmp_path / "so-far", forget=ASKED_AND_JUDGED)
+    executor, variables = on_slurm(slurm)
+    on_store = on_s3(s3, tmp_path, executor, "pair")
+    run = replace(
+        on_store,
+        policy=POLICY + CLAIM_ON_SPEED,
+        variables={**on_store.variables, **variables},
+    )
+    with told(s3):
+        send_stages(tmp_path / "so-far", Store(run.place))
+    monkeypatch.setenv("SLURM_CONF", str(slurm.configuration))
+    beside, seen = TinyStages(tmp_path), []
+
+    def look_and_kill() -> None:
+        guards = guards_of_servers(run.place)
+        seen.append([slurm.node_above(guard) for guard in guards])
+        [node] = set(seen[0])
+        jobs = [submit_little(beside, f"beside{n}") for n in range(3)]
+        beside.wait_begun(2)
+        seen.append([node_of(job) for job in jobs])
+        beside.let_go()
+        wait_until(lambda: not any(map(node_of, jobs)))
+        slurm.kill(node)
+        begin_again_at_once(RECIPE)
+
+    ended = run.disturb(lambda task, done: "speed" in task and done >= 1, look_and_kill)
+    [first] = set(seen[0])
+    slurm.start(first)
+    assert len(seen[0]) == 2  # the baseline's and the variant's
+    [other] = {"n1", "n2"} - {first}
+    assert seen[1] == [other, other, ""]  # nothing beside the pair, though it left cores there
+    check_promoted(run, ended)
+    [claim] = ended.report["variants"][0]["speed"]
+    assert claim["verdict"] == "pass"
+    assert asked_twice(run.place) == []
+    assert left_after(run.place) == []
+
+
+def submit_little(stages: TinyStages, name: str) -> SlurmJob:
+    task = stages.task(name)
+    return SlurmOptions().open().find_room(Needs()).submit(task, task.with_suffix(".log"))
+
+
+def begin_again_at_once(name: str) -> None:
+    """Slurm itself would wait for two minutes with a job of that name whose node is lost."""
+
+    def waiting() -> list[str]:
+        lines = ask("squeue", "--noheader", "--states=PENDING", "--format=%i %j").splitlines()
+        return [line.split()[0] for line in lines if name in line]
+
+    wait_until(waiting, 120)
+    [number] = waiting()
+    ask("scontrol", "update", f"JobId={number}", "StartTime=now")
 
 
 @contextmanager

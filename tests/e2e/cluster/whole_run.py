@@ -37,6 +37,17 @@ suites:
 promotion:
   prefer: smallest
 """
+CLAIM_ON_SPEED = """
+speed:
+  ratio: {minimum: {cpu: 0.02}, workloads: [short]}
+  workloads:
+    short:
+      kind: random
+      input_tokens: 16
+      output_tokens: 2
+      arrivals: {concurrency: 2}
+      seconds: 1
+"""
 MADE = ("quantize", "check_weights")
 ASKED_AND_JUDGED = ("coherence", "evaluate", "judge", "evidence", "promote")
 
@@ -64,6 +75,7 @@ class WholeRun:
         store: its folder or URL.
         variables: of its process, beside our own.
         profile: name or file of how it serves.
+        policy: that it is judged by.
     """
 
     folder: Path
@@ -71,6 +83,7 @@ class WholeRun:
     store: str
     variables: Mapping[str, str] = field(default_factory=dict)
     profile: str = "cpu"
+    policy: str = POLICY
 
     @property
     def place(self) -> Path:
@@ -131,7 +144,7 @@ class WholeRun:
     @property
     def _model(self) -> list[str]:
         policy = self.folder / "policy.yaml"
-        policy.write_text(POLICY)
+        policy.write_text(self.policy)
         chosen = ["--profile", self.profile, "--recipe", RECIPE, "--policy", str(policy), "--json"]
         return ["model", "demo:smollm2-135m", *chosen]
 
