@@ -25,6 +25,7 @@ from pydantic import Field, field_validator
 
 from pipeline.core.credentials import hand_on
 from pipeline.core.errors import StageError, UsageError
+from pipeline.core.foreign.file import MEBIBYTE
 from pipeline.core.hardware import NodeFacts
 from pipeline.core.needs import Needs
 from pipeline.core.private_files import FOR_OTHERS, open_log
@@ -123,7 +124,7 @@ class SlurmOptions(Options):
 
 def _mebibytes(size: int) -> str | None:
     """As Slurm takes it; None where the site's own default is to hold."""
-    return f"{-(-size // 2**20)}M" if size else None
+    return f"{-(-size // MEBIBYTE)}M" if size else None
 
 
 class SlurmExecutor:
@@ -166,17 +167,18 @@ class SlurmExecutor:
         """What each node has, by its name."""
         partition = self._options.partition
         flags = [f"--partition={partition}"] if partition else []
-        # Cores and GPUs, such as "n1 2 gpu:h100:2(S:0)"; of several partitions, each once.
-        lines = ask("sinfo", "--Node", "--noheader", "--format=%N %c %G", *flags).splitlines()
-        named = (line.split(maxsplit=2) for line in sorted(set(lines)))
-        return {name: self._resources(cpus, gres) for name, cpus, gres in named}
+        # Cores, MiB and GPUs, as "n1 2 16000 gpu:h100:2(S:0)"; of several partitions, each once.
+        lines = ask("sinfo", "--Node", "--noheader", "--format=%N %c %m %G", *flags).splitlines()
+        named = (line.split(maxsplit=3) for line in sorted(set(lines)))
+        return {name: self._resources(cpus, memory, gres) for name, cpus, memory, gres in named}
 
-    def _resources(self, cpus: str, gres: str) -> Resources:
+    def _resources(self, cpus: str, memory: str, gres: str) -> Resources:
         counts = {kind: int(count) for kind, count in re.findall(r"gpu:(?:([^:,(]+):)?(\d+)", gres)}
         if self._options.gpu_kind is not None:
             counts = {kind: n for kind, n in counts.items() if kind == self._options.gpu_kind}
         kind = max(counts, key=lambda each: counts[each], default="")
-        return Resources(int(cpus), counts.get(kind, 0), kind)
+        mebibytes = int(memory) if int(memory) > 1 else 0  # 1: the site said nothing of it
+        return Resources(int(cpus), counts.get(kind, 0), kind, mebibytes * MEBIBYTE)
 
     def _others(self, nodes: Mapping[str, Resources], needs: Needs) -> list[str]:
         """The nodes that have as much and are of another kind than the most frequent.
@@ -193,8 +195,12 @@ class SlurmExecutor:
     def _check_possible(self, needs: Needs) -> list[str]:
         """The flags of such a job; raises UsageError where Slurm would not take it."""
         refuse_several_nodes(needs, "slurm")
-        others = self._others(self._nodes(), needs)
-        flags = self._options.flags_for(needs)
+        nodes = self._nodes()
+        others = self._others(nodes, needs)
+        # More than there is, or any where none is said of a node, Slurm would not take.
+        able = [each for name, each in nodes.items() if name not in others and each.holds(needs)]
+        memory = max((int(each.taken_by(needs).memory_bytes) for each in able), default=0)
+        flags = self._options.flags_for(needs.model_copy(update={"memory_bytes": memory}))
         flags += [f"--exclude={','.join(others)}"] if others else []
         try:
             ask("sbatch", "--test-only", *flags, "--wrap=true")

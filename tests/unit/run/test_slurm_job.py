@@ -87,12 +87,12 @@ def test_a_job_whose_node_does_not_see_the_run_is_told_as_that(programs: Path) -
 
 
 NODES = """
-a1 64 gpu:h100:8(S:0-1)
-a2 64 gpu:h100:8(S:0-1)
-a2 64 gpu:h100:8(S:0-1)
-b1 32 gpu:l4:1
-c1 32 gpu:2
-login 8 (null)
+a1 64 2000 gpu:h100:8(S:0-1)
+a2 64 1000 gpu:h100:8(S:0-1)
+a2 64 1000 gpu:h100:8(S:0-1)
+b1 32 1 gpu:l4:1
+c1 32 500 gpu:2
+login 8 4000 (null)
 """
 
 
@@ -105,6 +105,7 @@ login 8 (null)
         (Needs(gpus=1), {"gpu_kind": "l4"}, "", 1),
         (Needs(gpus=1), {"flags": ["--constraint=rack7"]}, "", 19),
         (Needs(), {}, "", 200),
+        (Needs(memory_bytes=1000 * 2**20), {}, "", 2 + 1 + 32 + 1 + 4),
     ],
 )
 def test_what_serves_goes_to_nodes_of_the_most_frequent_kind(
@@ -120,3 +121,24 @@ def test_what_serves_goes_to_nodes_of_the_most_frequent_kind(
     assert [word for word in asked if word.startswith("--exclude")] == (
         [f"--exclude={excluded}"] if excluded else []
     )
+
+
+@pytest.mark.parametrize(
+    ("needs", "options", "asked"),
+    [
+        (Needs(memory_bytes=10**8), {}, "--mem=96M"),
+        (Needs(memory_bytes=10**11), {}, "--mem=4000M"),
+        (Needs(memory_bytes=10**11, gpus=2), {}, "--mem=2000M"),
+        (Needs(memory_bytes=10**11, gpus=1), {"gpu_kind": "l4"}, ""),  # nothing is said of those
+        (Needs(memory_bytes=10**11, cpus="all"), {}, "--mem=0"),
+    ],
+)
+def test_no_more_memory_is_asked_for_than_nodes_have(
+    programs: Path, needs: Needs, options: dict[str, Any], asked: str
+) -> None:
+    write_program(programs / "sinfo", f"echo '{NODES.strip()}'")
+    for name in ("sbatch", "squeue", "scancel"):
+        write_program(programs / name, f'echo "$@" >> {programs}/asked')
+    SlurmOptions(**options).open().find_room(needs)
+    words = (programs / "asked").read_text().split()
+    assert [word for word in words if word.startswith("--mem")] == ([asked] if asked else [])
