@@ -23,12 +23,12 @@ from pipeline.core.origin_variable import ORIGIN
 from pipeline.core.private_files import keep_private
 from pipeline.core.process_environment import Need, arrived_environment, stage_environment
 from pipeline.run.executors.forks import KILLED, ForkedProcess, Forks
+from pipeline.run.executors.ray_logs import SentLog, UnsentLogs
 from pipeline.run.executors.stage_process import refuse_other, stage_in, start
 
 SECONDS_BETWEEN_LOOKS = 0.2
 SECONDS_BETWEEN_LOGS = 1.0
 CHUNK_BYTES = 1 << 16
-MOST_LOG_BYTES = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -44,15 +44,6 @@ class TaskFile:
     path: str
     content: bytes
     written: int
-
-
-@dataclass(frozen=True)
-class SentLog:
-    """What was written on a node into a log that the driver does not see."""
-
-    path: str
-    content: bytes
-    agent: str  # who sends it, for its readers
 
 
 @dataclass(frozen=True)
@@ -143,60 +134,6 @@ class NodeAgent:
             process.stop()
             if not is_shared:
                 file.unlink(missing_ok=True)
-
-
-class UnsentLogs:
-    """The logs below runs' folders, as far as they were not sent; asked by several threads.
-
-    Args:
-        agent: who sends them.
-    """
-
-    def __init__(self, agent: str) -> None:
-        self._agent = agent
-        self._sent: dict[Path, int] = {}
-        self._runs: set[Path] = set()
-        self._asking = threading.Lock()
-
-    def skip(self, run: Path) -> None:
-        """What is in the run's logs when the first of its work comes was an earlier agent's."""
-        with self._asking:
-            if run not in self._runs:
-                self._runs.add(run)
-                for path in logs_below(run):
-                    with suppress(OSError):
-                        self._sent[path] = path.stat().st_size
-
-    def take(self, run: Path) -> Iterator[SentLog]:
-        """What was added to the run's logs since the last time; of much its end."""
-        for log in self._take(run):  # noqa: UP028
-            yield log  # a list is not sent what Ray sends
-
-    def _take(self, run: Path) -> list[SentLog]:
-        found = []
-        with self._asking:
-            for path in logs_below(run):
-                with suppress(OSError):  # it was removed meanwhile
-                    found.append(SentLog(str(path), self._take_of(path), self._agent))
-        return [log for log in found if log.content]
-
-    def _take_of(self, path: Path) -> bytes:
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            before = self._sent.get(path, 0)
-            before = before if before <= size else 0
-            left_out = max(0, size - before - MOST_LOG_BYTES)
-            file.seek(before + left_out)
-            content = file.read(MOST_LOG_BYTES)
-            self._sent[path] = file.tell()
-        said = f"\n==> {left_out} bytes are in this file on the node alone <==\n" * bool(left_out)
-        return said.encode() + content
-
-
-def logs_below(folder: Path) -> list[Path]:
-    """The files of logs there, however deep, but for what is removed while they are looked for."""
-    found = (Path(at) / name for at, _, names in os.walk(folder) for name in names)
-    return sorted(p for p in found if p.suffix == ".log" and p.is_file() and not p.is_symlink())
 
 
 def is_there(task: TaskFile) -> bool:

@@ -24,7 +24,8 @@ from pipeline.core.needs import Needs
 from pipeline.environments.settings import Settings
 from pipeline.forecast.machine import machine_of
 from pipeline.plan.choices import Request, choose
-from pipeline.run.executors.ray import RayExecutor, RayJob, RayOptions, RayPlace
+from pipeline.run.executors.ray import RayExecutor, RayOptions
+from pipeline.run.executors.ray_job import RayJob, RayPlace
 from pipeline.run.serving_node import find_node
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]

@@ -30,7 +30,8 @@ from pipeline.core.stage_key import stage_key
 from pipeline.core.stage_record import StageSpec
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
-from pipeline.run.executors.ray import RayExecutor, RayJob, RayOptions
+from pipeline.run.executors.ray import RayExecutor, RayOptions
+from pipeline.run.executors.ray_job import RayJob
 from pipeline.run.sitting import Sitting
 
 pytestmark = [pytest.mark.e2e, pytest.mark.of_everything, pytest.mark.timeout(300)]

@@ -6,7 +6,7 @@ import pytest
 
 from pipeline.core.errors import UsageError
 from pipeline.core.needs import Needs
-from pipeline.run.executors.ray import resources_of
+from pipeline.run.executors.ray_cluster import resources_of
 from pipeline.run.executors.resources import (
     Resources,
     count_room,
