@@ -67,8 +67,8 @@ def test_what_is_not_there_is_refused_at_once(
 def test_what_may_not_be_promoted_does_not_race(tmp_path: Path) -> None:
     file = tmp_path / "pretends.yaml"
     file.write_text(
-        "name: pretends\nsummary: s\naccelerator: cpu\nspeculative: {method: ngram, "
-        "num_speculative_tokens: 3, rejection_sample_method: synthetic, "
+        "name: pretends\nsummary: s\naccelerator: cpu\nkv_cache_dtype: auto\n"
+        "speculative: {method: ngram, num_speculative_tokens: 3, rejection_sample_method: synthetic, "
         "synthetic_acceptance_length: 3}\n"
     )
     with pytest.raises(UsageError) as error:
