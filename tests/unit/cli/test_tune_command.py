@@ -68,8 +68,8 @@ def test_what_may_not_be_promoted_does_not_race(tmp_path: Path) -> None:
     file = tmp_path / "pretends.yaml"
     file.write_text(
         "name: pretends\nsummary: s\naccelerator: cpu\nkv_cache_dtype: auto\n"
-        "speculative: {method: ngram, num_speculative_tokens: 3, rejection_sample_method: synthetic, "
-        "synthetic_acceptance_length: 3}\n"
+        "speculative: {method: ngram, num_speculative_tokens: 3, "
+        "rejection_sample_method: synthetic, synthetic_acceptance_length: 3}\n"
     )
     with pytest.raises(UsageError) as error:
         run("demo:smollm2-135m", "--profile", str(file))
