@@ -14,7 +14,6 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -28,6 +27,7 @@ from pipeline.serving.server_address import free_port
 
 # Who moves in a race is the same process as in the unit tests.
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "artifacts" / "registry"))
+import races
 import racing_mover
 
 LOCK = Path(__file__).parent / "mlflow_server" / "server.txt"
@@ -106,19 +106,16 @@ def name(registry: MlflowRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     for version, before in (("1", None), ("2", "1")):
         cause = Cause("promote", "setup")
         registry.move_alias(model, Move("champion", version, before, cause, "previous"))
-    monkeypatch.setattr(racing_mover, "NAME", model)
+    for module in (races, racing_mover):  # of that name, since the server is one for all tests
+        monkeypatch.setattr(module, "NAME", model)
     return model
-
-
-def promotion(who: str, version: str) -> dict[str, Any]:
-    return {"who": who, "version": version, "replaces": "2"}
 
 
 def test_of_four_promotions_one_wins(registry: MlflowRegistry, name: str) -> None:
     barrier, answers = processes.Barrier(4), processes.Queue()
     runners = [
         processes.Process(
-            target=racing_mover.move, args=(registry.uri, promotion(*pair), barrier, answers)
+            target=racing_mover.move, args=(registry.uri, races.promotion(*pair), barrier, answers)
         )
         for pair in zip("abcd", "3456", strict=True)
     ]
@@ -140,7 +137,7 @@ def test_of_four_promotions_one_wins(registry: MlflowRegistry, name: str) -> Non
 def test_killed_before_a_write(registry: MlflowRegistry, name: str, step: int) -> None:
     runner = processes.Process(
         target=racing_mover.move,
-        args=(registry.uri, promotion("a", "3"), None, None, step, "before"),
+        args=(registry.uri, races.promotion("a", "3"), None, None, step, "before"),
     )
     runner.start()
     runner.join(120)
