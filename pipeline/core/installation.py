@@ -16,7 +16,7 @@ KINDS = (".py", ".txt", ".yaml", ".toml", ".jsonl")
 
 @cache
 def this_prepare() -> str:
-    """The version with a digest of the code, as `0.1.0+code.4f5a0c31b2d7`; of 500 files in 30 ms.
+    """The version with a digest of the code, as `0.1.0+code.4f5a0c31b2d7`.
 
     What a process has imported does not change when its files do, nor does this.
     """

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from ray_nodes import RayNodes
 from s3_server import S3Server, install
 from slurm_nodes import SlurmNodes, missing
 
 from pipeline.core.errors import PrepareError
+from pipeline.run.executors.ray import RayExecutor, RayOptions
 
 
 @pytest.fixture(scope="module")
@@ -35,3 +37,9 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmNodes]:
         yield made
     finally:
         made.close()
+
+
+@pytest.fixture(scope="module")
+def executor(nodes: RayNodes) -> RayExecutor:
+    """One for a module, as a driver has one: it keeps for a moment what is given back."""
+    return RayOptions(address=nodes.address).open()

@@ -24,7 +24,7 @@ from pipeline.core.needs import Needs
 from pipeline.environments.settings import Settings
 from pipeline.forecast.machine import machine_of
 from pipeline.plan.choices import Request, choose
-from pipeline.run.executors.ray import RayExecutor, RayOptions
+from pipeline.run.executors.ray import RayExecutor
 from pipeline.run.executors.ray_job import RayJob, RayPlace
 from pipeline.run.serving_node import find_node
 
@@ -57,11 +57,6 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayNodes]:
         yield made
     finally:
         made.close()
-
-
-@pytest.fixture(scope="module")
-def executor(nodes: RayNodes) -> RayExecutor:
-    return RayOptions(address=nodes.address).open()
 
 
 @pytest.fixture

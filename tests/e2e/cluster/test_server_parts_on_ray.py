@@ -30,7 +30,7 @@ from pipeline.core.stage_key import stage_key
 from pipeline.core.stage_record import StageSpec
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
-from pipeline.run.executors.ray import RayExecutor, RayOptions
+from pipeline.run.executors.ray import RayExecutor
 from pipeline.run.executors.ray_job import RayJob
 from pipeline.run.sitting import Sitting
 
@@ -121,12 +121,6 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayNodes]:
             yield made
         finally:
             made.close()
-
-
-@pytest.fixture(scope="module")
-def executor(nodes: RayNodes) -> RayExecutor:
-    """One for all, as a driver has: it keeps for a moment what room is given back."""
-    return RayOptions(address=nodes.address).open()
 
 
 @contextmanager
