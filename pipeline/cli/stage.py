@@ -12,7 +12,7 @@ import typer
 
 from pipeline.cli.options import parse_path
 from pipeline.core.errors import PrepareError, UnexpectedStageError, UsageError, raise_as
-from pipeline.core.events import Progress
+from pipeline.core.events import EventWriter, Progress, keep_stdout_for_events
 from pipeline.core.interruption import is_interruption
 from pipeline.core.stage_record import Task
 
@@ -38,21 +38,22 @@ def run(
 ) -> None:
     """Run the stage that SPEC.json describes; events go to stdout as JSON lines.
 
+    Nothing else does: what is printed meanwhile goes to stderr.
+
     Example
 
       prepare stage run STORE/runs/RUN/stages/baseline.coherence.KEY.json
     """
+    events = EventWriter(keep_stdout_for_events())
     from pipeline.core.credentials import hide
-    from pipeline.core.events import EventWriter
     from pipeline.run.executors.stage_process import stage_in
 
-    events = EventWriter(sys.stdout.fileno())
     stage = stage_in(spec)
     try:
         if stage == "sitting":
             run_sitting(spec, events)
         elif stage == "server_part":
-            run_server_part(spec)
+            run_server_part(spec, events)
         elif stage == "describe":
             describe_node(spec)
         else:
@@ -93,7 +94,7 @@ def run_stage(file: Path, events: Progress) -> None:
         advance(with_interpreter(spec, events), events)
 
 
-def run_sitting(file: Path, events: Progress) -> None:
+def run_sitting(file: Path, events: EventWriter) -> None:
     """Serve the model that the file describes, and run the stages that ask it."""
     from pipeline.core.private_files import keep_private
     from pipeline.run.sitting import Sitting, hold
@@ -101,7 +102,7 @@ def run_sitting(file: Path, events: Progress) -> None:
     sitting = read_task(file, Sitting)
     store = Path(sitting.store)
     with keep_private(store), working(file, store, events):
-        hold(sitting, sys.stdout.fileno())
+        hold(sitting, events)
 
 
 def working(file: Path, store: Path, events: Progress) -> AbstractContextManager[None]:
@@ -115,14 +116,14 @@ def working(file: Path, store: Path, events: Progress) -> AbstractContextManager
     return RunFolders(Store(store)).work(run, events.note)
 
 
-def run_server_part(file: Path) -> None:
+def run_server_part(file: Path, events: EventWriter) -> None:
     """Be the part that the file describes of a server on several nodes, until that ends."""
     from pipeline.core.private_files import keep_private
     from pipeline.run.server_parts import ServerPart, attend
 
     part = read_task(file, ServerPart)
     with keep_private(Path(part.store)):
-        attend(part, sys.stdout.fileno())
+        attend(part, events)
 
 
 def describe_node(file: Path) -> None:

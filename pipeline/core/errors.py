@@ -24,7 +24,7 @@ Exit codes that are no errors: 0 promoted (or every asked-for gate passed), 4 th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from enum import IntEnum
 from pathlib import Path
@@ -168,7 +168,7 @@ def raise_as(
         raise kind(f"{what}: {reason}", where=str(where), cure=cure) from error
 
 
-def from_dict(data: dict[str, Any]) -> PrepareError:
+def from_dict(data: Mapping[str, Any]) -> PrepareError:
     """The error that :meth:`PrepareError.to_dict` wrote, as its own class again."""
     kinds: dict[str, type[PrepareError]] = {"PrepareError": PrepareError}
     pending: list[type[PrepareError]] = [PrepareError]

@@ -14,7 +14,10 @@ import json
 import os
 import sys
 import threading
+from collections.abc import Mapping
 from typing import Any, Protocol
+
+from pipeline.core.foreign.json import ForeignJsonError, parse_json
 
 EVENTS_FD_VARIABLE = "PREPARE_EVENTS_FD"
 
@@ -58,10 +61,45 @@ class EventWriter:
         """Write one event; a reader that went away is no error of the worker's."""
         line = (json.dumps(event) + "\n").encode()
         with self._lock, contextlib.suppress(OSError):
-            os.write(self._descriptor, line)
+            while line:  # a signal may interrupt a long one
+                line = line[os.write(self._descriptor, line) :]
 
 
 def worker_progress() -> Progress:
     """The progress sink of a worker: the inherited descriptor, else standard error."""
     descriptor = os.environ.get(EVENTS_FD_VARIABLE)
     return EventWriter(int(descriptor) if descriptor else sys.stderr.fileno())
+
+
+def keep_stdout_for_events() -> int:
+    """Take standard output for events alone, before a library writes to it; the descriptor of it.
+
+    What anybody else writes there, a program that we start included, goes to standard error.
+    """
+    descriptor = os.dup(1)  # which no program inherits
+    os.dup2(2, 1)
+    return descriptor
+
+
+def read_event(line: bytes) -> Mapping[str, Any]:
+    """The event that the line is; an empty one of a line that is none, but somebody's text."""
+    try:
+        event = parse_json(line, finite=False, whole_text=False)
+    except ForeignJsonError:
+        return {}
+    return event if isinstance(event, dict) else {}
+
+
+def pass_progress_on(event: Mapping[str, Any], progress: Progress) -> None:
+    """Tell the progress or the note that the event is; nothing of any other."""
+    match event:
+        case {
+            "event": "progress",
+            "task": str(task),
+            "done": int(done),
+            "total": int() | None as total,
+            "unit": str(unit),
+        }:
+            progress.advance(task, done, total, unit)
+        case {"event": "note", "text": str(text)}:
+            progress.note(text)

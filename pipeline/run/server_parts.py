@@ -109,18 +109,18 @@ class OtherNodes:
         self.events.write({"event": "parts_over", "name": model})
 
 
-def attend(part: ServerPart, descriptor: int) -> NoReturn:
+def attend(part: ServerPart, events: EventWriter) -> NoReturn:
     """Be that part, on this node.
 
     Args:
-        descriptor: of the file that events go to.
+        events: where it tells of itself.
 
     Raises:
         ServingError: the server has ended; or this is other hardware than that which answers.
         PrepareError: the environment cannot be built, or is another than there; or the weights
             cannot be brought.
     """
-    events, store, serving = EventWriter(descriptor), Store(Path(part.store)), part.model.arguments
+    store, serving = Store(Path(part.store)), part.model.arguments
     if serving is None:
         raise ValueError(f"{part.model.name} is not ours to serve")
     node = this_node(with_gpus=part.accelerator is Accelerator.CUDA)

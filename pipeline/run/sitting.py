@@ -31,6 +31,7 @@ from pipeline.environments.environment import identity, interpreters, refuse_oth
 from pipeline.environments.settings import Settings, load_settings
 from pipeline.plan.plan import has_failed
 from pipeline.run.endpoints import Endpoints, Servers
+from pipeline.run.executors.events import OnlyProgress
 from pipeline.run.executors.local import InRoom
 from pipeline.run.server_parts import OtherNodes
 from pipeline.run.stage_runner import StageRunner
@@ -71,27 +72,19 @@ class SentLog:
         self._events.write({"event": "stage", **stage.model_dump(mode="json")})
 
 
-class ToldByStage(EventWriter):
-    """What a stage in a sitting tells; its end is told by the log."""
-
-    def stage_ended(self, stage: StageReport) -> None:
-        """No stage has another in it."""
-        raise TypeError(f"{stage.name} ended within a stage")
-
-
-def hold(sitting: Sitting, descriptor: int) -> None:
+def hold(sitting: Sitting, events: EventWriter) -> None:
     """Hold the sitting on this machine, where there is room for it already.
 
     Args:
         sitting: with environments of this machine, which are built where they are not there.
-        descriptor: of the file that events go to.
+        events: where it tells of itself.
 
     Raises:
         ServingError: this is other hardware than the evidence would name.
         EnvironmentBuildError: this node's settings name another engine than that.
         PrepareError: as `Sitter.hold`.
     """
-    events, store = ToldByStage(descriptor), Store(Path(sitting.store))
+    store = Store(Path(sitting.store))
     check_hardware(sitting, store)
     settings, accelerator = load_settings(store.root), sitting.accelerator
     check_engines(sitting, store, settings)
@@ -101,7 +94,7 @@ def hold(sitting: Sitting, descriptor: int) -> None:
         return open_caches(settings.home, identity(name, accelerator, settings), events)
 
     log = SentLog(Path(sitting.folder), events)
-    stages = StageRunner(store, InRoom(), python_of, log, events, accelerator)
+    stages = StageRunner(store, InRoom(), python_of, log, OnlyProgress(events), accelerator)
     others = OtherNodes(store.root, accelerator, events)
     Sitter(stages, Servers(stages, caches_of, others)).hold(sitting)
 

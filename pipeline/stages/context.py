@@ -15,7 +15,7 @@ from typing import Any, Generic
 from artifacts.stages import stage_named
 from pipeline.core import errors
 from pipeline.core.digest import digest_json
-from pipeline.core.events import EVENTS_FD_VARIABLE, Progress
+from pipeline.core.events import EVENTS_FD_VARIABLE, Progress, pass_progress_on, read_event
 from pipeline.core.process_environment import Need, server_environment
 from pipeline.core.processes import GuardedProcess
 from pipeline.core.stage import Parameters, Runtime
@@ -163,13 +163,9 @@ class StageContext(Generic[Parameters, Runtime]):
         return result
 
     def _forward(self, descriptor: int) -> None:
-        with os.fdopen(descriptor) as lines:
+        with os.fdopen(descriptor, "rb") as lines:
             for line in lines:
-                event = json.loads(line)
-                if event["event"] == "progress":
-                    self.advance(event["task"], event["done"], event["total"], event["unit"])
-                elif event["event"] == "note":
-                    self.note(event["text"])
+                pass_progress_on(read_event(line), self)
 
 
 def execute(spec: StageSpec, progress: Progress) -> StageRecord:

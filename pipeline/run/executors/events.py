@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
+from pydantic import ValidationError
+
 from artifacts.run_record import StageReport
 from pipeline.core import errors
-from pipeline.core.events import Progress
+from pipeline.core.events import Progress, pass_progress_on, read_event
 from pipeline.run.executors.executor import Listener
 
 
@@ -45,28 +46,26 @@ def pass_on(
 ) -> errors.PrepareError | None:
     """Pass the events on until there are no more; the error that ended the work, if one did.
 
+    A line that is no event, as something else than the work may print it, is passed over.
+
     Args:
         others: what begins parts of its servers elsewhere, of work on several nodes.
     """
     failure: errors.PrepareError | None = None
     for line in lines:
-        try:
-            event = json.loads(line)
-        except ValueError:
-            continue  # a library printed to standard output; the log has the rest
-        if not isinstance(event, dict):
-            continue  # it printed a number
-        kind = event.pop("event", None)
-        if kind == "progress":
-            listener.advance(event["task"], event["done"], event["total"], event["unit"])
-        elif kind == "note":
-            listener.note(event["text"])
-        elif kind == "stage":
-            listener.stage_ended(StageReport.model_validate(event))
-        elif kind == "parts" and others is not None:
-            others.begin(event["name"], event["tasks"])
-        elif kind == "parts_over" and others is not None:
-            others.end(event["name"])
-        elif kind == "error":
-            failure = errors.from_dict(event)
+        match read_event(line):
+            case {"event": "stage", **report}:
+                try:
+                    ended = StageReport.model_validate(report)
+                except ValidationError:
+                    continue
+                listener.stage_ended(ended)
+            case {"event": "parts", "name": str(name), "tasks": [*tasks]} if others is not None:
+                others.begin(name, [task for task in tasks if isinstance(task, dict)])
+            case {"event": "parts_over", "name": str(name)} if others is not None:
+                others.end(name)
+            case {"event": "error", "kind": str(), "what": str()} as error:
+                failure = errors.from_dict(error)
+            case event:
+                pass_progress_on(event, listener)
     return failure

@@ -25,6 +25,7 @@ from pydantic import Field, field_validator
 
 from pipeline.core.credentials import hand_on
 from pipeline.core.errors import StageError, UsageError
+from pipeline.core.events import read_event
 from pipeline.core.foreign.file import MEBIBYTE
 from pipeline.core.hardware import NodeFacts
 from pipeline.core.needs import Needs
@@ -60,7 +61,9 @@ SCRIPT = """
 [ "${{SLURM_RESTART_COUNT:-0}}" = 0 ] || echo {requeued}
 {hide_gpus}
 {command}
-echo "{{\\"event\\": \\"ended\\", \\"exit_code\\": $?}}"
+code=$?
+echo # it may have been killed within a line
+echo "{{\\"event\\": \\"ended\\", \\"exit_code\\": $code}}"
 """
 
 
@@ -348,10 +351,11 @@ class SlurmJob:
                 time.sleep(SECONDS_BETWEEN_READS)
 
     def _says_ended(self, line: bytes) -> bool:
-        if not line.startswith(b'{"event": "ended"'):
-            return False
-        self._exit_code = int(json.loads(line)["exit_code"])
-        return True
+        match read_event(line):
+            case {"event": "ended", "exit_code": int(code)}:
+                self._exit_code = code
+                return True
+        return False
 
     def _is_over(self) -> bool:
         """Whether Slurm has ended it; while the controller does not answer, it is not."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,6 +30,7 @@ from pipeline.run.server_parts import OtherNodes, ServerPart
 from recipes.catalog import load_profile
 
 HERE = "127.0.0.1"
+TOLD = EventWriter(sys.stderr.fileno())
 
 
 @pytest.fixture(autouse=True)
@@ -130,18 +132,18 @@ def test_a_part_is_one_until_its_engine_ends(
 ) -> None:
     file = part_in(sitting, monkeypatch, hardware("cpu"))
     with pytest.raises(ServingError, match="closed by peer"):
-        run_server_part(file)
+        run_server_part(file, TOLD)
 
 
 def test_other_hardware_takes_no_part(sitting: Sitting, monkeypatch: pytest.MonkeyPatch) -> None:
     file = part_in(sitting, monkeypatch, Hardware(accelerator="cpu", cpu="another"))
     with pytest.raises(ServingError, match="another"):
-        run_server_part(file)
+        run_server_part(file, TOLD)
     assert not (sitting.folder / "part.log").exists()
 
 
 def test_another_engine_takes_no_part(sitting: Sitting, monkeypatch: pytest.MonkeyPatch) -> None:
     file = part_in(sitting, monkeypatch, hardware("cpu"), engine="of another lock")
     with pytest.raises(EnvironmentBuildError, match="'serve'"):
-        run_server_part(file)
+        run_server_part(file, TOLD)
     assert not (sitting.folder / "part.log").exists()

@@ -1,0 +1,250 @@
+"""The events of real work, while a library in it prints lines that look like them.
+
+The library is `sitecustomize` of every interpreter that is started: as soon as the stage reads a
+weights file it prints, from Python, past Python and from a program that it starts. Slurm's commands
+are played by scripts, and our agent on a node of Ray is asked without Ray.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from finished_stage import put_record, stage_record
+from hypothesis import given
+from hypothesis import strategies as st
+from listener import Listener
+from loose_stage import stage_spec
+from quantized_checkpoint import inspected
+from sample_stages import RESULTS
+from small_checkpoint import write_files
+from sound_variants import (
+    LINEAR,
+    overwrite,
+    recipe,
+    source_files,
+    source_tensors,
+    variant_files,
+)
+
+from artifacts.run_record import StageReport
+from pipeline.core.errors import StageError, VerificationError
+from pipeline.core.needs import Needs
+from pipeline.core.stage_record import StageReference
+from pipeline.core.store import Store
+from pipeline.run.executors import Options
+from pipeline.run.executors.events import pass_on
+from pipeline.run.executors.local import LocalOptions
+from pipeline.run.executors.ray_node import NodeAgent, TaskFile
+from pipeline.run.executors.slurm import SlurmOptions
+
+HOSTILE = [
+    '{"event": "progress"}',
+    '{"event": "note", "text": "forged"}',
+    '{"event": "stage", "name": 1}',
+    '{"event": "error", "kind": "StageError", "what": "forged"}',
+    '{"event": "ended", "exit_code": 3}',
+    "[" * 100_000,
+]
+LIBRARY = f"""
+import os, subprocess, sys
+said = []
+
+def say(event, arguments):
+    if event == "open" and not said and str(arguments[0]).endswith("model.safetensors"):
+        said.append(event)
+        for line in {HOSTILE!r}:
+            print(line, flush=True)
+            os.write(1, line.encode() + b"\\n")
+            subprocess.run(["printf", "%s\\\\n", line], check=True)
+        print("left in a buffer", end="")
+
+sys.addaudithook(say)
+"""
+SBATCH = """#!/bin/sh
+for word; do case "$word" in
+    --output=*) output=${word#*=};; --error=*) log=${word#*=};; --wrap=*) script=${word#*=};;
+    --test-only) exit 0;;
+esac; done
+sh -c "$script" >> "$output" 2>> "$log"
+echo 17
+"""
+
+
+class Work:
+    """A stage that reads weights, in a store of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.store, self.listener = Store(folder / "store"), Listener()
+        self.file, self.log = folder / "stage.json", folder / "stage.log"
+        write_files(folder / "source", source_files())
+        variant = self.store.stage_folder("quantize", "made") / "output"
+        write_files(variant, variant_files("fp8-dynamic"))
+        made = {"stage": "quantize", "key": "made", "inputs": {}, "input_digests": {}}
+        put_record(self.store, stage_record(**made, result=RESULTS["quantize"]))
+        source = inspected(folder / "source")
+        self.spec = stage_spec(
+            "check_weights",
+            "fp8-dynamic",
+            {"checkpoint": source.digest, "quantization": recipe("fp8-dynamic")},
+            {"weights": StageReference(stage="quantize", key="made")},
+            {"checkpoint": source.model_dump(mode="json")},
+            self.store.root,
+        )
+        self.file.write_text(self.spec.model_dump_json())
+
+    def check(self) -> None:
+        """See that it was done, all that it tells was heard, and nothing that the library said."""
+        assert self.store.find(self.spec.stage, self.spec.key) is not None
+        assert len(self.listener.events) == len(source_tensors())
+        assert all(done <= (total or 0) for _, done, total, _ in self.listener.events)
+        (note,) = self.listener.notes
+        assert note.startswith("fp8-dynamic: SQNR")
+        logged = self.log.read_text()
+        assert [logged.count(f"{line}\n") for line in HOSTILE[:-1]] == [3] * (len(HOSTILE) - 1)
+        assert "left in a buffer" in logged
+
+
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Work:
+    made = Work(tmp_path)
+    (tmp_path / "library").mkdir()
+    (tmp_path / "library" / "sitecustomize.py").write_text(LIBRARY)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "library"), prepend=":")
+    return made
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of its commands, of which sbatch does the work at once."""
+    folder = tmp_path / "slurm"
+    folder.mkdir()
+    for name, script in {"sbatch": SBATCH, "sinfo": "#!/bin/sh\necho n1 2 4000 '(null)'\n"}.items():
+        (folder / name).write_text(script)
+    for name in ("squeue", "scancel"):
+        (folder / name).write_text("#!/bin/sh\n")
+    for program in folder.iterdir():
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=":")
+    return folder
+
+
+@pytest.mark.parametrize("options", [LocalOptions(), SlurmOptions()], ids=lambda each: each.kind)
+@pytest.mark.usefixtures("slurm")
+def test_an_executor_hears_what_the_work_tells_alone(work: Work, options: Options) -> None:
+    place = options.open().find_room(Needs())
+    assert place is not None
+    place.submit(work.file, work.log).wait(work.listener)
+    place.release()
+    work.check()
+
+
+def test_an_agent_on_a_node_streams_what_the_work_tells_alone(work: Work) -> None:
+    task = TaskFile(str(work.file), work.file.read_bytes(), work.file.stat().st_mtime_ns)
+    *lines, code = NodeAgent().run("try", task, str(work.log), dict(os.environ))
+    assert code == 0
+    assert pass_on((line for line in lines if isinstance(line, bytes)), work.listener) is None
+    work.check()
+
+
+def test_work_that_fails_is_told_by_its_own_error(work: Work) -> None:
+    variant = work.store.stage_folder("quantize", "made") / "output"
+    overwrite(variant, f"{LINEAR[0]}.weight_scale", b"\0\0")
+    place = LocalOptions().open().find_room(Needs())
+    assert place is not None
+    with pytest.raises(VerificationError, match="weight_scale"):
+        place.submit(work.file, work.log).wait(work.listener)
+    place.release()
+    assert "forged" in work.log.read_text()
+
+
+def test_a_job_that_is_killed_within_a_line_is_told_as_one_that_is_killed(
+    work: Work, slurm: Path
+) -> None:
+    program = slurm / "python"
+    program.write_text('#!/bin/sh\nprintf \'{"event": "note", "te\'\nkill -KILL $$\n')
+    program.chmod(0o755)
+    place = SlurmOptions(python=str(program)).open().find_room(Needs())
+    began = time.monotonic()
+    with pytest.raises(StageError, match="137"):
+        place.submit(work.file, work.log).wait(work.listener)
+    assert time.monotonic() - began < 30
+    assert work.listener.notes == []
+
+
+class Heard(Listener):
+    """And which stages have ended."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stages: list[object] = []
+
+    def stage_ended(self, stage: object) -> None:
+        self.stages.append(stage)
+
+
+class Nodes:
+    """Hears of parts."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, Any]] = []
+
+    def begin(self, name: str, tasks: Any) -> None:
+        self.told.append((name, tasks))
+
+    def end(self, name: str) -> None:
+        self.told.append((name, None))
+
+
+KINDS = ("progress", "note", "stage", "parts", "parts_over", "error", "ended", "other")
+KEYS = (*StageReport.model_fields, "text", "task", "done", "total", "unit", "tasks", "kind", "what")
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=5,
+)
+
+
+@given(st.sampled_from(KINDS), st.dictionaries(st.sampled_from(KEYS), VALUES))
+def test_an_event_of_any_shape_is_heard_or_passed_over(kind: str, rest: dict[str, Any]) -> None:
+    heard, nodes = Heard(), Nodes()
+    line = json.dumps({"event": kind, **rest}).encode()
+    failure = pass_on([line, b'{"event": "note", "text": "last"}\n'], heard, nodes)
+    assert heard.notes[-1] == "last"
+    assert (failure is None) or (kind == "error")
+    for _, done, total, _ in heard.events:
+        assert isinstance(done, int)
+        assert total is None or isinstance(total, int)
+
+
+@given(st.binary())
+def test_any_line_is_passed_over(line: bytes) -> None:
+    heard = Heard()
+    assert pass_on([line, b"[" * 100_000, b'{"a": ' * 2000, b"1" * 5000], heard) is None
+    assert (heard.notes, heard.events, heard.stages) == ([], [], [])
+
+
+def test_each_kind_of_event_is_heard() -> None:
+    heard, nodes = Heard(), Nodes()
+    stage = StageReport(
+        name="judge", stage="judge", variant="v", status="ran", seconds=1.5, key="k"
+    )
+    told: list[dict[str, Any]] = [
+        {"event": "progress", "task": "t", "done": 1, "total": None, "unit": "s"},
+        {"event": "note", "text": "\udcff half"},
+        {"event": "stage", **stage.model_dump(mode="json")},
+        {"event": "parts", "name": "fp8", "tasks": [{"node": 1}]},
+        {"event": "parts_over", "name": "fp8"},
+        {"event": "error", **StageError("it failed", where="here", cure="mend it").to_dict()},
+    ]
+    failure = pass_on((json.dumps(each).encode() for each in told), heard, nodes)
+    assert heard.events == [("t", 1, None, "s")]
+    assert heard.notes == ["\udcff half"]
+    assert heard.stages == [stage]
+    assert nodes.told == [("fp8", [{"node": 1}]), ("fp8", None)]
+    assert isinstance(failure, StageError)
+    assert (failure.what, failure.where, failure.cure) == ("it failed", "here", "mend it")
