@@ -15,6 +15,7 @@ from pipeline.core.errors import PrepareError, UnexpectedStageError, UsageError,
 from pipeline.core.events import EventWriter, Progress, keep_stdout_for_events
 from pipeline.core.interruption import is_interruption
 from pipeline.core.stage_record import Task
+from pipeline.core.store import Store
 
 AnyTask = TypeVar("AnyTask", bound=Task)
 
@@ -85,13 +86,13 @@ def run_stage(file: Path, events: Progress) -> None:
     from pipeline.stages.interpreter_of_stage import with_interpreter
 
     spec = read_task(file, StageSpec)
-    # A registry may be a folder that others read.
-    store = Path(spec.store)
+    store = Store(Path(spec.store))
     with (
-        nullcontext() if spec.stage == "promote" else keep_private(store),
+        # A registry may be a folder that others read.
+        nullcontext() if spec.stage == "promote" else keep_private(store.root),
         working(file, store, events),
     ):
-        advance(with_interpreter(spec, events), events)
+        advance(with_interpreter(spec, events), store, events)
 
 
 def run_sitting(file: Path, events: EventWriter) -> None:
@@ -100,20 +101,19 @@ def run_sitting(file: Path, events: EventWriter) -> None:
     from pipeline.run.sitting import Sitting, hold
 
     sitting = read_task(file, Sitting)
-    store = Path(sitting.store)
-    with keep_private(store), working(file, store, events):
-        hold(sitting, events)
+    store = Store(Path(sitting.store))
+    with keep_private(store.root), working(file, store, events):
+        hold(sitting, store, events)
 
 
-def working(file: Path, store: Path, events: Progress) -> AbstractContextManager[None]:
+def working(file: Path, store: Store, events: Progress) -> AbstractContextManager[None]:
     """Have `prepare gc` see that something is done for the run whose file it is, if it is one's."""
     from pipeline.core.run_folders import RunFolders
-    from pipeline.core.store import Store
 
     run = file.absolute().parents[1]
-    if run.parent != store.absolute() / "runs":
+    if run.parent != store.root.absolute() / "runs":
         return nullcontext()
-    return RunFolders(Store(store)).work(run, events.note)
+    return RunFolders(store).work(run, events.note)
 
 
 def run_server_part(file: Path, events: EventWriter) -> None:

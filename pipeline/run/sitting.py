@@ -72,11 +72,12 @@ class SentLog:
         self._events.write({"event": "stage", **stage.model_dump(mode="json")})
 
 
-def hold(sitting: Sitting, events: EventWriter) -> None:
+def hold(sitting: Sitting, store: Store, events: EventWriter) -> None:
     """Hold the sitting on this machine, where there is room for it already.
 
     Args:
         sitting: with environments of this machine, which are built where they are not there.
+        store: that of the sitting.
         events: where it tells of itself.
 
     Raises:
@@ -84,7 +85,6 @@ def hold(sitting: Sitting, events: EventWriter) -> None:
         EnvironmentBuildError: this node's settings name another engine than that.
         PrepareError: as `Sitter.hold`.
     """
-    store = Store(Path(sitting.store))
     check_hardware(sitting, store)
     settings, accelerator = load_settings(store.root), sitting.accelerator
     check_engines(sitting, store, settings)

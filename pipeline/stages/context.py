@@ -170,21 +170,20 @@ class StageContext(Generic[Parameters, Runtime]):
 
 def execute(spec: StageSpec, progress: Progress) -> StageRecord:
     """Run a stage that needs no server into the store; raises as `advance`."""
-    record = advance(spec, progress)
+    record = advance(spec, Store(Path(spec.store)), progress)
     if record is None:
         raise errors.StageError(f"the stage '{spec.stage}' is not over")
     return record
 
 
-def advance(spec: StageSpec, progress: Progress) -> StageRecord | None:
-    """Run one stage into the store, or find that another process has just done so.
+def advance(spec: StageSpec, store: Store, progress: Progress) -> StageRecord | None:
+    """Run one stage into its store, or find that another process has just done so.
 
     None where it is not over, and is to be run again with other servers up; see StageCode.
 
     Raises:
         PrepareError: why it failed; what it wrote stays in `<key>.*.partial` for a look.
     """
-    store = Store(Path(spec.store))
     code = stage_code(spec.stage)
     resumed = getattr(code, "RESUMED", ())
     with store.open_for_writing(spec.stage, spec.key, resumed, progress.note) as folder:

@@ -61,7 +61,7 @@ def test_both_sides_of_a_pair_are_asked_the_same(demo_model: Path, tmp_path: Pat
     record, lives = None, 0
     while record is None:
         with answering(tmp_path / f"s{lives}") as socket:
-            record = advance(stage(store, demo_model, socket), Silent())
+            record = advance(stage(store, demo_model, socket), Store(store), Silent())
         lives += 1
     found = SpeedResult.model_validate(record.result)
     # A server that answers at once is no match for the client's own lag: one pair may be refused.

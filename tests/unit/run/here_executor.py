@@ -9,6 +9,7 @@ from pipeline.core.events import Progress
 from pipeline.core.hardware import NodeFacts, this_node
 from pipeline.core.needs import Needs
 from pipeline.core.stage_record import StageSpec
+from pipeline.core.store import Store
 from pipeline.run.executors import Options
 from pipeline.stages.context import advance
 
@@ -44,7 +45,8 @@ class HereJob:
         self._spec = spec
 
     def wait(self, listener: Progress) -> None:
-        advance(StageSpec.model_validate_json(self._spec.read_bytes()), listener)
+        spec = StageSpec.model_validate_json(self._spec.read_bytes())
+        advance(spec, Store(Path(spec.store)), listener)
 
     def cancel(self) -> None:
         raise AssertionError("there is nothing to end")

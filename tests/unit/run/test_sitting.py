@@ -38,7 +38,7 @@ def test_a_node_that_the_verdict_would_not_be_about_serves_nothing(tmp_path: Pat
     """Its evidence would name the driver's machine."""
     of_another = FakeRun(tmp_path / "store")
     with pytest.raises(ServingError) as caught:
-        hold(sitting(of_another), EventWriter(sys.stderr.fileno()))
+        hold(sitting(of_another), of_another.store, EventWriter(sys.stderr.fileno()))
     assert "AMD EPYC" in caught.value.what
     assert "cpu" in caught.value.what
     assert not list(tmp_path.rglob("server.*"))
@@ -65,7 +65,7 @@ def test_a_node_whose_settings_name_another_engine_serves_nothing(
     own.write_text(f"environments: {{serve: {{python: {sys.executable}}}}}")
     monkeypatch.setenv("PREPARE_SETTINGS", str(own))
     with pytest.raises(EnvironmentBuildError, match="'serve'"):
-        hold(sitting(here), EventWriter(sys.stderr.fileno()))
+        hold(sitting(here), here.store, EventWriter(sys.stderr.fileno()))
     assert not list(tmp_path.rglob("server.*"))
 
 
