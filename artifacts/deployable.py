@@ -14,7 +14,6 @@ from typing import Any
 
 from pydantic import Field, ValidationError, field_validator
 
-from artifacts.evidence.judged_variant import Find, JudgedVariant
 from artifacts.registry.registry import POLICY_TAG, TUPLE_TAG, Version
 from artifacts.serving_arguments import KV_DTYPE, ServingArguments
 from pipeline.core.digest import digest_json
@@ -72,30 +71,6 @@ class Deployable(Record, serialize_by_alias=True):
     def _check_kind_of_machine(cls, hardware: Hardware) -> Hardware:
         Accelerator(hardware.accelerator or "")
         return hardware
-
-    @classmethod
-    def of_evidence(cls, judged: JudgedVariant, find: Find) -> Deployable:
-        """The tuple that a verdict is about, by its records.
-
-        Raises:
-            EvidenceError: they do not say it, or one of them is gone.
-        """
-        try:
-            served = judged.coherence.parameters
-            evaluated, *_ = judged.evaluations(find).values()
-            return cls.model_validate(
-                {
-                    "weights": judged.quantize.result.weights_digest,
-                    "engine_version": judged.engine_version,
-                    "environment.quantize": judged.quantize.parameters.environment,
-                    "environment.serve": served.engine,
-                    "environment.evaluate": evaluated.parameters.environment,
-                    "serving": served.serving,
-                    "hardware": served.hardware,
-                }
-            )
-        except (ValueError, LookupError) as error:
-            raise _unservable_error(error, f"stage judge {judged.judge.record.key}") from error
 
     @classmethod
     def of_tags(cls, version: Version) -> Deployable:
@@ -169,9 +144,9 @@ class Deployable(Record, serialize_by_alias=True):
             if serving.speculative is not None:
                 serving.speculative.check(self.accelerator, serving.engine)
         except ValueError as error:
-            raise _unservable_error(error, where) from error
+            raise unservable_error(error, where) from error
         if why := self.unfit:
-            raise _unservable_error(ValueError(why), where)
+            raise unservable_error(ValueError(why), where)
 
     @property
     def unfit(self) -> str:
@@ -201,6 +176,15 @@ def verdict_tags(
     }
 
 
+def unservable_error(error: Exception, where: str) -> EvidenceError:
+    """What to raise where evidence, at `where`, does not say what was judged, or says too much."""
+    return EvidenceError(
+        f"what was judged cannot be served: {_words(error)}",
+        where=where,
+        cure="the evidence was changed, or another version of prepare wrote it",
+    )
+
+
 def as_tag(value: Any) -> str:
     """Text as it is, anything else as JSON."""
     return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
@@ -219,14 +203,6 @@ def _show(value: Any) -> str:
     text = str(value)
     is_digest = len(text) == 64 and all(letter in "0123456789abcdef" for letter in text)
     return text[:SHORT] if is_digest else text
-
-
-def _unservable_error(error: Exception, where: str) -> EvidenceError:
-    return EvidenceError(
-        f"what was judged cannot be served: {_words(error)}",
-        where=where,
-        cure="the evidence was changed, or another version of prepare wrote it",
-    )
 
 
 def _words(error: Exception) -> str:

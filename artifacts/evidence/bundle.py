@@ -25,13 +25,9 @@ from typing import Any
 from pydantic import Field
 
 from artifacts.evidence.bundled_evidence import place_of
-from artifacts.evidence.judged_variant import JudgedVariant
-from artifacts.evidence.manifest import (
-    ADDED_LATER,
-    MANIFEST,
-    Manifest,
-    list_files,
-)
+from artifacts.evidence.manifest import MANIFEST, Manifest, list_files
+from artifacts.judged_variant import JudgedVariant
+from artifacts.plain_files import ADDED_LATER
 from artifacts.run_record import VariantReport
 from pipeline import __version__
 from pipeline.checkpoint.source_facts import SourceFacts

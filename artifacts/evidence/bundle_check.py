@@ -18,15 +18,10 @@ from artifacts.evidence.bundle import (
     gather_resolved,
 )
 from artifacts.evidence.bundled_evidence import BundledEvidence, place_of
-from artifacts.evidence.judged_variant import JudgedVariant, collect_stages
-from artifacts.evidence.manifest import (
-    ADDED_LATER,
-    MANIFEST,
-    Manifest,
-    differences,
-    read_manifest,
-)
+from artifacts.evidence.manifest import MANIFEST, Manifest, differences, read_manifest
 from artifacts.evidence.recompute import Claims, VariantCheck, check_claims
+from artifacts.judged_variant import JudgedVariant, collect_stages
+from artifacts.plain_files import ADDED_LATER
 from artifacts.selection import NOT_PREFERRED
 from artifacts.stages.judge import policy_digest
 from pipeline.checkpoint.weight_files import weights_digest

@@ -25,8 +25,8 @@ from artifacts.evidence.card_words import (
     quantization_words,
     speculative_words,
 )
-from artifacts.evidence.judged_variant import JudgedVariant
 from artifacts.gate_row import gate_row, speed_row
+from artifacts.judged_variant import JudgedVariant
 from artifacts.stages.evaluate import EvaluateParameters, EvaluateResult
 from eval_gates.records import GateReport
 from eval_gates.speed.load import Side

@@ -16,7 +16,6 @@ from artifacts.evidence.question_check import find_misasked, find_miscounted, id
 from artifacts.evidence.sides import mixed_sides
 from artifacts.evidence.source import EvidenceSource, StoredEvidence
 from artifacts.evidence.trial_check import CANDIDATE, find_miscounts
-from artifacts.evidence.trials import Trials
 from artifacts.evidence.verdict import SPEED, judge_evidence
 from artifacts.run_record import RunReport, VariantReport, report_judged, report_unjudged
 from artifacts.selection import NOT_PREFERRED, correct
@@ -24,6 +23,7 @@ from artifacts.stages.evaluate import EVALUATE
 from artifacts.stages.judge import JUDGE, JudgeParameters, JudgeResult
 from artifacts.stages.questions import QUESTIONS as ASKED
 from artifacts.stages.speed import SPEED as LOADED
+from artifacts.trials import Trials
 from eval_gates.answers import ANSWERS, QUESTIONS
 from eval_gates.planned_bets import planned_bets_of
 from eval_gates.speed.load import LOADS, MeasuredLoad

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from artifacts.evidence.manifest import ADDED_LATER, SIGNATURE
+from artifacts.plain_files import ADDED_LATER, SIGNATURE
 from pipeline.core.errors import EvidenceError, UsageError, raise_as
 from pipeline.core.foreign.file import MEBIBYTE, open_regular, read_regular
 

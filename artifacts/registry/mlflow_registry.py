@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from artifacts.evidence.manifest import plain_files
+from artifacts.plain_files import plain_files
 from artifacts.registry.folder_access import check_folder, is_there
 from artifacts.registry.history import HistoryEntry
 from artifacts.registry.registry import Registry, Version

@@ -25,7 +25,7 @@ from typing import TypeVar
 
 from pydantic import Field
 
-from artifacts.evidence.manifest import plain_files
+from artifacts.plain_files import plain_files
 from artifacts.registry.history import HistoryEntry, replay
 from artifacts.registry.journal import no_version
 from artifacts.registry.registry import Registry, Version

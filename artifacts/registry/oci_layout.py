@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from artifacts.registry.model_pack import MANIFEST_BYTES, Blob, as_json, check_digest
-from pipeline.core.digest import BLOCK_BYTES, digest_file
+from pipeline.core.digest import digest_file
 from pipeline.core.errors import RegistryError
+from pipeline.core.file_digests import BLOCK_BYTES
 from pipeline.core.folder_flush import flush_folder
 from pipeline.core.foreign.file import MEBIBYTE, open_regular, read_regular
 from pipeline.core.foreign.json import read_json_file

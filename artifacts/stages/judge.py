@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from artifacts.evidence.trials import Trial
+from artifacts.trials import Trial
 from eval_gates.drafted import Drafted
 from eval_gates.load_test import LoadTestGate, read_load_test
 from eval_gates.records import GateReport, Verdict

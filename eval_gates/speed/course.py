@@ -10,15 +10,15 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
 
 from eval_gates.speed.bracket import Bracket, Reach
 from eval_gates.speed.drift import undoes
+from eval_gates.speed.lives import RuleOfLives
 from eval_gates.speed.load import Side
 from eval_gates.speed.share import log_evidence_of
-
-if TYPE_CHECKING:
-    from eval_gates.speed.goodput import GoodputRule
 
 TESTS = 2
 """Pairs of rates that are tested at most; each has this share of the error rate."""
@@ -107,6 +107,33 @@ class RatesTest:
         return self._largest.get((side, keeps), 0.0)
 
 
+class RatesRule(RuleOfLives):
+    """Between which rates is searched, and what settles a pair of them."""
+
+    minimum: float = Field(gt=0, description="smallest acceptable ratio of goodputs")
+    share: float = Field(gt=0, lt=1, description="of rounds that keep them, at a side's goodput")
+    alpha: float = Field(gt=0, lt=0.5, description="error rate of a pass, and of a fail")
+    rounds: int = Field(ge=1, description="of each side at a pair of rates, at most")
+    steered_by: float | None = Field(
+        None, gt=0, lt=0.5, description="error rate at which measuring goes on; None: alpha"
+    )
+    start: float = Field(1.0, gt=0, description="requests/s that a search begins with")
+    lowest: float = Field(1e-3, gt=0, description="requests/s, of any round")
+    highest: float = Field(1e5, gt=0, description="requests/s, of any round")
+    allowance: float = Field(0.0, ge=0, description="of ln(ratio), for how lives differ")
+    allowance_alpha: float = Field(0.0, ge=0, lt=0.5, description="the share of alpha in it")
+
+    @model_validator(mode="after")
+    def _something_is_left_to_the_rounds(self) -> Self:
+        if self.allowance_alpha >= min(self.alpha, self.steered_by or self.alpha):
+            raise ValueError("the allowance for lives takes all of alpha")
+        return self
+
+    def needed(self, alpha: float) -> float:
+        """Log evidence that settles one side at one pair of rates."""
+        return math.log(TESTS / (alpha - self.allowance_alpha))
+
+
 class Course:
     """What was measured, in order.
 
@@ -114,7 +141,7 @@ class Course:
         rule: whose tests they are.
     """
 
-    def __init__(self, rule: GoodputRule) -> None:
+    def __init__(self, rule: RatesRule) -> None:
         self._rule = rule
         self._needed = rule.needed(rule.steered_by or rule.alpha)
         self._reach = Reach(rule.start, rule.lowest, rule.highest)

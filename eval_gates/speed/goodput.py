@@ -31,13 +31,12 @@ from dataclasses import replace
 from itertools import chain, repeat
 from typing import ClassVar
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from eval_gates.records import TrailPoint
-from eval_gates.speed.course import SEARCH, TESTS, Course
+from eval_gates.speed.course import SEARCH, TESTS, Course, RatesRule
 from eval_gates.speed.drift import medians_of_halves
 from eval_gates.speed.finding import SpeedFinding, State
-from eval_gates.speed.lives import RuleOfLives
 from eval_gates.speed.load import MeasuredLoad, Side
 from eval_gates.speed.slo import FAR, SloRule, drifting_times
 from eval_gates.speed.trust import Distrust, distrusted
@@ -49,32 +48,14 @@ SAME = 1e-6
 """How much two rates may differ, as logarithms of two machines do."""
 
 
-class GoodputRule(RuleOfLives):
+class GoodputRule(RatesRule):
     """What decides a ratio of goodputs."""
 
-    minimum: float = Field(gt=0, description="smallest acceptable ratio")
     limits: dict[str, float] = Field(description="by name, such as ttft_ms_p95, or errors")
-    share: float = Field(gt=0, lt=1, description="of rounds that keep them, at a side's goodput")
-    alpha: float = Field(gt=0, lt=0.5, description="error rate of a pass, and of a fail")
-    rounds: int = Field(ge=1, description="of each side at a pair of rates, at most")
     hit_rate: float | None = Field(None, description="that the workload declares")
     must_count_hits: bool = Field(False, description="also where none are declared")
-    steered_by: float | None = Field(
-        None, gt=0, lt=0.5, description="error rate at which measuring goes on; None: alpha"
-    )
-    start: float = Field(1.0, gt=0, description="requests/s that a search begins with")
-    lowest: float = Field(1e-3, gt=0, description="requests/s, of any round")
-    highest: float = Field(1e5, gt=0, description="requests/s, of any round")
-    allowance: float = Field(0.0, ge=0, description="of ln(ratio), for how lives differ")
-    allowance_alpha: float = Field(0.0, ge=0, lt=0.5, description="the share of alpha in it")
 
     unit: ClassVar[str] = "rounds"
-
-    @model_validator(mode="after")
-    def _something_is_left_to_the_rounds(self) -> GoodputRule:
-        if self.allowance_alpha >= min(self.alpha, self.steered_by or self.alpha):
-            raise ValueError("the allowance for lives takes all of alpha")
-        return self
 
     @property
     def cap(self) -> int:
@@ -85,10 +66,6 @@ class GoodputRule(RuleOfLives):
     def warm_up(self) -> int:
         """Rounds before the first that counts: the search is it."""
         return 0
-
-    def needed(self, alpha: float) -> float:
-        """Log evidence that settles one side at one pair of rates."""
-        return math.log(TESTS / (alpha - self.allowance_alpha))
 
     def state(self, loads: Sequence[MeasuredLoad]) -> State:
         """What the loads so far decide."""

@@ -12,11 +12,11 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from eval_gates.rounds import expected_questions
 from eval_gates.statistics.comparison import Comparison
 from eval_gates.statistics.finding import SEQUENTIAL, Finding
 from eval_gates.statistics.paired import GRADED, IDENTICAL, least_identical
 from eval_gates.statistics.power import least_questions
+from eval_gates.statistics.rounds import expected_questions
 from eval_gates.statistics.sight import Ignorance, Sight
 
 Verdict = Literal["pass", "fail", "undecided"]

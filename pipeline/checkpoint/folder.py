@@ -25,9 +25,10 @@ from pipeline.checkpoint.weight_files import (
     read_json,
     weight_files,
 )
-from pipeline.core.digest import FileDigests, digest_json
+from pipeline.core.digest import digest_json
 from pipeline.core.errors import CheckpointError
 from pipeline.core.events import Progress, Silent
+from pipeline.core.file_digests import FileDigests
 from pipeline.core.foreign.file import MEBIBYTE
 from pipeline.core.record import Record
 

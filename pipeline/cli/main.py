@@ -33,8 +33,8 @@ from pipeline.cli import (
     verify,
 )
 from pipeline.cli.terminal import guard_streams
-from pipeline.core.credentials import hide
 from pipeline.core.errors import ExitCode, PrepareError, UsageError
+from pipeline.core.hiding import hide
 from pipeline.core.interruption import end_as_by_ctrl_c, is_interruption
 
 NO_TEMPORARY_FOLDER = UsageError(

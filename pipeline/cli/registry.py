@@ -115,7 +115,7 @@ def history(
 
 def open_asked(registry: str | None, settings: Settings) -> Registry:
     """The registry that the options name, else the settings, else the store's own."""
-    from artifacts.registry.registry import open_registry
+    from artifacts.registry.registry_address import open_registry
     from pipeline.plan.choices import registry_uri
 
     return open_registry(registry_uri(registry, settings))

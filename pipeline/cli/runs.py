@@ -156,7 +156,7 @@ def list_trials(store: StoreOption = None, as_json: JsonOption = False) -> None:
 
       prepare runs trials
     """
-    from artifacts.evidence.trials import Trials
+    from artifacts.trials import Trials
     from eval_gates.statistics.multiplicity import share_of
     from pipeline.environments.settings import load_settings
 

@@ -46,7 +46,7 @@ def run(
       prepare stage run STORE/runs/RUN/stages/baseline.coherence.KEY.json
     """
     events = EventWriter(keep_stdout_for_events())
-    from pipeline.core.credentials import hide
+    from pipeline.core.hiding import hide
     from pipeline.run.executors.stage_process import stage_in
 
     stage = stage_in(spec)

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
-from pipeline.core.credentials import hide
 from pipeline.core.foreign.text import log_text
+from pipeline.core.hiding import hide
 from pipeline.core.hiding_stream import HidingStream
 
 if TYPE_CHECKING:

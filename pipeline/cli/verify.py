@@ -200,8 +200,8 @@ def check_signature(
     folder: Path, public_key: Path | None, identity: str | None, issuer: str | None
 ) -> str:
     """Check the signature as asked for; says in a word how it stands: holds, unchecked or none."""
-    from artifacts.evidence.manifest import SIGNATURE
     from artifacts.evidence.signing import check_keyless, check_with_key
+    from artifacts.plain_files import SIGNATURE
 
     if public_key is not None:
         check_with_key(folder, public_key)

@@ -30,8 +30,8 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.credentials import hide
 from pipeline.core.foreign.text import clip
+from pipeline.core.hiding import hide
 
 LONGEST_PART = 20_000
 """Characters of what an error says of one thing; all faults of a preflight are one text."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from typing import Any, TextIO
 
-from pipeline.core.credentials import hide
+from pipeline.core.hiding import hide
 
 
 class HidingStream:

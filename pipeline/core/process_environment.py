@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
 
-from pipeline.core.credentials import HANDED_ON
+from pipeline.core.hiding import HANDED_ON
 from pipeline.core.node_address import VARIABLE as NODE_ADDRESS
 from pipeline.core.origin_variable import ORIGIN
 

@@ -18,8 +18,8 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, field_validator
 
-from pipeline.core.digest import FileDigests
 from pipeline.core.errors import UsageError
+from pipeline.core.file_digests import FileDigests
 from pipeline.core.object_store import check_url, is_url
 from pipeline.core.origin import cache_folder
 from pipeline.core.record import Record

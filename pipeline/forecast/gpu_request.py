@@ -15,7 +15,8 @@ from pipeline.inspection.inspection import inspect
 from pipeline.inspection.source import Source, read_folder, read_hub
 from pipeline.plan.choices import Choices, Request, choose
 from pipeline.plan.dry_run import is_worth_it
-from pipeline.plan.located_checkpoint import demo_stage_of, draft_reference
+from pipeline.plan.located_checkpoint import demo_stage_of
+from pipeline.plan.serving_profile import draft_reference
 from recipes import catalog
 from recipes.schema import ServingProfile
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from artifacts.registry.registry import check_registry
+from artifacts.registry.registry_address import check_registry
 from pipeline.checkpoint.hub import bytes_to_download
 from pipeline.core.errors import CheckpointError, PrepareError, RegistryError
 from pipeline.environments.definition import EnvironmentName

@@ -18,9 +18,13 @@ from pipeline.core.errors import UsageError
 from pipeline.core.hardware import NodeFacts, this_node
 from pipeline.core.origin import origin_url
 from pipeline.environments.settings import Settings
-from pipeline.plan.located_checkpoint import draft_reference
 from pipeline.plan.of_speed import find_claims
-from pipeline.plan.serving_profile import check_told_gain, choose_profile, refuse_unfit
+from pipeline.plan.serving_profile import (
+    check_told_gain,
+    choose_profile,
+    draft_reference,
+    refuse_unfit,
+)
 from recipes import catalog
 from recipes.policy import Policy
 from recipes.schema import Recipe, ServingProfile

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from artifacts.evidence.trials import Count, Trial, Trials
+from artifacts.trials import Count, Trial, Trials
 from eval_gates.statistics.multiplicity import level_of
 from pipeline.checkpoint.folder import (
     Checkpoint,

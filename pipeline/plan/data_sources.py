@@ -17,9 +17,10 @@ from eval_gates.suites.json_lines import data_lines, find_files
 from eval_gates.suites.lm_eval_files import is_task_file, read_task_file
 from eval_gates.suites.question_source import QuestionSource
 from pipeline.checkpoint.hub import resolve_dataset_revision
-from pipeline.core.digest import FileDigests, digest_json
+from pipeline.core.digest import digest_json
 from pipeline.core.errors import EvaluationDataError, UsageError
 from pipeline.core.events import Progress
+from pipeline.core.file_digests import FileDigests
 from pipeline.core.user_path import user_path
 from recipes.policy import AnySuite, CodeSuite, LmEvalSuite, MbppSuite, Policy
 from recipes.quantization import Calibration

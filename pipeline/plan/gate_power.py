@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from eval_gates.planned_bets import assumed_baseline, planned_bet_of, typical_change
-from eval_gates.rounds import expected_questions
 from eval_gates.statistics.betting import LARGEST_BET, NUMBER_OF_BETS
 from eval_gates.statistics.comparison import Comparison
 from eval_gates.statistics.fixed_power import fixed_power_plan, least_fixed_questions
@@ -25,6 +24,7 @@ from eval_gates.statistics.power import (
     least_questions,
     power_plan,
 )
+from eval_gates.statistics.rounds import expected_questions
 from eval_gates.statistics.sight import least_to_see
 from eval_gates.stopping import comparison_of
 from eval_gates.suites.mmlu import GUESSING

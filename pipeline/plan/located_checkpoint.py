@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from artifacts.stages.demo_checkpoint import DEMO_CHECKPOINT, DemoParameters
 from pipeline.checkpoint.demo_model import DEMO_LOCK
 from pipeline.checkpoint.folder import (
     Checkpoint,
     Reference,
-    check_folder,
     inspect_folder,
-    parse_reference,
 )
 from pipeline.checkpoint.hub import download
 from pipeline.checkpoint.refusals import (
@@ -22,16 +19,14 @@ from pipeline.checkpoint.refusals import (
     quantized_error,
 )
 from pipeline.core.digest import digest_bytes
-from pipeline.core.errors import CheckpointError, UsageError
 from pipeline.core.events import Progress
 from pipeline.core.stage import WorkerRuntime
 from pipeline.core.stage_record import StageSpec
 from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import Settings
+from pipeline.plan.choices import Choices
+from pipeline.plan.serving_profile import draft_reference
 from recipes.schema import ServingProfile
-
-if TYPE_CHECKING:
-    from pipeline.plan.choices import Choices
 
 
 def locate(
@@ -72,31 +67,6 @@ def locate_draft(
     if draft.needs_remote_code and not trust_remote_code:
         raise own_code_error(str(draft.path / "config.json"))
     return draft
-
-
-def draft_reference(profile: ServingProfile) -> Reference | None:
-    """What the profile names as the draft; None where it names none.
-
-    Raises:
-        UsageError: it names nothing that a checkpoint can be; the key is named.
-    """
-    named = profile.speculative.draft if profile.speculative else None
-    if named is None:
-        return None
-    try:
-        reference = parse_reference(named)
-    except UsageError as error:
-        raise UsageError(error.what, where=_draft_key(profile), cure=error.cure) from error
-    if reference.kind == "folder":
-        try:
-            check_folder(Path(reference.name).expanduser().absolute())
-        except CheckpointError as error:
-            raise UsageError(error.what, where=_draft_key(profile), cure=error.cure) from error
-    return reference
-
-
-def _draft_key(profile: ServingProfile) -> str:
-    return f"profile {profile.name}, key speculative.draft"
 
 
 def demo_stage(choices: Choices, settings: Settings) -> StageSpec:

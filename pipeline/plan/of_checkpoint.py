@@ -8,12 +8,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from artifacts.evidence.trials import Count, Trial, variant_key
 from artifacts.served_model import ServedModel, ServerRuntime
 from artifacts.serving_arguments import ServingArguments
 from artifacts.stages.check_weights import CHECK_WEIGHTS, CheckParameters, CheckRuntime
 from artifacts.stages.coherence import COHERENCE
 from artifacts.stages.quantize import QUANTIZE, Compute, QuantizeParameters, QuantizeRuntime
+from artifacts.trials import Count, Trial, variant_key
 from pipeline.checkpoint.folder import Checkpoint
 from pipeline.core.hardware import NodeFacts
 from pipeline.core.stage_record import StageSpec

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from artifacts.evidence.trials import Trial
 from artifacts.served_model import ServedModel
 from artifacts.stages.evaluate import EVALUATE, EvaluateParameters, EvaluateRuntime, Rule
 from artifacts.stages.questions import QUESTIONS, QuestionsParameters, QuestionsRuntime
+from artifacts.trials import Trial
 from eval_gates.planned_bets import planned_bet_of, typical_change
-from eval_gates.rounds import expected_questions, round_sizes
 from eval_gates.statistics.multiplicity import level_of
+from eval_gates.statistics.rounds import expected_questions, round_sizes
 from eval_gates.stopping import comparison_of
 from pipeline.core.stage_record import StageSpec
 from pipeline.plan.data_sources import SourceResolver, SuiteSource

@@ -14,12 +14,12 @@ from itertools import chain, pairwise
 from pathlib import Path
 from typing import Literal
 
-from artifacts.evidence.trials import Trial
 from artifacts.model_to_serve import ModelToServe, RunningEndpoint
 from artifacts.serving_arguments import ServingArguments
 from artifacts.stages.evaluate import EVALUATE
 from artifacts.stages.judge import JUDGE, JudgeParameters
 from artifacts.stages.speed import SPEED
+from artifacts.trials import Trial
 from eval_gates.planned_bets import planned_bets_of
 from eval_gates.speed.claimed_rule import Measuring
 from eval_gates.statistics.multiplicity import share_of

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from artifacts.deployable import ACCEPTANCE_KEY
 from artifacts.evidence.tuned_check import check_tuned
 from artifacts.serving_arguments import ServingArguments
-from pipeline.core.errors import UsageError
+from pipeline.checkpoint.folder import Reference, check_folder, parse_reference
+from pipeline.core.errors import CheckpointError, UsageError
 from pipeline.core.hardware import NodeFacts, this_node
 from pipeline.core.store import Store
 from pipeline.environments.settings import Settings
@@ -101,3 +104,28 @@ def check_told_gain(
             cure="leave the key 'tuned' out, or take the profile as `prepare tune` wrote it",
         )
     return check.words
+
+
+def draft_reference(profile: ServingProfile) -> Reference | None:
+    """What the profile names as the draft; None where it names none.
+
+    Raises:
+        UsageError: it names nothing that a checkpoint can be; the key is named.
+    """
+    named = profile.speculative.draft if profile.speculative else None
+    if named is None:
+        return None
+    try:
+        reference = parse_reference(named)
+    except UsageError as error:
+        raise UsageError(error.what, where=_draft_key(profile), cure=error.cure) from error
+    if reference.kind == "folder":
+        try:
+            check_folder(Path(reference.name).expanduser().absolute())
+        except CheckpointError as error:
+            raise UsageError(error.what, where=_draft_key(profile), cure=error.cure) from error
+    return reference
+
+
+def _draft_key(profile: ServingProfile) -> str:
+    return f"profile {profile.name}, key speculative.draft"

@@ -20,7 +20,8 @@ from artifacts.kept_runs import is_alive, read_run
 from artifacts.registry.hub_registry import SCHEME as HUB
 from artifacts.registry.mlflow_registry import EMBEDDED
 from artifacts.registry.object_registry import SCHEME as OBJECTS
-from artifacts.registry.registry import EVIDENCE_TAG, Registry, Version, open_registry
+from artifacts.registry.registry import EVIDENCE_TAG, Registry, Version
+from artifacts.registry.registry_address import open_registry
 from artifacts.stages.promote import PROMOTE
 from eval_gates.answers import book_of_part
 from pipeline.core.errors import RegistryError, StoreError

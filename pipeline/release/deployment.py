@@ -9,17 +9,13 @@ from pathlib import Path
 from typing import Protocol
 
 from artifacts.evidence.bundle import BUNDLE
-from artifacts.evidence.manifest import (
-    ADDED_LATER,
-    MANIFEST,
-    digest_of_other_files,
-    plain_files,
-    read_manifest,
-)
+from artifacts.evidence.manifest import MANIFEST, digest_of_other_files, read_manifest
+from artifacts.plain_files import ADDED_LATER, plain_files
 from artifacts.registry.registry import EVIDENCE_TAG, FILES_TAG, WEIGHTS_TAG, Registry, Version
 from pipeline.checkpoint.weight_files import weights_digest
-from pipeline.core.digest import FileDigests, digest_file
+from pipeline.core.digest import digest_file
 from pipeline.core.errors import RegistryError, UsageError
+from pipeline.core.file_digests import FileDigests
 from pipeline.core.foreign.text import clip
 from pipeline.core.store import Store
 

@@ -7,8 +7,8 @@ Whoever promotes calls :func:`evidence_stage` for each variant, runs it, and reg
 from __future__ import annotations
 
 from artifacts.command_line import command_line
-from artifacts.evidence.judged_variant import JudgedVariant, collect_stages
 from artifacts.evidence.recompute import claims_of
+from artifacts.judged_variant import JudgedVariant, collect_stages
 from artifacts.run_record import RunReport
 from artifacts.stages.evidence import EVIDENCE, EvidenceParameters, EvidenceRuntime
 from pipeline.checkpoint.source_facts import source_of

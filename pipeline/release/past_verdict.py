@@ -13,13 +13,13 @@ from artifacts.deployable import Deployable, verdict_tags
 from artifacts.evidence.bundle import BUNDLE, BundleVerdict
 from artifacts.evidence.bundle_check import check_bundle, find_bundle, read_verdict
 from artifacts.evidence.bundled_evidence import BundledEvidence
-from artifacts.evidence.judged_variant import Find, JudgedVariant, record_of
 from artifacts.evidence.manifest import read_manifest
-from artifacts.evidence.trials import Count, Trial
+from artifacts.judged_variant import Find, JudgedVariant, record_of
 from artifacts.registry.registry import POLICY_TAG, TUPLE_TAG, WEIGHTS_TAG, Version
 from artifacts.serving_arguments import KV_DTYPE, ServingArguments
 from artifacts.stages.judge import JUDGE, policy_digest
 from artifacts.stages.questions import QUESTIONS
+from artifacts.trials import Count, Trial
 from eval_gates.suites.question_source import QuestionSource
 from pipeline.core.errors import CheckpointError, EvidenceError, RegistryError
 from pipeline.environments.definition import Accelerator
@@ -219,7 +219,7 @@ def read_past(version: Version, folder: Path) -> PastVerdict:
     verdict = read_verdict(bundle)
     evidence = BundledEvidence(bundle, read_manifest(bundle), verdict.revisions)
     judged = JudgedVariant.load_by_key(evidence.find, verdict.judges[verdict.recipe])
-    deployable = Deployable.of_evidence(judged, evidence.find)
+    deployable = judged.deployable(evidence.find)
     check_same(version, judged, deployable, bundle)
     judges = {
         name: evidence.find("judge", key)

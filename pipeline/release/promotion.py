@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from artifacts.deployable import Deployable
-from artifacts.evidence.judged_variant import JudgedVariant
 from artifacts.evidence.recompute import check_run, claims_of
+from artifacts.judged_variant import JudgedVariant
 from artifacts.registry.registry import who_am_i
 from artifacts.run_record import RunReport, VariantReport
 from artifacts.selection import first_of_the_ladder
@@ -74,7 +73,7 @@ def promotion_stage(
             run, variant.recipe, store, override=order.override, name=order.name
         ).as_reference()
         inputs[f"judge.{variant.recipe}"] = judged.judge.record.as_reference()
-        deployable = Deployable.of_evidence(judged, store.find)
+        deployable = judged.deployable(store.find)
         if deployable.unfit:
             raise UsageError(
                 f"{variant.recipe} cannot be promoted: {deployable.unfit}",

@@ -18,8 +18,8 @@ from artifacts.registry.model_pack import (
 from artifacts.registry.oci_registry import OciRegistry
 from artifacts.registry.registry import Registry, Version
 from artifacts.registry.remote_repository import RemoteRepository, Sent
-from pipeline.core.digest import FileDigests
 from pipeline.core.events import Progress
+from pipeline.core.file_digests import FileDigests
 from pipeline.release.deployment import check_files
 
 

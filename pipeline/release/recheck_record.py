@@ -13,8 +13,8 @@ from datetime import UTC, datetime
 from pydantic import Field, ValidationError
 
 from artifacts.deployable import Change, Deployable
-from artifacts.evidence.judged_variant import JudgedVariant
 from artifacts.evidence.recompute import check_run, claims_of
+from artifacts.judged_variant import JudgedVariant
 from artifacts.kept_runs import find_run
 from artifacts.registry.registry import Version, who_am_i
 from artifacts.run_record import VariantReport
@@ -117,7 +117,7 @@ def proven_tuple(record: RecheckRecord, past: PastVerdict, store: Store) -> Depl
         run = find_run(store, record.run)
         (check,) = check_run(run, store)
         judged = JudgedVariant.load_by_key(store.find, claims_of(run).judges[check.recipe])
-        found = Deployable.of_evidence(judged, store.find)
+        found = judged.deployable(store.find)
         found.check_servable(f"run {run.run}")
     except (PrepareError, ValueError, LookupError, TypeError):
         return None  # not made here, or not kept: what it says has nothing to stand on

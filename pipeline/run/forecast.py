@@ -34,9 +34,10 @@ from pipeline.forecast.timeline import Timeline, play
 from pipeline.plan.choices import Choices, Request, choose
 from pipeline.plan.chosen_plan import find_data, make_plan
 from pipeline.plan.gate_power import GatePower, joint_power, policy_power
-from pipeline.plan.located_checkpoint import demo_stage, draft_reference, locate, locate_draft
+from pipeline.plan.located_checkpoint import demo_stage, locate, locate_draft
 from pipeline.plan.plan import Find, Plan, trial_words
 from pipeline.plan.quantizers import environments_for
+from pipeline.plan.serving_profile import draft_reference
 from pipeline.plan.speed_power import ClaimPower, claim_powers
 from pipeline.run.executors import Executor, executor_of
 from pipeline.run.expected_work import ExpectedStage, ExpectedWork

@@ -11,16 +11,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from artifacts.evidence.trials import Count, Trials, variant_key
 from artifacts.model_to_serve import RunningEndpoint
 from artifacts.run_record import RunReport
 from artifacts.selection import exit_code_of
 from artifacts.served_model import ServedElsewhere, ServedModel, ServerRuntime
 from artifacts.stages.coherence import COHERENCE
+from artifacts.trials import Count, Trials, variant_key
 from pipeline.checkpoint.folder import SMALL_FILES
-from pipeline.core.digest import FileDigests, digest_json
+from pipeline.core.digest import digest_json
 from pipeline.core.errors import ExitCode, UsageError
 from pipeline.core.events import Progress
+from pipeline.core.file_digests import FileDigests
 from pipeline.core.hardware import NodeFacts
 from pipeline.core.stage_record import StageSpec
 from pipeline.environments.environment import Accelerator, identity

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from artifacts.deployable import Change, Deployable
-from artifacts.registry.registry import Version, open_registry
+from artifacts.registry.registry import Version
+from artifacts.registry.registry_address import open_registry
 from artifacts.run_record import RunReport, VariantReport
 from artifacts.selection import exit_code_of
 from artifacts.serving_arguments import ServingArguments

@@ -19,9 +19,9 @@ from eval_gates.statistics.multiplicity import share_of
 from pipeline.checkpoint.folder import Checkpoint, inspect_folder
 from pipeline.checkpoint.reference import parse_reference
 from pipeline.checkpoint.source_facts import report_checkpoint
-from pipeline.core.digest import FileDigests
 from pipeline.core.errors import CheckpointError, StoreError, UsageError
 from pipeline.core.events import Progress
+from pipeline.core.file_digests import FileDigests
 from pipeline.core.hardware import NodeFacts
 from pipeline.core.run_folders import RunFolders
 from pipeline.core.stage_record import StageSpec

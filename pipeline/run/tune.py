@@ -14,11 +14,11 @@ from typing import Any
 
 import yaml
 
-from artifacts.evidence.trials import Count, Trial, Trials
 from artifacts.evidence.tuned_check import tuned_of
 from artifacts.evidence.tuning_check import judge_confirmed
 from artifacts.run_record import RunReport
 from artifacts.stages.speed import SPEED
+from artifacts.trials import Count, Trial, Trials
 from artifacts.tuning_report import RaceReport, TuningReport
 from eval_gates.speed.load import LOADS, MeasuredLoad, read_loads
 from eval_gates.speed.race import RaceRule

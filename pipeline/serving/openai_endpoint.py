@@ -57,7 +57,7 @@ class OpenAIEndpoint:
     def _models(self) -> dict[str, dict[str, Any]]:
         import httpx
 
-        from pipeline.core.foreign.http import ask
+        from pipeline.core.bounded_http import ask
 
         place = f"{self.url}/v1/models"
         try:

@@ -131,7 +131,7 @@ class Asking:
         """
         import httpx
 
-        from pipeline.core.foreign.http import ask
+        from pipeline.core.bounded_http import ask
 
         local = self.url.startswith(("http://127.0.0.1", "http://localhost"))
         ours = self.socket is not None

@@ -19,8 +19,8 @@ from artifacts.stages.check_weights import CheckRuntime
 from artifacts.stages.dry_run import DryRunParameters, DryRunResult
 from artifacts.stages.quantize import QuantizeRuntime
 from pipeline.checkpoint.folder import Checkpoint, inspect_folder
-from pipeline.core.digest import FileDigests
 from pipeline.core.errors import PrepareError, StageError, StoreError
+from pipeline.core.file_digests import FileDigests
 from pipeline.core.record import Record
 from pipeline.core.stage_record import StageRecord
 from pipeline.inspection.cut_checkpoint import KEPT_LAYERS, cut_checkpoint

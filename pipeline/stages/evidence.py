@@ -23,8 +23,9 @@ from artifacts.evidence.bundle import (
 )
 from artifacts.evidence.bundled_evidence import revision_of
 from artifacts.evidence.card import write_card
-from artifacts.evidence.judged_variant import JudgedVariant, collect_stages
-from artifacts.evidence.manifest import MANIFEST, Manifest, plain_files
+from artifacts.evidence.manifest import MANIFEST, Manifest
+from artifacts.judged_variant import JudgedVariant, collect_stages
+from artifacts.plain_files import plain_files
 from artifacts.run_record import VariantReport, report_judged, report_unjudged
 from artifacts.selection import correct
 from artifacts.stages import newest_revision
@@ -58,7 +59,7 @@ def run(context: Context) -> EvidenceResult:
     verdict = verdict_of(context, records)
     output = context.output_folder()
     link_weights(context.input_folder("weights") / "output", output)
-    deployable = Deployable.of_evidence(judged, find)
+    deployable = judged.deployable(find)
     write_card(output, verdict, judged, deployable, judged.evaluations(find))
     manifest = write_bundle(
         output,

@@ -9,14 +9,8 @@ from pathlib import Path
 from artifacts.deployable import as_tag, verdict_tags
 from artifacts.evidence.manifest import digest_of_other_files
 from artifacts.registry.history import Cause, HistoryEntry, Move
-from artifacts.registry.registry import (
-    EVIDENCE_TAG,
-    FILES_TAG,
-    TUPLE_TAG,
-    Registry,
-    open_registry,
-    still_has,
-)
+from artifacts.registry.registry import EVIDENCE_TAG, FILES_TAG, TUPLE_TAG, Registry
+from artifacts.registry.registry_address import open_registry, still_has
 from artifacts.stages.judge import policy_digest
 from artifacts.stages.promote import (
     PROMOTE,

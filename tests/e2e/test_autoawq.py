@@ -19,9 +19,9 @@ import recipes
 from artifacts.serving_arguments import ServingArguments
 from artifacts.stages.quantize import QUANTIZE, Compute, QuantizeParameters, QuantizeRuntime
 from pipeline.checkpoint.folder import inspect_folder
-from pipeline.core.digest import FileDigests
 from pipeline.core.errors import PrepareError
 from pipeline.core.events import Silent
+from pipeline.core.file_digests import FileDigests
 from pipeline.environments.environment import Accelerator, Environment, ensure
 from pipeline.environments.settings import load_settings
 from pipeline.serving.server import Server

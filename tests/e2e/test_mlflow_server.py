@@ -21,7 +21,8 @@ from proofs import REGISTRIES
 
 from artifacts.registry.history import replay
 from artifacts.registry.mlflow_registry import MlflowRegistry
-from artifacts.registry.registry import TUPLE_TAG, Cause, Move, check_registry, still_has
+from artifacts.registry.registry import TUPLE_TAG, Cause, Move
+from artifacts.registry.registry_address import check_registry, still_has
 from pipeline.environments.installer import installer_variables, run_uv
 from pipeline.serving.server_address import free_port
 

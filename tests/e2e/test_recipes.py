@@ -21,9 +21,9 @@ from pipeline.checkpoint.folder import Checkpoint, inspect_folder
 from pipeline.checkpoint.ignored_modules import is_ignored
 from pipeline.checkpoint.safetensors_header import Tensor
 from pipeline.checkpoint.weight_files import read_json
-from pipeline.core.digest import FileDigests
 from pipeline.core.errors import StageError
 from pipeline.core.events import Silent
+from pipeline.core.file_digests import FileDigests
 from pipeline.core.stage_record import StageRecord
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings

@@ -31,9 +31,9 @@ from sample_reports import COMMAND
 from small_checkpoint import checkpoint_files, write_files
 from some_node import NODE, node_of
 
-from artifacts.deployable import Deployable, verdict_tags
-from artifacts.evidence.judged_variant import JudgedVariant
+from artifacts.deployable import verdict_tags
 from artifacts.evidence.manifest import digest_of_other_files
+from artifacts.judged_variant import JudgedVariant
 from artifacts.registry.mlflow_registry import MlflowRegistry
 from artifacts.registry.registry import EVIDENCE_TAG, FILES_TAG, Version
 from artifacts.run_record import RunReport, VariantReport
@@ -41,7 +41,7 @@ from artifacts.stages.judge import policy_digest
 from eval_gates.suites.question_source import QuestionSource
 from pipeline.checkpoint.folder import Checkpoint, inspect_folder
 from pipeline.checkpoint.source_facts import CheckpointReport, source_of
-from pipeline.core.digest import FileDigests
+from pipeline.core.file_digests import FileDigests
 from pipeline.core.run_folders import RUN_RECORD
 from pipeline.core.stage_record import StageRecord
 from pipeline.core.store import Store, write_atomically
@@ -311,7 +311,7 @@ class FakeRun:
         folder = self.bundle(recipe)
         judged = JudgedVariant.load_by_key(self.store.find, self.folder("judge", recipe).name)
         tags = verdict_tags(
-            Deployable.of_evidence(judged, self.store.find),
+            judged.deployable(self.store.find),
             policy=policy_digest(judged.judge.record),
             recipe=recipe,
             verdict="pass",

@@ -9,7 +9,7 @@ from typing import Any
 from small_checkpoint import checkpoint_files, safetensors
 
 from pipeline.checkpoint.folder import Checkpoint, inspect_folder
-from pipeline.core.digest import FileDigests
+from pipeline.core.file_digests import FileDigests
 
 Layout = dict[str, tuple[str, tuple[int, ...]]]
 

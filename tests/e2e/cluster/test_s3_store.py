@@ -17,7 +17,8 @@ from s3_server import BUCKET, S3Server
 
 from artifacts.registry.history import Cause, Move
 from artifacts.registry.object_registry import ObjectRegistry
-from artifacts.registry.registry import TUPLE_TAG, check_registry
+from artifacts.registry.registry import TUPLE_TAG
+from artifacts.registry.registry_address import check_registry
 from pipeline.core.claims import Claims
 from pipeline.core.errors import RegistryError, StoreError, UsageError
 from pipeline.core.object_store import ObjectStore

@@ -35,7 +35,7 @@ from artifacts.evidence.card_words import (
     optimization_words,
     quantization_words,
 )
-from artifacts.evidence.judged_variant import JudgedVariant
+from artifacts.judged_variant import JudgedVariant
 from artifacts.serving_arguments import ServingArguments
 from artifacts.stages.quantize import QuantizeResult
 from pipeline.checkpoint.source_facts import SourceFacts, front_matter, source_of
@@ -70,14 +70,12 @@ def card_of(run: FakeRun, **source: str) -> ModelCard:
 
 def deployable(run: FakeRun, **members: Any) -> Deployable:
     judged = JudgedVariant.load_by_key(run.store.find, run.folder("judge", RECIPE).name)
-    return Deployable.of_evidence(judged, run.store.find).model_copy(update=members)
+    return judged.deployable(run.store.find).model_copy(update=members)
 
 
 def text_of(run: FakeRun, verdict: BundleVerdict, judged: JudgedVariant) -> str:
     find = run.store.find
-    return card_text(
-        verdict, judged, Deployable.of_evidence(judged, find), judged.evaluations(find)
-    )
+    return card_text(verdict, judged, judged.deployable(find), judged.evaluations(find))
 
 
 class TestFrontMatter:

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from artifacts.deployable import Deployable
-from artifacts.evidence.judged_variant import JudgedVariant
+from artifacts.judged_variant import JudgedVariant
 from artifacts.registry.registry import TUPLE_TAG, Version
 from artifacts.stages.coherence import COHERENCE
 from pipeline.core.digest import digest_json
@@ -66,9 +66,8 @@ def read(run: FakeRun, **changes: Any) -> Deployable:
             "result": {**heard.result, **result},
         }
     )
-    found = Deployable.of_evidence(
-        replace(judged, coherence=COHERENCE.kept(record), served=record), run.store.find
-    )
+    heard_so = replace(judged, coherence=COHERENCE.kept(record), served=record)
+    found = heard_so.deployable(run.store.find)
     found.check_servable("here")
     return found
 

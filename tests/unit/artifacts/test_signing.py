@@ -11,8 +11,8 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from small_checkpoint import checkpoint_files, write_files
 
-from artifacts.evidence.manifest import SIGNATURE
 from artifacts.evidence.signing import PASSWORD_VARIABLE, check_with_key, sign_with_key
+from artifacts.plain_files import SIGNATURE
 from pipeline.core.errors import EvidenceError, UsageError
 
 

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from artifacts.evidence.trial_check import find_miscounts
-from artifacts.evidence.trials import Count, Trial, Trials, variant_key
 from artifacts.run_record import VariantReport, report_unjudged
 from artifacts.selection import correct
 from artifacts.stages.evaluate import EvaluateParameters, Rule
 from artifacts.stages.judge import JudgeParameters
+from artifacts.trials import Count, Trial, Trials, variant_key
 from eval_gates.statistics.comparison import Comparison
 from eval_gates.statistics.multiplicity import level_of, share_of
 from eval_gates.statistics.sequential import log_evidence

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from small_checkpoint import checkpoint_files, safetensors, write_files
 
 from pipeline.checkpoint.folder import Checkpoint, Kind, Reference, inspect_folder, parse_reference
-from pipeline.core.digest import FileDigests
 from pipeline.core.errors import CheckpointError, UsageError
+from pipeline.core.file_digests import FileDigests
 
 INDEX = "model.safetensors.index.json"
 

@@ -14,8 +14,8 @@ from small_checkpoint import checkpoint_files, safetensors, write_files
 
 from pipeline.checkpoint.folder import inspect_folder
 from pipeline.checkpoint.safetensors_header import read_header
-from pipeline.core.digest import FileDigests
 from pipeline.core.errors import CheckpointError
+from pipeline.core.file_digests import FileDigests
 from pipeline.inspection.inspection import inspect
 from pipeline.inspection.source import read_folder
 

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.core import credentials
-from pipeline.core.credentials import HANDED_ON, hand_on, hide, put_back, take_out
+from pipeline.core import hiding
+from pipeline.core.credentials import hand_on, put_back, take_out
 from pipeline.core.errors import PrepareError, RegistryError, UsageError, from_dict
+from pipeline.core.hiding import HANDED_ON, hide
 from pipeline.core.process_environment import Need, server_environment, stage_environment
 
 SECRET = "urlSECRET9999"
@@ -21,7 +22,7 @@ SECRET = "urlSECRET9999"
 
 @pytest.fixture(autouse=True)
 def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(credentials, "_given", {})
+    monkeypatch.setattr(hiding, "_given", {})
 
 
 @pytest.mark.parametrize(
@@ -129,7 +130,7 @@ def test_who_reads_it_from_a_record_is_asked_for_it_again() -> None:
     )
 )
 def test_no_password_is_shown(password: str) -> None:
-    credentials._given.clear()
+    hiding._given.clear()
     secret = f"<{password}>"
     shown = take_out(f"http://me:{secret}@host:80/x")
     assert secret not in shown
@@ -157,7 +158,7 @@ def test_a_stage_that_connects_is_handed_the_address(monkeypatch: pytest.MonkeyP
     assert SECRET in json.dumps(server_environment(here, {}, needs=[Need.ENDPOINT]))
     there = stage_environment(here, "promote")
     assert "PREPARE_REGISTRY" not in there
-    monkeypatch.setattr(credentials, "_given", {})
+    monkeypatch.setattr(hiding, "_given", {})
     monkeypatch.setenv(HANDED_ON, there[HANDED_ON])
     assert put_back(shown) == f"http://me:{SECRET}@host"
 

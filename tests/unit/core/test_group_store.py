@@ -18,9 +18,9 @@ import pytest
 from finished_stage import stage_record
 from sample_reports import COMMAND
 
-from artifacts.evidence.trials import Count, Trials
 from artifacts.kept_runs import find_run
 from artifacts.registry.mlflow_registry import check_openable
+from artifacts.trials import Count, Trials
 from eval_gates.answers import AnswerBook
 from pipeline.core.errors import PrepareError, StoreError
 from pipeline.core.private_files import keep_private

@@ -25,8 +25,8 @@ from small_checkpoint import write_files
 from pipeline.checkpoint.folder import inspect_folder
 from pipeline.checkpoint.safetensors_header import read_header
 from pipeline.checkpoint.weight_files import INDEX
-from pipeline.core.digest import FileDigests
 from pipeline.core.errors import CheckpointError
+from pipeline.core.file_digests import FileDigests
 from pipeline.inspection.cut_checkpoint import (
     choose_layers,
     cut_checkpoint,

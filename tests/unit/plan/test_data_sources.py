@@ -15,8 +15,9 @@ from hub_stand_in import HubStandIn, Repository
 from listener import Listener
 from small_checkpoint import write_files
 
-from pipeline.core.digest import FileDigests, digest_bytes
+from pipeline.core.digest import digest_bytes
 from pipeline.core.errors import EvaluationDataError, UsageError
+from pipeline.core.file_digests import FileDigests
 from pipeline.plan.data_sources import (
     CARRIED_CALIBRATION,
     CARRIED_QUESTIONS,
@@ -44,7 +45,7 @@ import json, sys
 from listener import Listener
 from pathlib import Path
 from pipeline.plan.data_sources import SourceResolver
-from pipeline.core.digest import FileDigests
+from pipeline.core.file_digests import (FileDigests)
 from pipeline.core.errors import PrepareError
 from recipes.policy import LmEvalSuite, MmluSuite
 from recipes.quantization import Calibration

@@ -16,7 +16,7 @@ from some_node import NODE
 from three_suites import three_suites
 
 from pipeline.checkpoint.folder import Checkpoint
-from pipeline.core.digest import FileDigests
+from pipeline.core.file_digests import FileDigests
 from pipeline.core.hardware import NodeFacts
 from pipeline.core.stage_record import StageRecord, StageSpec
 from pipeline.plan.data_sources import SourceResolver

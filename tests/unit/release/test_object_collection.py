@@ -15,7 +15,7 @@ from listener import Listener
 from sample_reports import COMMAND
 from typer.testing import CliRunner
 
-from artifacts.registry.registry import open_registry
+from artifacts.registry.registry_address import open_registry
 from pipeline.cli.main import app
 from pipeline.core.errors import StoreError
 from pipeline.core.object_store import ObjectStore

@@ -6,8 +6,9 @@ from pathlib import Path
 
 from artifacts.registry.oci_registry import OciRegistry
 from artifacts.registry.registry import TUPLE_TAG, Version
-from pipeline.core.digest import FileDigests, digest_file
+from pipeline.core.digest import digest_file
 from pipeline.core.events import Silent
+from pipeline.core.file_digests import FileDigests
 from pipeline.release.publication import pack_folder
 
 

@@ -10,9 +10,9 @@ import pytest
 from fake_run import FakeRun
 from typer.testing import CliRunner
 
-from artifacts.evidence.trials import Count, Trials
 from artifacts.kept_runs import find_run
-from artifacts.registry.registry import open_registry
+from artifacts.registry.registry_address import open_registry
+from artifacts.trials import Count, Trials
 from pipeline import __version__
 from pipeline.cli.main import app
 from pipeline.core.origin import cache_folder

@@ -12,8 +12,8 @@ from small_checkpoint import checkpoint_files, write_files
 
 from artifacts.deployable import Deployable
 from artifacts.ending import drafting_lines
-from artifacts.evidence.judged_variant import JudgedVariant
 from artifacts.evidence.recompute import check_run
+from artifacts.judged_variant import JudgedVariant
 from artifacts.run_record import RunReport
 from pipeline.core.errors import EvidenceError, UsageError
 from pipeline.environments.settings import Settings
@@ -32,7 +32,7 @@ def run_with(root: Path, speculative: dict[str, Any]) -> FakeRun:
 
 def deployable(run: FakeRun) -> Deployable:
     judged = JudgedVariant.load_by_key(run.store.find, run.folder("judge", RECIPE).name)
-    return Deployable.of_evidence(judged, run.store.find)
+    return judged.deployable(run.store.find)
 
 
 @pytest.fixture(scope="module")

@@ -12,16 +12,8 @@ from hub_write_stand_in import STRANGER, Fault, HubWriteStandIn, point_there
 
 from artifacts.evidence.manifest import digest_of_other_files
 from artifacts.registry.hub_registry import HubRegistry
-from artifacts.registry.registry import (
-    FILES_TAG,
-    TUPLE_TAG,
-    WEIGHTS_TAG,
-    Cause,
-    Move,
-    Version,
-    open_registry,
-    still_has,
-)
+from artifacts.registry.registry import FILES_TAG, TUPLE_TAG, WEIGHTS_TAG, Cause, Move, Version
+from artifacts.registry.registry_address import open_registry, still_has
 from pipeline.checkpoint.weight_files import weights_digest
 from pipeline.core.digest import digest_file
 from pipeline.core.errors import RegistryError

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from artifacts.registry.mlflow_registry import MlflowRegistry
-from artifacts.registry.registry import TUPLE_TAG, Cause, HistoryEntry, Move, Version, still_has
+from artifacts.registry.registry import TUPLE_TAG, Cause, HistoryEntry, Move, Version
+from artifacts.registry.registry_address import still_has
 from pipeline.core.errors import RegistryError
 from pipeline.serving.server_address import free_port
 

@@ -10,13 +10,8 @@ from hypothesis import strategies as st
 
 from artifacts.registry.history import Cause, HistoryEntry, Move, replay
 from artifacts.registry.object_registry import ObjectRegistry
-from artifacts.registry.registry import (
-    EVIDENCE_TAG,
-    TUPLE_TAG,
-    check_registry,
-    open_registry,
-    still_has,
-)
+from artifacts.registry.registry import EVIDENCE_TAG, TUPLE_TAG
+from artifacts.registry.registry_address import check_registry, open_registry, still_has
 from pipeline.core import object_store
 from pipeline.core.errors import RegistryError
 from pipeline.core.object_store import ObjectStore

@@ -17,15 +17,8 @@ from oras.layout import Layout
 from artifacts.registry import oci_layout
 from artifacts.registry.oci_layout import OciLayout
 from artifacts.registry.oci_registry import OciRegistry
-from artifacts.registry.registry import (
-    EVIDENCE_TAG,
-    TUPLE_TAG,
-    Cause,
-    HistoryEntry,
-    Move,
-    open_registry,
-    still_has,
-)
+from artifacts.registry.registry import EVIDENCE_TAG, TUPLE_TAG, Cause, HistoryEntry, Move
+from artifacts.registry.registry_address import open_registry, still_has
 from pipeline.core.errors import RegistryError
 
 NAME = "it's model 1.5"

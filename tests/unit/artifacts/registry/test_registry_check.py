@@ -22,7 +22,7 @@ from hub_write_stand_in import (
 
 from artifacts.registry.hub_repository import HISTORY
 from artifacts.registry.mlflow_registry import is_server
-from artifacts.registry.registry import check_registry
+from artifacts.registry.registry_address import check_registry
 from pipeline.core.errors import RegistryError
 
 NAME = "smol"

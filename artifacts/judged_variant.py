@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from artifacts.deployable import Deployable, unservable_error
 from artifacts.served_model import ServedModel
 from artifacts.stages.adopt import ADOPT
 from artifacts.stages.check_weights import CHECK_WEIGHTS, CheckParameters, CheckResult
@@ -91,6 +92,29 @@ class JudgedVariant:
             suite: EVALUATE.kept(record_of(find, self.judge.record.inputs[f"candidate.{suite}"]))
             for suite in self.judge.parameters.policy.suites
         }
+
+    def deployable(self, find: Find) -> Deployable:
+        """The tuple that the verdict is about, by its records.
+
+        Raises:
+            EvidenceError: they do not say it, or one of them is gone.
+        """
+        try:
+            served = self.coherence.parameters
+            evaluated, *_ = self.evaluations(find).values()
+            return Deployable.model_validate(
+                {
+                    "weights": self.quantize.result.weights_digest,
+                    "engine_version": self.engine_version,
+                    "environment.quantize": self.quantize.parameters.environment,
+                    "environment.serve": served.engine,
+                    "environment.evaluate": evaluated.parameters.environment,
+                    "serving": served.serving,
+                    "hardware": served.hardware,
+                }
+            )
+        except (ValueError, LookupError) as error:
+            raise unservable_error(error, f"stage judge {self.judge.record.key}") from error
 
     def is_of(self, weights: str) -> bool:
         """Whether these are the weights that were made, checked and judged, by their digest."""

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eval_gates.rounds import SAFETY, UNKNOWN_MANY, expected_questions, round_sizes
 from eval_gates.statistics.comparison import Comparison
 from eval_gates.statistics.planned_bet import planned_bet
 from eval_gates.statistics.power import PowerPlan, power_plan
+from eval_gates.statistics.rounds import SAFETY, UNKNOWN_MANY, expected_questions, round_sizes
 
 BASELINE = 0.5  # a recovery is sized for one that knows half
 

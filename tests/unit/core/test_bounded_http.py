@@ -12,8 +12,8 @@ from contextlib import contextmanager, suppress
 import httpx
 import pytest
 
+from pipeline.core.bounded_http import ask
 from pipeline.core.errors import ServingError
-from pipeline.core.foreign.http import ask
 from pipeline.serving.openai_endpoint import OpenAIEndpoint
 from pipeline.stages import coherence
 

@@ -1,0 +1,245 @@
+"""A cache of file digests that never answers with an old one."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.core import file_digests
+from pipeline.core.digest import digest_bytes
+from pipeline.core.errors import CheckpointError
+from pipeline.core.file_digests import FileDigests
+
+LATER_NS = 10_000_000_000
+
+
+class Listener:
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, int, int | None, str]] = []
+        self.notes: list[str] = []
+
+    def advance(self, task: str, done: int, total: int | None, unit: str = "") -> None:
+        self.events.append((task, done, total, unit))
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+def in_ten_seconds() -> int:
+    """A clock by which files written just now are settled."""
+    return time.time_ns() + LATER_NS
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of files whose content was really read."""
+    names: list[str] = []
+    real = file_digests._hash
+
+    def counting(file: object, name: str, *rest: object) -> str:
+        names.append(name)
+        return real(file, name, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(file_digests, "_hash", counting)
+    return names
+
+
+def test_file_is_read_once(tmp_path: Path, reads: list[str]) -> None:
+    file = tmp_path / "weights"
+    file.write_bytes(b"abc")
+    expected = hashlib.sha256(b"abc").hexdigest()
+    cache = tmp_path / "deep" / "cache.json"
+    assert FileDigests(cache, in_ten_seconds).of(file) == expected
+    assert FileDigests(cache, in_ten_seconds).of(file) == expected
+    assert reads == ["weights"]
+
+
+def test_many_files_are_remembered_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Writing the cache for each of 10,000 files took minutes."""
+    files = [tmp_path / f"{number}.py" for number in range(20)]
+    for file in files:
+        file.write_text(file.name)
+    writes: list[int] = []
+    remember = FileDigests._remember
+
+    def counted(self: FileDigests, fresh: dict[str, Any], progress: Any) -> None:
+        writes.append(len(fresh))
+        remember(self, fresh, progress)
+
+    monkeypatch.setattr(FileDigests, "_remember", counted)
+    digests = FileDigests(tmp_path / "digests.json", in_ten_seconds)
+    for _ in range(2):
+        assert list(digests.of_all(files)) == [digest_bytes(file.read_bytes()) for file in files]
+    assert writes == [20]
+
+
+def test_what_was_read_before_a_failure_is_remembered(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("a")
+    (tmp_path / "b").mkdir()
+    digests = FileDigests(tmp_path / "digests.json", in_ten_seconds)
+    with pytest.raises(CheckpointError):
+        list(digests.of_all([tmp_path / "a", tmp_path / "b"]))
+    assert str(tmp_path / "a") in (tmp_path / "digests.json").read_text()
+
+
+def test_a_link_shares_the_entry_of_its_target(tmp_path: Path, reads: list[str]) -> None:
+    (tmp_path / "blob").write_bytes(b"abc")
+    (tmp_path / "name").symlink_to("blob")
+    digests = FileDigests(tmp_path / "cache.json", in_ten_seconds)
+    assert digests.of(tmp_path / "blob") == digests.of(tmp_path / "name")
+    assert len(reads) == 1
+
+
+def test_fresh_file_is_not_remembered(tmp_path: Path, reads: list[str]) -> None:
+    """Within a tick of the file system's clock it could change without a trace."""
+    file = tmp_path / "weights"
+    file.write_bytes(b"abc")
+    digests = FileDigests(tmp_path / "cache.json")
+    digests.of(file)
+    digests.of(file)
+    assert len(reads) == 2
+    assert not (tmp_path / "cache.json").exists()
+
+
+def test_file_from_the_future_is_not_remembered(tmp_path: Path) -> None:
+    file = tmp_path / "weights"
+    file.write_bytes(b"abc")
+    future = time.time_ns() + 3600 * 10**9
+    os.utime(file, ns=(future, future))
+    FileDigests(tmp_path / "cache.json", in_ten_seconds).of(file)
+    assert not (tmp_path / "cache.json").exists()
+
+
+def test_change_that_restores_size_and_mtime_is_seen(tmp_path: Path) -> None:
+    file = tmp_path / "weights"
+    file.write_bytes(b"abc")
+    times = file.stat()
+    digests = FileDigests(tmp_path / "cache.json", in_ten_seconds)
+    before = digests.of(file)
+    time.sleep(0.02)  # a tick of the kernel's clock for ctime
+    file.write_bytes(b"xyz")
+    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert file.stat().st_mtime_ns == times.st_mtime_ns
+    assert digests.of(file) == hashlib.sha256(b"xyz").hexdigest() != before
+
+
+def test_file_replaced_by_another_is_seen(tmp_path: Path) -> None:
+    file, other = tmp_path / "weights", tmp_path / "other"
+    file.write_bytes(b"abc")
+    other.write_bytes(b"xyz")
+    for path in (file, other):
+        os.utime(path, ns=(10**18, 10**18))
+    digests = FileDigests(tmp_path / "cache.json", in_ten_seconds)
+    before = digests.of(file)
+    other.replace(file)
+    assert digests.of(file) != before
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [b"", b"{", b"\xff\xfe", b"[]", b'{"schema_version": 1, "files": 3}', b'{"schema_version": 9}'],
+)
+def test_damaged_cache_starts_anew(tmp_path: Path, damage: bytes, reads: list[str]) -> None:
+    file, cache = tmp_path / "weights", tmp_path / "cache.json"
+    file.write_bytes(b"abc")
+    cache.write_bytes(damage)
+    digests = FileDigests(cache, in_ten_seconds)
+    assert digests.of(file) == digests.of(file) == hashlib.sha256(b"abc").hexdigest()
+    assert len(reads) == 1
+
+
+def test_damaged_entry_is_ignored(tmp_path: Path) -> None:
+    file, cache = tmp_path / "weights", tmp_path / "cache.json"
+    file.write_bytes(b"abc")
+    cache.write_text(json.dumps({"schema_version": 1, "files": {str(file): {"sha256": 5}}}))
+    assert FileDigests(cache, in_ten_seconds).of(file) == hashlib.sha256(b"abc").hexdigest()
+
+
+def test_unwritable_cache_is_said_aloud(tmp_path: Path) -> None:
+    (tmp_path / "weights").write_bytes(b"abc")
+    (tmp_path / "file").write_bytes(b"")
+    listener = Listener()
+    digests = FileDigests(tmp_path / "file" / "cache.json", in_ten_seconds)
+    assert digests.of(tmp_path / "weights", listener) == hashlib.sha256(b"abc").hexdigest()
+    assert "digests are not remembered" in listener.notes[0]
+
+
+def test_entries_of_files_that_are_gone_are_dropped(tmp_path: Path) -> None:
+    cache = tmp_path / "cache.json"
+    digests = FileDigests(cache, in_ten_seconds)
+    for name in ("one", "two"):
+        (tmp_path / name).write_text(name)
+        digests.of(tmp_path / name)
+        (tmp_path / "one").unlink(missing_ok=True)
+    assert [Path(path).name for path in json.loads(cache.read_text())["files"]] == ["two"]
+
+
+def _digest_in_child(arguments: tuple[Path, Path]) -> str:
+    cache, file = arguments
+    return FileDigests(cache, in_ten_seconds).of(file)
+
+
+def test_processes_at_once_lose_no_entry(tmp_path: Path) -> None:
+    files = [tmp_path / f"shard{n}" for n in range(12)]
+    for file in files:
+        file.write_text(file.name)
+    cache = tmp_path / "cache.json"
+    with ProcessPoolExecutor(max_workers=3) as pool:
+        found = list(pool.map(_digest_in_child, [(cache, file) for file in files]))
+    assert found == [hashlib.sha256(file.name.encode()).hexdigest() for file in files]
+    assert len(json.loads(cache.read_text())["files"]) == len(files)
+
+
+def test_change_while_reading_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "weights"
+    file.write_bytes(b"abc")
+
+    class Meddler(Listener):
+        def advance(self, task: str, done: int, total: int | None, unit: str = "") -> None:
+            with file.open("ab") as more:
+                more.write(b"d")
+
+    monkeypatch.setattr(file_digests, "BLOCK_BYTES", 3)
+    with pytest.raises(CheckpointError) as caught:
+        FileDigests(tmp_path / "cache.json").of(file, _Once(Meddler()))
+    assert caught.value.where == str(file)
+
+
+class _Once:
+    """Passes one event on: the file must not grow for ever."""
+
+    def __init__(self, inner: Listener) -> None:
+        self._inner: Listener | None = inner
+
+    def advance(self, task: str, done: int, total: int | None, unit: str = "") -> None:
+        if self._inner is not None:
+            inner, self._inner = self._inner, None
+            inner.advance(task, done, total, unit)
+
+    def note(self, text: str) -> None:
+        raise AssertionError(text)
+
+
+def test_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        FileDigests(tmp_path / "cache.json").of(tmp_path / "none")
+    assert caught.value.where == str(tmp_path / "none")
+
+
+def test_progress_in_bytes_over_all_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_digests, "BLOCK_BYTES", 2)
+    (tmp_path / "a").write_bytes(b"123")
+    (tmp_path / "b").write_bytes(b"45")
+    listener = Listener()
+    list(FileDigests(tmp_path / "c.json").of_all([tmp_path / "a", tmp_path / "b"], listener))
+    assert [done for _, done, _, _ in listener.events] == [2, 3, 5]
+    assert {(total, unit) for _, _, total, unit in listener.events} == {(5, "bytes")}
