@@ -121,6 +121,13 @@ class JudgedVariant:
         checked, made = self.check_weights.result, self.quantize.result
         return weights == checked.weights_digest == made.weights_digest
 
+    def has_carried(self, files: str) -> bool:
+        """Whether the files beside the weights are those that were checked, by their digest.
+
+        Of evidence of before, and of adopted weights, nobody knows.
+        """
+        return self.check_weights.result.carried_digest in (None, files)
+
 
 def record_of(find: Find, reference: StageReference) -> StageRecord:
     """A stage that must be there; raises EvidenceError when it is gone."""

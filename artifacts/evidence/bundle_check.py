@@ -18,6 +18,7 @@ from artifacts.evidence.bundle import (
     gather_resolved,
 )
 from artifacts.evidence.bundled_evidence import BundledEvidence, place_of
+from artifacts.evidence.carried_files import digest_carried_files
 from artifacts.evidence.manifest import MANIFEST, Manifest, differences, read_manifest
 from artifacts.evidence.recompute import Claims, VariantCheck, check_claims
 from artifacts.judged_variant import JudgedVariant, collect_stages
@@ -232,15 +233,19 @@ def read_resolved(bundle: Path) -> dict[str, Any]:
 def find_other_weights(
     folder: Path, manifest: Manifest, verdict: BundleVerdict, source: BundledEvidence
 ) -> list[str]:
-    """Whether the weights beside are those that were judged, whatever the manifest says."""
+    """Whether weights and what they came with are those that were judged, by the records."""
     if verdict.recipe not in verdict.judges:
         return []
     judged = JudgedVariant.load_by_key(source.find, verdict.judges[verdict.recipe])
     listed = {each.path: each.sha256 for each in manifest.beside}
     try:
         digest = weights_digest(folder, lambda file: listed.get(file.name, ""))
+        carried = digest_carried_files(folder)
     except CheckpointError as error:
         return [f"{folder}: {error.what}"]
-    if judged.is_of(digest):
-        return []
-    return [f"{folder}: the weights are not those that were judged"]
+    found = []
+    if not judged.is_of(digest):
+        found.append(f"{folder}: the weights are not those that were judged")
+    if not judged.has_carried(carried):
+        found.append(f"{folder}: config, tokenizer and other files are not those that were judged")
+    return found

@@ -39,6 +39,11 @@ class CheckResult(Record):
     weights_digest: str = Field(
         description="so that what was measured of other weights is stale when they are made again"
     )
+    carried_digest: str | None = Field(
+        None,
+        description="of every file beside the weights: config, tokenizer, chat template, code; "
+        "None of adopted ones, and of evidence of before",
+    )
     weights_bytes: int | None = None
     planned_bytes: int | None = None
     size_ratio: float | None = Field(None, description="to the source's")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 
+from artifacts.evidence.carried_files import digest_carried_files
 from artifacts.stages.check_weights import CheckParameters, CheckResult, CheckRuntime, Sqnr
 from artifacts.stages.quantize import QUANTIZE
 from pipeline.stages.context import StageContext
@@ -22,10 +23,15 @@ def run(context: StageContext[CheckParameters, CheckRuntime]) -> CheckResult:
     from pipeline.verification.floors import median_db, worst_layers
     from pipeline.verification.verification import verify_variant
 
-    source = context.runtime.checkpoint
+    source, weights = context.runtime.checkpoint, context.input_record("weights")
+    output = context.input_folder("weights") / "output"
+    # Before they are looked at: what is changed meanwhile is another digest later. Of what was
+    # adopted, which may be links and is not promoted, the registered digests are known.
+    made_here = weights.stage == QUANTIZE.name
+    carried = digest_carried_files(output) if made_here else None
     found = verify_variant(
         source.path,
-        context.input_folder("weights") / "output",
+        output,
         context.parameters.quantization,
         lambda done, total: context.advance("check_weights", done, total, "bytes"),
     )
@@ -44,7 +50,8 @@ def run(context: StageContext[CheckParameters, CheckRuntime]) -> CheckResult:
             floor_db=found.floor_db,
             worst=[asdict(layer) for layer in worst_layers(found.layers)],
         ),
-        weights_digest=QUANTIZE.result_of(context.input_record("weights")).weights_digest,
+        weights_digest=QUANTIZE.result_of(weights).weights_digest,
+        carried_digest=carried,
         weights_bytes=found.size_bytes,
         planned_bytes=found.planned_bytes,
         size_ratio=found.size_bytes / source.weights_bytes,

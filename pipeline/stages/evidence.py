@@ -23,6 +23,7 @@ from artifacts.evidence.bundle import (
 )
 from artifacts.evidence.bundled_evidence import revision_of
 from artifacts.evidence.card import write_card
+from artifacts.evidence.carried_files import digest_carried_files
 from artifacts.evidence.manifest import MANIFEST, Manifest
 from artifacts.judged_variant import JudgedVariant, collect_stages
 from artifacts.plain_files import plain_files
@@ -154,15 +155,19 @@ def link_weights(source: Path, output: Path) -> None:
 
 
 def check_weights(output: Path, manifest: Manifest, judged: JudgedVariant) -> None:
-    """Raise EvidenceError where the weights are not those that were verified and judged."""
+    """Raise EvidenceError where weights, or files beside them, are not those that were judged."""
     digests = {each.path: each.sha256 for each in manifest.beside}
     digest = weights_digest(output, lambda file: digests[file.name])
-    if not judged.is_of(digest):
-        raise EvidenceError(
-            "the weights are not those that were judged: somebody changed them since",
-            where=f"stages/quantize/{judged.quantize.record.key}/output",
-            cure="delete that folder and run the model again",
-        )
+    for are_those, words in (
+        (judged.is_of(digest), "weights"),
+        (judged.has_carried(digest_carried_files(output)), "config, tokenizer and other files"),
+    ):
+        if not are_those:
+            raise EvidenceError(
+                f"the {words} are not those that were judged: somebody changed them since",
+                where=f"stages/quantize/{judged.quantize.record.key}/output",
+                cure="delete that stage's folder and run the model again",
+            )
 
 
 def locks_of(deployable: Deployable) -> dict[str, str]:

@@ -7,10 +7,18 @@ from datetime import datetime
 from pathlib import Path
 
 from artifacts.deployable import as_tag, verdict_tags
-from artifacts.evidence.manifest import digest_of_other_files
+from artifacts.evidence.bundle import BUNDLE
+from artifacts.evidence.manifest import (
+    MANIFEST,
+    differences,
+    digest_of_other_files,
+    read_manifest,
+)
+from artifacts.plain_files import ADDED_LATER
 from artifacts.registry.history import Cause, HistoryEntry, Move
 from artifacts.registry.registry import EVIDENCE_TAG, FILES_TAG, TUPLE_TAG, Registry
 from artifacts.registry.registry_address import open_registry, still_has
+from artifacts.stages.evidence import EVIDENCE
 from artifacts.stages.judge import policy_digest
 from artifacts.stages.promote import (
     PROMOTE,
@@ -19,7 +27,8 @@ from artifacts.stages.promote import (
     PromoteResult,
     PromoteRuntime,
 )
-from pipeline.core.errors import RegistryError
+from pipeline.core.digest import digest_file
+from pipeline.core.errors import EvidenceError, RegistryError
 from pipeline.core.stage_record import StageRecord
 from pipeline.stages.context import StageContext
 
@@ -33,10 +42,13 @@ def run(context: Context) -> PromoteResult:
     named (`replaces`), or, where someone asks for just this, to anything.
 
     Raises:
+        EvidenceError: what is to be registered is not what its stage made.
         RegistryError: the registry refused or cannot be reached; the alias has moved meanwhile; or
             the chosen version was rolled back. The versions stay registered, no alias has moved.
     """
     parameters, candidates = context.parameters, context.parameters.candidates
+    for candidate in candidates:
+        check_unchanged(context, candidate.recipe)
     registry = open_registry(parameters.registry)
     name, alias = parameters.name, parameters.alias
     registry.settle(name)
@@ -155,6 +167,28 @@ def preference(candidate: Candidate, prefer: str) -> tuple[float, int]:
 def weights_folder(context: Context, recipe: str) -> Path:
     """The folder that a registered version points to: weights, card and evidence."""
     return context.input_folder(f"weights.{recipe}") / "output"
+
+
+def check_unchanged(context: Context, recipe: str) -> None:
+    """See that the folder is as its stage made it, maybe weeks ago: its digests are registered.
+
+    Raises:
+        EvidenceError: somebody changed a file since, added one, or took one away.
+    """
+    folder = weights_folder(context, recipe)
+    made = EVIDENCE.result_of(context.input_record(f"weights.{recipe}"))
+    bundle = folder / BUNDLE
+    manifest = read_manifest(bundle)
+    found = differences(bundle, manifest.bundle, (MANIFEST,))
+    found += differences(folder, manifest.beside, (BUNDLE, *ADDED_LATER))
+    if digest_file(bundle / MANIFEST) != made.manifest_digest:
+        found.append(f"{bundle / MANIFEST}: the file was changed")
+    if found:
+        raise EvidenceError(
+            f"the folder is not as it was when '{recipe}' was judged: {found[0]}",
+            where=str(folder),
+            cure="delete the stage's folder, and promote the run again: it is made anew",
+        )
 
 
 def tags(context: Context, candidate: Candidate) -> dict[str, str]:

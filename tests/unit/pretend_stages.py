@@ -18,6 +18,7 @@ from measured_loads import load_in_waves, queued_requests
 from small_checkpoint import checkpoint_files, safetensors, write_files
 from some_node import NODE
 
+from artifacts.evidence.carried_files import digest_carried_files
 from artifacts.model_to_serve import ModelToServe
 from artifacts.run_record import StageReport
 from eval_gates.answers import AnswerBook, Rows
@@ -290,8 +291,11 @@ def result_of(context: PretendContext, models: PretendModels) -> dict[str, Any] 
         return quantized(context.output_folder(), variant)
     if stage == "check_weights":
         write_rows(context.folder / "layers.jsonl", models.layers())
-        made = context.input_record("weights").result
+        weights = context.input_record("weights")
+        made, output = weights.result, context.input_folder("weights") / "output"
+        is_adopted = weights.stage == "adopt"
         return {name: made[name] for name in ("weights_digest", "weights_bytes")} | {
+            "carried_digest": None if is_adopted else digest_carried_files(output),
             "size_ratio": 0.5,
             "sqnr": {"median_db": 31.0, "floor_db": 25.0, "worst": []},
         }

@@ -174,6 +174,20 @@ class TestTampering:
         text = finish(deployed)
         assert "model.safetensors: the file was changed" in text or "those that were judged" in text
 
+    @pytest.mark.parametrize(
+        "name",
+        [
+            *("config.json", "tokenizer.json", "generation_config.json", "chat_template.jinja"),
+            *("modeling_x.py", "consolidated.safetensors"),
+        ],
+    )
+    def test_a_file_beside_the_weights(
+        self, deployed: Path, finish: Callable[[Path], str], name: str
+    ) -> None:
+        (deployed / name).write_text('{"another": "one"}')
+        text = finish(deployed)
+        assert "other files are not those that were judged" in text
+
     def test_a_byte_of_an_answer(self, deployed: Path, finish: Callable[[Path], str]) -> None:
         file = stage_folder(deployed, "evaluate") / "answers.jsonl.gz"
         change_packed(file, lambda text: text.replace(b'"x"', b'"y"', 1))

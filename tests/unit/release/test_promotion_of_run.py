@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from artifacts.evidence.bundle_check import check_bundle
 from artifacts.evidence.manifest import list_files
 from artifacts.run_record import RunReport
 from pipeline.cli.main import app
-from pipeline.core.errors import RegistryError, StoreError, UsageError
+from pipeline.core.errors import EvidenceError, RegistryError, StoreError, UsageError
 from pipeline.core.run_folders import RUN_RECORD, RunFolders
 from pipeline.release.collection import find_garbage, remove
 
@@ -38,6 +39,57 @@ def good(tmp_path: Path) -> FakeRun:
     made = FakeRun(tmp_path / "store", recipes=(ONE, TWO))
     made.run()
     return made
+
+
+FILES = (
+    *("config.json", "tokenizer.json", "generation_config.json", "chat_template.jinja"),
+    *("modeling_x.py", "consolidated.safetensors", "adapter/model.safetensors"),
+)
+
+
+class TestChangedFolder:
+    """Somebody writes into the store between the verdict and a promotion."""
+
+    def write(self, file: Path) -> None:
+        file.parent.mkdir(exist_ok=True)
+        file.unlink(missing_ok=True)
+        file.write_text('{"changed": "since"}')
+
+    @pytest.mark.parametrize("name", [*FILES, "model.safetensors"])
+    def test_what_was_quantized(self, tmp_path: Path, name: str) -> None:
+        made = FakeRun(tmp_path / "store", recipes=(ONE,))
+        made.run()
+        self.write(made.folder("quantize", ONE) / "output" / name)
+        with pytest.raises(EvidenceError, match="not those that were judged") as caught:
+            made.promote()
+        assert "stages/quantize" in caught.value.where
+        assert made.registry.names() == []
+
+    @pytest.mark.parametrize("name", [*FILES, "model.safetensors", "README.md", f"{BUNDLE}/new"])
+    def test_what_is_registered(self, tmp_path: Path, name: str) -> None:
+        """A further promotion would register the digests of what lies there now."""
+        made = FakeRun(tmp_path / "store", recipes=(ONE,))
+        made.run()
+        made.promote()
+        (before,) = made.registry.versions("model")
+        self.write(Path(before.source) / name)
+        with pytest.raises(EvidenceError, match=name) as caught:
+            made.promote(alias="candidate")
+        assert caught.value.where == before.source
+        assert made.registry.versions("model") == [before]
+
+    def test_made_anew_it_is_promoted(self, tmp_path: Path) -> None:
+        """As the error says."""
+        made = FakeRun(tmp_path / "store", recipes=(ONE,))
+        made.run()
+        made.promote()
+        (before,) = made.registry.versions("model")
+        self.write(Path(before.source) / "config.json")
+        shutil.rmtree(Path(before.source).parent)
+        made.promote(alias="candidate")
+        (version,) = made.registry.versions("model")
+        assert set(version.aliases) == {"champion", "candidate"}
+        assert check_bundle(Path(version.source)).is_sound
 
 
 class TestPromoteRun:

@@ -30,6 +30,7 @@ from sound_variants import (
 )
 from verification import Verification, forget, shard
 
+from artifacts.evidence.manifest import digest_of_other_files
 from pipeline.core.errors import CheckpointError, VerificationError
 from pipeline.verification.tensor_files import StoredTensor
 from pipeline.verification.verification import check_smaller
@@ -113,6 +114,7 @@ class TestSound:
         assert result["size_ratio"] == size / (sound.source / WEIGHTS).stat().st_size
         assert result["size_ratio"] < 0.8
         assert result["weights_digest"] == "d" * 64
+        assert result["carried_digest"] == digest_of_other_files(sound.variant)
         total = sum(t.array.nbytes for t in source_tensors(tied=tied).values())
         assert sound.listener.events[-1] == ("variant: check_weights", total, total, "bytes")
 

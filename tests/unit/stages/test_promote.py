@@ -13,7 +13,10 @@ from empty_registry import tables
 from finished_stage import put_record, stage_record
 from listener import Listener
 from loose_stage import stage_spec
+from small_checkpoint import write_files
 
+from artifacts.evidence.bundle import BUNDLE
+from artifacts.evidence.manifest import MANIFEST, Manifest, list_files
 from artifacts.registry.mlflow_registry import MlflowRegistry
 from artifacts.registry.registry import (
     EVIDENCE_TAG,
@@ -23,7 +26,7 @@ from artifacts.registry.registry import (
     HistoryEntry,
     Version,
 )
-from pipeline.core.digest import digest_bytes, digest_json
+from pipeline.core.digest import digest_bytes, digest_file, digest_json
 from pipeline.core.errors import RegistryError
 from pipeline.core.stage_record import StageRecord, StageReference, StageSpec
 from pipeline.core.store import Store
@@ -54,6 +57,20 @@ def policy(prefer: str) -> dict[str, Any]:
     """The default policy with names of its own for the aliases."""
     promotion = {"prefer": prefer, "alias": "best", "previous_alias": "former"}
     return {**load_policy("default").model_dump(), "promotion": promotion}
+
+
+def bundled(output: Path) -> dict[str, Any]:
+    """Lay a variant and a list of its files there; what its stage says of it."""
+    write_files(output, {"config.json": b"{}", "model.safetensors": b""})
+    manifest = Manifest(
+        prepare_version="0.1.0", recipe="any", bundle=(), beside=list_files(output, (BUNDLE,))
+    )
+    write_files(output / BUNDLE, {MANIFEST: manifest.model_dump_json().encode()})
+    return {
+        **{"recipe": "any", "verdict": "pass", "override": None, "weights_digest": "w"},
+        **{"files": 2, "bundle_bytes": 0},
+        "manifest_digest": digest_file(output / BUNDLE / MANIFEST),
+    }
 
 
 class Promotion:
@@ -105,13 +122,12 @@ class Promotion:
         store = Store(self.store)
         for reference in spec.inputs.values():
             asked = {"policy": spec.parameters["policy"]}
-            record = stage_record(**reference.model_dump(), inputs={}, parameters=asked)
+            output = store.stage_folder(reference.stage, reference.key) / "output"
+            result = bundled(output) if reference.stage == "evidence" else {}
+            record = stage_record(
+                **reference.model_dump(), inputs={}, parameters=asked, result=result
+            )
             put_record(store, record)
-            if reference.stage == "evidence":
-                output = store.stage_folder(reference.stage, reference.key) / "output"
-                output.mkdir(exist_ok=True)
-                (output / "config.json").write_text("{}")
-                (output / "model.safetensors").write_bytes(b"")
         return execute(spec, Listener())
 
     def history(self) -> list[HistoryEntry]:
@@ -190,6 +206,7 @@ class TestTags:
         promotion.run(FP8, AWQ)
         version = promotion.versions()["fp8-dynamic"]
         whole = deployable("fp8-dynamic")
+        manifest = Path(version.source) / BUNDLE / MANIFEST
         assert dict(version.tags) == {
             TUPLE_TAG: digest_json(whole),
             "prepare.recipe": "fp8-dynamic",
@@ -198,7 +215,12 @@ class TestTags:
             "prepare.override": "",
             EVIDENCE_TAG: "key of fp8-dynamic",
             "prepare.trust_remote_code": "false",
-            FILES_TAG: digest_json([["config.json", digest_bytes(b"{}")]]),
+            FILES_TAG: digest_json(
+                [
+                    ["config.json", digest_bytes(b"{}")],
+                    [f"{BUNDLE}/{MANIFEST}", digest_file(manifest)],
+                ]
+            ),
             "prepare.policy": "default",
             "prepare.policy.digest": digest_json(policy("throughput")),
             "prepare.verdict.stage": "verdict on fp8-dynamic",
@@ -323,6 +345,6 @@ def test_a_registry_that_refuses_leaves_no_record(promotion: Promotion) -> None:
     promotion.file.mkdir()
     spec = promotion.spec(FP8)
     with pytest.raises(RegistryError) as caught:
-        execute(spec, Listener())
+        promotion.run(FP8)
     assert caught.value.where == promotion.uri
     assert not (promotion.store / "stages" / "promote" / spec.key).exists()
