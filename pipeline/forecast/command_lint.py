@@ -29,6 +29,10 @@ MOST_LETTERS = 20_000
 _VARIABLE = re.compile(r"(?:-e|--env=)?([A-Z_][A-Z0-9_]*)=(.*)", re.DOTALL)
 _MODULE = re.compile(r"vllm\.entrypoints\.[\w.]+")
 _IMAGE = re.compile(r"(.+/)?vllm/vllm-openai([-:@].+)?")  # whose entry point is the server
+_SHELL = re.compile(r"(.*/)?(ba|da|a|k|z)?sh")
+_COMMAND_OF_A_SHELL = re.compile(r"-[a-z]*c")  # such as -c, -ec and -lc
+_PARAMETER = re.compile(r'"?\$(?:\{([@*\d])\}|([@*\d]))"?')  # of a shell's command: "$@", $1
+_UNKNOWN_WORDS = ("$@", "$*", "${@}", "${*}")  # of a script that somebody calls
 _CONTINUED = re.compile(r"\\\r?\n")
 _TRUTHS = ("true", "false")
 _ENDS = ";|&<>()\n"  # of a command, in a shell
@@ -126,17 +130,7 @@ def take_apart(text: str) -> ForeignCommand:
 
 
 def _take_line_apart(text: str) -> ForeignCommand:
-    whole = _CONTINUED.sub("", text)
-    lexer = shlex.shlex(whole, posix=True, punctuation_chars=_ENDS)
-    lexer.whitespace_split, lexer.commenters, lexer.whitespace = True, "", " \t\r"
-    try:
-        words = list(lexer)
-    except ValueError as error:
-        raise UsageError(
-            f"the command line cannot be read: {error}",
-            where=WHERE,
-            cure="close each quote, and write none alone",
-        ) from error
+    words = _unfold(_split(text))
     begin = next((n for n, word in enumerate(words) if _is_server(words, n, word)), None)
     if begin is None:
         begin = next((n for n, word in enumerate(words) if _IMAGE.fullmatch(word)), None)
@@ -153,6 +147,45 @@ def _take_line_apart(text: str) -> ForeignCommand:
     )
 
 
+def _split(text: str) -> list[str]:
+    """The words of a line; ends of commands are words, too."""
+    whole = _CONTINUED.sub("", text)
+    lexer = shlex.shlex(whole, posix=True, punctuation_chars=_ENDS)
+    lexer.whitespace_split, lexer.commenters, lexer.whitespace = True, "", " \t\r"
+    try:
+        return list(lexer)
+    except ValueError as error:
+        raise UsageError(
+            f"the command line cannot be read: {error}",
+            where=WHERE,
+            cure="close each quote, and write none alone",
+        ) from error
+
+
+def _unfold(words: list[str]) -> list[str]:
+    """With the command of `sh -c COMMAND NAME WORD...` in its place; the words are its `"$@"`."""
+    shell = next((n for n, word in enumerate(words) if _SHELL.fullmatch(word)), len(words))
+    for place, word in enumerate(words[shell:-1], shell):
+        if _is_server(words, place, word):
+            break
+        if _COMMAND_OF_A_SHELL.fullmatch(word):
+            after = words[place + 2 :]
+            end = next((n for n, each in enumerate(after) if not each.strip(_ENDS)), len(after))
+            command = _with_parameters(words[place + 1], after[:end])
+            return [*words[:place], *_split(command), *after[end:]]
+    return words
+
+
+def _with_parameters(command: str, words: list[str]) -> str:
+    """`$0` is the first of the words, `"$@"` all after it."""
+
+    def value(found: re.Match[str]) -> str:
+        which = found[1] or found[2]
+        return shlex.join(words[1:] if which in "@*" else words[int(which) :][:1])
+
+    return _PARAMETER.sub(value, command)
+
+
 def _is_server(words: list[str], place: int, word: str) -> bool:
     return (word == "serve" and place > 0 and words[place - 1].endswith("vllm")) or bool(
         _MODULE.fullmatch(word)
@@ -163,10 +196,12 @@ def _pair_options(words: list[str]) -> Iterator[tuple[str, str]]:
     """Each option as it was written, with its values."""
     name, values = "", list[str]()
     for word, following in zip(words, [*words[1:], ""], strict=True):
-        if not word.strip("\n") and following.startswith("-"):
+        if not word.strip("\n") and following.startswith("-") and following.strip("-"):
             continue  # folded, as in YAML
         if not word.strip(_ENDS):
             break
+        if word in _UNKNOWN_WORDS:
+            continue
         if word.startswith("-") and not _NUMBER.fullmatch(word):
             if name:
                 yield name, " ".join(values)

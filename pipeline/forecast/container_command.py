@@ -15,8 +15,7 @@ from pipeline.core.errors import UsageError
 from pipeline.core.foreign.yaml import ForeignYamlError, parse_yaml
 
 _LINE_OF_A_FILE = re.compile(r"^[ \t]*(- )*(image|entrypoint|command|args):( |\r?$)", re.MULTILINE)
-_COMMAND_OF_A_SHELL = re.compile(r"-[a-z]*c")  # such as -c, -ec and -lc
-_DOCUMENT_END = re.compile(r"^---.*$", re.MULTILINE)
+_DOCUMENT_END = re.compile(r"^---(?=\s|$)", re.MULTILINE)  # what follows is of the next one
 _WORDS = ("entrypoint", "command", "args")  # in the order in which they are put together
 
 
@@ -59,14 +58,10 @@ def _line(container: dict[str, Any]) -> str:
     words = [image] if isinstance(image, str) else []
     line = [*_variables(container.get("env")), *_variables(container.get("environment")), *words]
     quoted = [shlex.quote(word) for word in line]
-    before = ""
     for said in map(container.get, _WORDS):
         if isinstance(said, str):
             quoted.append(said)  # for a shell, or split as by one
-        for word in said if isinstance(said, list) else ():
-            is_line = _COMMAND_OF_A_SHELL.fullmatch(before)
-            quoted.append(str(word) if is_line else shlex.quote(_text(word)))
-            before = _text(word)
+        quoted += [shlex.quote(_text(word)) for word in said] if isinstance(said, list) else []
     return " ".join(quoted)
 
 

@@ -124,6 +124,11 @@ def test_what_is_around_the_server_is_no_part_of_it() -> None:
         "vllm serve x\n  --max-num-seqs 64\n  --swap-space 4\n",  # folded by YAML
         "docker run --gpus all -p 80:80 vllm/vllm-openai:v0.6.0 --model x --max-num-seqs 64"
         " --swap-space 4",
+        """sh -c 'exec vllm serve x "$@"' -- --max-num-seqs 64 --swap-space 4 && curl --portt 80""",
+        """/bin/bash -e -c 'vllm serve "$0" --max-num-seqs $1 --swap-space 4' x 64""",
+        "sh -c 'vllm serve x --max-num-seqs 64 --swap-space 4' sh --portt 80",
+        'exec vllm serve x --swap-space 4 --max-num-seqs 64 "$@"',
+        "vllm serve x --max-num-seqs 64 --swap-space 4\n---\n--portt 80",
     ],
 )
 def test_a_line_is_read_as_a_shell_does(text: str) -> None:
@@ -133,6 +138,11 @@ def test_a_line_is_read_as_a_shell_does(text: str) -> None:
 def test_a_line_end_in_quotes_is_no_end() -> None:
     text = 'vllm serve x --speculative-config \'{\n "method": "ngram"}\' --swap-space 4'
     assert severities(on_h100(text)) == {"--speculative-config": "note", "--swap-space": "fails"}
+
+
+def test_the_servers_own_short_options_are_no_command_of_a_shell() -> None:
+    found = on_h100("bash -l vllm serve x -cc '{\"mode\": 3}' --swap-space 4")
+    assert severities(found)["--swap-space"] == "fails"
 
 
 def test_variables_of_a_container_are_seen() -> None:

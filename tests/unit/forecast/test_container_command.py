@@ -52,6 +52,14 @@ services:
     command: --model=org/name --max-num-seqs 64
 """
 
+BLOCK = """
+          echo ---
+          ---
+          vllm serve m --max-num-seqs 64
+          ---
+          --portt 80
+"""
+
 
 def deployment(words: str, image: str = "mine:1") -> str:
     return DEPLOYMENT.replace("{image}", image).replace("{words}", words)
@@ -65,6 +73,16 @@ def deployment(words: str, image: str = "mine:1") -> str:
         deployment("command: [sh, -c, vllm serve org/name --max-num-seqs 64 && echo over]"),
         deployment("command: [sh, -c]\n        args: [vllm serve org/name --max-num-seqs 64]"),
         deployment("command: [bash, -lc, 'set -e; vllm serve org/name --max-num-seqs 64']"),
+        deployment("""command: [sh, -c, 'exec vllm serve m "$@"', --, --max-num-seqs, "64"]"""),
+        deployment(
+            """command: [sh, -c, 'vllm serve m $@', --]\n        args: [--max-num-seqs, 64]"""
+        ),
+        deployment("command: [sh, -c]\n        args: [vllm serve m --max-num-seqs 64, --x]"),
+        deployment("command: [sh, -c]\n        args:\n        - |\n" + BLOCK),
+        deployment("""command: [vllm, serve, m, -cc, '{"mode": 3}', --max-num-seqs, 64]""").replace(
+            "\n---\n", "\n--- # the next\n"
+        ),
+        "--- {image: mine, environment: {VLLM_USE_V1: 1}, command: vllm serve --max-num-seqs 64}",
         COMPOSE,
         LISTED,
     ],
@@ -73,7 +91,7 @@ def test_the_server_of_a_container(text: str) -> None:
     found = take_apart(text)
     assert dict(found.options)["--max-num-seqs"] == "64"
     assert found.variables["VLLM_USE_V1"] == "1"
-    assert {name for name, _ in found.options} <= {"--max-num-seqs", "--model"}
+    assert {name for name, _ in found.options} <= {"--max-num-seqs", "--model", "-cc"}
 
 
 def test_a_container_without_a_server_has_none() -> None:
