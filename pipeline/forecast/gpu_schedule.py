@@ -1,23 +1,22 @@
 """When a run's work would go on GPUs that are asked about, from headers alone.
 
 Neither such a GPU nor a cluster has to be there, nor the weights; so there is no plan with stages
-yet, and nothing counts as done. The order and the room are those of `pipeline/run/expected_work.py`
-(a test compares them). What takes seconds and no GPU, questions and verdicts, is left out, as are
-rounds that the answers may call for.
+yet, and nothing counts as done. What takes seconds and no GPU, questions and verdicts, is left out,
+as are rounds that the answers may call for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from pipeline.core.needs import Needs
+from pipeline.forecast.expected_work import ExpectedStage, Turn, expected_pieces
 from pipeline.forecast.gpu_plan import CapacityPlan
-from pipeline.forecast.timeline import Piece, Timeline, play
-from recipes import catalog
+from pipeline.forecast.timeline import Timeline, play
+from pipeline.plan.needs_of_work import needs_to_make
+from recipes.catalog import BASELINE
 from recipes.policy import Policy
 from recipes.schema import Recipe
-
-BASELINE = f"{catalog.BASELINE}: asked"
 
 
 def schedule_on_gpus(
@@ -34,25 +33,18 @@ def schedule_on_gpus(
     Returns:
         None where the baseline, or none of the variants, can be served there.
     """
-    served = [recipe for recipe in recipes if recipe.name in plan.weights and _gpus(plan, recipe)]
-    baseline = plan.best(catalog.BASELINE)
-    if baseline is None or not served:
+    names = [BASELINE, *(recipe.name for recipe in recipes if recipe.name in plan.weights)]
+    gpus = {name: best.tensor_parallel for name in names if (best := plan.best(name))}
+    served = [recipe for recipe in recipes if recipe.name in gpus]
+    if BASELINE not in gpus or not served:
         return None
-    tried = [recipe for recipe in served if dry_run and _is_calibrated(recipe)]
-    pieces = [
-        Piece(f"{recipe.name}: dry_run", Needs(gpus=1), _seconds(plan, "dry_run", recipe.name))
-        for recipe in tried
-    ]
-    first = tuple(piece.name for piece in pieces)
+    stages = [_made(plan, "dry_run", r.name) for r in served if dry_run and _is_calibrated(r)]
     for recipe in served:
-        pieces += _made(plan, recipe, first)
-    asked = _sum(_seconds(plan, stage, catalog.BASELINE) for stage in ("serve", "measure"))
-    pieces.append(Piece(BASELINE, Needs(gpus=baseline.tensor_parallel), asked, first))
+        stages += [_made(plan, stage, recipe.name) for stage in ("quantize", "check_weights")]
+    for name in gpus:
+        stages += _asked(plan, name, gpus, is_loaded=bool(policy.claims_on("cuda")))
     count_room = room_of(plan.site.gpus)
-    for recipe in served:
-        gpus = max(_gpus(plan, recipe), baseline.tensor_parallel)
-        loads = Needs(gpus=gpus, exclusive=True) if policy.claims_on("cuda") else None
-        pieces += _asked(plan, recipe, loads, first, count_room)
+    pieces = expected_pieces(stages, count_room, lambda name: _seconds(plan, "serve", name))
     return play(pieces, count_room, plan.site.gpus)
 
 
@@ -67,44 +59,41 @@ def room_of(gpus: int) -> Callable[[Needs], int]:
     return count
 
 
-def _made(plan: CapacityPlan, recipe: Recipe, first: tuple[str, ...]) -> Iterator[Piece]:
-    memory = {
-        need.stage: need.host_bytes or 0 for need in plan.needs if need.variant == recipe.name
-    }
-    made = f"{recipe.name}: quantize"
-    needs = Needs(gpus=1, memory_bytes=memory.get("quantize", 0))
-    yield Piece(made, needs, _seconds(plan, "quantize", recipe.name), first)
-    seconds = _seconds(plan, "check_weights", recipe.name)
-    needs = Needs(memory_bytes=memory.get("check_weights", 0))
-    yield Piece(f"{recipe.name}: check_weights", needs, seconds, (made, *first))
+def _made(plan: CapacityPlan, stage: str, variant: str) -> ExpectedStage:
+    memory = {(need.stage, need.variant): need.host_bytes or 0 for need in plan.needs}
+    return ExpectedStage(
+        _key(stage, variant),
+        variant,
+        stage,
+        _seconds(plan, stage, variant),
+        needs_to_make(stage, "cuda", memory.get((stage, variant), 0)),
+        (_key("quantize", variant),) if stage == "check_weights" else (),
+        Turn.TRIED if stage == "dry_run" else Turn.LATER,
+    )
 
 
 def _asked(
-    plan: CapacityPlan,
-    recipe: Recipe,
-    loads: Needs | None,
-    first: tuple[str, ...],
-    count_room: Callable[[Needs], int],
-) -> Iterator[Piece]:
-    """A server with all who ask it; under load apart, where several could be asked at once."""
-    name, shared = recipe.name, Needs(gpus=_gpus(plan, recipe))
-    start, measure = (_seconds(plan, stage, name) for stage in ("serve", "measure"))
-    load = _seconds(plan, "speed", name)
-    asked, others = f"{name}: asked", (BASELINE, *first)
-    after = (f"{name}: check_weights", *others)
-    if loads is None or count_room(shared) <= 1:
-        yield Piece(asked, loads or shared, _sum([start, measure]), after)
+    plan: CapacityPlan, variant: str, gpus: Mapping[str, int], *, is_loaded: bool
+) -> Iterator[ExpectedStage]:
+    """Who asks the variant's server, with what loads it apart from the rest."""
+    measure, room = _seconds(plan, "measure", variant), Needs(gpus=gpus[variant])
+    before = (_key("check_weights", variant), _key("measure", BASELINE))
+    key, asked = _key("measure", variant), "asked"
+    if variant == BASELINE or not is_loaded:
+        yield ExpectedStage(key, variant, "measure", measure, room, before, life=asked)
         return
+    load = _seconds(plan, "speed", variant)
     # Medians of different runs: of some the part may be longer than all of most.
-    unloaded = None if measure is None or load is None else max(0.0, measure - load)
-    yield Piece(asked, shared, _sum([start, unloaded]), after)
-    yield Piece(f"{name}: loads", loads, _sum([start, load]), (asked, *others))
+    rest = None if measure is None or load is None else max(0.0, measure - load)
+    yield ExpectedStage(key, variant, "measure", rest, room, before, life=asked)
+    both = Needs(gpus=max(gpus[variant], gpus[BASELINE]), exclusive=True)
+    before = (key, _key("measure", BASELINE))
+    key = _key("speed", variant)
+    yield ExpectedStage(key, variant, "speed", load, room, before, life=asked, under_load=both)
 
 
-def _gpus(plan: CapacityPlan, recipe: Recipe) -> int:
-    """GPUs that one copy is best served on; 0 where it cannot be."""
-    best = plan.best(recipe.name)
-    return best.tensor_parallel if best else 0
+def _key(stage: str, variant: str) -> str:
+    return f"{variant}: {stage}"
 
 
 def _is_calibrated(recipe: Recipe) -> bool:
@@ -116,8 +105,3 @@ def _seconds(plan: CapacityPlan, stage: str, variant: str) -> float | None:
     found = {(each.variant, each.stage): each.minutes for each in plan.minutes}
     minutes = found.get((variant, stage), plan.seen.minutes(stage, variant))
     return None if minutes is None else 60 * minutes
-
-
-def _sum(seconds: Iterator[float | None] | Sequence[float | None]) -> float | None:
-    known = list(seconds)
-    return None if None in known else sum(each for each in known if each is not None)

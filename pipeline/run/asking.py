@@ -9,9 +9,9 @@ from artifacts.stages.speed import SPEED
 from pipeline.core.errors import PrepareError, ServingError
 from pipeline.core.needs import Needs
 from pipeline.core.stage_record import StageSpec
+from pipeline.plan.needs_of_work import needs_to_serve
 from pipeline.plan.plan import Plan, VariantPlan
 from pipeline.run.schedule import Schedule, Work
-from pipeline.run.serving_needs import needs_to_serve
 from pipeline.run.sitting import Sitting, needs_endpoint
 from pipeline.run.stage_runner import StageRunner
 

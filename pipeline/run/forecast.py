@@ -23,6 +23,7 @@ from pipeline.core.stage_record import StageRecord, StageSpec
 from pipeline.core.store import Store
 from pipeline.environments.environment import Accelerator, EnvironmentStatus, status
 from pipeline.environments.settings import Settings
+from pipeline.forecast.expected_work import expected_pieces
 from pipeline.forecast.preflight import line
 from pipeline.forecast.run_preflight import (
     early_faults,
@@ -40,7 +41,7 @@ from pipeline.plan.quantizers import environments_for
 from pipeline.plan.serving_profile import draft_reference
 from pipeline.plan.speed_power import ClaimPower, claim_powers
 from pipeline.run.executors import Executor, executor_of
-from pipeline.run.expected_work import ExpectedStage, ExpectedWork
+from pipeline.run.expected_stages import ExpectedStages
 from pipeline.run.serving_node import find_node
 from pipeline.stages.evaluate import is_answered
 
@@ -264,20 +265,21 @@ def play_through(
     memory: Mapping[tuple[str, str], int],
 ) -> Timeline | None:
     """When what is not done yet would run; None where something of it fits nowhere."""
-    to_run = []
-    for spec in specs:
-        stage = plan_stage(spec, store, seen)
-        if not stage.cached:
-            is_served = needs_server(spec, stage, store)
-            to_run.append(ExpectedStage(spec, stage.name, stage.expected_seconds, is_served))
 
     def find(spec: StageSpec) -> StageRecord | None:
         return store.find_current(spec.stage, spec.key)
 
-    work = ExpectedWork(plan, executor.count_room, start_seconds(seen), find, memory)
+    stages, to_run = ExpectedStages(plan, find, memory), []
+    for spec in specs:
+        stage = plan_stage(spec, store, seen)
+        if not stage.cached:
+            is_served = needs_server(spec, stage, store)
+            seconds = stage.expected_seconds
+            to_run.append(stages.expect(spec, stage.name, seconds, is_served=is_served))
+    pieces = expected_pieces(to_run, executor.count_room, lambda _: start_seconds(seen))
     try:
         gpus = executor.count_room(Needs(gpus=1)) if plan.accelerator == "cuda" else 0
-        return play(work.pieces(to_run), executor.count_room, gpus)
+        return play(pieces, executor.count_room, gpus)
     except ValueError:  # which is among what would be refused
         return None
 

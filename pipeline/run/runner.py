@@ -20,9 +20,9 @@ from pipeline.core.errors import PrepareError
 from pipeline.core.needs import Needs
 from pipeline.core.stage_record import StageSpec
 from pipeline.plan.independence import check_laid_out
+from pipeline.plan.needs_of_work import needs_to_make
 from pipeline.plan.plan import Plan, VariantPlan
 from pipeline.run.asking import Asking, IncoherentModelError, raise_failure
-from pipeline.run.expected_work import needs_to_make
 from pipeline.run.run_log import RunLog
 from pipeline.run.schedule import Schedule, Work
 from pipeline.run.stage_runner import StageRunner, name_of

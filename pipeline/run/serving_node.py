@@ -9,9 +9,9 @@ from artifacts.serving_arguments import ServingArguments
 from pipeline.core.events import Progress
 from pipeline.core.hardware import NodeFacts
 from pipeline.core.needs import Needs
+from pipeline.plan.needs_of_work import needs_to_serve
 from pipeline.run.executors import Executor
 from pipeline.run.executors.events import OnlyProgress
-from pipeline.run.serving_needs import needs_to_serve
 from recipes import catalog
 from recipes.schema import ServingProfile
 

@@ -1,12 +1,23 @@
-"""The room that servers take."""
+"""The room that stages and servers take."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from artifacts.serving_arguments import ServingArguments
+from artifacts.stages.dry_run import DRY_RUN
+from artifacts.stages.quantize import QUANTIZE
 from pipeline.core.needs import Needs
 from recipes.engine_arguments import count_gpus, count_nodes
+
+
+def needs_to_make(stage: str, accelerator: str, memory_bytes: int = 0) -> Needs:
+    """Room for a stage that asks no model."""
+    if stage not in (QUANTIZE.name, DRY_RUN.name):
+        return Needs(memory_bytes=memory_bytes)
+    if accelerator == "cuda":
+        return Needs(gpus=1, memory_bytes=memory_bytes)
+    return Needs(cpus="all", memory_bytes=memory_bytes)
 
 
 def needs_to_serve(
