@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +12,6 @@ from typing import Any, Protocol
 from artifacts.model_to_serve import ModelToServe, RunningEndpoint
 from artifacts.run_record import StageReport, StageStatus
 from pipeline.core.errors import ServingError
-from pipeline.core.node_address import own_address
 from pipeline.run.server_parts import OtherNodes
 from pipeline.run.stage_runner import StageRunner
 from pipeline.serving.engine_version import engine_version
@@ -122,7 +120,6 @@ class Servers:
             draft=Path(model.draft) if model.draft else None,
             caches=self._caches_of(environment),
             part=part,
-            address=own_address(os.environ) if part is not None else "",
         )
         # Kept before it starts, so that it is stopped whatever happens.
         self._servers[model.name] = server

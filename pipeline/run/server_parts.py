@@ -45,7 +45,7 @@ class ServerPart(Task):
     log: str = Field(description="file for the engine's output")
     model: ModelToServe = Field(description="who is served")
     node: int = Field(description="number of this part, from 1")
-    address: str = Field(description="of the node that answers")
+    first: str = Field(description="address of the node that answers")
     port: int = Field(description="there, that the parts meet at")
 
 
@@ -81,7 +81,7 @@ class OtherNodes:
                 f"'{model.name}' is served over {nodes} nodes, and this work was put on one",
                 cure="serve it by the executor 'ray' (docs/cluster.md)",
             )
-        ours = Part(0, address, free_port(address))
+        ours = Part(0, address, free_port(address), address)
         hardware = this_node(with_gpus=self.accelerator is Accelerator.CUDA)
         name = find_engine(serving.engine).environment
         engine = identity(name, self.accelerator, load_settings(self.store))
@@ -95,7 +95,7 @@ class OtherNodes:
                 log=str(log.with_suffix(f".node{node}.log")),
                 model=model,
                 node=node,
-                address=ours.address,
+                first=ours.first,
                 port=ours.port,
             )
             for node in range(1, nodes)
@@ -143,6 +143,5 @@ def attend(part: ServerPart, events: EventWriter) -> NoReturn:
         trust_remote_code=part.model.trust_remote_code,
         draft=Path(part.model.draft) if part.model.draft else None,
         caches=open_caches(settings.home, identity(name, part.accelerator, settings), events),
-        part=Part(part.node, part.address, part.port),
-        address=own_address(os.environ),
+        part=Part(part.node, part.first, part.port, own_address(os.environ)),
     ).attend()

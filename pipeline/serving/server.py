@@ -40,7 +40,6 @@ class Server:
         host: address of this machine whose port that is, seen to be one by `check_host`.
         draft: folder of the checkpoint that drafts, where the arguments say that one does.
         part: which one of a server that is spread over several nodes.
-        address: that this node's part is reached at by the others.
 
     Raises:
         UsageError: the arguments spread it over several nodes, and this is none of its parts.
@@ -59,7 +58,6 @@ class Server:
         caches: Mapping[str, str] | None = None,
         draft: Path | None = None,
         part: Part | None = None,
-        address: str = "",
     ) -> None:
         if part is None and (nodes := arguments.engine_arguments.get(NODES, 1)) != 1:
             raise UsageError(
@@ -77,8 +75,8 @@ class Server:
         self._trust_remote_code = trust_remote_code
         given = server_environment(os.environ, arguments.environment, python=python)
         self._environment = {**(caches or {}), **given}
-        if address:
-            self._environment[self._engine.address_variable] = address
+        if part is not None:
+            self._environment[self._engine.address_variable] = part.own
         # A variable, since a command line is for all to read.
         key = os.environ.get(self._engine.key_variable, "") if port is not None else ""
         if key:

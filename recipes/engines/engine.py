@@ -16,8 +16,9 @@ class Part:
     """One node's part of a server that is spread over several."""
 
     node: int  # its number; 0 is the one that answers
-    address: str  # of node 0, for the others
+    first: str  # address of node 0
     port: int  # there, that they meet at
+    own: str  # address that the others reach this one at
 
 
 @dataclass(frozen=True)

@@ -187,7 +187,7 @@ class Vllm(Engine):
         if part is not None:
             if part.node > 0:
                 program, place = ("-c", HEADLESS), ["--headless"]
-            place += ["--master-addr", part.address, "--master-port", str(part.port)]
+            place += ["--master-addr", part.first, "--master-port", str(part.port)]
             place += ["--node-rank", str(part.node)]
         return [
             *(python, *program, "--model", launch.model, "--served-model-name", launch.name),

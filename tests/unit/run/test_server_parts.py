@@ -83,7 +83,7 @@ def test_parts_are_asked_for_before_the_server_and_ended_with_it(sitting: Sittin
     assert [part.node for part in parts] == [1, 2]
     command = facts["server"]["command"]
     assert command[command.index("--master-port") + 1] == str(parts[0].port)
-    assert {part.address for part in parts} == {HERE}
+    assert {part.first for part in parts} == {HERE}
     assert len({part.log for part in parts}) == 2
     sitting.servers.close()
     assert sitting.told() == {"event": "parts_over", "name": "fp8"}
@@ -119,7 +119,7 @@ def part_in(
         log=str(sitting.folder / "part.log"),
         model=sitting.model(2, STAND_IN="dies", STAND_IN_LOG=str(said)),
         node=1,
-        address=HERE,
+        first=HERE,
         port=9,
     )
     file = sitting.folder / "part.json"

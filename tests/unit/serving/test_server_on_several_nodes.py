@@ -24,7 +24,6 @@ def server(folder: Path, part: Part | None, **environment: str) -> Server:
         ServingArguments(dict(SPREAD), environment),
         folder / "server.log",
         part=part,
-        address="10.0.0.7",
     )
 
 
@@ -35,8 +34,10 @@ def words_after(command: list[str], *names: str) -> list[str]:
 def test_one_node_answers_and_the_others_take_part() -> None:
     launch = {"model": "/m", "arguments": SPREAD, "name": "model", "host": "127.0.0.1"}
     first, second = (
-        VLLM.command("python", Launch(**launch, socket="/s", part=Part(node, "10.0.0.1", 5000)))
-        for node in (0, 1)
+        VLLM.command(
+            "python", Launch(**launch, socket="/s", part=Part(node, "10.0.0.1", 5000, own))
+        )
+        for node, own in enumerate(("10.0.0.1", "10.0.0.7"))
     )
     for node, command in enumerate((first, second)):
         told = words_after(
@@ -56,7 +57,7 @@ def test_one_node_alone_refuses(tmp_path: Path) -> None:
 
 
 def test_the_first_is_told_where_it_is_reached(tmp_path: Path) -> None:
-    served = server(tmp_path, Part(0, "10.0.0.7", 5000))
+    served = server(tmp_path, Part(0, "10.0.0.7", 5000, "10.0.0.7"))
     try:
         served.start(20, Silent())
         with served.address.client(timeout_seconds=10) as client:
@@ -70,6 +71,8 @@ def test_the_first_is_told_where_it_is_reached(tmp_path: Path) -> None:
 def test_a_part_ends_with_the_reason_of_its_own_log(tmp_path: Path) -> None:
     said = tmp_path / "said"
     said.write_text("torch.distributed.DistNetworkError: the first node does not answer")
-    part = server(tmp_path, Part(1, "10.0.0.1", 5000), STAND_IN="dies", STAND_IN_LOG=str(said))
+    part = server(
+        tmp_path, Part(1, "10.0.0.1", 5000, "10.0.0.7"), STAND_IN="dies", STAND_IN_LOG=str(said)
+    )
     with pytest.raises(ServingError, match=r"part .* exit code 1.*does not answer"):
         part.attend()
