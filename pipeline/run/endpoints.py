@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,6 +13,7 @@ from typing import Any, Protocol
 from artifacts.model_to_serve import ModelToServe, RunningEndpoint
 from artifacts.run_record import StageReport, StageStatus
 from pipeline.core.errors import ServingError
+from pipeline.core.private_files import keep_private
 from pipeline.run.server_parts import OtherNodes
 from pipeline.run.stage_runner import StageRunner
 from pipeline.serving.engine_version import engine_version
@@ -106,7 +108,7 @@ class Servers:
         engine = model.arguments.engine
         environment = find_engine(engine).environment
         python = self._stages.python_of(environment)
-        log = self._free_log(model.name)
+        log = self._make_log(model.name)
         self._stages.store.bring_named([model.folder, model.draft])
         part = self._others.begin(model, log) if self._others is not None else None
         if part is not None:
@@ -135,11 +137,18 @@ class Servers:
             "engine_version": self._ask_version(engine, python),
         }
 
-    def _free_log(self, name: str) -> Path:
-        """A log file of its own for each life of a model's server."""
-        folder = self._stages.log.folder
-        lives = len(list(folder.glob(f"server.{name}.*log")))
-        return folder / (f"server.{name}.{lives + 1}.log" if lives else f"server.{name}.log")
+    def _make_log(self, name: str) -> Path:
+        """A log of its own for each life of a model's server: NAME.log, NAME.2.log and so on.
+
+        Sittings on several nodes that share the run's folder may each serve the baseline.
+        """
+        folder, life = self._stages.log.folder, 1
+        while True:
+            log = folder / f"server.{name}{f'.{life}' * (life > 1)}.log"
+            with suppress(FileExistsError), keep_private(folder):
+                log.touch(exist_ok=False)
+                return log
+            life += 1
 
     def _await(self, server: Server, model: ModelToServe) -> float:
         """Start it; the run's record has a row for it, though a server is no stage."""

@@ -115,3 +115,23 @@ def dead(servers: Servers) -> ServingError | None:
     except ServingError as error:
         return error
     return None
+
+
+def test_each_life_has_a_log_in_the_order_of_lives(servers: Servers, tmp_path: Path) -> None:
+    """Whatever lies beside: logs of the server's parts on other nodes, and another variant's."""
+    for beside in ("fp8.node1.log", "fp8.node2.log", "fp8.2.node1.log", "fp8.kv.log"):
+        (tmp_path / f"server.{beside}").touch()
+    logs = []
+    for _ in range(3):
+        logs.append(Path(servers.open(model(tmp_path, "fp8"))["server_log"]))
+        servers.close()
+    assert [log.name for log in logs] == ["server.fp8.log", "server.fp8.2.log", "server.fp8.3.log"]
+    assert all(log.stat().st_mode & 0o077 == 0 for log in logs)
+
+
+def test_two_who_serve_the_same_model_do_not_share_a_log(servers: Servers, tmp_path: Path) -> None:
+    """As sittings on two nodes do, each with the baseline."""
+    another = Servers(servers._stages)
+    sides = [each.open(model(tmp_path, "baseline")) for each in (servers, another)]
+    another.close()
+    assert len({side["server_log"] for side in sides}) == 2
