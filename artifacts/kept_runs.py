@@ -42,9 +42,15 @@ def read_run(folder: Path) -> RunReport:
 def find_run(store: Store, name: str) -> RunReport:
     """The run of that id, an unambiguous beginning of one, or 'latest'; else UsageError."""
     folders = RunFolders(store).all()
+    if not folders:
+        raise UsageError(
+            "there is no run here yet",
+            where=str(store.root / "runs"),
+            cure="make one (prepare model demo:smollm2-135m), or name another store with --store",
+        )
     matching = folders[-1:] if name == "latest" else [f for f in folders if f.name.startswith(name)]
     if len(matching) != 1:
-        known = ", ".join(folder.name for folder in folders[-5:]) or "none"
+        known = ", ".join(folder.name for folder in folders[-5:])
         raise UsageError(
             f"{'more than one run starts' if matching else 'no run starts'} with '{name}'",
             where=str(store.root / "runs"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
+from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -98,6 +99,8 @@ def shorten(text: str) -> str:
 
 def _cure(kind: type[BaseModel], fault: ErrorDetails) -> str:
     """What the faulty key is for; or, where a key is not known or missing, which ones there are."""
+    if fault["type"] in ("float_type", "int_type") and (number := _written_out(fault["input"])):
+        return f"write {number}: YAML takes what is in quotes, and 1e7 or 1.0e7, as text"
     schema = kind.model_json_schema()
     node, keys, around = schema, list(schema["properties"]), "at the top"
     meaning = ""
@@ -117,6 +120,15 @@ def _cure(kind: type[BaseModel], fault: ErrorDetails) -> str:
         close = difflib.get_close_matches(shorten(str(fault["loc"][-1])), keys, n=1)
         return f"did you mean '{close[0]}'? {known}" if close else known
     return known if fault["type"] == "missing" or not meaning else meaning
+
+
+def _written_out(text: Any) -> str:
+    """The number that a text is, without an exponent; "" where it is none, or a long one."""
+    try:
+        number = Decimal(text if isinstance(text, str) else "")
+    except InvalidOperation:
+        return ""
+    return f"{number:f}" if number.is_finite() and abs(number.adjusted()) < 20 else ""
 
 
 def _look_inside(node: dict[str, Any], part: int | str, schema: dict[str, Any]) -> dict[str, Any]:

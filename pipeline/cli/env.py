@@ -41,9 +41,14 @@ ForAccelerator = Annotated[
 ]
 
 
-@app.command("list", epilog="Example: prepare env list --json")
+@app.command("list")
 def list_environments(as_json: AsJson = False) -> None:
-    """Show every environment: whether it is built, where it is, how large it is."""
+    """Show every environment: whether it is built, where it is, how large it is.
+
+    Example
+
+      prepare env list --json
+    """
     from pipeline.environments.settings import load_settings
 
     found = _statuses(load_settings())
@@ -60,12 +65,16 @@ def list_environments(as_json: AsJson = False) -> None:
     )
 
 
-@app.command(
-    epilog="Examples: prepare env build  builds what every run needs, for this machine;  "
-    "prepare env build serve --accelerator cuda  builds one."
-)
+@app.command()
 def build(names: Names = None, accelerator: ForAccelerator = None, as_json: AsJson = False) -> None:
-    """Build environments now rather than on first use; repairs damaged ones."""
+    """Build environments now rather than on first use; repairs damaged ones.
+
+    Examples
+
+      prepare env build
+
+      prepare env build serve --accelerator cuda
+    """
     from pipeline.environments.environment import detect_accelerator, ensure
     from pipeline.environments.settings import load_settings
 
@@ -88,11 +97,7 @@ def build(names: Names = None, accelerator: ForAccelerator = None, as_json: AsJs
     )
 
 
-@app.command(
-    epilog="Examples: prepare env doctor  exits with 1 when it finds a problem;  "
-    "prepare env doctor --profile h100  says whether that can be served here;  "
-    "prepare env doctor --build-host  whether an image for GPUs can be built here."
-)
+@app.command()
 def doctor(
     profile: Annotated[
         str,
@@ -110,6 +115,16 @@ def doctor(
     """Look for what would keep environments from being built or used, and say how to fix it.
 
     Also says what this machine cannot serve as the profile says, or serves by a fallback.
+
+    Examples
+
+      prepare env doctor
+
+      prepare env doctor --profile h100
+
+      prepare env doctor --build-host
+
+    Exit codes: 0 no problem, 1 a problem, 2 usage.
     """
     from pipeline.environments.finding import Severity
     from pipeline.environments.settings import load_settings
@@ -133,10 +148,7 @@ def doctor(
         raise typer.Exit(ExitCode.EXPECTED_ERROR)
 
 
-@app.command(
-    epilog="Examples: prepare env gc --dry-run  only says what it would remove;  "
-    "prepare env gc --keep-days 0  also removes what was used today."
-)
+@app.command()
 def gc(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="List what would be removed; remove nothing.")
@@ -147,7 +159,14 @@ def gc(
     ] = 7,
     as_json: AsJson = False,
 ) -> None:
-    """Remove half-built environments, and those that today's locks no longer name."""
+    """Remove half-built environments, and those that today's locks no longer name.
+
+    Examples
+
+      prepare env gc --dry-run
+
+      prepare env gc --keep-days 0
+    """
     from pipeline.environments.collect import collect
     from pipeline.environments.settings import load_settings
 

@@ -66,9 +66,9 @@ def gate(
 ) -> None:
     """Judge a candidate endpoint against a baseline endpoint, suite by suite.
 
-    Both are OpenAI-compatible servers that are already up; nothing is quantized,
-    measured under load or promoted. Every answer is kept, and `prepare verify`
-    computes the verdict again.
+    Both are OpenAI-compatible servers that are already up; nothing is quantized
+    or promoted, and load is measured only where the policy has claims on speed.
+    Every answer is kept, and `prepare verify` computes the verdict again.
 
     Examples
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -33,7 +34,7 @@ from pipeline.cli import (
     verify,
 )
 from pipeline.cli.terminal import guard_streams
-from pipeline.core.errors import ExitCode, PrepareError, UsageError
+from pipeline.core.errors import ExitCode, PrepareError, StoreError, UsageError
 from pipeline.core.hiding import hide
 from pipeline.core.interruption import end_as_by_ctrl_c, is_interruption
 
@@ -108,6 +109,7 @@ def run(command: Callable[..., Any]) -> NoReturn:
         # Outside its standalone mode the parser returns what a command exits with, and makes
         # an exit of an interruption.
         code = command(standalone_mode=False) or ExitCode.PROMOTED
+        sys.stdout.flush()  # what cannot be written is told below, not as the interpreter ends
         if code == ExitCode.INTERRUPTED:
             raise KeyboardInterrupt
         sys.exit(code)
@@ -133,12 +135,23 @@ def report_error(error: BaseException) -> int:
         exec("")  # noqa: S102
         print("interrupted; the same command continues where this one stopped", file=sys.stderr)
         return ExitCode.INTERRUPTED
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        error = full_disk(error)
     if not isinstance(error, PrepareError) and not has_temporary_folder():
         error = NO_TEMPORARY_FOLDER
     if isinstance(error, PrepareError):
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     return report_unexpected(error)
+
+
+def full_disk(error: OSError) -> StoreError:
+    """What was written by no stage, such as this command's own output."""
+    return StoreError(
+        "the disk is full",
+        where=str(error.filename or "the store, or where standard output goes"),
+        cure="free some space; the same command continues where this one stopped",
+    )
 
 
 def report_unexpected(error: BaseException) -> int:

@@ -7,9 +7,12 @@ and bars, by :func:`open_console`, and annotations, by :func:`print_command`.
 
 from __future__ import annotations
 
+import io
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from pipeline.core.foreign.text import log_text
@@ -45,13 +48,25 @@ class ShownStream(HidingStream):
 
 @contextmanager
 def guard_streams() -> Iterator[None]:
-    """Standard output and standard error only show what others wrote, as long as this lasts."""
+    """Standard output and standard error only show what others wrote, as long as this lasts.
+
+    One that was closed before the command began (`>&-`) takes what is written all the same.
+    """
     kept = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = ShownStream(kept[0]), ShownStream(kept[1])
-    try:
-        yield
-    finally:
-        sys.stdout, sys.stderr = kept
+    with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
+        for stream in kept:
+            escape_letters(stream)
+        sys.stdout, sys.stderr = (ShownStream(stream or nowhere) for stream in kept)
+        try:
+            yield
+        finally:
+            sys.stdout, sys.stderr = kept
+
+
+def escape_letters(stream: TextIO | None) -> None:
+    """From now on a letter that the stream's encoding lacks is written as its escape."""
+    if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+        stream.reconfigure(errors="backslashreplace")
 
 
 def open_console(*, stderr: bool = False, width: int | None = None) -> Console:

@@ -397,5 +397,16 @@ def test_without_a_temporary_folder_it_says_so(
     assert "TMPDIR" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("words", ["--version", "recipes list", "policy list --json"])
+def test_output_that_a_full_disk_does_not_take_is_an_expected_error(words: str) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [*PREPARE, *words.split()], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert done.returncode == ExitCode.EXPECTED_ERROR
+    assert "disk is full" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def fail() -> None:
     raise FileNotFoundError("No usable temporary directory found")

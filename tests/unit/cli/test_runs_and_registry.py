@@ -108,6 +108,13 @@ def test_no_runs_yet() -> None:
     assert words("runs", "list")[0] == "run status checkpoint verdicts time"
 
 
+@pytest.mark.parametrize("command", ["verify", "report", "promote", "runs show"])
+def test_without_a_run_the_first_one_is_the_cure(command: str) -> None:
+    error = complaint(UsageError, *command.split())
+    assert "prepare model" in error.cure
+    assert "latest" not in error.what
+
+
 @pytest.mark.usefixtures("store")
 def test_runs_are_listed_newest_last() -> None:
     lines = words("runs", "list")

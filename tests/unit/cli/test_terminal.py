@@ -51,6 +51,28 @@ def test_prints_and_tables_only_show_foreign_text(
     assert not acts("\n" + err.getvalue())
 
 
+def test_a_letter_that_the_terminal_lacks_is_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
+    out = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(out, encoding="latin-1"))
+    with guard_streams():
+        print("\u6a21\u00e9")
+        print_table(["name"], [["\u578b"]])
+        sys.stdout.flush()
+    assert b"\\u6a21\xe9" in out.getvalue()
+    assert b"\\u578b" in out.getvalue()
+
+
+def test_closed_streams_take_whatever_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    monkeypatch.setattr(sys, "stderr", None)
+    with guard_streams():
+        print("a line")
+        print_table(["name"], [["x"]])
+        print_command("::error::x")
+        print("a fault", file=sys.stderr)
+    assert sys.stdout is sys.stderr is None
+
+
 @pytest.mark.parametrize(
     "line", ["::error::x", " \t::e", "\u00a0::e", "\u3000 ::e", "a ##[e]x", "####[e]"]
 )
