@@ -58,6 +58,10 @@ class Room:
 class RayCluster:
     """The nodes, and our agents there, each made when it is first wanted; for several threads.
 
+    A process has one, as every command has one executor. Of two, one would wait for the room that
+    the other keeps for its own next work, and gives to Ray only when it looks for room again. That
+    is not done by a clock: a call to Ray that comes when somebody has shut it down starts another.
+
     Args:
         words: that name it in an error.
     """
