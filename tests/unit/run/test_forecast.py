@@ -114,9 +114,10 @@ class Planning:
         )
         put_record(self.store, record)
 
-    def files(self) -> dict[str, bytes]:
-        """Everything there is, by path."""
-        return {str(path): path.read_bytes() for path in self.folder.rglob("*") if path.is_file()}
+    def files(self, folder: Path | None = None) -> dict[str, bytes]:
+        """Everything there is, or is in that folder, by path."""
+        found = (folder or self.folder).rglob("*")
+        return {str(path): path.read_bytes() for path in found if path.is_file()}
 
 
 def changed_demo(planning: Planning, **quiz: Any) -> str:
@@ -179,9 +180,10 @@ class TestNothingDone:
     def test_the_store_stays_as_it_is(self, planning: Planning) -> None:
         for spec in planning.specs():
             planning.finish(spec)
-        before = planning.files()
+        before = planning.files(planning.settings.store)  # digests are kept elsewhere, in time
+        assert before
         planning.forecast()
-        assert planning.files() == before
+        assert planning.files(planning.settings.store) == before
 
     def test_every_stage_of_a_run(self, planning: Planning) -> None:
         found = planning.forecast()
