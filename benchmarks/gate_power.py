@@ -34,7 +34,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eval_gates.statistics.comparison import Comparison
-from eval_gates.statistics.finding import WEIGHTS_SEED
 from eval_gates.statistics.paired import counted_interval, normal_quantile
 from eval_gates.statistics.planned_bet import planned_bet
 from eval_gates.statistics.sequential import log_evidence
@@ -46,7 +45,6 @@ WANTED_RATIOS = {0.02: 7.0, 0.06: 3.0}
 ROWS_AT_ONCE = 16  # replays; about 2 MB a working array, which stays in the cache
 OURS = ("ours, population", "ours, benchmark")
 FIXED = "fixed n"
-RESAMPLES = 10_000  # of Gaffke's weights, as graded_interval draws them
 
 Differences = NDArray[np.int8]
 """Candidate minus baseline per question, -1, 0 or 1: shape [replays, questions]."""
@@ -110,7 +108,7 @@ def fixed_n(differences: Differences) -> Judgement:
     @cache
     def passes(gains: int, losses: int) -> bool:
         counts = (losses, QUESTIONS - gains - losses, gains)
-        bounds = counted_interval((-1, 0, 1), counts, ALPHA, WEIGHTS_SEED, RESAMPLES)
+        bounds = counted_interval((-1, 0, 1), counts, ALPHA)
         return bounds.lower > -MARGIN
 
     gains, losses = ((differences == sign).sum(axis=1).tolist() for sign in (1, -1))

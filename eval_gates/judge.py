@@ -46,6 +46,7 @@ def judge_suite(
     family: Family,
     alpha: float,
     planned_bet: float | None = None,
+    drawn: bool = False,
 ) -> GateReport:
     """Compare a variant's answers with the baseline's, question by question.
 
@@ -57,6 +58,7 @@ def judge_suite(
         available: questions that the source has; of a suite with `cluster`, clusters of them.
         guessing: the mean score of a model that knows nothing: 0.25 with four choices.
         planned_bet: of a sequential test, the bet that has half of the stake; None: an even one.
+        drawn: of evidence of before, whose graded bounds are of 10,000 random weightings.
 
     Raises:
         ValueError: the two sides were not asked the same questions with the same prompts, a
@@ -75,7 +77,7 @@ def judge_suite(
     )
     n = len(before)
     population = available if suite.about == "benchmark" else None
-    finding = run_test(suite, family, before, after, alpha, population, planned_bet)
+    finding = run_test(suite, family, before, after, alpha, population, planned_bet, drawn=drawn)
     sights = sights_of(all_of_baseline, guessing, finding.comparison, population)
     changes = [abs(a - b) for a, b in zip(after, before, strict=True) if a != b]
     scores = Scores(
@@ -89,7 +91,7 @@ def judge_suite(
         p_says_nothing=says_nothing_p(candidate),
     )
     decision = decide(finding, scores, population)
-    companion = paired_interval(before, after, alpha)
+    companion = paired_interval(before, after, alpha, drawn=drawn)
     comparison = finding.comparison
     return GateReport(
         suite=name,
@@ -149,11 +151,13 @@ def run_test(
     alpha: float,
     population: int | None,
     planned_bet: float | None,
+    *,
+    drawn: bool = False,
 ) -> Finding:
     """Run the test that the policy asks for."""
     comparison = comparison_of(suite.margins[family])
     if suite.test == "fixed":
-        return fixed_finding(before, after, comparison, alpha)
+        return fixed_finding(before, after, comparison, alpha, drawn=drawn)
     return sequential_finding(before, after, comparison, alpha, population, planned_bet)
 
 

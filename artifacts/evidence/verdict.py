@@ -61,6 +61,7 @@ def judge_evidence(
             family=parameters.family,
             alpha=policy.alpha,
             planned_bet=planned.get(name),
+            drawn=not parameters.exact_bounds,
         )
         for name, suite in policy.suites.items()
     ]

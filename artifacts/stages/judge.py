@@ -42,6 +42,9 @@ class JudgeParameters(Record):
     planned_bets: dict[str, float] | None = Field(
         None, description="by suite; None of before there were such bets"
     )
+    exact_bounds: bool = Field(
+        False, description="of graded scores and fixed tests; before, of 10,000 random weightings"
+    )
     accelerator: AcceleratorName | Literal[""] = Field("", description="'' of endpoints")
     speed_note: str | None = Field(None, description="what the profile says beside its speeds")
     measuring: Measuring | None = Field(

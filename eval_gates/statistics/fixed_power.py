@@ -2,8 +2,7 @@
 
 The companion of power.py, for the one bound of :func:`finding.fixed_finding`. With right-or-wrong
 answers and a margin in points, runs are drawn and bounded as the gate would. Elsewhere a bound
-costs thousands of weightings: it is taken once, of a typical run, and runs are taken to lie
-normally around it.
+takes longer: it is taken once, of a typical run, and runs are taken to lie normally around it.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from functools import cached_property
 from statistics import NormalDist
 
 from eval_gates.statistics.comparison import Comparison
-from eval_gates.statistics.finding import WEIGHTS_SEED, bounds_of_value, kept_interval
+from eval_gates.statistics.finding import bounds_of_value, kept_interval
 from eval_gates.statistics.paired import counted_interval, least_identical, normal_quantile
 from eval_gates.statistics.power import (
     WANTED_CHANCE,
@@ -28,7 +27,6 @@ from eval_gates.statistics.replays import outcomes
 
 _RUNS, _SEED, _STEPS = 300, 0, 9
 _TYPICAL = 400  # questions of a typical run at most; that of more would take a second
-_WEIGHTINGS = 4_000  # of a drawn run; the gate itself takes more
 _MOST = 1 << 20  # questions; what no such number shows is taken for not to be shown
 
 
@@ -126,9 +124,7 @@ class _Gate:
         passed = failed = 0
         runs, times = np.unique(drawn, axis=0, return_counts=True)
         for (lost, gained, same), often in zip(runs.tolist(), times.tolist(), strict=True):
-            bounds = counted_interval(
-                (-1, 1, 0), (lost, gained, same), self.alpha, WEIGHTS_SEED, _WEIGHTINGS
-            )
+            bounds = counted_interval((-1, 1, 0), (lost, gained, same), self.alpha)
             passed += often * (bounds.lower > self.comparison.threshold)
             failed += often * (bounds.upper < self.comparison.threshold)
         return passed / _RUNS, failed / _RUNS

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
+from eval_gates.statistics.gaffke import lower_bound
+
 TANGO = "tango score"
 GRADED = "gaffke's bound"
 IDENTICAL = "identical differences"
@@ -52,7 +54,7 @@ def tango_interval(
 
 
 def graded_interval(
-    differences: Sequence[float], alpha: float, seed: int, resamples: int = 10_000
+    differences: Sequence[float], alpha: float, seed: int | None = None, resamples: int = 10_000
 ) -> Interval:
     """Bounds of the mean of graded differences that hold for few questions, too.
 
@@ -65,7 +67,8 @@ def graded_interval(
 
     Args:
         differences: one per question, of scores in [0, 1], so each in [-1, 1].
-        seed: of the weights; the same seed gives the same interval.
+        seed: None: the bound itself (gaffke.py). Else it is estimated from drawn weights, as
+            evidence of before was, and that knows no level below 1 / `resamples`.
         resamples: weightings drawn.
     """
     import numpy as np
@@ -80,7 +83,11 @@ def graded_interval(
 
 
 def counted_interval(
-    differences: Sequence[float], times: Sequence[int], alpha: float, seed: int, resamples: int
+    differences: Sequence[float],
+    times: Sequence[int],
+    alpha: float,
+    seed: int | None = None,
+    resamples: int = 10_000,
 ) -> Interval:
     """As :func:`graded_interval`, of distinct differences that came so many times each."""
     import numpy as np
@@ -91,6 +98,10 @@ def counted_interval(
     # Scores that come from the same arithmetic differ by rounding only; that is no spread.
     if float(values.max() - values.min()) < 1e-12:
         return identical_interval(float(values.mean()), int(often.sum()), alpha)
+    if seed is None:
+        return Interval(
+            lower_bound(values, often, alpha), -lower_bound(-values, often, alpha), GRADED
+        )
     weighted, of_one_more, total = _random_weights(values, often, seed, resamples)
     lower = np.quantile((weighted - of_one_more) / total, alpha)
     upper = np.quantile((weighted + of_one_more) / total, 1 - alpha)

@@ -232,6 +232,7 @@ class Plan:
                 trial=self.trial,
                 family=variant.recipe.family,
                 planned_bets=planned_bets_of(self.policy, variant.recipe.family),
+                exact_bounds=True,
                 accelerator=self.accelerator,
                 speed_note=self.speed_note,
                 measuring=self.measuring,

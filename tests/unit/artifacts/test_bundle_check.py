@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_run import judged_run
+from fake_run import ONE, FakeRun, judged_run, lost, policy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from measured_refusal import refusal
-from pretend_stages import edit
+from pretend_stages import PretendModels, edit
 from spoilt_bundle import RECIPE, found, rename_stage, rewrite_manifest, stage_folder
 
 from artifacts.evidence.bundle import BUNDLE, RESOLVED, VERDICT, pack
@@ -27,6 +27,7 @@ from pipeline.core.stage import Stage
 from pipeline.core.stage_key import stage_key
 from pipeline.core.stage_record import StageSpec
 from pipeline.core.store import RECORD
+from recipes.policy import Policy
 
 CLOSE = 2  # answers lost, with which it passes alone and not beside another
 
@@ -34,13 +35,20 @@ CLOSE = 2  # answers lost, with which it passes alone and not beside another
 @contextlib.contextmanager
 def before_planned_bets() -> Iterator[None]:
     """Plan as was done before half of a stake lay on a planned bet."""
+    with before_there_was("planned_bets"):
+        yield
+
+
+@contextlib.contextmanager
+def before_there_was(parameter: str) -> Iterator[None]:
+    """Plan as was done before a stage had that parameter."""
 
     today = Stage.spec
 
     def without(self: Stage[Any, Any, Any], *asked: Any) -> StageSpec:
         spec = today(self, *asked)
-        parameters = {k: v for k, v in spec.parameters.items() if k != "planned_bets"}
-        if rule := parameters.get("rule"):
+        parameters = {k: v for k, v in spec.parameters.items() if k != parameter}
+        if parameter == "planned_bets" and (rule := parameters.get("rule")):
             parameters["rule"] = {k: v for k, v in rule.items() if k != "planned_bet"}
         key = stage_key(self.name, self.revision, parameters, spec.inputs)
         return spec.model_copy(update={"parameters": parameters, "key": key})
@@ -140,6 +148,26 @@ class TestPlannedBets:
         ]
         assert check_bundle(sound).is_sound
         assert abs(p_values[1] - p_values[0]) > 0.1 * p_values[0]
+
+    def test_of_bounds_that_were_drawn_it_is_computed_from_drawn_weights(
+        self, tmp_path: Path
+    ) -> None:
+        fixed = policy(test="fixed")
+        with before_there_was("exact_bounds"):
+            old = self.bundle_of(tmp_path / "old", fixed)
+        new = self.bundle_of(tmp_path / "new", fixed)
+        assert check_bundle(old).is_sound
+        assert check_bundle(new).is_sound
+        drawn, exact = (
+            json.loads((stage_folder(each, "judge", ONE) / RECORD).read_text())["result"]["p_value"]
+            for each in (old, new)
+        )
+        assert 0 < abs(drawn - exact) < 0.3 * exact
+
+    def bundle_of(self, store: Path, policy: Policy) -> Path:
+        run = FakeRun(store, PretendModels(lost(10), questions=100), policy)
+        run.run()
+        return run.bundle(ONE, override="it may have failed")
 
     @pytest.mark.parametrize("bet", [0.98, 0.05, None])
     def test_another_bet_than_was_planned(self, deployed: Path, bet: float | None) -> None:

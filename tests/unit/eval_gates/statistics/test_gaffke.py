@@ -1,0 +1,99 @@
+"""Gaffke's bound without drawn weights: against exact tails, and against many drawn ones."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import beta, binom
+
+from eval_gates.statistics.comparison import Comparison
+from eval_gates.statistics.finding import fixed_finding
+from eval_gates.statistics.gaffke import log_chance_below, lower_bound
+from eval_gates.statistics.paired import graded_interval
+
+LEVELS = (0.499, 0.1, 0.01, 1e-4, 1e-6, 1e-9)
+
+
+@pytest.mark.parametrize("questions", [2, 3, 10, 164, 14_042])
+@pytest.mark.parametrize("alpha", LEVELS)
+def test_right_or_wrong_it_is_clopper_and_pearsons(questions: int, alpha: float) -> None:
+    for lost in {0, 1, questions // 10, questions // 2} - {questions}:
+        points, shapes = np.array([-1.0, 0.0]), np.array([lost + 1.0, questions - lost])
+        drop = float(beta.isf(alpha, lost + 1, questions - lost))
+        assert log_chance_below(points, shapes, -drop) == pytest.approx(math.log(alpha), abs=1e-6)
+
+
+def right_or_wrong(questions: int, lost: int) -> tuple[list[float], list[float]]:
+    return [1.0] * questions, [0.0] * lost + [1.0] * (questions - lost)
+
+
+@pytest.mark.parametrize(
+    ("questions", "margin", "alpha"),
+    [
+        *((30, 0.5, 1e-9), (60, 0.5, 1e-6), (40, 0.5, 1e-5), (100, 0.3, 1e-4)),
+        *((164, 0.1, 1e-3), (164, 0.1, 2.5e-3), (164, 0.05, 0.045)),
+    ],
+)
+def test_who_loses_the_margin_passes_with_chance_alpha(
+    questions: int, margin: float, alpha: float
+) -> None:
+    """Exactly, from the binomial law. By 10,000 drawn weightings 30,000 alpha in the first."""
+    comparison, passed = Comparison.points(margin), 0.0
+    for lost in range(questions + 1):
+        finding = fixed_finding(*right_or_wrong(questions, lost), comparison, alpha)
+        if finding.verdict != "pass":
+            break
+        assert finding.p_value <= alpha
+        passed += float(binom.pmf(lost, questions, margin))
+    assert passed <= alpha
+
+
+@pytest.mark.parametrize("alpha", [1e-3, 1e-5, 1e-8])
+def test_a_p_value_that_holm_compares_with_a_late_trials_share(alpha: float) -> None:
+    """The gate is judged at the policy's level, its p-value at that of one trial and variant."""
+    questions, margin, passed = 60, 0.5, 0.0
+    for lost in range(questions + 1):
+        found = fixed_finding(*right_or_wrong(questions, lost), Comparison.points(margin), 0.05)
+        if found.p_value <= alpha:
+            passed += float(binom.pmf(lost, questions, margin))
+    assert 0 < passed <= alpha
+
+
+VALUES = st.one_of(
+    st.lists(st.floats(-1, 1, width=32), min_size=2, max_size=60),
+    st.lists(st.sampled_from([-1.0, -0.5, 0.0, 0.0625, 1.0]), min_size=2, max_size=200),
+    st.lists(st.floats(0, 1e-3), min_size=2, max_size=100),
+)
+
+
+@settings(max_examples=15, deadline=None)
+@given(values=VALUES, alpha=st.sampled_from([0.4, 0.05, 0.02]))
+def test_drawn_weights_find_about_the_same(values: list[float], alpha: float) -> None:
+    exact = graded_interval(values, alpha)
+    low = graded_interval(values, 0.75 * alpha, seed=1, resamples=40_000)
+    high = graded_interval(values, 1.24 * alpha, seed=1, resamples=40_000)
+    assert low.lower - 1e-9 <= exact.lower <= high.lower + 1e-9
+    assert high.upper - 1e-9 <= exact.upper <= low.upper + 1e-9
+
+
+@settings(max_examples=100, deadline=None)
+@given(values=VALUES, level=st.integers(0, len(LEVELS) - 1))
+def test_a_stricter_level_has_a_lower_bound(values: list[float], level: int) -> None:
+    points, times = np.unique(values, return_counts=True)
+    if points.max() - points.min() < 1e-12:
+        return
+    alpha = LEVELS[level]
+    bound, stricter = (lower_bound(points, times, each) for each in (alpha, alpha / 10))
+    assert -1 <= stricter <= bound <= points.max()
+
+
+def test_many_graded_scores() -> None:
+    values = np.random.default_rng(0).normal(0, 0.1, 11_490).clip(-1, 1)
+    found = graded_interval(values.tolist(), 0.05)
+    drawn = graded_interval(values.tolist(), 0.05, seed=1, resamples=400)
+    assert found.lower == pytest.approx(drawn.lower, abs=3e-4)
+    assert found.upper == pytest.approx(drawn.upper, abs=3e-4)
