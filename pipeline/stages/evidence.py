@@ -21,6 +21,7 @@ from artifacts.evidence.bundle import (
     BundleVerdict,
     write_bundle,
 )
+from artifacts.evidence.bundle_check import check_bundle
 from artifacts.evidence.bundled_evidence import revision_of
 from artifacts.evidence.card import write_card
 from artifacts.evidence.carried_files import digest_carried_files
@@ -51,7 +52,8 @@ def run(context: Context) -> EvidenceResult:
     """Lay the weights, the card and the bundle into `output/`.
 
     Raises:
-        EvidenceError: a stage that the verdict rests on is gone, or the weights have changed since.
+        EvidenceError: a stage that the verdict rests on is gone, the weights have changed since, or
+            a verdict does not follow from the evidence.
     """
     recipe = context.parameters.recipe
     find = context.store.find
@@ -73,6 +75,7 @@ def run(context: Context) -> EvidenceResult:
         ),
     )
     check_weights(output, manifest, judged)
+    check_verdicts(output / BUNDLE, context.runtime.run)
     return EvidenceResult(
         recipe=recipe,
         verdict=verdict.variant.verdict,
@@ -168,6 +171,22 @@ def check_weights(output: Path, manifest: Manifest, judged: JudgedVariant) -> No
                 where=f"stages/quantize/{judged.quantize.record.key}/output",
                 cure="delete that stage's folder and run the model again",
             )
+
+
+def check_verdicts(bundle: Path, run: str) -> None:
+    """Compute each verdict of a bundle again, since records may have been changed in the store.
+
+    Raises:
+        EvidenceError: one is another, or something does not fit together.
+    """
+    check = check_bundle(bundle)
+    faults = [*check.problems, *(each for one in check.variants for each in one.differences)]
+    if faults:
+        raise EvidenceError(
+            f"the evidence does not give the verdict of the record: {faults[0]}",
+            where=str(bundle),
+            cure=f"`prepare verify {run}` names every difference; run the model again",
+        )
 
 
 def locks_of(deployable: Deployable) -> dict[str, str]:

@@ -151,7 +151,13 @@ class TestOverride:
         assert (check.verdict, check.override) == ("fail", "the team agreed")
 
     def test_without_a_reason_it_does_not_verify(self, failed: FakeRun) -> None:
-        assert "no reason is given for promoting it" in found(check_bundle(failed.bundle()))
+        bundle = failed.bundle(override="the team agreed")
+        edit(bundle / BUNDLE / VERDICT, lambda verdict: verdict.update(override=None))
+        assert "no reason is given for promoting it" in found(check_bundle(bundle))
+
+    def test_nor_is_it_made(self, failed: FakeRun) -> None:
+        with pytest.raises(EvidenceError, match="no reason is given for promoting it"):
+            failed.bundle()
 
 
 class TestTampering:

@@ -116,7 +116,9 @@ class TestVerify:
         data = json.loads(result.stdout)
         assert result.exit_code == 1
         assert not data["same"]
-        assert len(data["problems"]) == 1
+        changed, not_judged = data["problems"]
+        assert "config.json: the file was changed" in changed
+        assert "are not those that were judged" in not_judged
 
     def test_a_folder_without_evidence(self, tmp_path: Path) -> None:
         with pytest.raises(EvidenceError) as caught:
@@ -154,14 +156,14 @@ class TestSign:
         call("sign", deployed, "--private-key", private)
         manifest = deployed / "prepare-evidence" / "manifest.json"
         data = json.loads(manifest.read_text())
-        (deployed / "config.json").write_text("{}")
+        (deployed / "README.md").write_text("{}")
         for each in data["beside"]:
-            if each["path"] == "config.json":
+            if each["path"] == "README.md":
                 digest = "44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"
                 each.update(size=2, sha256=digest)
         manifest.write_text(json.dumps(data))
         assert call("verify", deployed).exit_code == 0
-        with pytest.raises(EvidenceError, match=r"config\.json"):
+        with pytest.raises(EvidenceError, match=r"README\.md"):
             call("verify", deployed, "--public-key", public)
 
     def test_what_does_not_verify_is_not_signed(

@@ -20,6 +20,7 @@ from artifacts.run_record import RunReport
 from pipeline.cli.main import app
 from pipeline.core.errors import EvidenceError, RegistryError, StoreError, UsageError
 from pipeline.core.run_folders import RUN_RECORD, RunFolders
+from pipeline.core.store import RECORD
 from pipeline.release.collection import find_garbage, remove
 
 
@@ -90,6 +91,30 @@ class TestChangedFolder:
         (version,) = made.registry.versions("model")
         assert set(version.aliases) == {"champion", "candidate"}
         assert check_bundle(Path(version.source)).is_sound
+
+
+class TestChangedRecords:
+    """Somebody writes into a record of the store: `prepare model` takes what is finished."""
+
+    def test_of_the_verdict(self, mixed: FakeRun) -> None:
+        def pass_it(record: dict[str, Any]) -> None:
+            for verdict in (record["result"], *record["result"]["gates"]):
+                verdict.update(verdict="pass", p_value=1e-9)
+
+        edit(mixed.folder("judge", ONE) / RECORD, pass_it)
+        assert {v.recipe: v.verdict for v in mixed.run().variants} == {ONE: "pass", TWO: "pass"}
+        with pytest.raises(EvidenceError, match="does not give the verdict"):
+            mixed.evidence(ONE)
+
+    def test_of_the_source(self, good: FakeRun) -> None:
+        checkpoint = good.report.checkpoint
+        assert checkpoint is not None
+        assert checkpoint.source is not None
+        other = checkpoint.source.model_copy(update={"digest": "f" * 64})
+        good.save(checkpoint=checkpoint.model_copy(update={"source": other}))
+        with pytest.raises(EvidenceError, match="not the checkpoint that was the baseline"):
+            good.promote()
+        assert good.registry.names() == []
 
 
 class TestPromoteRun:
