@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pipeline.cli.display import open_display
+from pipeline.cli.options import MOST_DAYS
 from pipeline.cli.tables import print_table
 from pipeline.core.errors import ExitCode
 from pipeline.environments.definition import OF_EVERY_RUN, Accelerator, EnvironmentName
@@ -155,7 +156,9 @@ def gc(
     ] = False,
     keep_days: Annotated[
         float,
-        typer.Option(min=0, help="Keep outdated environments used within this many days."),
+        typer.Option(
+            min=0, max=MOST_DAYS, help="Keep outdated environments used within this many days."
+        ),
     ] = 7,
     as_json: AsJson = False,
 ) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from artifacts.written_numbers import format_megabytes
 from pipeline.cli.display import open_display
-from pipeline.cli.options import JsonOption, RegistryOption, StoreOption, option
+from pipeline.cli.options import MOST_DAYS, JsonOption, RegistryOption, StoreOption, option
 from pipeline.cli.tables import print_json, print_table
 
 
@@ -14,7 +14,11 @@ def gc(
     days: Annotated[
         float,
         option(
-            "--days", "Keep what is younger, and what such runs used.", show_default=True, min=0
+            "--days",
+            "Keep what is younger, and what such runs used.",
+            show_default=True,
+            min=0,
+            max=MOST_DAYS,
         ),
     ] = 30,
     dry_run: Annotated[bool, option("--dry-run", "List it; remove nothing.")] = False,

@@ -28,6 +28,8 @@ def parse_store(text: str) -> Path:
     return cache_folder(check_url(text, "--store, or PREPARE_STORE"), find_home())
 
 
+MOST_DAYS = 36_500  # that something is kept; a date so long ago there is
+
 PATH: Mapping[str, Any] = {"parser": parse_path, "metavar": "PATH"}
 """Of an option or argument that is a path."""
 

@@ -24,6 +24,7 @@ from pipeline.cli.options import (
 from pipeline.cli.policy import print_claims, print_power
 from pipeline.cli.schedule_tables import print_schedule
 from pipeline.cli.tables import print_json, print_table
+from pipeline.core.errors import UsageError
 
 
 def plan(
@@ -70,6 +71,12 @@ def plan(
     from pipeline.plan.choices import Request
     from pipeline.run.forecast import forecast
 
+    if gpu is None and (gpus != 1 or context is not None):
+        raise UsageError(
+            "nothing is planned for these without a kind of GPU",
+            where="--gpus, --context, or PREPARE_GPUS, PREPARE_CONTEXT",
+            cure="name it, such as --gpu h100; or leave them out",
+        )
     request = Request(
         checkpoint=checkpoint,
         recipes=tuple(recipe or ()),

@@ -11,7 +11,7 @@ from pipeline.core.errors import UsageError, raise_as
 
 def report(
     run: RunArgument = "latest",
-    other: Annotated[str | None, argument("A second run, to compare.", metavar="[RUN2]")] = None,
+    other: Annotated[str | None, argument("A second run, to compare.", metavar="RUN2")] = None,
     output: Annotated[
         Path | None,
         option("--output", "File to write. Default: report-RUN.html.", "-o", **PATH),

@@ -96,6 +96,10 @@ def verify(
     if is_version(reference):
         reference = str(registered_folder(reference, registry, store))
     if is_folder(reference):
+        if not Path(reference).is_dir():
+            raise UsageError(
+                "there is no such folder", where=reference, cure="check the path for a typo"
+            )
         same = verify_folder(
             Path(reference), public_key, identity, identity_provider, as_json=as_json
         )

@@ -116,3 +116,10 @@ def test_what_cannot_be_planned(model: str, tmp_path: Path) -> None:
     assert isinstance(cpu.exception, UsageError)
     none = CliRunner().invoke(app, ["plan", model, "--gpu", "h100", "--gpus", "0"])
     assert none.exit_code == 2
+
+
+@pytest.mark.parametrize("words", ["--gpus 8", "--context 64"])
+def test_gpus_without_their_kind_are_refused(model: str, words: str) -> None:
+    with pytest.raises(UsageError) as error:
+        CliRunner().invoke(app, ["plan", model, *words.split()], catch_exceptions=False)
+    assert "--gpu h100" in error.value.cure

@@ -115,6 +115,23 @@ def test_without_a_run_the_first_one_is_the_cure(command: str) -> None:
     assert "latest" not in error.what
 
 
+@pytest.mark.parametrize("options", [(), ("--public-key", "signer.pub")])
+def test_evidence_of_a_folder_that_is_not_there_is_no_matter_of_signatures(
+    options: tuple[str, ...],
+) -> None:
+    error = complaint(UsageError, "verify", "./deploy", *options)
+    assert "no such folder" in error.what
+
+
+@pytest.mark.parametrize("command", ["gc --dry-run --days", "env gc --dry-run --keep-days"])
+def test_what_is_kept_for_ever_has_no_number(command: str) -> None:
+    outcome = {
+        days: CliRunner().invoke(app, [*command.split(), days]).exit_code
+        for days in ("36500", "inf", "1e300", "nan", "-1")
+    }
+    assert outcome == {"36500": 0, "inf": 2, "1e300": 2, "nan": 2, "-1": 2}
+
+
 @pytest.mark.usefixtures("store")
 def test_runs_are_listed_newest_last() -> None:
     lines = words("runs", "list")
