@@ -163,7 +163,7 @@ class TestSign:
                 each.update(size=2, sha256=digest)
         manifest.write_text(json.dumps(data))
         assert call("verify", deployed).exit_code == 0
-        with pytest.raises(EvidenceError, match=r"README\.md"):
+        with pytest.raises(EvidenceError, match=r"README\.md|manifest\.json"):
             call("verify", deployed, "--public-key", public)
 
     def test_what_does_not_verify_is_not_signed(
