@@ -211,7 +211,7 @@ def test_a_lost_node_s_stage_is_done_on_another(
     job = submit(executor, task, gpus=1)
     with ThreadPoolExecutor() as threads:
         end = threads.submit(job.wait, heard)
-        stages.wait_begun(1)
+        stages.wait_begun(1, end)
         wait_until(lambda: len(nodes.busy()) == 1)  # room of before is kept for a moment
         (busy,) = nodes.busy()
         nodes.kill(busy)
@@ -233,7 +233,7 @@ def test_cancelling_leaves_no_process(executor: RayExecutor, stages: TinyStages)
     work = submit(executor, task)
     with ThreadPoolExecutor() as threads:
         end = threads.submit(work.wait, Heard())
-        stages.wait_begun(1)
+        stages.wait_begun(1, end)
         assert stages.processes()
         work.job.cancel()
         assert stages.processes() == []

@@ -130,7 +130,7 @@ def test_a_lost_node_s_job_is_done_on_another(
     job = submit(executor, task, gpus=1)
     with ThreadPoolExecutor() as threads:
         end = threads.submit(job.wait, heard)
-        stages.wait_begun(1)
+        stages.wait_begun(1, end)
         first = node_of(job)
         slurm.kill(first)
         try:
@@ -150,7 +150,7 @@ def test_a_requeued_job_goes_on(executor: SlurmExecutor, stages: TinyStages) -> 
     job = submit(executor, task)
     with ThreadPoolExecutor() as threads:
         end = threads.submit(job.wait, heard)
-        stages.wait_begun(1)
+        stages.wait_begun(1, end)
         ask("scontrol", "requeue", job.number)
         try:
             wait_until(lambda: len(stages.begun()) == 2, 200)
@@ -164,7 +164,7 @@ def test_cancelling_leaves_no_process(executor: SlurmExecutor, stages: TinyStage
     job = submit(executor, stages.task("cancelled"))
     with ThreadPoolExecutor() as threads:
         end = threads.submit(job.wait, Heard())
-        stages.wait_begun(1)
+        stages.wait_begun(1, end)
         assert stages.processes()
         job.cancel()
         wait_until(lambda: not stages.processes(), 10)
@@ -179,7 +179,7 @@ def test_a_job_that_somebody_ends_is_told_with_its_state(
     job = submit(executor, stages.task("ended"))
     with ThreadPoolExecutor() as threads:
         end = threads.submit(job.wait, Heard())
-        stages.wait_begun(1)
+        stages.wait_begun(1, end)
         ask("scancel", job.number)
         with pytest.raises(StageError, match=f"job {job.number}"):
             end.result(timeout=100)
@@ -201,7 +201,7 @@ def test_nothing_is_removed_beside_a_job_whose_driver_is_gone(
 
     with ThreadPoolExecutor() as threads:
         end = threads.submit(job.wait, Heard())
-        stages.wait_begun(1)
+        stages.wait_begun(1, end)
         try:
             assert collect() == 1
         finally:

@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -106,9 +107,16 @@ class TinyStages:
         lines = self._begun.read_text().splitlines() if self._begun.exists() else []
         return [line.split(" ") for line in lines]
 
-    def wait_begun(self, count: int) -> list[list[str]]:
-        """The workers, once there are so many."""
-        wait_until(lambda: len(self.begun()) >= count)
+    def wait_begun(self, count: int, *ends: Future[None]) -> list[list[str]]:
+        """The workers, once there are so many; raises what ended a wait for one before."""
+
+        def are_begun() -> bool:
+            for end in ends:
+                if end.done():
+                    end.result()
+            return len(self.begun()) >= count
+
+        wait_until(are_begun)
         return self.begun()
 
     def processes(self) -> list[int]:
