@@ -42,6 +42,8 @@ from recipes.engines import find_engine
 # What only says how far to go, and against whom; not what a question's answer depends on.
 NOT_OF_THE_ANSWER = ("upto", "batch", "rule")
 NOT_OF_THE_MODEL = ("baseline", "coherence")
+# Not known of weights that are taken in again, which are held against the version's own digests.
+NOT_ALWAYS_KNOWN = ("carried_digest",)
 Context = StageContext[EvaluateParameters, EvaluateRuntime]
 
 
@@ -163,10 +165,14 @@ def round_of(spec: StageSpec, store: Store) -> Round:
 def book_key(spec: StageSpec, store: Store) -> str:
     """Digest of everything that an answer depends on: the model as served, suite, questions."""
     asked = {k: v for k, v in spec.parameters.items() if k not in NOT_OF_THE_ANSWER}
-    inputs = {
-        role: digest_json(record_of(spec, store, role).result)
+    results = {
+        role: record_of(spec, store, role).result
         for role in spec.inputs
         if role not in NOT_OF_THE_MODEL
+    }
+    inputs = {
+        role: digest_json({k: v for k, v in result.items() if k not in NOT_ALWAYS_KNOWN})
+        for role, result in results.items()
     }
     return digest_json(
         {"stage": spec.stage, "revision": EVALUATE.revision, **asked, "inputs": inputs}

@@ -1,4 +1,4 @@
-"""What a suite's score is called in verdicts and reports."""
+"""What a suite's score is called in verdicts and reports, and which answers are one model's."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.stages.evaluate import metric_of
+from pipeline.core.stage_record import StageReference
+from pipeline.stages.evaluate import book_key, metric_of
 from recipes.policy import AnySuite, HumanEvalSuite, Margin, MbppSuite, MmluSuite, RougeSuite
 
 MARGINS: Any = {"fp8": Margin(points=0.1)}
@@ -26,3 +27,20 @@ MARGINS: Any = {"fp8": Margin(points=0.1)}
 def test_the_metric_of_each_kind(suite: AnySuite, metric: str) -> None:
     context: Any = SimpleNamespace(parameters=SimpleNamespace(suite=suite))
     assert metric_of(context) == metric
+
+
+def test_weights_that_are_taken_in_again_keep_their_answers() -> None:
+    def key_with(**check: str | None) -> str:
+        """Of a round on weights that were checked so."""
+        spec: Any = SimpleNamespace(
+            stage="evaluate",
+            parameters={"suite": "quiz", "upto": 8},
+            inputs={"weights": StageReference(stage="check_weights", key="0c")},
+        )
+        store: Any = SimpleNamespace(find=lambda stage, key: SimpleNamespace(result=check))
+        return book_key(spec, store)
+
+    made_here = key_with(weights_digest="aa", carried_digest="bb")
+    assert made_here == key_with(weights_digest="aa", carried_digest=None)
+    assert made_here == key_with(weights_digest="aa")  # of an earlier prepare
+    assert made_here != key_with(weights_digest="cc", carried_digest="bb")
