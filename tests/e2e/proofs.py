@@ -74,6 +74,7 @@ LOADING = (
 REGISTRIES = (
     "artifacts/registry/*.py",
     "artifacts/evidence/manifest.py",
+    "artifacts/plain_files.py",
     "pipeline/release/*.py",
     "pipeline/core/*.py",
     "requirements-dev.txt",
